@@ -1,9 +1,13 @@
-"""Alarm receivers: a webhook or a command. Each sends an alarm once, within TRY_S, or raises `NotSent`. It runs in a thread.
+"""Alarm receivers: a webhook or a command.
 
-Their libraries are imported when the first receiver is used, because they cost 5 MB that no other actor should carry.
+Each sends an alarm once, within TRY_S, or raises `NotSent`.
 
-A `Deadline` shuts the connection down after TRY_S, from a thread of its own. The time-out of a socket does not do that: it begins again
-with each byte, so a server that sends one byte now and then would hold the try for ever.
+Receivers run in a thread. Their libraries are imported at the first use, because they need 5 MB,
+which no other actor should carry.
+
+A `Deadline` shuts the connection down after TRY_S, from another thread. A socket's timeout is not
+enough: it begins again with each byte, so a server that sends single bytes would hold the try for
+ever.
 """
 
 from __future__ import annotations
@@ -25,7 +29,10 @@ from ..settings.starts import AlarmBroker
 
 
 class AlarmMessage(TypedDict):
-    """What a receiver gets as JSON. `text` is what chat services show; `missed`: how many alarms before could not be told."""
+    """The JSON that a receiver gets.
+
+    Chat services show `text`. `missed` is the number of earlier alarms that were given up.
+    """
 
     text: str
     events: list[AlarmEvent]
@@ -34,7 +41,10 @@ class AlarmMessage(TypedDict):
 
 
 class Deadline:
-    """A context that ends a try in time. Once `over` is True, the error with which the try fails says nothing about the reason."""
+    """A context that ends a try in time.
+
+    If `over` is True, the error of the try does not show the real reason.
+    """
 
     def __init__(self, seconds: float) -> None:
         self.over = False
@@ -59,7 +69,10 @@ class Deadline:
         return self.hold(socket.create_connection(*arguments, **more))
 
     def hold(self, connection: socket.socket) -> socket.socket:
-        """It is shut down in the end. A copy of its descriptor is held: TLS takes the first one away, from its first byte on."""
+        """Register a connection for the shutdown.
+
+        A copy of the descriptor is kept, because TLS takes over the original.
+        """
         with self._lock:
             if self.over:
                 connection.close()
@@ -71,32 +84,35 @@ class Deadline:
         with self._lock:
             self.over = True
             for held in self._held:
-                with contextlib.suppress(OSError):  # it is closed already
+                with contextlib.suppress(OSError):  # it is already closed
                     held.shutdown(socket.SHUT_RDWR)
 
 
-TRY_S: Final = 30.0  # all of it, from the connection or the command's start on
-TIMEOUT_S: Final = 10.0  # of each step of a connection: for somebody who says nothing at all
-_END_S: Final = 5.0  # for a program that is killed
-_TAIL: Final = 200  # characters of what a receiver said against it
+TRY_S: Final = 30.0  # for a whole try, from the connection or the command's start
+TIMEOUT_S: Final = 10.0  # for each step of a connection, if the server sends nothing
+_END_S: Final = 5.0  # for the end of a program that is killed
+_TAIL: Final = 200  # characters of a receiver's error text
 
 
 class NotSent(Exception):
-    """This try failed; the text says why, without secrets."""
+    """A try failed. The text says why, without secrets."""
 
 
 class Receiver(Protocol):
-    name: str  # for people; without secrets
+    name: str  # for display, without secrets
 
     def tell(self, message: AlarmMessage) -> None: ...
 
     def end(self) -> None:
-        """Give up what is being told: the process ends."""
+        """Give up the current try, because the process ends."""
         return
 
 
 class Webhook(Receiver):
-    """POST of JSON; any 2xx is well. Redirects are not followed: they would make a GET of it."""
+    """A POST of JSON that succeeds with any 2xx.
+
+    Redirects are not followed, because they would turn it into a GET.
+    """
 
     def __init__(self, url: str, token: str) -> None:
         self.name = f"webhook {shown_url(url)}"
@@ -115,7 +131,8 @@ class Webhook(Receiver):
         with Deadline(TRY_S) as deadline:
             try:
                 with _opener(deadline).open(request, timeout=TIMEOUT_S) as answer:
-                    if deadline.over:  # to http.client the end of a connection is the end of headers too
+                    # http.client takes the end of a connection for the end of the headers.
+                    if deadline.over:
                         raise TimeoutError
                     if not 200 <= answer.status < 300:
                         raise NotSent(f"it answered {answer.status}")
@@ -128,7 +145,7 @@ class Webhook(Receiver):
 
 
 def _opener(deadline: Deadline) -> Any:
-    """urllib's, with connections that the deadline holds, and no redirects."""
+    """Return urllib's opener without redirects, and with connections that the deadline holds."""
     import http.client
     import ssl
     import urllib.request
@@ -157,7 +174,10 @@ def _opener(deadline: Deadline) -> Any:
 
 
 class Command(Receiver):
-    """Runs a program in a process group of its own, with JSON on stdin; exit code 0 is well. No shell takes part."""
+    """A program with JSON on stdin, in a new process group and without a shell.
+
+    It succeeds with exit code 0.
+    """
 
     def __init__(self, argv: Sequence[str]) -> None:
         self.name = f"command {argv[0]}"
@@ -165,7 +185,7 @@ class Command(Receiver):
         self._running: subprocess.Popen[bytes] | None = None
 
     def tell(self, message: AlarmMessage) -> None:
-        # Files, not pipes: what the program leaves behind may hold a pipe open.
+        # Files instead of pipes: a process that the program leaves running may hold a pipe open.
         with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as said:
             given.write(json.dumps(message).encode() + b"\n")
             given.seek(0)
@@ -188,7 +208,7 @@ class Command(Receiver):
     def end(self) -> None:
         """Kill the program and what it started in its process group, if it still runs."""
         if self._running is not None and self._running.poll() is None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # what runs as another user cannot be killed
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it may run as another user
                 os.killpg(self._running.pid, signal.SIGKILL)
                 self._running.wait(_END_S)
 

@@ -1,17 +1,20 @@
-"""Tells alarms to those outside who want to hear of them: a process of its own, so that nobody else waits for them.
+"""Alarm sender: the process that sends alarms to receivers outside.
 
-Each receiver has a thread, which tries once when told to, and an outbox (`alarm_sender.py`), which knows what to try when.
+It is a separate process, so that no other process waits for a receiver.
 
-What one receiver of alarms is still to be told: a bounded queue, tries with growing pauses, and an end to them. Pure.
+Each receiver has a thread, which makes one try at a time, and an `Outbox`, which decides what to
+try and when. An outbox is a bounded queue with a limited number of tries and growing pauses. It is
+pure.
 
-| comes | then |
+| input | result |
 |---|---|
 | events | they wait; beyond WAITING_MAX the oldest are given up, and counted |
-| `begin` (idle, not pausing) | what waits, up to BATCH_MAX, goes out together as one try |
-| the try went well | it is told; the next begins at once |
-| it failed | the same again after 1, 2, 4 ... s (newer events wait behind it); after TRIES_MAX tries it is given up, and counted |
+| `begin` (idle, no pause) | what waits, up to BATCH_MAX, is sent together in one try |
+| the try succeeded | the next one may begin at once |
+| the try failed | the same again after 1, 2, 4 ... s; after TRIES_MAX tries it is given up, and counted |
 
-A receiver that is away for longer misses events, but never the present state: the next one tells how many were given up.
+Newer events wait while a try is repeated. A receiver that is unreachable for longer misses events,
+but never the current state. The next message says how many events were given up.
 """
 
 from __future__ import annotations
@@ -36,12 +39,12 @@ from .alarm_receivers import AlarmMessage, NotSent, Receiver, receivers
 WAITING_MAX: Final = 1_000
 BATCH_MAX: Final = 100
 TRIES_MAX: Final = 6
-PAUSE_S: Final = 1.0  # after the first try; doubled by each further one: all in all half a minute
+PAUSE_S: Final = 1.0  # after the first try; doubled after each further try: half a minute in total
 _S: Final = 1_000_000_000
 
 
 class OutboxFigures(TypedDict):
-    """What the statistics of an outbox show. `trouble`: of the last try, "" where it went well."""
+    """The statistics of an outbox. `trouble` describes the failure of the last try, or is ""."""
 
     told_count: int
     waiting: int
@@ -50,7 +53,7 @@ class OutboxFigures(TypedDict):
 
 
 class Outbox:
-    """One receiver's. Times are monotonic."""
+    """The queue and the tries of one receiver. Times are monotonic."""
 
     def __init__(self) -> None:
         self._waiting: deque[AlarmEvent] = deque()
@@ -58,10 +61,10 @@ class Outbox:
         self._tries = 0
         self._due_ns = 0
         self._busy = False
-        self.missed = 0  # given up since one went well: the next try says so
+        self.missed = 0  # given up since the last success; the next message says so
         self.told_count = 0
         self.given_up_count = 0
-        self.trouble = ""  # of the last try
+        self.trouble = ""  # why the last try failed, "" if it succeeded
 
     def add(self, events: Iterable[AlarmEvent]) -> None:
         self._waiting.extend(events)
@@ -70,7 +73,7 @@ class Outbox:
             self._count_lost(1)
 
     def begin(self, now_ns: int) -> list[AlarmEvent]:
-        """What is to be tried now; [] for nothing. `went` must follow."""
+        """Return the events to try now, [] for none. After any events `went` must follow."""
         if self._busy or now_ns < self._due_ns:
             return []
         if not self._out:
@@ -80,7 +83,10 @@ class Outbox:
         return list(self._out)
 
     def went(self, trouble: str, now_ns: int) -> bool:
-        """How the try went ("": well). True: what it told of is given up."""
+        """Note the end of a try.
+
+        `trouble` is "" if it succeeded. Return True if its events are given up.
+        """
         assert self._busy
         self._busy = False
         self.trouble = trouble
@@ -115,7 +121,7 @@ class Outbox:
 
 
 log = logging.getLogger("zsq")
-_STOP_NS = 2_000_000_000  # what is being told may still end
+_STOP_NS = 2_000_000_000  # for the end of the current tries
 
 
 class _Destination:
@@ -126,11 +132,12 @@ class _Destination:
 
 
 class AlarmSender(Actor[AlarmStart]):
-    """Tells the receivers: a thread and an outbox for each."""
+    """The process that sends alarms. Each receiver has a thread and an outbox."""
 
     def on_start(self) -> dict[str, Any]:
         for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(ignored, lambda *_: None)  # as before they do nothing; but what is ignored would be so by commands too
+            # The signals have no effect. If they were ignored, commands would inherit that.
+            signal.signal(ignored, lambda *_: None)
         self._stop_ns = 0
         self.supervisor.route(p.Alarm, self.send)
         self._lines: dict[Any, _Destination] = {}
@@ -178,7 +185,7 @@ class AlarmSender(Actor[AlarmStart]):
         if self._idle():
             for line in self._lines.values():
                 line.thread.close()
-        else:  # a thread still waits for somebody outside: nothing here needs to be closed
+        else:  # a thread still waits for a receiver; the process has nothing else to close
             for line in self._lines.values():
                 line.receiver.end()
             logging.shutdown()

@@ -1,7 +1,8 @@
-"""Backlog alarms as a state machine: when a channel's backlog has become one, and when it is none any more. Pure.
+"""Backlog alarms as a state machine: decides when one is raised or cleared. Pure.
 
-Two figures a channel: its depth (all that waits) and the age of the oldest message it has not finished. Each has a threshold: the
-channel's own setting, else the broker's; -1 is none.
+Two values of each channel are watched: its depth (all messages that wait) and the age of the oldest
+unfinished message. Each has a threshold: the channel's own setting, or else the broker's; -1 is
+none.
 
 | state | above the threshold | between | at most 80% of it | unknown |
 |---|---|---|---|---|
@@ -10,12 +11,14 @@ channel's own setting, else the broker's; -1 is none.
 | raised | raised | raised | falling | raised |
 | falling | raised | raised | falling; held: quiet | falling |
 
-Told are only two steps: *raised*, when it was above for as long as `hold_s`, and *cleared*, when it was down for as long. So a backlog that
-touches the threshold now and then tells nobody, and one that swings around it tells once. A channel that is being started again has no
-figure (unknown) and changes nothing; the time that it held does not pass then. When a channel or its threshold is gone, a raised alarm
-is cleared.
+Only two steps make an event. *raised* follows when the value was above for `hold_s`, and *cleared*
+when it was down for `hold_s`. So a backlog that touches the threshold from time to time causes no
+event, and one that swings around it causes one. While a channel is being started again, its values
+are unknown. This changes no state, and the time does not count for `hold_s`. When a channel or its
+threshold is removed, a raised alarm is cleared.
 
-A state lives as long as the broker: after a start, a backlog that is above is raised, and told, anew.
+The states are lost when the broker ends. After a start, a backlog above its threshold is raised and
+reported again.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from typing import Final, NamedTuple
 
 from ...transport.reports import AlarmEvent, RaisedAlarm
 
-CLEAR_SHARE: Final = 0.8  # of the threshold: a backlog that swings by less is one alarm
+CLEAR_SHARE: Final = 0.8  # of the threshold: smaller swings of a backlog are one alarm
 NONE: Final = -1
 
 
@@ -39,7 +42,7 @@ class AlarmState(Enum):
 
 
 class Level(Enum):
-    """A figure beside its threshold."""
+    """The relation of a value to its threshold."""
 
     ABOVE = "above"
     BETWEEN = "between"
@@ -64,7 +67,10 @@ class AlarmSubject(NamedTuple):
 
 
 class Event(NamedTuple):
-    """What is told. `event`: raised or cleared; `value` None where it is not known (any more)."""
+    """A change of an alarm.
+
+    `event` is "raised" or "cleared"; `value` is None if it is not known.
+    """
 
     event: str
     place: AlarmSubject
@@ -93,7 +99,7 @@ def level(value: float | None, threshold: float) -> Level:
 
 
 class Alarms:
-    """`see` is called in turn, with what is known of all channels that have a threshold."""
+    """The alarms of all channels. Call `see` regularly, with all channels that have a threshold."""
 
     def __init__(self, hold_s: float) -> None:
         self.hold(hold_s)
@@ -101,11 +107,14 @@ class Alarms:
         self._seen_ns = 0
 
     def hold(self, hold_s: float) -> None:
-        """For what is rising or falling now as well."""
+        """Set the hold time, also for values that are rising or falling now."""
         self._hold_ns = int(hold_s * 1e9)
 
     def see(self, figures: Mapping[AlarmSubject, tuple[float | None, float]], now_ns: int, wall_ns: int) -> list[Event]:
-        """`figures`: place -> (value, threshold). A place that is not there any more is over. Returns what is to be told."""
+        """Take new values and return the events that follow.
+
+        `figures` maps a place to its value and threshold. Alarms of places that are missing end.
+        """
         passed_ns = now_ns - self._seen_ns if self._seen_ns else 0
         self._seen_ns = now_ns
         events = []
@@ -120,13 +129,13 @@ class Alarms:
             if told:
                 events.append(_event(told, place, alarm, wall_ns))
             if alarm.state is _S.QUIET:
-                self._alarms.pop(place, None)  # most are: nothing is kept of them
+                self._alarms.pop(place, None)  # most are quiet, and need no entry
             else:
                 self._alarms[place] = alarm
         return events
 
     def _step(self, alarm: _Alarm, value: float | None, threshold: float, passed_ns: int, wall_ns: int) -> str:
-        """One look: the event it makes, or ""."""
+        """Take one value of an alarm. Return the event that follows, or ""."""
         found = level(value, threshold)
         before, alarm.state = alarm.state, TRANSITIONS[alarm.state][found]
         alarm.threshold = threshold
@@ -144,17 +153,17 @@ class Alarms:
         return "raised" if alarm.state is _S.RAISED else "cleared"
 
     def threshold(self, place: AlarmSubject) -> float | None:
-        """Under which it was seen last; None for a quiet one."""
+        """Return the last threshold of an alarm, or None if it is quiet."""
         alarm = self._alarms.get(place)
         return alarm.threshold if alarm is not None else None
 
     def again(self, wall_ns: int) -> list[Event]:
-        """What is raised, as if it had just been: for somebody who has not heard of it."""
+        """Return the raised alarms as new events, for a receiver that has not received them."""
         rows = [(place, alarm) for place, alarm in self._alarms.items() if alarm.state in (_S.RAISED, _S.FALLING)]
         return [_event("raised", place, alarm, wall_ns) for place, alarm in rows]
 
     def raised(self) -> list[RaisedAlarm]:
-        """Those that are raised now, the longest first."""
+        """Return the raised alarms, the oldest first."""
         rows: list[RaisedAlarm] = [
             {
                 "topic": place.topic, "channel": place.channel, "figure": place.figure, "value": alarm.value,
@@ -167,7 +176,7 @@ class Alarms:
 
 
 def describe(place: AlarmSubject, value: float | None, threshold: float) -> str:
-    """A sentence about a figure: `clicks/archive: depth 1,234 (alarm above 1,000)`."""
+    """Return a sentence about a value: `clicks/archive: depth 1,234 (alarm above 1,000)`."""
     where = _where(place)
     if place.figure == "depth":
         return f"{where}: depth {'unknown' if value is None else f'{value:,.0f}'} (alarm above {threshold:,.0f})"

@@ -1,21 +1,24 @@
-"""Who may do what: the access file, one for the ZeroMQ, the NSQ and the HTTP gateway. Pure but for `Access.load`.
+"""The access file: users and their permissions, for the ZeroMQ, the NSQ and the HTTP gateway.
+
+Only `Access.load` reads a file; everything else is pure.
 
     [users.etl]
     curve = ["..."]                    # ZeroMQ: the client's public key, 40 characters
-    tokens = ["sha256:..."]            # HTTP and NSQ: of a token only its hash is kept
+    tokens = ["sha256:..."]            # HTTP and NSQ: only the hash of a token is kept
     publish = ["clicks", "orders.*"]
     subscribe = ["clicks", "orders.*/archive"]
     admin = ["orders.*"]
     view = ["*"]
-    create = ["orders.*", "clicks/tmp.*"]   # what first use may make; without this key: whatever is published or subscribed to
+    create = ["orders.*", "clicks/tmp.*"]   # first use; default: as publish and subscribe
 
-    [anonymous]                        # who shows nothing
+    [anonymous]                        # clients without a key or token
     view = ["*"]
 
-A pattern is of the whole name; `*` stands for any characters, also none, and is all there is: regular expressions have let more in
-than was meant (NSQ's `orders` also opens `old-orders`). What is not understood is refused with the whole file, as half of what was
-meant may be more than what was meant. Texts of errors name the places of keys and tokens, never what stands there: it may be a secret,
-put there by mistake.
+A pattern covers the whole name. `*` stands for any characters, also none, and is the only wildcard.
+Regular expressions have permitted more than was meant: NSQ's `orders` also matches `old-orders`. If
+any part of the file is invalid, the whole file is refused, because a part of the rules may permit
+more than all of them. Error texts name the places of keys and tokens and never show their values. A
+value may be a secret that is in the file by mistake.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ from typing import Final, Self, TypeVar
 
 from ...transport.wire.credentials import KEY_CHARS, is_key
 
-ANONYMOUS: Final = "anonymous"  # the name of who shows nothing, in audit logs
+ANONYMOUS: Final = "anonymous"  # the name of clients without a key or token, in audit logs
 ACCESS_BYTES_MAX: Final = 4 * 1024 * 1024
 USERS_MAX: Final = 10_000
 ENTRIES_MAX: Final = 1_000  # of one list
@@ -47,22 +50,25 @@ _Entry = TypeVar("_Entry")
 
 
 class AccessError(Exception):
-    """An access file that cannot be used: what, where in the file, what to do. Never a secret."""
+    """The access file cannot be used.
+
+    The text says where and why, and what to do. It contains no secret.
+    """
 
 
 def token_hash(token: str) -> str:
-    """As it stands in the file."""
+    """Return the hash of a token as the file contains it."""
     return "sha256:" + hashlib.sha256(token.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
 class NamePattern:
-    """Of a whole name; `*` is any run of characters."""
+    """A pattern for a whole name; `*` stands for any characters."""
 
     text: str
 
     def matches(self, name: str) -> bool:
-        """In one pass: the first part begins the name, the last ends it, those between are found in order."""
+        """Match in one pass: first part at the start, last part at the end, the rest in order."""
         first, *others = self.text.split("*")
         if not others:
             return name == first
@@ -80,7 +86,10 @@ class NamePattern:
 
 @dataclass(frozen=True, slots=True)
 class SubscribeRule:
-    """An entry of `subscribe`. Without a channel: all channels of the topics, and reading them by offset."""
+    """An entry of `subscribe`.
+
+    Without a channel it permits all channels of the topics, and reading by offset.
+    """
 
     topic: NamePattern
     channel: NamePattern | None = None
@@ -93,7 +102,7 @@ class SubscribeRule:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """One who is known, or `anonymous`, and what is permitted."""
+    """A user, or `anonymous`, and the permissions."""
 
     name: str
     publish: tuple[NamePattern, ...] = ()
@@ -103,10 +112,13 @@ class User:
     curve: tuple[str, ...] = ()
     tokens: tuple[str, ...] = field(default=(), repr=False)
     create: tuple[SubscribeRule, ...] | None = None
-    """None: nothing is said, and first use makes what the user may publish or subscribe to."""
+    """None means that first use may create what the user may publish or subscribe to."""
 
     def may_create(self, topic: str, channel: str = "") -> bool:
-        """Return True if first use may make the topic, or the channel of it. `admin` may in any case, by that order."""
+        """Return True if first use may create the topic or the channel.
+
+        A user with `admin` of the topic always may.
+        """
         if self.create is None or self.may_admin(topic):
             return True
         return any(one.permits(topic, channel) if channel else one.channel is None and one.topic.matches(topic) for one in self.create)
@@ -115,21 +127,24 @@ class User:
         return _any(self.publish, topic)
 
     def may_subscribe(self, topic: str, channel: str = "") -> bool:
-        """`channel` "": to read by offset."""
+        """Return True if the user may consume the channel. "" stands for reading by offset."""
         return any(one.permits(topic, channel) for one in self.subscribe)
 
     def may_admin(self, topic: str) -> bool:
         return _any(self.admin, topic)
 
     def may_view(self, topic: str) -> bool:
-        """Names and numbers, no bodies. Who may do something with a topic may also look at it."""
+        """Return True if the user may see names and numbers, but no bodies.
+
+        Any other permission on a topic includes this.
+        """
         if _any(self.view, topic) or _any(self.admin, topic) or _any(self.publish, topic):
             return True
         return any(one.topic.matches(topic) for one in self.subscribe)
 
     @property
     def is_broker_admin(self) -> bool:
-        """What belongs to no topic: configuration, processes, the audit log."""
+        """True if the user may change configuration, processes, and what else belongs to no topic."""
         return any(one.text == "*" for one in self.admin)
 
     @property
@@ -138,7 +153,7 @@ class User:
 
     @property
     def sees_all(self) -> bool:
-        """The statistics of the whole broker, and the list of its topics."""
+        """True if the user may see the statistics of the whole broker and all topics."""
         return self.is_broker_admin or any(one.text == "*" for one in self.view)
 
 
@@ -168,7 +183,7 @@ class Access:
 
     @classmethod
     def parse(cls, text: str, source: str = "") -> Self:
-        """`source`: what errors call it."""
+        """Parse an access file. `source` is its name in errors."""
         source = source or "the access file"
         try:
             said = tomllib.loads(text)
@@ -200,7 +215,10 @@ class Access:
         return cls(users, anonymous, by_token, by_curve)
 
     def by_token(self, token: str) -> User | None:
-        """By hash: what an attacker learns of the time it takes says nothing of a token."""
+        """Return the user of a token.
+
+        The search uses the hash, so its duration tells an attacker nothing about a token.
+        """
         try:
             return self._by_token.get(token_hash(token))
         except UnicodeEncodeError:
@@ -214,7 +232,7 @@ class Access:
 
 
 class _BadPlace(Exception):
-    """Where in the file, and what is wrong there."""
+    """An invalid part of the file. The text names its place."""
 
 
 def _any(patterns: tuple[NamePattern, ...], name: str) -> bool:

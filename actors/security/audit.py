@@ -1,23 +1,27 @@
-"""The audit log: who changed what, a line of JSON each in DATA_DIR/audit.log, readable by this user only.
+"""The audit log: one line of JSON for each change, in DATA_DIR/audit.log.
 
-A thread of its own writes, so that a slow disk holds nobody up: who asks for something is answered, and its line is on disk (synced) a
-moment later. What a full disk refuses is kept and tried again, up to a bound in bytes; what was lost beyond it is counted, and the count is
-written when there is space again. A line is whole or not there. At 16 MiB the file is renamed to audit.log.1, and so on: four old ones
-stay.
+Only the broker's user can read the file.
 
-Texts that came from outside are shortened, and escaped as JSON does it: nobody can write a line of their own into it. A line has at most
-LINE_BYTES_MAX bytes. How many lines one user may cause is bounded where they are made (`audit.py`).
+A separate thread writes, so that a slow disk delays no request. The line is on disk (synced) a
+moment after the answer. Lines that a full disk refuses are kept and tried again, up to a bound in
+bytes. Lines beyond it are lost and counted, and the count is written when there is space again. A
+line is written completely or not at all. At 16 MiB the file is renamed to audit.log.1, and so on;
+four old files stay.
 
-Which orders go into the audit log, and with which end: written when they are answered, whoever answers.
+Texts from outside are shortened and escaped as in JSON, so they cannot contain a line of the log. A
+line has at most LINE_BYTES_MAX bytes.
 
-Who gave the order is told by the gateway (Manage.by), which knows; over ipc it is a process of the broker's own user. What only looks is
-left out by name: an action that is new here is logged until somebody says that it only looks.
+`AuditRecorder` decides which orders are logged, and writes each with its result when it is
+answered. The gateway tells who gave the order (Manage.by). Over ipc it is a process of the broker's
+own user. Actions that only read are listed and left out, so a new action is logged until it is
+added to that list.
 
-An order is known by a number of the broker's own: a client may give two orders the same number.
+An order is identified by a number of the broker, because a client may use the same number twice.
 
-No user may push the other users' lines out of the log. Each has an allowance of bytes, USER_BYTES at once and USER_BYTES_PER_S for good.
-Orders beyond it are counted, by action, topic and result, and the counts are a line of their own every FOLDED_S. So one user needs weeks
-to rotate all files away. Orders over ipc have no such bound: who gives them may remove the files anyhow.
+No user can push the lines of other users out of the log. Each user may write USER_BYTES at once and
+USER_BYTES_PER_S over time. Orders beyond that are counted by action, topic and result, and the
+counts are written as one line every FOLDED_S. So one user needs weeks to rotate all files away.
+Orders over ipc have no such limit, because those users could remove the files anyway.
 """
 
 from __future__ import annotations
@@ -44,22 +48,22 @@ log = logging.getLogger("zsq")
 FILE: Final = "audit.log"
 BYTES_MAX: Final = 16 * 1024 * 1024
 OLD_FILES: Final = 4
-LINE_BYTES_MAX: Final = 4 * 1024  # of one line; what is longer is cut, and the line says so
-WAITING_BYTES_MAX: Final = 4 * 1024 * 1024  # of lines that are not on disk yet
-REMEMBERED: Final = 1_000  # newest ones, for who asks, and ...
-REMEMBERED_BYTES: Final = 1024 * 1024  # ... together of at most so many bytes
-TAIL_BYTES: Final = 256 * 1024  # read at start for these
+LINE_BYTES_MAX: Final = 4 * 1024  # a longer line is cut, and says so
+WAITING_BYTES_MAX: Final = 4 * 1024 * 1024  # lines that are not on disk yet
+REMEMBERED: Final = 1_000  # newest lines that are kept in memory for queries
+REMEMBERED_BYTES: Final = 1024 * 1024  # limit of these lines together
+TAIL_BYTES: Final = 256 * 1024  # read from the file at a start
 RETRY_S: Final = 1.0
-CLOSE_S: Final = 2.0  # for the last lines
+CLOSE_S: Final = 2.0  # at the end, for the last lines
 COMPLAIN_EVERY: Final = 60  # tries
 _TEXT_CHARS: Final = 200
-_SHORT_CHARS: Final = 12  # of each value of a line that is too long without its options as well
+_SHORT_CHARS: Final = 12  # of each value, if a line is too long even with cut options
 _ENTRIES: Final = 20
 _DEPTH: Final = 4
 
 
 def shortened(value: Any, depth: int = _DEPTH) -> Any:
-    """As JSON can say it, and not much of it."""
+    """Return a short value that JSON can represent."""
     if isinstance(value, (bool, int, float)) or value is None:
         return value
     if isinstance(value, bytes):
@@ -78,13 +82,13 @@ def shortened(value: Any, depth: int = _DEPTH) -> Any:
 
 
 class CutOptions(TypedDict):
-    """What stands for options that are too long: how they begin, and how many bytes there were."""
+    """The replacement for options that are too long: their beginning, and their size in bytes."""
 
     cut: str
     bytes: int
 
 
-# What the log says of an order; `note` puts the time before it.
+# An order in the log. `AuditLog.note` puts the time before it.
 AuditRow = TypedDict(
     "AuditRow",
     {
@@ -95,12 +99,12 @@ AuditRow = TypedDict(
 
 
 def line(row: Mapping[str, object]) -> bytes:
-    """At most LINE_BYTES_MAX: where it would be more, values are cut, the options first."""
+    """Encode a row. If it has more than LINE_BYTES_MAX bytes, values are cut, the options first."""
     data = _packed(row)
     if len(data) > LINE_BYTES_MAX and "options" in row:
         row = {**row, "options": cut(row["options"])}
         data = _packed(row)
-    if len(data) > LINE_BYTES_MAX:  # a character may take 12 bytes here
+    if len(data) > LINE_BYTES_MAX:  # a character may take 12 bytes in JSON
         data = _packed({name: _short(value) for name, value in [*row.items()][:_ENTRIES]})
     return data
 
@@ -126,7 +130,7 @@ def now_text() -> str:
 
 
 class AuditLog:
-    """`open` starts the thread; `note` returns at once."""
+    """The log file and its thread. `open` starts the thread; `note` returns at once."""
 
     def __init__(self, path: Path, *, bytes_max: int = BYTES_MAX, retry_s: float = RETRY_S) -> None:
         self.path = path
@@ -150,7 +154,7 @@ class AuditLog:
         self._thread.start()
 
     def note(self, action: str, **what: Any) -> None:
-        """`what`: by its name, in order."""
+        """Log an action with these fields, in this order."""
         row = {"time": now_text(), "action": shortened(action)} | {name: shortened(value) for name, value in what.items()}
         data = line(row)
         self._remember(data)
@@ -169,12 +173,15 @@ class AuditLog:
             self._newest_bytes -= len(self._newest.popleft())
 
     def newest(self, count: int, topic: str = "") -> list[dict[str, object]]:
-        """The newest first; of all, or of this topic only: who manages that may be permitted no more."""
+        """Return the newest rows first, either all or only those of a topic.
+
+        A user may be permitted to see only that topic.
+        """
         rows = (json.loads(data) for data in reversed(self._newest))
         return list(islice((row for row in rows if topic in ("", row.get("topic"))), count))
 
     def settled(self, timeout_s: float) -> bool:
-        """Whether all that was noted is on disk, within that time."""
+        """Return True if all rows are on disk within that time."""
         with self._change:
             return self._change.wait_for(lambda: not self._waiting, timeout_s)
 
@@ -203,7 +210,7 @@ class AuditLog:
                 continue
             with self._change:
                 if self._over or self._change.wait_for(lambda: self._over, self._retry_s):
-                    break  # at the end one more try was made
+                    break  # the last try at the end has failed
         if self._fd >= 0:
             os.close(self._fd)
 
@@ -225,7 +232,7 @@ class AuditLog:
         return True
 
     def _opened(self) -> int:
-        """Its size. It is opened again where somebody moved it away."""
+        """Return the file's size. Open the file again if it was moved away."""
         if self._fd >= 0:
             own = os.fstat(self._fd)
             with contextlib.suppress(FileNotFoundError):
@@ -239,16 +246,16 @@ class AuditLog:
         return os.fstat(self._fd).st_size
 
     def _append(self, data: bytes, size: int) -> None:
-        if size and not _ends_a_line(self.path):  # a machine that went down in the middle of one
+        if size and not _ends_a_line(self.path):  # the machine crashed while a line was written
             data = b"\n" + data
         try:
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError:
             with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, size)  # no half line
+                os.ftruncate(self._fd, size)  # remove an incomplete line
             raise
-        with contextlib.suppress(OSError):  # it is written; a second time would be wrong
+        with contextlib.suppress(OSError):  # it is written; another try would repeat it
             os.fdatasync(self._fd)
 
     def _rotate(self) -> None:
@@ -265,7 +272,7 @@ def _ends_a_line(path: Path) -> bool:
 
 
 def _tail(path: Path) -> list[dict[str, object]]:
-    """What its end says; what is damaged is left out."""
+    """Return the rows at the end of the file, without damaged ones."""
     rows: list[dict[str, object]] = []
     with contextlib.suppress(OSError), path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - TAIL_BYTES))
@@ -278,26 +285,29 @@ def _tail(path: Path) -> list[dict[str, object]]:
 
 
 LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit"})
-# Of an action with parts those that only look, or that follow on one that is logged.
+# Parts of actions that only read, or that follow on a part that is logged.
 PARTS: Final = frozenset({("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")})
-FIRST_USE: Final = "first use"  # an action beside those of Manage
-FOLDED: Final = "folded"  # ... and the counts of orders that have no lines of their own
-COUNT: Final = 100  # entries of an answer where nobody says how many
-OPEN_MAX: Final = 10_000  # orders that are not answered; of more the oldest are logged as they are
-OPTIONS_BYTES: Final = 2 * 1024  # of an order that is kept until it is answered; longer ones are cut
-REFUSED_OPTIONS_BYTES: Final = 256  # ... of an order that was refused
+FIRST_USE: Final = "first use"  # an action in addition to those of Manage
+FOLDED: Final = "folded"  # the action of a line with counts of orders
+COUNT: Final = 100  # entries of an answer, by default
+OPEN_MAX: Final = 10_000  # orders without an answer; of more the oldest are logged unanswered
+OPTIONS_BYTES: Final = 2 * 1024  # of an order that is not answered yet; longer options are cut
+REFUSED_OPTIONS_BYTES: Final = 256  # of an order that was refused
 USER_BYTES: Final = 2 * 1024 * 1024
 USER_BYTES_PER_S: Final = 48  # 4 MiB a day
 USERS_MAX: Final = 10_000
 FOLDED_S: Final = 600.0
-FOLDED_KINDS: Final = 20  # of one line; the rest are counted together
-_NAME_CHARS: Final = 130  # of a topic or a channel: no name that was accepted is longer
+FOLDED_KINDS: Final = 20  # in one line; all others are counted together
+_NAME_CHARS: Final = 130  # of a topic or a channel; no valid name is longer
 _OTHERS: Final = "others"
-_LINE_BYTES: Final = 60  # of a line: its time and its action
+_LINE_BYTES: Final = 60  # of a line, for its time and its action
 
 
 def count_of(options: Mapping[str, object]) -> int:
-    """How many entries Manage `audit` asks for. `UsageError` E_BAD_ARGUMENT."""
+    """Return how many entries a Manage `audit` asks for.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) if that is invalid.
+    """
     count = options.get("count", COUNT)
     if type(count) is not int or not 1 <= count <= REMEMBERED:
         raise UsageError(E_BAD_ARGUMENT, f"count is 1 to {REMEMBERED}, not {repr(count)[:40]}")
@@ -305,24 +315,27 @@ def count_of(options: Mapping[str, object]) -> int:
 
 
 def looks_only(message: p.Manage) -> bool:
-    part = message.options.get("do")  # anything at all
+    part = message.options.get("do")  # may be of any type
     return message.action in LOOKING or (isinstance(part, str) and (message.action, part) in PARTS)
 
 
 class Allowances:
-    """How many bytes of the log each user may still fill: a bucket that fills again by itself. Pure."""
+    """The bytes that each user may still write to the log: token buckets that refill over time.
+
+    Pure.
+    """
 
     def __init__(self) -> None:
-        self._left: dict[str, tuple[float, float]] = {}  # by user: bytes, and when that was
+        self._left: dict[str, tuple[float, float]] = {}  # by user: bytes, and their time
 
     def take(self, user: str, size: int, now_s: float) -> bool:
-        """Take so many bytes, or none where there are fewer."""
+        """Take so many bytes and return True, or take none and return False if fewer are left."""
         left, then_s = self._left.pop(user, (float(USER_BYTES), now_s))
         left = min(float(USER_BYTES), left + (now_s - then_s) * USER_BYTES_PER_S)
         taken = left >= size
         self._left[user] = left - size if taken else left, now_s
         if len(self._left) > USERS_MAX:
-            del self._left[next(iter(self._left))]  # who gave no order for longest
+            del self._left[next(iter(self._left))]  # the user without an order for the longest time
         return taken
 
 
@@ -335,7 +348,7 @@ class AuditRecorder:
         self._folded_s = time.monotonic()
 
     def ordered(self, number: int, message: p.Manage) -> None:
-        """`number`: the broker's own."""
+        """Note an order. `number` is the broker's own."""
         if looks_only(message):
             return
         if len(self._open) >= OPEN_MAX:
@@ -345,17 +358,17 @@ class AuditRecorder:
         self._open[number] = _row(message.action, message.topic, message.channel, options, message.by)
 
     def answered(self, number: int, error: str = "") -> None:
-        """Of any word: those that are no orders are not known here."""
+        """Log the order with its result. Numbers of requests that are no orders are ignored."""
         row = self._open.pop(number, None)
         if row is not None:
             self._note(row, error or "done")
 
     def first_use(self, message: p.Lookup, channel: str) -> None:
-        """A topic (`channel` "") or a channel came to be because somebody wanted to publish to it or to consume it."""
+        """Log that a publish or a subscription created a topic (`channel` "") or a channel."""
         self._note(_row(FIRST_USE, message.topic, channel, message.settings if channel else {}, message.by), "done")
 
     def tick(self, now_s: float) -> None:
-        """Write what was counted."""
+        """Write the counts if they are due."""
         if self._folded and now_s - self._folded_s >= FOLDED_S:
             self._write_folded(now_s)
 
@@ -393,7 +406,7 @@ class AuditRecorder:
 
 
 def _row(action: str, topic: str, channel: str, options: Mapping[str, object] | CutOptions, by: Mapping[str, object]) -> AuditRow:
-    """What the line of an order needs. No more is kept, for the order may wait."""
+    """Return only what the line of an order needs, because the order may wait for its answer."""
     user, address, via = (str(by.get(name, ""))[:_NAME_CHARS] for name in ("user", "from", "via"))
     return {
         "action": action[:_NAME_CHARS], "topic": topic[:_NAME_CHARS], "channel": channel[:_NAME_CHARS], "options": options,

@@ -1,20 +1,21 @@
-"""The ZeroMQ gateway's doors: who comes in, who that is on every message, and new rules while it runs.
+"""Authentication of the ZeroMQ gateway's clients: of connections and of each message.
 
-Three ways to stand:
+There are three modes:
 
-* without an access file everybody is `EVERYBODY`, as on a machine of one's own;
-* with one and a key pair (CURVE) only those whose public key stands in it get a connection, and libzmq says on every message by which key
-  it came: that decides, not what the client calls itself. A routing id may be chosen by the client, and be used by another one later;
-* with an access file alone all are its `[anonymous]`.
+* Without an access file every client is `EVERYBODY`, as on a private machine.
+* With an access file and a key pair (CURVE) only clients whose public key is in the file can
+  connect. libzmq gives the key of each message's sender. Only that key decides: a client may choose
+  its routing id, and another client may use that id later.
+* With only an access file every client is its `[anonymous]`.
 
-A connection cannot be cut from here, but a key that is taken out of the file opens nothing any more from that moment on.
+A connection cannot be closed from here. But when a key is removed from the file, it loses all
+permissions at once.
 
-ZeroMQ's questions about who connects, and the answers: ZAP 1.0 (RFC 27) for the mechanism CURVE. Pure.
+`answer_zap` answers libzmq's authentication requests, by ZAP 1.0 (RFC 27) for the mechanism CURVE.
+It is pure. A request comes only after a client has proved that it has the secret of its public key,
+so strangers cannot keep the gateway busy. Any other mechanism, domain or form is refused.
 
-A question comes from within libzmq once a client has proved that it has the secret of its public key. Only then, so whoever answers is not
-kept busy by strangers. What is asked with anything else than CURVE, in a foreign domain or in another form is refused.
-
-pyzmq has an authenticator of its own; it is a coroutine, and this gateway turns no event loop.
+Rejected: pyzmq's authenticator. It is a coroutine, and this gateway runs no event loop.
 """
 
 from __future__ import annotations
@@ -46,7 +47,10 @@ _FRAMES: Final = 7  # version, request id, domain, address, identity, mechanism,
 
 
 def answer_zap(frames: Sequence[bytes], known: Callable[[str], bool]) -> tuple[list[bytes], str]:
-    """(the reply's frames, why it was refused or ""). `known`: whether this public key (Z85) may come in; it becomes the User-Id."""
+    """Return the frames of the reply, and why the client is refused or "".
+
+    `known` returns True if a public key (Z85) may connect. The key becomes the User-Id.
+    """
     version, request = [*frames, b"", b""][:2]
     if len(frames) != _FRAMES or version != VERSION:
         return [VERSION, request, b"500", b"not ZAP 1.0", b"", b""], "a question that is not ZAP 1.0"
@@ -64,11 +68,14 @@ log = logging.getLogger("zsq")
 ZAP_DRAIN_MAX: Final = 256
 COMPLAINT_S: Final = 10.0
 GIVEN_NAME_BYTES: Final = 5  # of a routing id that libzmq gives
-HANDSHAKE_MS: Final = 5_000  # a connection that is not through with it by then is closed
+HANDSHAKE_MS: Final = 5_000  # a connection whose handshake takes longer is closed
 
 
 class CurveAuthentication:
-    """Opens nothing; raises `AccessError`, or `UsageError` E_BAD_KEY for what is no key file of a server."""
+    """The authentication of one gateway. The constructor opens no socket.
+
+    Raises `AccessError`, or `UsageError` (E_BAD_KEY) if the file is not a server's key file.
+    """
 
     def __init__(self, security: SecurityOptions) -> None:
         access = load_rules(security.access_file) if security.access_file else None
@@ -85,20 +92,24 @@ class CurveAuthentication:
 
     @property
     def closed(self) -> bool:
-        """Whether there is anything that not everybody may do."""
+        """True if there is an access file, so that some actions need a permission."""
         return self.policy is not None
 
     def guard(self, port: Port) -> None:
-        """Before it is bound."""
+        """Set a port's security options. Call it before the port is bound."""
         port.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         if self._secret:
             port.socket.setsockopt(zmq.CURVE_SERVER, 1)
             port.socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
             port.socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-            port.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # no answer is no permission
+            # Without an answer to its request a connection is then refused.
+            port.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def answer(self, port: Port) -> None:
-        """Questions of libzmq's that came in: at most so many, so that the links get their turn."""
+        """Answer libzmq's requests.
+
+        A call answers at most ZAP_DRAIN_MAX, so that the links are not delayed.
+        """
         for _ in range(ZAP_DRAIN_MAX):
             try:
                 frames = port.socket.recv_multipart(zmq.NOBLOCK)
@@ -110,7 +121,11 @@ class CurveAuthentication:
             port.send_frames([*frames[:2], *reply])
 
     def complain(self, text: str) -> None:
-        """Of who was refused. Strangers could fill the disk with it, so one in a while is told, and how many there were besides."""
+        """Log that a client was refused.
+
+        Strangers could fill the disk, so only one line every COMPLAINT_S is written. It contains
+        the number of the others.
+        """
         self.refused += 1
         self._untold += 1
         if time.monotonic() - self._told_s < COMPLAINT_S:
@@ -120,24 +135,29 @@ class CurveAuthentication:
         log.warning("%s%s", text, more)
 
     def key(self, frame: Any) -> str:
-        """By what a message's sender is known; "" for nobody in particular. Compared with that of its link."""
+        """Return the key of a message's sender, to be compared with that of its link.
+
+        It is "" without CURVE.
+        """
         if not self._secret:
             return ""
         found = frame.get("User-Id")
         return found if isinstance(found, str) else str(found, "ascii", "replace")
 
     def address(self, frame: Any) -> str:
-        """Where a message came from, without the port."""
+        """Return the sender's address without the port."""
         try:
             return str(frame.get("Peer-Address"))
         except zmq.ZMQError:
             return ""
 
     def chose_its_name(self, client: bytes, frame: Any) -> bool:
-        """Whether the client chose its routing id. None of ours does; who does may wait for the id of another one, and get its answers.
+        """Return True if the client chose its routing id. None of our clients does.
 
-        The name is looked at, too: of a handshake that says Identity twice libzmq takes the last as routing id, and tells us the first.
-        What is left is a name that looks like libzmq's own, a zero and 32 bits of a counter that begins anywhere: nobody knows another's.
+        A client that does may wait for the id of another client and get its answers. The id itself
+        is checked too: if a handshake contains Identity twice, libzmq uses the last one as routing
+        id and reports the first. The remaining ids look like libzmq's own, a zero and 32 bits of a
+        counter with a random start, so a client cannot know the id of another.
         """
         if not self.closed:
             return False
@@ -148,17 +168,20 @@ class CurveAuthentication:
         except UnicodeDecodeError:
             return True
         except zmq.ZMQError:
-            return False  # it said nothing of one in its handshake, which only libzmq's own clients always do
+            return False  # the handshake had no Identity; only libzmq's own clients always send one
 
     def principal(self, key: str) -> Principal:
-        """As the rules are now."""
+        """Return the principal of a key under the current rules."""
         if self.policy is None:
             return EVERYBODY
         found = self.policy.by_curve(key) if self._secret else self.policy.anonymous
         return found or NOBODY
 
     def reload(self, access_file: str) -> None:
-        """The rules anew; `Refused` where the file cannot be used, and the old ones hold. With or without one is decided at the start."""
+        """Read the rules again. The start decides whether there is an access file at all.
+
+        Raises `Refused` if the file cannot be used. The old rules then stay.
+        """
         if self.policy is None or not access_file:
             return
         try:
@@ -168,7 +191,7 @@ class CurveAuthentication:
 
 
 def check(security: SecurityOptions, access: Access | None) -> None:
-    """`AccessError` for what would let nobody in, or everybody where somebody believes otherwise. Of a gateway that listens."""
+    """Raise `AccessError` if a listening gateway would admit no client, or any with a key."""
     if security.curve_key_file and access is None:
         text = "a key pair alone keeps nobody out: any client may make one; say with --access FILE who may come in"
         raise AccessError(f"--curve-key: {text}")
@@ -178,7 +201,10 @@ def check(security: SecurityOptions, access: Access | None) -> None:
 
 
 def load_rules(path: str) -> Access:
-    """The access file as a gateway takes it. `AccessError`, also where other users of this machine may write it."""
+    """Load the access file of a gateway.
+
+    Raises `AccessError`, also if other users of this machine can write to the file.
+    """
     try:
         why = open_to_others(path, os.stat(path))
     except OSError as error:

@@ -1,13 +1,14 @@
-"""What a broker would open to others: an address beyond this machine wants authentication, unless somebody says that they know.
+"""Checks of exposure: addresses for other machines need authentication or `--insecure`.
 
-A gateway counts as closed to strangers
+A gateway counts as protected
 
 * over ZeroMQ with an access file and a key pair (CURVE);
 * over NSQ with an access file, an auth server, or certificates that clients must show;
 * over HTTP with an access file. An auth server leaves reading open there.
 
-A name counts by the addresses that it leads to. One that leads nowhere is refused, because a listener may still understand it: libzmq takes
-`eth0` for the interface of that name. For the same reason the name of an interface never counts as local, wherever it leads.
+A host name counts as local if all its addresses are. A name without an address is refused, because
+a listener may still understand it: libzmq takes `eth0` for the interface of that name. For the same
+reason the name of an interface never counts as local, whatever its addresses are.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ REMEDY = "who may do what is said by --access FILE (docs/security.md); --insecur
 
 
 def is_local(place: str) -> bool:
-    """Return True if only this machine reaches HOST:PORT or unix:PATH. `UsageError` E_BAD_ARGUMENT where the host has no address."""
+    """Return True if only this machine reaches HOST:PORT or unix:PATH.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) if the host has no address.
+    """
     if place.startswith("unix:"):
         return True
     host = place.rpartition(":")[0].removeprefix("[").removesuffix("]")
@@ -41,7 +45,7 @@ def is_local(place: str) -> bool:
 
 
 def exposed(options: ServeOptions, local: Callable[[str], bool] = is_local) -> list[str]:
-    """A sentence each; "--listen 0.0.0.0:4153 (ZeroMQ) needs ..."."""
+    """Return a sentence for each unprotected address: "--listen 0.0.0.0:4153 (ZeroMQ) needs ..."."""
     found = []
     access, curve = bool(options.security.access_file), bool(options.security.curve_key_file)
     if options.gateway and not (access and curve):
@@ -58,7 +62,7 @@ def exposed(options: ServeOptions, local: Callable[[str], bool] = is_local) -> l
 
 
 def _known_local(place: str) -> bool:
-    """`is_local`; what has no address is not."""
+    """Return `is_local`, or False for a host without an address."""
     try:
         return is_local(place)
     except UsageError:
@@ -66,7 +70,7 @@ def _known_local(place: str) -> bool:
 
 
 def in_clear(options: ServeOptions, local: Callable[[str], bool] = _known_local) -> list[str]:
-    """Where tokens and messages could be read on the way: said in the log."""
+    """Return a warning for each address whose traffic others on the network could read."""
     found = []
     nsq, http = options.nsq, options.http
     if nsq is not None and not (nsq.tls.required or nsq.tls.client_auth):
@@ -77,19 +81,19 @@ def in_clear(options: ServeOptions, local: Callable[[str], bool] = _known_local)
 
 
 def _places(options: ServeOptions) -> list[str]:
-    """All that is listened on."""
+    """Return all addresses on which the gateways listen."""
     zeromq = [options.gateway, push_listen(options)] if options.gateway else []
     return [*zeromq, *(options.nsq.listen if options.nsq is not None else ()), *([options.http.listen] if options.http is not None else [])]
 
 
 def check(options: ServeOptions) -> None:
-    """`UsageError` E_BAD_ARGUMENT."""
+    """Raise `UsageError` (E_BAD_ARGUMENT) if an address is unprotected or options conflict."""
     if options.security.access_file and options.nsq is not None and options.nsq.auth_http_addresses:
         raise UsageError(E_BAD_ARGUMENT, "--access and --nsq-auth-http-address exclude each other: one of them says who may do what")
     if options.security.insecure:
         return
     for place in _places(options):
-        is_local(place)  # also where authentication is required: an address that nobody meant is none to listen on
+        is_local(place)  # also with authentication: raises if the host has no address
     found = exposed(options)
     if found:
         text = "anybody who reaches this machine could do anything"

@@ -1,20 +1,24 @@
-"""Access control: one `Policy` answers whether a principal may do an action on a topic and a channel. Pure.
+"""Access control: decides whether a principal may do an action on a topic and a channel. Pure.
 
-A gateway authenticates whoever connects, which gives a `Principal`. What is asked of a principal stands in the tables below. There is one
-row for each kind of link (`LINKS`), order (`ORDERS`), permission of an NSQ client (`COMMANDS`) and HTTP path (`PATHS`). `RULES` has one row
-for each action: what it needs in the access file, what it needs of an auth server, and how its refusal is worded.
+A gateway authenticates each client, which gives a `Principal`. The tables below say which action a
+request needs. They have one row for each kind of link (`LINKS`), order (`ORDERS`), permission of an
+NSQ client (`COMMANDS`) and HTTP path (`PATHS`). `RULES` has one row for each action: what it needs
+in the access file, what it needs from an auth server, and the text of its refusal.
 
-Whatever is in no table needs `admin` of `*`: an order that somebody adds later is closed until somebody opens it here. Whoever may change a
-topic may not read its messages by that.
+An order that is in no table needs `admin` of `*`, so a new order is closed until it has a row here.
+The permission to change a topic does not include reading its messages.
 
-To publish makes the topic on first use, to subscribe makes the topic and the channel, within `create`. Their settings are another matter.
-`dead_letter_topic` and redrive copy bodies from one topic to another, so they need `subscribe` on the source and `publish` on the target:
-`admin` alone would read a topic by having its messages sent to another one.
+A publish creates the topic on first use, and a subscription creates the topic and the channel, as
+far as `create` permits. Settings need more. `dead_letter_topic` and redrive copy bodies from one
+topic to another, so they need `subscribe` on the source and `publish` on the target. Otherwise a
+user with only `admin` could read a topic by sending its messages to another one.
 
-An auth server knows two permissions. Whoever may publish to a topic may change it, and whoever may subscribe to a channel may change that.
-Names and numbers are open to all there, and what belongs to the broker is closed to all.
+An auth server has only two permissions. A client that may publish to a topic may also change it,
+and a client that may subscribe to a channel may also change the channel. All clients may see names
+and numbers, and no client may change what belongs to the broker.
 
-A principal keeps the policy that it was authenticated by. Gateways authenticate again for each request, so new rules hold from then on.
+A principal keeps the policy that authenticated it. Gateways authenticate again for each request, so
+new rules apply at once.
 """
 
 from __future__ import annotations
@@ -32,12 +36,12 @@ from ...transport.wire import protocol as p
 if TYPE_CHECKING:
     from .access import Access, User
 
-REDRIVE: Final = "redrive"  # the order, and the channel by which dead letters are read
+REDRIVE: Final = "redrive"  # the order, and the channel that reads the dead letters
 DEAD_LETTER_TOPIC: Final = "dead_letter_topic"
 
 
 class Action(Enum):
-    """What a principal wants to do. The value is how the HTTP gateway's log names it."""
+    """An action of a principal. The value is its name in the HTTP gateway's log."""
 
     OPEN = "open"
     KNOWN = "known"
@@ -56,7 +60,10 @@ class Action(Enum):
 
 
 class Rule(NamedTuple):
-    """A row of `RULES`. `names`: the names that the action needs; None: it concerns the broker, and names are not looked at."""
+    """A row of `RULES`.
+
+    `names` are the names that the action needs, or None if it concerns the whole broker.
+    """
 
     user: Callable[[User, str, str], bool]
     auth_server: Callable[[AuthState, str, str], bool]
@@ -78,7 +85,10 @@ def _publishes(state: AuthState, topic: str, channel: str) -> bool:
 
 
 def _reads(state: AuthState, topic: str, channel: str) -> bool:
-    """To read by offset wants a channel pattern that also matches the empty name, which `.*` does, as to publish."""
+    """Return True if the topic may be read by offset.
+
+    This needs a subscribe pattern that also matches the empty channel name, as `.*` does.
+    """
     return any(one.permits(SUBSCRIBE, topic, "") for one in state.authorizations)
 
 
@@ -91,12 +101,12 @@ _CHANNEL: Final = ("topic", "channel")
 RULES: Final[Mapping[Action, Rule]] = {
     Action.OPEN: Rule(_yes, _yes, "nothing"),
     Action.KNOWN: Rule(_yes, _yes, "a user"),
-    # Names and numbers, no bodies. Of lists a principal is shown what it may see (`visible`).
+    # Names and numbers, no bodies. Lists contain only what a principal may see (`visible`).
     Action.SEE: Rule(lambda user, topic, _: user.may_view(topic), _yes, "view", "look at topic {topic!r}", ()),
     Action.SEE_SOME: Rule(lambda user, *_: user.may_something, _yes, "view", "see statistics"),
     Action.SEE_ALL: Rule(lambda user, *_: user.sees_all, _yes, 'view = ["*"]', "see all topics"),
     Action.PUBLISH: Rule(lambda user, topic, _: user.may_publish(topic), _publishes, "publish", "publish to topic {topic!r}", _TOPIC),
-    # Without a channel: of all channels, as to read by offset.
+    # Without a channel it covers all channels, as for reading by offset.
     Action.CONSUME: Rule(
         lambda user, topic, channel: user.may_subscribe(topic, channel), _consumes,
         "subscribe", "consume channel {channel!r} of topic {topic!r}", _CHANNEL,
@@ -109,7 +119,7 @@ RULES: Final[Mapping[Action, Rule]] = {
         lambda state, topic, _: _consumes(state, topic, REDRIVE),
         f"subscribe to its channel {REDRIVE}", "redrive topic {topic!r}", _TOPIC,
     ),
-    # First use: of the channel if one is named, else of the topic.
+    # First use: creates the channel if one is named, else the topic.
     Action.CREATE: Rule(lambda user, topic, channel: user.may_create(topic, channel), _yes, "create", "make topic {topic!r}", _TOPIC),
     Action.MANAGE_TOPIC: Rule(lambda user, topic, _: user.may_admin(topic), _publishes, "admin", "change topic {topic!r}", _TOPIC),
     Action.MANAGE_CHANNEL: Rule(
@@ -117,16 +127,16 @@ RULES: Final[Mapping[Action, Rule]] = {
         "admin", "change channel {channel!r} of topic {topic!r}", _CHANNEL,
     ),
     Action.CONFIGURE: Rule(lambda user, *_: user.is_broker_admin, _yes, 'admin = ["*"]', "change the configuration"),
-    # What belongs to no topic: processes, the audit log, and every order that is in no table.
+    # For what belongs to no topic: processes, the audit log, and every order that is in no table.
     Action.ADMINISTER: Rule(lambda user, *_: user.is_broker_admin, _no, 'admin = ["*"]', "change the broker"),
 }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Whoever was authenticated: the name, and the policy that it was authenticated by. A name "" is nobody in particular.
+    """An authenticated client: its name, and the policy that authenticated it. The name may be "".
 
-    `permission_count` and `identity_url` are what NSQ's AUTH answers. A count of 0 refuses AUTH.
+    NSQ's AUTH returns `permission_count` and `identity_url`. If the count is 0, AUTH is refused.
     """
 
     name: str
@@ -142,21 +152,24 @@ class Principal:
         return self.policy.may(self, action, topic, channel)
 
     def require(self, action: Action, topic: str = "", channel: str = "", what: str = "") -> None:
-        """`Refused` E_FORBIDDEN where it may not. `what` replaces the action's own words."""
+        """Raise `Refused` (E_FORBIDDEN) if the principal may not do the action.
+
+        `what` replaces the action's text.
+        """
         if not self.may(action, topic, channel):
             rule = RULES[action]
             raise forbidden(self, what or rule.what.format(topic=topic, channel=channel), rule.needs)
 
 
 class Policy(ABC):
-    """Answers "may this principal do this action on this topic and channel?"."""
+    """The decision whether a principal may do an action on a topic and a channel."""
 
     @abstractmethod
     def may(self, principal: Principal, action: Action, topic: str = "", channel: str = "") -> bool: ...
 
 
 class AccessPolicy(Policy):
-    """By the access file. Also finds its principals."""
+    """The policy of an access file. It also finds the principals of tokens and keys."""
 
     def __init__(self, access: Access) -> None:
         self.access = access
@@ -177,7 +190,7 @@ class AccessPolicy(Policy):
 
 
 class AuthServerPolicy(Policy):
-    """By what an auth server answered of one principal."""
+    """The policy of an auth server's answer for one principal."""
 
     def __init__(self, state: AuthState) -> None:
         self._state = state
@@ -187,7 +200,7 @@ class AuthServerPolicy(Policy):
 
 
 class FixedPolicy(Policy):
-    """These actions, whoever asks and wherever."""
+    """A policy that permits these actions to all principals on all topics."""
 
     def __init__(self, *actions: Action) -> None:
         self._actions = frozenset(actions)
@@ -196,13 +209,14 @@ class FixedPolicy(Policy):
         return action in self._actions
 
 
-EVERYBODY: Final = Principal("", FixedPolicy(*Action))  # where nobody is asked who they are
-NOBODY: Final = Principal("", FixedPolicy(Action.OPEN))  # whoever is not known
-LOOKING: Final = Principal("", FixedPolicy(Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL))  # ... beside an auth server
+EVERYBODY: Final = Principal("", FixedPolicy(*Action))  # all clients, without authentication
+NOBODY: Final = Principal("", FixedPolicy(Action.OPEN))  # unknown clients
+# All clients that read by HTTP beside an auth server.
+LOOKING: Final = Principal("", FixedPolicy(Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL))
 
 
 def granted(state: AuthState) -> Principal:
-    """Return the principal that an auth server's answer names."""
+    """Return the principal of an auth server's answer."""
     return Principal(state.identity, AuthServerPolicy(state), state.permission_count, state.identity_url)
 
 
@@ -213,7 +227,7 @@ def forbidden(principal: Principal, what: str, needs: str) -> Refused:
 # Links and messages of ZeroMQ's clients
 
 LINKS: Final[Mapping[str, Action]] = {
-    "supervisor": Action.SEE_SOME,  # for whoever may do anything at all: each message on it is checked
+    "supervisor": Action.SEE_SOME,  # any permission is enough: each message on the link is checked
     "topic": Action.PUBLISH,
     "stage": Action.PUBLISH,
     "reader": Action.READ,
@@ -224,9 +238,9 @@ ORDERS: Final[Mapping[str, Action]] = {
     "overview": Action.SEE_SOME,
     "chunks": Action.SEE,
     "delayed count": Action.SEE,
-    "peek": Action.CONSUME,  # these two show bodies, or which messages there are
+    "peek": Action.CONSUME,  # peek and the list show bodies, or which messages exist
     "delayed list": Action.READ,
-    REDRIVE: Action.REDRIVE,  # besides, publish of the target
+    REDRIVE: Action.REDRIVE,  # and publish on the target
     **dict.fromkeys(
         ("create", "delete", "pause", "unpause", "empty", "configure", "close", "open", "seek", "delayed cancel"), Action.MANAGE_TOPIC
     ),
@@ -234,7 +248,10 @@ ORDERS: Final[Mapping[str, Action]] = {
 
 
 def check_open(principal: Principal, link: p.Open) -> None:
-    """`Refused` E_FORBIDDEN where the principal may not open the link; so all below."""
+    """Raise `Refused` (E_FORBIDDEN) if the principal may not open the link.
+
+    The other checks below raise it too.
+    """
     action = LINKS.get(link.kind)
     if action is None:
         raise forbidden(principal, f"open a link of kind {link.kind!r}", "more than there is")
@@ -244,7 +261,7 @@ def check_open(principal: Principal, link: p.Open) -> None:
 
 
 def check_message(principal: Principal, message: p.Wire) -> None:
-    """Check what comes on a link to the supervisor."""
+    """Check a message on a link to the supervisor."""
     if isinstance(message, p.Manage):
         _check_order(principal, message.action, message.topic, message.channel, message.options)
     elif isinstance(message, p.Stats):
@@ -267,13 +284,16 @@ def _check_order(principal: Principal, order: str, topic: str, channel: str, opt
 
 
 def _check_target(principal: Principal, topic: object, what: str = "", needs: str = "publish") -> None:
-    """A topic that bodies are copied to; anything at all may stand in its place."""
+    """Check the topic that bodies are copied to. `topic` may be of any type."""
     if not (isinstance(topic, str) and principal.may(Action.PUBLISH, topic)):
         raise forbidden(principal, what or f"publish to topic {topic!r:.70}", needs)
 
 
 def check_dead_letters(principal: Principal, topic: str, channel: str, settings: Mapping[str, object]) -> None:
-    """A channel copies bodies to its dead-letter topic in the name of whoever set that."""
+    """Check the dead-letter topic.
+
+    The channel copies bodies there with the permissions of the user who sets it.
+    """
     dead = settings.get(DEAD_LETTER_TOPIC)
     if not dead:
         return
@@ -291,7 +311,10 @@ CHANNEL_ONLY: Final = "channel"
 
 
 def first_use(principal: Principal, topic: str) -> str:
-    """Return what may be made, for `Lookup.by`: a user may be permitted to make channels of topics that are there, and no topics."""
+    """Return what may be created, for `Lookup.by`.
+
+    A user may be permitted to create channels of existing topics only.
+    """
     return TOPIC_TOO if principal.may(Action.CREATE, topic) else CHANNEL_ONLY
 
 
@@ -301,7 +324,10 @@ COMMANDS: Final[Mapping[str, Action]] = {PUBLISH: Action.PUBLISH, SUBSCRIBE: Act
 
 
 def may_command(principal: Principal, permission: str, topic: str, channel: str) -> bool:
-    """`permission` as NSQ has it: to publish is asked without a channel, to subscribe with one."""
+    """Return True if an NSQ client has the permission.
+
+    NSQ asks for publish without a channel, for subscribe with one.
+    """
     action = COMMANDS.get(permission)
     return action is not None and bool(channel) == (action is Action.CONSUME) and principal.may(action, topic, channel)
 
@@ -316,14 +342,15 @@ def _all(actions: Actions | Action, method: str, *paths: str) -> dict[tuple[str,
 
 
 PATHS: Final[Mapping[tuple[str, str], Actions]] = {
-    # The console's files hold nothing; /ping says OK or not, and more only to those who may see it.
+    # The console's files contain no data. /ping shows more than OK or not only to those who may see
+    # it.
     **_all(Action.OPEN, "GET", "/ping", "/", "/console/{name:path}"),
     **_all(Action.SEE, "GET", "/info", "/stats", "/metrics", "/lookup", "/topics", "/channels", "/nodes", "/config/{option}"),
     **_all(Action.CONFIGURE, "PUT", "/config/{option}"),
     **_all(Action.PUBLISH, "POST", "/pub", "/mpub", "/api/topic/publish"),
     **_all(Action.MANAGE_TOPIC, "POST", *(f"/topic/{one}" for one in ("create", "delete", "empty", "pause", "unpause", "tombstone"))),
     **_all(Action.MANAGE_CHANNEL, "POST", *(f"/channel/{one}" for one in ("create", "delete", "empty", "pause", "unpause"))),
-    # The console's
+    # The console's paths
     **_all(Action.SEE, "GET", "/api/overview", "/api/live", "/api/history", "/api/histories", "/api/topic", "/api/channel", "/api/chunks"),
     **_all(Action.SEE, "GET", "/api/alarms", "/api/preview", "/api/jobs"),
     **_all(Action.READ, "GET", "/api/messages", "/api/body", "/api/delayed"),
@@ -339,31 +366,37 @@ PATHS: Final[Mapping[tuple[str, str], Actions]] = {
         Action.MANAGE_CHANNEL, "POST",
         *(f"/api/channel/{one}" for one in ("create", "configure", "pause", "unpause", "empty", "seek", "delete")),
     ),
-    **_all(Action.KNOWN, "POST", "/api/job/stop"),  # the handler looks at the job's topic
+    **_all(Action.KNOWN, "POST", "/api/job/stop"),  # the handler checks the job's topic
 }  # fmt: skip
 
 
 def actions_of(method: str, path: str) -> Actions:
-    """Return what the path asks; `path` as the table of paths has it. A path without a row cannot be served."""
+    """Return the actions that a path needs, with `path` as in the table of paths.
+
+    A path without a row cannot be served.
+    """
     try:
         return PATHS[method, path]
     except KeyError:
         raise AssertionError(f"{method} {path} has no entry in policy.py: say what it asks of its caller") from None
 
 
-# What of an answer is shown
+# Filtering of answers
 
 _Answer = TypeVar("_Answer", bound=Mapping[str, object])
 UNWELL: Final = "a topic is not well; who may view it is told which"
-_OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")  # what sums are made of
+_OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")  # what totals need
 
 
 def visible(data: _Answer, principal: Principal) -> _Answer:
-    """Return the answer to Stats, or to Manage's `list` and `overview`, with only the rows of topics that the principal may see.
+    """Return an answer without the rows of topics that the principal may not see.
 
-    Answers are told apart by their form, so that a gateway need not remember what was asked: those without `topics` stay as they are.
-    Whoever may see every topic does not see by that what is the broker's own: the rows of processes, and who is told of alarms (a
-    webhook's address may be a secret).
+    It is the answer to Stats, or to Manage's `list` or `overview`.
+
+    The form of an answer shows its kind, so that a gateway need not remember the request. Answers
+    without `topics` are not changed. A principal that may see every topic may not see what belongs
+    to the broker: the rows of processes, and the receivers of alarms (a webhook's address may be a
+    secret).
     """
     if "topics" not in data or principal.may(Action.ADMINISTER):
         return data
@@ -372,7 +405,7 @@ def visible(data: _Answer, principal: Principal) -> _Answer:
         found["processes"] = [{name: row[name] for name in _OF_PROCESSES if name in row} for row in found["processes"]]
     if "alarm_receivers" in found:
         found["alarm_receivers"] = []
-    if isinstance(alarms := found.get("alarms"), Mapping):  # of an overview
+    if isinstance(alarms := found.get("alarms"), Mapping):  # in an overview
         found["alarms"] = {which: [] if which == "receivers" else _of_topics(rows, principal) for which, rows in alarms.items()}
     if principal.may(Action.SEE_ALL):
         return cast("_Answer", found)
