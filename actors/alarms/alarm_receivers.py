@@ -208,7 +208,8 @@ class Command(Receiver):
     def end(self) -> None:
         """Kill the program and what it started in its process group, if it still runs."""
         if self._running is not None and self._running.poll() is None:
-            with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # it may run as another user
+            # A program that runs as another user cannot be killed.
+            with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 os.killpg(self._running.pid, signal.SIGKILL)
                 self._running.wait(_END_S)
 

@@ -1,6 +1,6 @@
 """Checks of exposure: addresses for other machines need authentication or `--insecure`.
 
-A gateway counts as protected
+A gateway counts as protected in these cases:
 
 * over ZeroMQ with an access file and a key pair (CURVE);
 * over NSQ with an access file, an auth server, or certificates that clients must show;

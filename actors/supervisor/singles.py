@@ -42,7 +42,7 @@ class Singles:
         self._intensity: dict[str, RestartIntensity] = {}
         self._workers_wanted = 1
         self._names_told = 0  # orders that have not been answered
-        self._later: list[tuple[int, str, ActorStart, str]] = []  # failed starts, each with its next time
+        self._later: list[tuple[int, str, ActorStart, str]] = []  # failed starts and their next times
         self._tell_ns = 0  # the scan loop gets no list of its targets before this time
 
     def start(self, kind: str, start: ActorStart, title: str) -> None:
@@ -176,7 +176,7 @@ class Singles:
         targets = tuple(
             (child.spec.key, child.spec.start.front)
             for group in self._broker.groups.values()
-            for child in (group.storage, *group.channels.values())  # delayed messages become due in storages
+            for child in (group.storage, *group.channels.values())  # storages: delayed messages
             if child is not None and child.state == "up"
         )
         workers = tuple(child.spec.start.front for child in self.of_kind("scan_worker") if child.state == "up")

@@ -4,7 +4,7 @@ If storage or topic ends, both are started again. The channels depend on them. T
 of the unit and their transitions:
 
 NEW -> STORAGE -> TOPIC -> UP          started in this order, each when the one before is up
-any of these -> CLEARING               storage or topic died: the others are killed
+any of these -> CLEARING               storage or topic died: the others are killed and awaited
 CLEARING -> STORAGE | FAILED           started again, or given up if it happens too often
 CLEARING, waiting                      it cannot start: tried again after 1, 2, 4 ... 60 s
 UP -> STOPPING -> ENDED                stopped in reverse order: channels, topic, storage
