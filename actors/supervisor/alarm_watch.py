@@ -61,9 +61,8 @@ class AlarmWatch:
     def configure(self, given: AlarmOptions) -> None:
         """Use other thresholds from the next check on.
 
-        If the receivers changed, a new process sends to them.
-        New receivers get the alarms that are raised now. They do not get events that were still on
-        their way to the old ones.
+        If the receivers changed, a new process sends to them. New receivers get the alarms that are
+        raised now. They do not get events that were still on their way to the old ones.
         """
         before, self.given = self.given, given
         self._alarms.hold(given.hold_s)

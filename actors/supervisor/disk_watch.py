@@ -1,6 +1,7 @@
 """The supervisor's watch over free space.
 
 While the disk is full it sets the broker's health, raises an alarm, and writes log lines.
+
 The disk counts as full if less than the reserve is free in the data directory, or if a topic's
 storage reports that it refuses publishes because space is missing (`storage/space.py`, `Shortage`).
 The second condition covers cases that the number of free bytes does not show: a quota of the file
@@ -8,7 +9,7 @@ system, no free inodes, the memory file system of `#ephemeral` topics, and a pub
 than the free space.
 
 The log reports a full disk at once, then once a minute, and once more at its end. The state ends
-when there has been space for `OVER_S` seconds. Without this delay a disk at the limit would cause
+when there has been space for `OVER_S` seconds. Without this delay a disk near its limit would cause
 an event twice a second.
 """
 

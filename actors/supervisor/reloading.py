@@ -1,6 +1,7 @@
 """Reload of settings while the broker runs.
 
 On SIGHUP the supervisor reads the settings again and sends those that may change to its actors.
+
 These settings may change: the log level of all processes, thresholds and receivers of alarms, the
 retention of topics without settings of their own, the access file, and TLS certificates. The log
 names all other changed options as needing a restart, and they stay as they were. If any new setting
@@ -203,7 +204,7 @@ class Reloading:
     def trouble(self) -> str:
         """Return which gateways do not have the new settings, or "" if all have them.
 
-        There a client may still use rights that have been taken away.
+        At these gateways a client may still use rights that have been taken away.
         """
         limit = time.monotonic_ns() - int(options.RELOAD_HEALTH_S * 1e9)
         late = [one.child.spec.title for one in self._owing.values() if one.child.spec.kind in GATEWAYS and one.since_ns < limit]

@@ -1,6 +1,6 @@
 """Single processes: scan loop, scan workers, gateways, and the alarm sender.
 
-None belongs to a topic.
+They belong to no topic.
 
 A process that ends is started again. If it ends more often than its restart intensity allows, the
 broker ends too, because it cannot serve without it. The alarm sender is an exception: the broker
