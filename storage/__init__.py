@@ -1,1 +1,1 @@
-"""Bytes on disk; knows no actor and no socket."""
+"""The storage layer: files on disk. It uses no actor and no socket."""

@@ -1,4 +1,4 @@
-"""JSON of ours, read back from files that anything may have happened to. Pure."""
+"""JSON documents that ZSQ wrote, read back from files that may have been damaged. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from typing import Any
 
 
 def loads(data: str | bytes, **options: Any) -> Any:
-    """`json.loads` whose only complaint is `ValueError`: nesting too deep for Python's stack is one more way of being no document."""
+    """Parse JSON like `json.loads`, but raise only `ValueError`, also where nesting is too deep for
+    Python's stack.
+    """
     try:
         return json.loads(data, **options)
     except RecursionError:

@@ -1,16 +1,19 @@
 """Errors of the storage layer, sorted by what the caller can do about them.
 
-* `Locked`: another process owns the directory; wait for it to end, or give up.
-* `ForeignDirectory`: not the directory of this topic, or none at all; nothing was opened, a person must look.
-* `DiskFull`: nothing was stored; the same call succeeds when space returns. Everything else goes on.
-* `Damaged`: bytes on disk failed their check and were not used; step over them.
-* `Unreadable`: a file cannot be opened or read now (no right, too many open files, a disk that fails); nothing is known to be
-  lost: everything else goes on, and the same call is tried again later.
-* `StoreFailed`: what is on disk is not known any more; the process that owns the store must end and recover.
-* `ShortWrite`: the seam's own word for a write that stopped early; only the log sees it.
+* `Locked`: another process owns the directory. Wait for it to end, or give up.
+* `ForeignDirectory`: the directory is missing or belongs to another topic. Nothing was opened, and
+  a person must look.
+* `DiskFull`: nothing was stored. The same call succeeds when space returns. Everything else goes
+  on.
+* `Damaged`: bytes on disk failed their check and were not used. Step over them.
+* `Unreadable`: a file cannot be opened or read now (no right, too many open files, a failing disk).
+  Nothing is known to be lost. Everything else goes on, and the same call is tried again later.
+* `StoreFailed`: the content of the disk is no longer known. The process that owns the store must
+  end and recover.
+* `ShortWrite`: a write stopped early. `Files` raises it, and only the log sees it.
 
-Raised as they are by `files.py` and the rest of this folder; `OSError` never leaves the folder, except from
-`Files` itself.
+`files.py` and the rest of this folder raise them directly. `OSError` never leaves the folder,
+except from `Files` itself.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ from typing import Final
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-REFUSED_TEXT: Final = "publishes are refused: the disk is full"  # of a topic, where the broker's health says the rest
+# the refusal of one topic; the broker's health gives the details
+REFUSED_TEXT: Final = "publishes are refused: the disk is full"
 
 
 class StorageError(Exception):
@@ -28,7 +32,7 @@ class StorageError(Exception):
 
 
 class Locked(StorageError):
-    """Another process holds the directory; `pid` is its number, 0 where it is not known."""
+    """Another process holds the directory. `pid` is its number, or 0 if it is not known."""
 
     def __init__(self, text: str, pid: int = 0) -> None:
         super().__init__(text)
@@ -36,13 +40,14 @@ class Locked(StorageError):
 
 
 class ForeignDirectory(StorageError):
-    """The directory is missing, belongs to another topic, or was written by a version that is not known here."""
+    """The directory is missing, belongs to another topic, or was written by an unknown version."""
 
 
 class DiskFull(StorageError):
-    """There is no space, or less than the reserve; nothing was stored and nothing was lost.
+    """The disk has no space, or less than the reserve. Nothing was stored and nothing was lost.
 
-    `wanted_bytes`: how many bytes did not fit; 0 where the system refused a write without saying.
+    `wanted_bytes` is the number of bytes that did not fit. It is 0 if the system refused a write
+    without giving a size.
     """
 
     def __init__(self, text: str, wanted_bytes: int = 0) -> None:
@@ -51,7 +56,9 @@ class DiskFull(StorageError):
 
 
 class Damaged(StorageError):
-    """Bytes whose check failed. `count` messages from `offset` on are gone; both are 0 where it is not about messages."""
+    """Bytes that failed their check. `count` messages from `offset` on are lost. Both are 0 if the
+    damage does not concern messages.
+    """
 
     def __init__(self, text: str, offset: int = 0, count: int = 0) -> None:
         super().__init__(text)
@@ -60,15 +67,19 @@ class Damaged(StorageError):
 
 
 class Unreadable(StorageError):
-    """The operating system does not give the bytes now. That is no verdict on them: try again later, step over nothing."""
+    """The operating system does not return the bytes now. They may be intact: try again later, and
+    do not step over them.
+    """
 
 
 class StoreFailed(StorageError):
-    """A write, a cut or a sync failed in a way that leaves the disk's content unknown: end, start again, recover."""
+    """A write, a cut or a sync failed and left the disk's content unknown. The process must end,
+    start again, and recover.
+    """
 
 
 class ShortWrite(OSError):
-    """A write stored only the first `written` bytes of what it was given."""
+    """A write that stored only the first `written` bytes of its data."""
 
     def __init__(self, written: int) -> None:
         super().__init__(f"only {written} bytes were written")
@@ -76,5 +87,5 @@ class ShortWrite(OSError):
 
 
 def is_full(error: OSError) -> bool:
-    """Whether a write failed for want of space: it may be cut back and tried again later."""
+    """Return True if a write failed for want of space. It can be cut back and tried again later."""
     return isinstance(error, ShortWrite) or error.errno in _FULL

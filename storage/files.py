@@ -1,12 +1,15 @@
-"""The one seam to the operating system: nothing else in this folder opens, reads, writes, syncs or renames.
+"""The seam to the operating system: nothing else in this folder opens, reads, writes, syncs or
+renames.
 
-Everything that can fail in a test fails here: `FaultyFiles` overrides these methods, remembers what was synced
-and forgets the rest. So the rule is strict: a method is one system call, or a few that belong together, and
-decides nothing. Calls that a signal interrupts are begun again by Python itself (PEP 475), so no EINTR comes out.
-All other failures come out as `OSError`; what they mean is decided by who called.
+Everything that can fail in a test fails here: `FaultyFiles` overrides these methods, remembers what
+was synced and forgets the rest. So the rule is strict: a method is one system call, or a few that
+belong together, and decides nothing. Python itself repeats calls that a signal interrupts (PEP
+475), so no EINTR comes out. All other failures come out as `OSError`. The caller decides what they
+mean.
 
-Writes name their position. An append with O_APPEND would be as fast, but then the log's own idea of its end and
-the file's could part after a short write, and recovery could not write back in place (Linux appends there too).
+Writes give their position. An append with O_APPEND would be as fast. But after a short write the
+log's end could differ from the file's end, and recovery could not write back in place (with
+O_APPEND, Linux appends there too).
 """
 
 from __future__ import annotations
@@ -28,14 +31,16 @@ _FOLDER_MODE: Final = 0o700
 
 
 class Files:
-    """The real operating system. Paths are strings; files are descriptors (ints) that no child process inherits."""
+    """The real operating system. Paths are strings. Files are descriptors (ints) that no child
+    process inherits.
+    """
 
     def open_new(self, path: str) -> int:
-        """A new file to read and write; `FileExistsError` if the name is taken."""
+        """Create a file for reading and writing. Raises `FileExistsError` if the name is taken."""
         return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _FILE_MODE)
 
     def open_append(self, path: str) -> int:
-        """An existing file to read and write."""
+        """Open an existing file for reading and writing."""
         return os.open(path, os.O_RDWR | os.O_CLOEXEC)
 
     def open_read(self, path: str) -> int:
@@ -45,30 +50,38 @@ class Files:
         os.close(fd)
 
     def writev(self, fd: int, buffers: Sequence[Any], position: int) -> None:
-        """All the buffers (bytes or views of bytes, at most IOV_MAX) at `position` by one call; `ShortWrite` if only a part was taken."""
+        """Write all the buffers (bytes or views of bytes, at most IOV_MAX) at `position` in one
+        call.
+
+        Raises `ShortWrite` if the system took only a part.
+        """
         written = os.pwritev(fd, buffers, position)
         if written != sum(map(len, buffers)):
             raise ShortWrite(written)
 
     def pread(self, fd: int, size: int, position: int) -> bytes:
-        """Up to `size` bytes; fewer only at the end of the file."""
+        """Read `size` bytes, or fewer at the end of the file."""
         found = os.pread(fd, size, position)
         if len(found) == size or not found:
             return found
         pieces = [found]
-        while found and (size := size - len(found)):  # a single read ends at 2 GiB, and may end anywhere on some file systems
+        # a single read ends at 2 GiB, and may end anywhere on some file systems
+        while found and (size := size - len(found)):
             position += len(found)
             found = os.pread(fd, size, position)
             pieces.append(found)
         return b"".join(pieces)
 
     def sync(self, fd: int) -> None:
-        """The file's bytes and its size are on disk when this returns."""
+        """Write the file's bytes and its size to disk before returning."""
         os.fdatasync(fd)
 
     def sync_all(self, fds: Sequence[int]) -> None:
-        """Each of these files as by `sync`, several at once: a disk takes eight flushes together in the time of one or two (40 files
-        with a changed page each: 85 ms one by one, 12 ms here). All are tried; the first failure comes out."""
+        """Sync all these files, several at once. Tries all of them, then raises the first failure.
+
+        A disk takes eight flushes together in the time of one or two: 40 files with one changed
+        page each take 85 ms one by one, and 12 ms here.
+        """
         if len(fds) == 1:
             self.sync(fds[0])
             return
@@ -77,7 +90,9 @@ class Files:
                 done.result()
 
     def sync_folder(self, path: str) -> None:
-        """Names created, renamed or removed in this folder are on disk when this returns."""
+        """Write to disk which names were created, renamed or removed in this folder, before
+        returning.
+        """
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -94,22 +109,27 @@ class Files:
         return os.stat(path).st_size
 
     def rename(self, old: str, new: str) -> None:
-        """`new` is replaced if it is a file or an empty folder."""
+        """Rename `old`, replacing `new` if that is a file or an empty folder."""
         os.rename(old, new)
 
     def link(self, old: str, new: str) -> None:
-        """A second name of the same file, in the same file system; `FileExistsError` if it is taken."""
+        """Give a file a second name in the same file system. Raises `FileExistsError` if the name
+        is taken.
+        """
         os.link(old, new, follow_symlinks=False)
 
     def remove(self, path: str) -> None:
         os.unlink(path)
 
     def list(self, path: str) -> list[str]:
-        """The names in a folder, sorted."""
+        """Return the names in a folder, sorted."""
         return sorted(os.listdir(path))
 
     def exists(self, path: str) -> bool:
-        """`OSError` where the system cannot tell: what is taken for missing is made anew, or done without."""
+        """Return True if the path exists. Raises `OSError` if the system cannot tell.
+
+        It does not return False then: callers create what is missing, or go on without it.
+        """
         try:
             os.stat(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file has a zero byte in its name
@@ -117,14 +137,14 @@ class Files:
         return True
 
     def is_folder(self, path: str) -> bool:
-        """A real one: no link to one."""
+        """Return True for a real folder, False for a link to one."""
         return os.path.isdir(path) and not os.path.islink(path)
 
     def make_folder(self, path: str) -> None:
         os.mkdir(path, _FOLDER_MODE)
 
     def remove_tree(self, path: str) -> None:
-        """A folder with its files and one level of folders more: what a store consists of."""
+        """Remove a folder with all files and folders in it."""
         for name in self.list(path):
             inner = f"{path}/{name}"
             if self.is_folder(inner):
@@ -134,10 +154,14 @@ class Files:
         os.rmdir(path)
 
     def lock(self, path: str, *, write: bool = True) -> int:
-        """Hold the lock file until its descriptor is closed or the process ends; `Locked` names the holder's pid.
+        """Hold the lock file until its descriptor is closed or the process ends.
 
-        flock, and not a pid file: the kernel frees it however the holder dies. The pid inside is for people. Without `write` the file is
-        neither made nor changed, as on a file system that is mounted to be read only: -1 where there is none, so that nobody can hold it.
+        Raises `Locked`, with the holder's pid, if another process holds it. The lock is a flock and
+        not a pid file: the kernel frees it however the holder dies. The pid in the file is for
+        people.
+
+        With `write=False` the file is neither created nor changed, as on a read-only file system.
+        The result is -1 if the file does not exist, because then no process can hold it.
         """
         try:
             fd = os.open(path, (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_CLOEXEC, _FILE_MODE)
@@ -163,7 +187,10 @@ class Files:
         return fd
 
     def lock_folder(self, path: str) -> int:
-        """Hold the folder itself as nsqd holds its data path (flock, exclusive), until the descriptor is closed; `Locked` if it is held."""
+        """Hold the folder until the descriptor is closed. Raises `Locked` if it is held.
+
+        An exclusive flock on the folder is how nsqd holds its data path.
+        """
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -176,15 +203,19 @@ class Files:
         return fd
 
     def advise_sequential(self, fd: int) -> None:
-        """This file will be read from front to back."""
+        """Tell the system that this file will be read from front to back."""
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def advise_done(self, fd: int, position: int, size: int) -> None:
-        """These pages will not be needed again soon; the page cache may have them back."""
+        """Tell the system that these pages will not be needed soon, so that it may drop them from
+        the page cache.
+        """
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
 
     def free_bytes(self, path: str) -> int:
-        """What a process without privileges may still write on the file system of `path`."""
+        """Return how many bytes a process without privileges may still write on the file system of
+        `path`.
+        """
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
@@ -193,11 +224,11 @@ class Files:
         return found.f_blocks * found.f_frsize
 
     def random_seed(self) -> int:
-        """32 random bits, never 0: that is the seed of the wire form."""
+        """Return 32 random bits, never 0, because the wire form uses the seed 0."""
         return int.from_bytes(os.urandom(4), "little") or 1
 
     def write_file(self, path: str, data: bytes) -> None:
-        """A small new file, its bytes synced (its name is not: sync the folder)."""
+        """Write a small new file and sync its bytes. Its name is not synced: sync the folder."""
         fd = self.open_new(path)
         try:
             self.writev(fd, [data], 0)
@@ -206,7 +237,9 @@ class Files:
             self.close(fd)
 
     def note(self, path: str, data: bytes) -> None:
-        """A small file, made or written over, and not synced: for what shall outlive this process and need not outlive the machine."""
+        """Write or replace a small file without a sync. Its content outlives this process, but may
+        not outlive a crash of the machine.
+        """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
         try:
             os.write(fd, data)
@@ -214,7 +247,7 @@ class Files:
             os.close(fd)
 
     def read_note(self, path: str, bytes_max: int) -> bytes:
-        """What `note` wrote last; empty if it never did."""
+        """Return the content that `note` wrote last, or nothing if the file does not exist."""
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -237,5 +270,5 @@ def process_id() -> int:
 
 
 def call_in_forked(call: Callable[[], None]) -> None:
-    """`call` is called in each process that is forked from this one from now on, before anything else there."""
+    """Register `call` to run first in each process that is forked from this one."""
     os.register_at_fork(after_in_child=call)

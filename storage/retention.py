@@ -1,21 +1,27 @@
-"""Which chunks may go: a topic's policy, and the plan that follows from it. Pure.
+"""Retention: a topic's policy, and the plan that says which chunks may be removed. Pure.
 
-Two different things are bounded, and must not be mixed up:
+Two different bounds must not be mixed up:
 
-* `keep_*` bounds what is *finished* and stays only to be read again. A chunk goes once every channel has finished all of it (offline
-  ones too; without a channel, the waiting cursor counts as one) and any of these bounds is passed.
-* `max_*` bounds what is *unfinished*. Without it nothing unfinished ever goes, whatever its age and size. With it the topic either refuses
-  what is new (`reject`) or loses what is oldest (`drop-oldest`): one of the two is asked for by name, never chosen for somebody.
+* `keep_*` bounds what is *finished* and stays only to be read again. A chunk is removed when every
+  channel has finished all of it and one of these bounds is passed. Channels without consumers count
+  too. In a topic without a channel, the waiting cursor counts as one.
+* `max_*` bounds what is *unfinished*. Without it nothing unfinished is ever removed, whatever its
+  age and size. With it the topic either refuses new messages (`reject`) or loses the oldest ones
+  (`drop-oldest`). The user must name one of the two: there is no default.
 
-A chunk is the unit, and they go oldest first: offsets stay dense. None goes before the committed checkpoint has passed it, for recovery
-reads producers' sequences and transactions from there on. The ongoing chunk never goes; where it would, it is sealed first (`roll`).
+Only whole chunks are removed, oldest first, so offsets stay dense. No chunk is removed before the
+committed checkpoint has passed it, because recovery reads the sequences of producers and the
+transactions from there on. The ongoing chunk is never removed: it is sealed first (`roll`).
 
-A bound on bytes never takes more than a quarter below itself: a chunk that is large beside it (made before the bound was, or by a group)
-may hold the newest messages too, and waits until what follows it comes to three quarters of the bound. So the bound may be passed by one
-such chunk for as long. Rejected: cutting it (a chunk is the unit), and taking it (a bound of 32 MiB then left nothing of 40).
+A bound on bytes never leaves less than three quarters of itself. A chunk can be large compared with
+the bound, if it was made before the bound was set, or by a group. Such a chunk may hold the newest
+messages too. It stays until what follows it reaches three quarters of the bound. So one such chunk
+may exceed the bound for that long. Rejected: cutting it (a chunk is the unit), and removing it (a
+bound of 32 MiB then left nothing of 40).
 
-Rejected: an age by the time of the *first* message (a chunk filled over a week would take fresh messages with it), and making chunks
-small whatever the policy says (each costs four syncs): only a bound that is smaller than eight chunks makes them smaller.
+Rejected: an age counted from the *first* message (a chunk filled over a week would take fresh
+messages with it), and small chunks for every policy (each costs four syncs). Only a bound smaller
+than eight chunks makes them smaller.
 """
 
 from __future__ import annotations
@@ -26,20 +32,23 @@ from typing import Any, Final, NamedTuple
 
 from ..transport.settings import MAX_BYTES_MIN, MIB, NONE, Retention, check
 
-PARTS: Final = 8  # a bound lies in at least so many chunks
-PARTS_LEFT: Final = 6  # of those, dropping the oldest leaves at least so many
-CHUNK_BYTES_MIN: Final = 1 * MIB  # what one of them has at least
-ROLL_BYTES: Final = 1 * MIB  # the ongoing chunk, finished, is sealed before its time when it has so much,
-ROLL_IDLE_S: Final = 2.0  # or was not written to for so long
-RIPE_S_MIN: Final = 60.0  # not more often than this for the age of what is finished
-CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB of the default size: the rest goes with the next round
+PARTS: Final = 8  # a bound covers at least this many chunks
+PARTS_LEFT: Final = 6  # of those, dropping the oldest leaves at least this many
+CHUNK_BYTES_MIN: Final = 1 * MIB  # the smallest size of such a chunk
+ROLL_BYTES: Final = 1 * MIB  # the finished ongoing chunk is sealed early when it has this size,
+ROLL_IDLE_S: Final = 2.0  # or was not written to for this long
+RIPE_S_MIN: Final = 60.0  # shortest time between seals caused by a bound on finished age
+CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB at the default size: the rest goes with the next round
 _NS: Final = 1_000_000_000
 
 assert MAX_BYTES_MIN == PARTS * CHUNK_BYTES_MIN
 
 
 def resolve(*layers: Mapping[str, object]) -> Retention:
-    """Settings over settings, the later ones win: the broker's, the topic's own. `UsageError` for what makes no sense."""
+    """Merge settings into a `Retention`. Later layers win: first the broker's, then the topic's.
+
+    Raises `UsageError` if a setting is unknown or its value makes no sense.
+    """
     found: dict[str, Any] = {name: value for layer in layers for name, value in layer.items()}
     unknown = found.keys() - Retention.__dataclass_fields__.keys()
     check(not unknown, f"there is no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(Retention.__dataclass_fields__)}")
@@ -47,38 +56,46 @@ def resolve(*layers: Mapping[str, object]) -> Retention:
 
 
 def changed(own: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
-    """A topic's own settings after these changes; None takes one back, so that the broker's holds again."""
+    """Return a topic's settings after these changes. None removes a setting, so that the broker's
+    applies again.
+    """
     return {name: value for name, value in {**own, **changes}.items() if value is not None}
 
 
 def chunk_bytes(retention: Retention, usual: int) -> int:
-    """At which size to roll, so that a bound on what is unfinished means something."""
+    """Return the size at which to roll, so that a bound on unfinished bytes can take effect."""
     if retention.max_bytes == NONE:
         return usual
     return min(usual, retention.max_bytes // PARTS)
 
 
 class LogView(NamedTuple):
-    """The log as retention sees it. `bases`: first offset of each chunk, ascending, the last is the ongoing one; `sizes`: their bytes."""
+    """The log as retention sees it.
+
+    `bases` are the first offsets of the chunks, ascending. The last is the ongoing chunk. `sizes`
+    are their bytes.
+    """
 
     bases: Sequence[int]
     sizes: Sequence[int]
     end: int
     floor: int
-    """Nothing below it is unfinished, as committed."""
+    """All offsets below it are finished and committed."""
     applied: int
-    """The committed checkpoint."""
+    """The offset of the committed checkpoint."""
     unfinished_bytes: int
-    """From the floor to the end."""
+    """Bytes from the floor to the end."""
     first_time_ns: int
-    """Of the ongoing chunk's first message, where it has any."""
+    """Time of the ongoing chunk's first message, if it has one."""
     last_time_ns: int
-    """Of the log's last message."""
+    """Time of the log's last message."""
     now_ns: int
 
 
 class RetentionPlan(NamedTuple):
-    """The oldest `chunks` go: those below offset `start`. `roll`: seal the ongoing one."""
+    """The oldest `chunks` chunks are removed: those below offset `start`. With `roll`, the ongoing
+    chunk is sealed.
+    """
 
     start: int
     chunks: int
@@ -86,14 +103,19 @@ class RetentionPlan(NamedTuple):
 
 
 def finished_chunks(bases: Sequence[int], floor: int) -> int:
-    """How many sealed chunks lie wholly below `floor`."""
+    """Return how many sealed chunks lie wholly below `floor`."""
     return max(0, bisect_right(bases, floor) - 1)
 
 
 def plan(retention: Retention, view: LogView, last_time_ns: Callable[[int], int]) -> RetentionPlan:
-    """What to do now. `last_time_ns` tells the time of the last message of the n-th chunk; asked only where an age is bounded."""
+    """Decide what to do now.
+
+    `last_time_ns` returns the time of the last message of the n-th chunk. It is called only if an
+    age is bounded.
+    """
     finished = finished_chunks(view.bases, view.floor)
-    passed = finished_chunks(view.bases, view.applied)  # by the checkpoint: no chunk goes before
+    # the checkpoint has passed them: only these may be removed
+    passed = finished_chunks(view.bases, view.applied)
     ages = _Ages(view, last_time_ns)
     kept = _beyond_keep(retention, view, finished, min(finished, passed), ages)
     dropped, drop_ongoing = _beyond_max(retention, view, finished, passed, ages)
@@ -117,7 +139,7 @@ def _age_s(view: LogView, time_ns: int) -> float:
 
 
 def _beyond_keep(retention: Retention, view: LogView, finished: int, may: int, ages: _Ages) -> int:
-    """How many of the finished chunks are more than is to be kept."""
+    """Return how many finished chunks exceed the `keep_*` bounds."""
     left_bytes = sum(view.sizes[:finished])
     for chunk in range(may):
         too_many = retention.keep_bytes != NONE and left_bytes > retention.keep_bytes
@@ -129,8 +151,10 @@ def _beyond_keep(retention: Retention, view: LogView, finished: int, may: int, a
 
 
 def _beyond_max(retention: Retention, view: LogView, finished: int, may: int, ages: _Ages) -> tuple[int, bool]:
-    """(how many chunks to remove because unfinished ones among them are too much, finished ones before them included; whether the ongoing
-    chunk too is too much)."""
+    """Return how many chunks exceed the `max_*` bounds, and whether the ongoing chunk does too.
+
+    The number includes the finished chunks before them.
+    """
     if not retention.drops or (retention.max_bytes == NONE and retention.max_s == NONE):
         return 0, False
     left = view.unfinished_bytes
@@ -155,7 +179,10 @@ def _too_much(retention: Retention, unfinished_bytes: int, age_s: float) -> bool
 
 
 def _finished_too_much(retention: Retention, view: LogView) -> bool:
-    """The ongoing chunk, all finished, is by itself more than is to be kept. Not at each message of a slow topic: a roll costs syncs."""
+    """Return True if the ongoing chunk is finished and alone exceeds the `keep_*` bounds.
+
+    It is not sealed at each message of a slow topic, because a roll costs syncs.
+    """
     size, age_s = view.sizes[-1], _age_s(view, view.last_time_ns)
     if view.floor < view.end or (size < ROLL_BYTES and age_s < ROLL_IDLE_S):
         return False
@@ -165,7 +192,10 @@ def _finished_too_much(retention: Retention, view: LogView) -> bool:
 
 
 def _ripe(retention: Retention, view: LogView) -> bool:
-    """Where an age is bounded, a chunk that fills slowly is sealed after an eighth of it: else its newest message kept the oldest."""
+    """Return True if the ongoing chunk has reached an eighth of the bounded age.
+
+    A chunk that fills slowly is sealed then. Otherwise its newest message would keep the oldest.
+    """
     age_s = _age_s(view, view.first_time_ns)
     ripe = retention.keep_s != NONE and age_s > max(retention.keep_s / PARTS, RIPE_S_MIN)
     return ripe or (retention.max_s != NONE and age_s > max(retention.max_s / PARTS, ROLL_IDLE_S))

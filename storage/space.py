@@ -1,4 +1,4 @@
-"""Free space: refuse what would leave less than the reserve, without asking the system at each write."""
+"""Free space: refuse a write that would use the reserve, without a system call at each write."""
 
 from __future__ import annotations
 
@@ -7,17 +7,21 @@ from typing import Final
 from .errors import DiskFull
 from .files import Files
 
-SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is asked again after this many bytes,
-SPACE_CHECK_NS: Final = 100_000_000  # or this long
+SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is read again after this many bytes,
+SPACE_CHECK_NS: Final = 100_000_000  # or after this time
 RESERVE_BYTES_MAX: Final = 1024**3
-RESERVE_SHARE: Final = 20  # a twentieth, 5%
-UNTOLD_NS: Final = 60_000_000_000  # a shortage that free space does not explain ends so long after the last refusal
+RESERVE_SHARE: Final = 20  # one twentieth, 5%
+# a shortage without a known size ends this long after the last refusal
+UNTOLD_NS: Final = 60_000_000_000
 
 ADVICE: Final = "Free space on this file system or enlarge it; publishing then goes on by itself"
 
 
 def reserve_bytes(files: Files, folder: str) -> int:
-    """Return how much is kept free on the file system of `folder`, so that consumers can still finish messages on a full disk."""
+    """Return how much is kept free on the file system of `folder`.
+
+    The reserve lets consumers finish messages on a full disk.
+    """
     return min(RESERVE_BYTES_MAX, files.total_bytes(folder) // RESERVE_SHARE)
 
 
@@ -37,7 +41,7 @@ def sized(count: int) -> str:
 
 
 class Space:
-    """Of the file system of `folder`; one a writer."""
+    """The free space on the file system of `folder`. Each writer has one."""
 
     def __init__(self, files: Files, folder: str, reserve_bytes: int) -> None:
         self._files = files
@@ -47,9 +51,10 @@ class Space:
         self._bytes = 0
 
     def take(self, total: int, now_ns: int) -> None:
-        """`DiskFull` where `total` bytes would go into the reserve. Asks rarely while there is much, each time while there is not.
+        """Reserve `total` bytes. Raises `DiskFull` if they would use the reserve.
 
-        A file system that does not say what is free refuses nothing here: the write itself will tell.
+        Reads the free space rarely while there is much, and each time while there is little. If the
+        system does not report free space, nothing is refused here: the write itself will fail.
         """
         if total <= self._bytes and 0 <= now_ns - self._asked_ns < SPACE_CHECK_NS:
             self._bytes -= total
@@ -66,14 +71,20 @@ class Space:
         self._bytes = min(SPACE_CHECK_BYTES, free - total)
 
     def room(self) -> int | None:
-        """Return how many bytes are free beyond the reserve, less than 0 where the reserve is in use. None: the system does not say."""
+        """Return how many bytes are free beyond the reserve, or None if the system does not report
+        it.
+
+        The number is negative if the reserve is in use.
+        """
         try:
             return self._files.free_bytes(self._folder) - self._reserve_bytes
         except OSError:
             return None
 
     def refused(self, what: str, error: OSError) -> DiskFull:
-        """Make the error for a write that the system refused for want of space, and ask before the next one."""
+        """Return the error for a write that the system refused for want of space, and read the free
+        space before the next one.
+        """
         self._bytes = 0
         room = self.room()
         if room is None:
@@ -81,19 +92,22 @@ class Space:
         return DiskFull(f"{what}: {error}. {describe(self._folder, room + self._reserve_bytes, self._reserve_bytes)}")
 
     def forget(self) -> None:
-        """A write has just found less than was thought: ask before the next one."""
+        """Read the free space before the next write, because a write has just found less than
+        expected.
+        """
         self._bytes = 0
 
 
 class Shortage:
-    """The refusals of one store for want of space, and whether they last. Pure.
+    """The refusals of one store for want of space, and whether the shortage lasts. Pure.
 
-    It ends when what was refused last would fit. A refusal that free space does not explain (a quota of the file system, no inodes left)
-    ends with the next write that succeeds, or a minute after the last refusal.
+    It ends when the size refused last would fit. Free space does not explain some refusals (a quota
+    of the file system, no inodes left). Such a shortage ends with the next write that succeeds, or
+    a minute after the last refusal.
     """
 
     def __init__(self) -> None:
-        self.text = ""  # why publishes are refused now, "" if they are not
+        self.text = ""  # the reason why publishes are refused now, "" if they are not
         self.refused_count = 0
         self._wanted_bytes = 0
         self._refused_ns = 0
@@ -111,7 +125,9 @@ class Shortage:
             self.text = ""
 
     def look(self, room: int | None, now_ns: int) -> None:
-        """Compare with the bytes that are free beyond the reserve (None: not known)."""
+        """End the shortage if `room`, the bytes free beyond the reserve (None: not known), is
+        enough.
+        """
         if not self.text:
             return
         if self._wanted_bytes and room is not None:

@@ -1,1 +1,3 @@
-"""Checks and backups of a topic's files while no broker, or another one, has them open."""
+"""Checks and backups of a topic's files. The topic may be closed, or open in a broker during a
+backup.
+"""

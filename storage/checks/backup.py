@@ -1,33 +1,42 @@
-"""A backup: a folder with the files of a data directory, and a manifest that says which, how long and with which checksum.
+"""Backup: a folder with the files of a data directory, and a manifest with their names, lengths and
+checksums.
 
     BACKUP/manifest.json      written last; JSON, its own checksum in it
     BACKUP/data/              registry.json, topics/000001/..., as in a data directory
 
-While it is made it is called BACKUP.partial: so what has the name is whole, whatever died on the way. It is no data directory itself (a
-broker that served it would change it): `restore` copies it to one, and checks each byte on the way.
+While a backup is being made, its name is BACKUP.partial. So a folder with the final name is whole,
+whatever failed on the way. A backup is no data directory itself, because a broker that served it
+would change it. `restore` copies it to one, and checks each byte on the way.
 
-Sealed chunks of an older backup of the same topics need not be copied again: they get a second name here, where both lie in one file
-system. That is asked of length, header and footer, which have the topic's uuid and a random seed.
+Sealed chunks of an older backup of the same topics need not be copied again. They get a second name
+here if both backups lie in one file system. A chunk counts as the same if length, header and footer
+agree, because these have the topic's uuid and a random seed.
 
-An open topic's files for a backup, taken without stopping it: names of its own for what never changes again, copies of the rest.
+The files of an open topic are captured without stopping it. Files that never change again get
+second names. The rest is copied.
 
     DIR/backup/     like DIR itself: chunks, indexes, .bad files, topic, state/, state.snapshot, delayed/, staging/
 
-Made by storage, in three parts, each in the thread that owns what it takes; read by whoever makes the backup; gone when that says so, when
-that one is gone, or at the next start. Chunks are hard links: no byte is copied on a publisher's time, and retention takes away
-its own names and not these. Only the newest chunk still grows: of it counts what was synced when it was linked.
+Storage makes the capture in three parts, each in the thread that owns the files. The backup reads
+it. It is removed when the backup asks for that, when the backup's process is gone, or at the next
+start. Chunks are hard links: no byte is copied while publishers wait. Retention removes its names
+of the chunks and not these. Only the newest chunk still grows: what was synced when it was linked
+counts.
 
-| part | taken | why then |
+| part | when | reason |
 |---|---|---|
-| state | first, of all topics before anything else of any | what was finished, and published before that, is in the rest |
-| delayed | after it | what is moved from there to the log meanwhile is found again behind the state's checkpoint |
-| log | last, synced | so neither of the others can speak of what it does not hold |
+| state | first, of all topics before any other part | the rest holds what was finished, and
+published before it |
+| delayed | after the state | messages that move to the log meanwhile are found behind the state's
+checkpoint |
+| log | last, synced | the other parts cannot refer to what it does not hold |
 
-With the state go the staged files: rows and files change together in its thread's order. Until the log is taken no chunk may be removed, as
-the state says where the log begins.
+The staged files are captured with the state, because rows and files change together in its thread.
+No chunk may be removed until the log is captured, because the state says where the log begins.
 
-Rejected: LMDB's own reader table, with which the copies would hold up no commit (`lock=True` costs each read and each start, for a
-backup a day); reflinks (two file systems have them).
+Rejected: LMDB's reader table, with which the copies would hold up no commit (`lock=True` costs each
+read and each start, for one backup a day). Rejected too: reflinks (only two file systems have
+them).
 """
 
 from __future__ import annotations
@@ -70,7 +79,8 @@ MANIFEST_NAME: Final = "manifest.json"
 DATA_NAME: Final = "data"
 PARTIAL_SUFFIX: Final = ".partial"
 PIECE_BYTES: Final = 1024 * 1024
-SYNC_BYTES: Final = 16 * PIECE_BYTES  # a disk that is given 256 MiB at once lets the broker's own syncs wait behind them
+# with 256 MiB at once, the broker's own syncs would wait behind this one
+SYNC_BYTES: Final = 16 * PIECE_BYTES
 MANIFEST_BYTES_MAX: Final = 1 << 30
 DEPTH_MAX: Final = 8
 
@@ -78,7 +88,10 @@ Advance = Callable[[int], None]
 
 
 class FileRow(NamedTuple):
-    """`path` below `data/`; `crc` of all its bytes. `linked` (never written down): it was not copied."""
+    """A file of a backup. `path` is relative to `data/`, `crc` is the checksum of all its bytes.
+
+    `linked` is True if it was not copied. It is never written to the manifest.
+    """
 
     path: str
     bytes: int
@@ -88,7 +101,11 @@ class FileRow(NamedTuple):
 
 @dataclass(slots=True)
 class Manifest:
-    """`topics`: by name, what is known of each: number, uuid, start and end (offsets), None where the broker was stopped."""
+    """The manifest of a backup.
+
+    `topics` has the facts of each topic by its name: number, uuid, start and end (offsets). Start
+    and end are None if the broker was stopped.
+    """
 
     zsq: str
     source: str
@@ -116,7 +133,9 @@ def _checksum(data: Mapping[str, object]) -> str:
 
 
 def decode_manifest(raw: bytes, path: str) -> Manifest:
-    """`Damaged`; `ForeignDirectory` where it is something else, or of a version that is not known."""
+    """Decode a manifest. Raises `Damaged`, or `ForeignDirectory` if it is something else or of an
+    unknown version.
+    """
     try:
         data = documents.loads(raw)
         if not isinstance(data, dict) or data.pop("backup", "") != "zsq":
@@ -132,14 +151,16 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
 
 
 def _inner(path: str) -> str:
-    """A path that stays below its folder, whatever the manifest says."""
+    """Return the path if it stays below its folder. Raises `ValueError` if it does not."""
     if not isinstance(path, str) or any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
         raise ValueError(f"{path!r} is no path of a file in a backup")
     return path
 
 
 def read_manifest(files: Files, backup: str) -> Manifest:
-    """`ForeignDirectory` where there is none, `Damaged`, `OSError`."""
+    """Read the manifest of a backup. Raises `ForeignDirectory` if there is none, `Damaged`, or
+    `OSError`.
+    """
     path = f"{backup}/{MANIFEST_NAME}"
     if not files.exists(path):
         what = f"{backup} is not finished" if backup.endswith(PARTIAL_SUFFIX) else f"{backup} is no backup of zsq"
@@ -148,7 +169,10 @@ def read_manifest(files: Files, backup: str) -> Manifest:
 
 
 def walk(files: Files, folder: str, but: Collection[str] = (), depth: int = DEPTH_MAX) -> Iterator[str]:
-    """The paths of all files below `folder`, relative to it; of those directly in it none that is named in `but`."""
+    """Yield the paths of all files below `folder`, relative to it.
+
+    Names in `but` are left out if they are directly in `folder`.
+    """
     for name in files.list(folder):
         if name in but:
             continue
@@ -160,7 +184,10 @@ def walk(files: Files, folder: str, but: Collection[str] = (), depth: int = DEPT
 
 
 class Writer:
-    """Puts files into a folder: each is synced when it is there, the folders by `finish`. `base`: an older backup and its manifest."""
+    """Writes files into a folder. Each file is synced at once, the folders by `finish`.
+
+    `base` is an older backup and its manifest.
+    """
 
     def __init__(self, files: Files, folder: str, advance: Advance, base: tuple[str, Manifest] | None = None) -> None:
         self.rows: list[FileRow] = []
@@ -172,8 +199,11 @@ class Writer:
         self._known = {row.path: row for row in base[1].files} if base is not None else {}
 
     def copy(self, source: str, path: str, bytes_max: int | None = None, *, cold: bool = False) -> FileRow:
-        """`path` is relative to the folder. `bytes_max`: so many bytes count, and all of them must be there (`Damaged`). `cold`: the
-        source will not be read again soon."""
+        """Copy a file to `path`, relative to the folder.
+
+        With `bytes_max`, exactly that many bytes are copied. Raises `Damaged` if the source has
+        fewer. `cold`: the source will not be read again soon.
+        """
         self._make_folders(path)
         row = None if bytes_max is not None else self._known_row(source, path)
         if row is None:
@@ -187,7 +217,7 @@ class Writer:
         self.rows.append(FileRow(path, len(data), crc32c(data)))
 
     def drop(self, path: str) -> None:
-        """A folder, with what was put there."""
+        """Remove a folder with all files in it, and their rows."""
         if self._files.exists(f"{self._folder}/{path}"):
             self._files.remove_tree(f"{self._folder}/{path}")
         self._made = {made for made in self._made if made != path and not made.startswith(f"{path}/")}
@@ -207,7 +237,10 @@ class Writer:
                 self._made.add(folder)
 
     def _known_row(self, source: str, path: str) -> FileRow | None:
-        """The older backup's, if that is the same sealed chunk and could be given a second name."""
+        """Link the file from the older backup and return its row.
+
+        Returns None if that is not the same sealed chunk, or could not be linked.
+        """
         row = self._known.get(path)
         old = f"{self._base}/{path}"
         if row is None or not path.endswith(CHUNK_SUFFIX):
@@ -222,7 +255,10 @@ class Writer:
         return row._replace(linked=True)
 
     def _same_ends(self, one: str, other: str, size: int) -> bool:
-        """Headers with uuid and seed; and footers, which both have: the file is sealed."""
+        """Return True if both files have the same header (uuid and seed) and the same footer.
+
+        A footer shows that the chunk is sealed.
+        """
         ends = [
             (_read(self._files, path, 0, CHUNK_HEADER_BYTES), _read(self._files, path, size - FOOTER_BYTES, FOOTER_BYTES))
             for path in (one, other)
@@ -239,7 +275,10 @@ def _read(files: Files, path: str, position: int, size: int) -> bytes:
 
 
 def copy_file(files: Files, source: str, target: str, bytes_max: int | None, advance: Advance, *, cold: bool = False) -> tuple[int, int]:
-    """A new file, synced: its length, and its checksum as it was read. `Damaged` where the source is shorter than `bytes_max`."""
+    """Copy a file to a new one, sync it, and return its length and its checksum as it was read.
+
+    Raises `Damaged` if the source is shorter than `bytes_max`.
+    """
     reading = files.open_read(source)
     try:
         writing = files.open_new(target)
@@ -266,7 +305,7 @@ def copy_file(files: Files, source: str, target: str, bytes_max: int | None, adv
 
 
 def check_file(files: Files, path: str, row: FileRow, advance: Advance) -> str:
-    """What is wrong with a file of a backup; empty if nothing is."""
+    """Return what is wrong with a file of a backup, or ""."""
     try:
         fd = files.open_read(path)
     except OSError as error:
@@ -288,7 +327,10 @@ def check_file(files: Files, path: str, row: FileRow, advance: Advance) -> str:
 
 
 class LogTaken(NamedTuple):
-    """What of the log is to be taken. `newest_bytes`: so many of the newest chunk count; `end`: the next offset then."""
+    """The part of the log to capture.
+
+    `newest_bytes` of the newest chunk count. `end` was the next offset at that time.
+    """
 
     start: int
     end: int
@@ -297,7 +339,10 @@ class LogTaken(NamedTuple):
 
 
 def capture_state(files: Files, directory: str, state: StateStore, keeper: StateKeeper) -> None:
-    """In the state's thread. The folder is not there yet. `OSError`, `StorageError`: nothing counts."""
+    """Capture state and staged files, in the state's thread, into a new folder.
+
+    If it raises `OSError` or `StorageError`, the capture must not be used.
+    """
     folder = f"{directory}/{BACKUP_NAME}"
     files.make_folder(folder)
     staging = f"{directory}/{STAGING_NAME}"
@@ -305,7 +350,8 @@ def capture_state(files: Files, directory: str, state: StateStore, keeper: State
         files.make_folder(f"{folder}/{STAGING_NAME}")
         for name in files.list(staging):
             _link(files, f"{staging}/{name}", f"{folder}/{STAGING_NAME}/{name}")
-    keeper.write()  # at best of this very commit, and never of a later one: else the copy would be taken for an older one come back
+    # never of a later commit: the copied state would then look older than its snapshot
+    keeper.write()
     for name in (SNAPSHOT_NAME, IDENTITY_NAME, DELAYED_NAME + MADE_SUFFIX):
         _link(files, f"{directory}/{name}", f"{folder}/{name}")
     files.make_folder(f"{folder}/{STATE_NAME}")
@@ -313,7 +359,7 @@ def capture_state(files: Files, directory: str, state: StateStore, keeper: State
 
 
 def capture_delayed(files: Files, directory: str, delayed: DelayedStore) -> None:
-    """In the delayed messages' thread."""
+    """Capture the delayed messages, in their thread."""
     folder = f"{directory}/{BACKUP_NAME}/{DELAYED_NAME}"
     files.make_folder(folder)
     delayed.copy(folder)
@@ -322,15 +368,20 @@ def capture_delayed(files: Files, directory: str, delayed: DelayedStore) -> None
 
 
 def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
-    """In the log's thread, so that nothing is written meanwhile: all that is there is on disk then. `StoreFailed`, `OSError`."""
+    """Sync the log, in its thread, so that everything written is on disk. Raises `StoreFailed` or
+    `OSError`.
+    """
     end = log.sync()
     bases = tuple(log.chunks)
     return LogTaken(log.start, end, bases, files.size_of(f"{directory}/{chunk_name(bases[-1])}"))
 
 
 def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
-    """Chunks, indexes of sealed ones, and what is known of damage in them; none of these may be removed meanwhile. How many chunks are
-    missing: the copy has them no less than the topic has."""
+    """Capture the chunks, the indexes of sealed chunks, and the `.bad` files. Returns how many
+    chunks are missing.
+
+    None of these files may be removed meanwhile. A chunk missing here is missing in the topic too.
+    """
     folder = f"{directory}/{BACKUP_NAME}"
     missing = 0
     for base in taken.bases:
@@ -346,7 +397,10 @@ def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
 
 
 def drop_capture(files: Files, directory: str) -> None:
-    """The backup is done with it. It goes at once for who copies from it, and never a part of it."""
+    """Remove the capture after the backup.
+
+    It is renamed first, so a backup that still copies from it never sees a part of it.
+    """
     folder = f"{directory}/{BACKUP_NAME}"
     going = folder + TEMPORARY_SUFFIX
     if files.exists(going):
@@ -357,12 +411,12 @@ def drop_capture(files: Files, directory: str) -> None:
 
 
 def is_captured(files: Files, directory: str) -> bool:
-    """Whether a backup, or a part of one, is still there."""
+    """Return True if a capture, or a part of one, still exists."""
     return any(files.exists(f"{directory}/{BACKUP_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX))
 
 
 def capture_bytes(files: Files, directory: str) -> int:
-    """What the copies will take: links take nothing."""
+    """Return the bytes that the copies will take. Links take none."""
     found = 0
     for name in (STATE_NAME, DELAYED_NAME):
         with contextlib.suppress(FileNotFoundError):
@@ -371,7 +425,9 @@ def capture_bytes(files: Files, directory: str) -> int:
 
 
 def _link(files: Files, old: str, new: str) -> bool:
-    """False: there is none. A name that is taken is of the same file."""
+    """Link a file and return True, or False if it does not exist. An existing link is of the same
+    file.
+    """
     try:
         files.link(old, new)
     except FileExistsError:

@@ -1,20 +1,26 @@
-"""Checking a topic's directory while nobody has it open: all its files, and what they say of each other. Repair, where that can be done.
+"""Fsck: check all files of a closed topic, and whether they agree with each other. Repair what can
+be repaired.
 
-Two levels: *damage* is what should not be; a *note* is harmless, or known and kept (what a repair has set aside is a note the next time).
-What recovery does anyway at each start (an unfinished write, a state store that is made again from its snapshot and the log) is not done
-a second way here: a repair opens the topic as the broker would, and closes it.
+There are two levels. *Damage* should not exist. A *note* is harmless, or known and kept: what one
+repair has set aside is a note in the next check. Recovery handles some problems at each start: an
+unfinished write, or a state store that is rebuilt from its snapshot and the log. They are not
+repaired in a second way here: the repair opens the topic like the broker, and closes it.
 
-LMDB may kill the process that opens a damaged environment; so those are checked in a process of their own (`state_check.py`).
+LMDB may kill the process that opens a damaged environment, so another process checks those
+(`state_check.py`).
 
-Of one chunk file it checks both copies of the header, the two checksums and the place of every block, the groups, the footer and the index.
+Of each chunk file it checks both copies of the header, the two checksums and the position of every
+block, the groups, the footer and the index.
 
-A finding says what is wrong and, where something can be done about it, how: a function that does it and says what it did. Nothing is
-changed by checking. Repairs write a copy of what they change before they change it, or change nothing that can be read:
+A finding says what is wrong. If it can be repaired, it has a function that repairs it and returns
+what it did. The check itself changes nothing. A repair first writes a copy of what it changes, or
+changes nothing that can be read:
 
-* a damaged copy of the header is written anew from the good one;
-* a damaged block stays where it is; its bytes are kept in a `.bad` file, so that its offsets are a known hole (see `damage.py`);
-* a chunk that is not the last and has no footer gets one behind all of its bytes;
-* an index is built anew.
+* A damaged copy of the header is rewritten from the good one.
+* A damaged block stays where it is. Its bytes are kept in a `.bad` file, so that its offsets are a
+  known hole (see `damage.py`).
+* A chunk that is not the last and has no footer gets one behind all of its bytes.
+* An index is rebuilt.
 """
 
 from __future__ import annotations
@@ -71,7 +77,11 @@ Repair = Callable[[], str]
 
 @dataclass(slots=True)
 class Finding:
-    """`level`: damage, or a note of what is harmless or known. `needs_recovery`: opening the topic repairs it. `repaired`: how it was."""
+    """A result of the check.
+
+    `level` is damage, or note (harmless or known). If `needs_recovery`, opening the topic repairs
+    it. `repaired` is what the repair did, or "".
+    """
 
     level: str
     path: str
@@ -85,7 +95,11 @@ class Finding:
 
 @dataclass(slots=True)
 class Checked:
-    """One chunk as found. `end_offset`: behind its last good block, or what its footer says; -1: it cannot be read at all."""
+    """One chunk as found.
+
+    `end_offset` is the end of its last good block, or what its footer says. It is -1 if the chunk
+    cannot be read at all.
+    """
 
     base_offset: int
     findings: list[Finding] = field(default_factory=list)
@@ -95,16 +109,20 @@ class Checked:
     end_offset: int = -1
     end_position: int = 0
     adopted: list[int] = field(default_factory=list)
-    """Chunks that its marks name."""
+    """The chunks that its marks name."""
     groups: list[int] = field(default_factory=list)
-    """First offsets of the groups that its marks end."""
+    """The first offsets of the groups that its marks end."""
     open_group: int = -1
-    """First offset of a group at its end whose mark lies in another chunk, if anywhere."""
+    """The first offset of a group at its end that has no mark in this chunk, or -1."""
 
 
 @dataclass(frozen=True, slots=True)
 class Around:
-    """What a chunk cannot know of itself. `following`: the next one's first offset, -1 for the last; `synced_end`: -1 if not known."""
+    """Facts about the topic that a chunk does not contain.
+
+    `following` is the first offset of the next chunk, or -1 for the last one. `synced_end` is -1 if
+    it is not known.
+    """
 
     uuid: bytes
     following: int
@@ -115,7 +133,7 @@ class Around:
 
 
 class ChunkCheck:
-    """`run` once."""
+    """The check of one chunk. Call `run` once."""
 
     def __init__(self, files: Files, folder: str, base_offset: int, around: Around) -> None:
         self._files = files
@@ -233,7 +251,7 @@ class ChunkCheck:
         self._found.groups.append(mark.first_offset)
 
     def _before(self, bad: list[Stretch], header: Header) -> None:
-        """Bad stretches in a row, with a good block behind them."""
+        """Report bad stretches in a row that are followed by a good block."""
         if bad:
             self._bad(bad, max(0, header.first_offset - self._end))
             self._end = max(self._end, header.first_offset)
@@ -252,20 +270,24 @@ class ChunkCheck:
             return
         why = "its checksum does not agree"
         at_risk = not self._sealed and self._around.following < 0 and self._around.synced_end >= 0 and first >= self._around.synced_end
-        if at_risk:  # whether it was ever synced recovery decides, by what the blocks behind it say
+        if at_risk:  # recovery decides whether it was synced, by the blocks behind it
             self._add(DAMAGE, what, first, count, needs=True)
             return
         kept = Bad(base, start, end - start, first, count, why, blocks=len(bad))
         self._add(DAMAGE, what, first, count, repair=lambda: self._keep(kept))
 
     def _known(self, start: int, end: int) -> Bad | None:
-        """What was set aside of that, if it is all of it: what lies behind may have rotted since."""
+        """Return the damage set aside before at `start`, if it reaches `end`.
+
+        Bytes behind it may have been damaged since.
+        """
         known = self._around.known.get((self._found.base_offset, start))
-        kept = 0 if known is None else known.bytes + -known.bytes % ALIGNMENT  # a footer was written behind a cut end, at the next border
+        # a footer may follow, aligned
+        kept = 0 if known is None else known.bytes + -known.bytes % ALIGNMENT
         return known if start + kept >= end else None
 
     def _is_noted(self, first: int, end: int) -> bool:
-        """Whether `.bad` files of this chunk say that all these offsets are lost."""
+        """Return True if the `.bad` files of this chunk cover all these offsets."""
         for bad in sorted(self._around.known.values(), key=lambda bad: bad.first_offset):
             if bad.base_offset == self._found.base_offset and bad.first_offset <= first:
                 first = max(first, bad.hole.next_offset)
@@ -278,7 +300,7 @@ class ChunkCheck:
     # The end
 
     def _tail(self, chunk: Chunk, bad: list[Stretch]) -> None:
-        """Bad bytes with nothing good behind them."""
+        """Report bad bytes that no good block follows."""
         base = self._found.base_offset
         if chunk.sealed:
             self._bad(bad, max(0, chunk.end_offset - base - self._end))
@@ -286,7 +308,7 @@ class ChunkCheck:
             return
         size = bad[-1].end - bad[0].position
         known = self._known(bad[0].position, bad[-1].end)
-        if known is not None and self._around.following < 0:  # recovery leaves it there, and the next block goes into a new chunk
+        if known is not None and self._around.following < 0:  # recovery leaves it there
             self._add(NOTE, f"{size} bytes at its end are damaged: known, and kept in {known.name}", base + self._end, known.count)
             self._end += known.count
             return
@@ -319,7 +341,9 @@ class ChunkCheck:
         found.end_offset = max(found.end_offset, chunk.end_offset)
 
     def _missing(self, end_offset: int) -> None:
-        """Blocks before the footer are not there at all: cut out, or cut off before it was written."""
+        """Report blocks that are missing before the footer: cut out, or cut off before it was
+        written.
+        """
         base, first = self._found.base_offset, self._found.end_offset
         text = f"its footer says that it ends at offset {end_offset}: blocks are missing"
         if self._is_noted(first, end_offset):
@@ -345,7 +369,7 @@ class ChunkCheck:
 
     def _check_index(self, chunk: Chunk) -> None:
         if not chunk.sealed:
-            return  # nobody trusts that of the last one: recovery cuts it
+            return  # not used: recovery cuts that of the last chunk
         if not self._files.exists(chunk.index_path):
             if not chunk.adopted:  # those never had one
                 self._add(NOTE, "it has no index; one is made when it is needed", repair=lambda: self._mend_index(chunk))
@@ -358,7 +382,9 @@ class ChunkCheck:
             self._add(DAMAGE, "its index does not agree with its blocks", repair=lambda: self._mend_index(chunk))
 
     def _agree(self, index: Index) -> bool:
-        """Entries of blocks that are damaged by now say nothing."""
+        """Return True if the index agrees with the blocks. Entries of damaged blocks are not
+        compared.
+        """
         before = -1
         for entry in index.entries():
             header = self._places.get(entry.position)
@@ -376,7 +402,8 @@ class ChunkCheck:
         finally:
             again.close()
         if not self._files.exists(again.index_path) or self._files.read_file(again.index_path, len(wanted) + 1) != wanted:
-            raise DiskFull("the index could not be written")  # a log does without it, and does not say so
+            # the log works without it, and reports no error
+            raise DiskFull("the index could not be written")
         return "the index built anew"
 
 
@@ -385,7 +412,7 @@ PIECE_BYTES: Final = 1024 * 1024
 
 @dataclass(slots=True)
 class TopicReport:
-    """What was found in one topic's directory."""
+    """The findings in one topic's directory."""
 
     name: str
     directory: str
@@ -399,12 +426,15 @@ class TopicReport:
 
     @property
     def damaged(self) -> list[Finding]:
-        """What is damage and was not repaired."""
+        """The damage that was not repaired."""
         return [finding for finding in self.findings if finding.level == DAMAGE and not finding.repaired]
 
 
 def check_topic(files: Files, directory: str, identity: TopicIdentity, now_ns: int, *, repair: bool = False) -> TopicReport:
-    """`Locked` where a process has it open. `OSError` where the directory cannot be read at all."""
+    """Check the directory of a topic, and repair it if `repair` is set.
+
+    Raises `Locked` if a process has it open, `OSError` if it cannot be read at all.
+    """
     lock = files.lock(f"{directory}/{LOCK_NAME}", write=repair)
     try:
         check = _TopicCheck(files, directory, identity, now_ns)
@@ -454,7 +484,9 @@ class _TopicCheck:
         self._names = files.list(directory)
         self._known: dict[tuple[int, int], Bad] = {}
         self._staged: dict[str, tuple[int, int, int]] = {}
-        """Files of sealed stages: where their blocks end, the bytes of their footers, their seeds."""
+        """Files of sealed stages: the end of their blocks, the bytes of their footers,
+        their seeds.
+        """
         self._synced_end = -1
         self._start = identity.base_offset
 
@@ -514,7 +546,9 @@ class _TopicCheck:
             self._add(DAMAGE, DELAYED_NAME, str(error))
 
     def _read_state(self) -> None:
-        """How far the log is known to be on disk. Only after it was found to be sound."""
+        """Read how far the log is known to be on disk. Call this only if the state store
+        is sound.
+        """
         try:
             state = StateStore(f"{self._directory}/{STATE_NAME}", readonly=True)
             try:
@@ -615,7 +649,7 @@ class _TopicCheck:
                 self._add(DAMAGE, chunk_name(before.base_offset), text, before.end_offset, lost).needs_recovery = True
 
     def _check_border(self, before: Checked, base: int) -> None:
-        """Whether a chunk begins where the one before it ends."""
+        """Check that a chunk begins where the one before it ends."""
         name = chunk_name(before.base_offset)
         lost = base - before.end_offset
         if lost < 0:
@@ -631,7 +665,9 @@ class _TopicCheck:
             finding.repair = lambda: self._note_gap(bad)
 
     def _check_holes(self) -> None:
-        """A `.bad` file whose messages are there: somebody has put a chunk back, or a disk reads again."""
+        """Note `.bad` files whose messages can be read again: a chunk was put back, or a disk
+        recovered.
+        """
         for bad in self._known.values():
             if not bad.count or bad.hole.next_offset <= self._start:
                 continue
@@ -645,7 +681,10 @@ class _TopicCheck:
     # Staging
 
     def _check_staging(self) -> None:
-        """Each part's blocks. What a sealed stage's row names must be there; the rest the next start removes."""
+        """Check the blocks of each staged file.
+
+        Files that a sealed stage's row names must exist. The next start removes the others.
+        """
         folder = f"{self._directory}/{STAGING_NAME}"
         names = [name for name in (self._files.list(folder) if STAGING_NAME in self._names else ()) if name.endswith(PART_SUFFIX)]
         for name in sorted({*names, *self._staged}):
@@ -677,6 +716,6 @@ class _TopicCheck:
                 self._add(NOTE, f"{STAGING_NAME}/{name}", f"no good block at {bad[0]}: a write that did not finish, or damage")
 
     def _add_part(self, name: str, text: str, level: str, *, needs: bool) -> None:
-        """What costs the stage."""
+        """Add a finding that costs the stage if it was sealed."""
         found = self._add(level, f"{STAGING_NAME}/{name}", f"{text}; if its stage was sealed, the next start drops it, and says so")
         found.needs_recovery = needs

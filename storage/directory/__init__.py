@@ -1,1 +1,1 @@
-"""A topic's directory, opened: lock, identity, log, state and delayed messages."""
+"""The directory of an open topic: lock, identity, log, state and delayed messages."""

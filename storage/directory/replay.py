@@ -1,4 +1,4 @@
-"""What the state's checkpoint lacks after a crash, found in the log behind it: one commit, and state and log agree again."""
+"""Replay after a crash: one commit adds to the state what the log has behind the checkpoint."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from ..state.state import ProducerRow, StateBatch, Table, producer_after
 
 
 def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = False) -> StateBatch | None:
-    """What the checkpoint lacks: producers' rows from the headers behind it, and cursors that no log stands behind; None if nothing.
+    """Return what the checkpoint lacks, or None if nothing: producers' rows, transactions, and
+    cursors that must be set back.
 
-    `rebuilt`: the state is that of a snapshot, since which the log's start may have moved.
+    `rebuilt`: the state comes from a snapshot, and the log's start may have moved since.
     """
     batch = StateBatch(applied_offset=log.end, synced_end=log.end)
     producers: dict[int, ProducerRow] = {}
-    # One block further back: a mark stands behind its group, so one at the checkpoint may or may not be applied.
+    # Begin one block earlier: a mark stands behind its group, so one at the checkpoint may or may
+    # not be applied.
     for header, mark in log.headers(max(table.applied_offset - 1, 0)):
         if mark is not None:
             row = mark.row(header.time_ns)
@@ -29,7 +31,8 @@ def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = Fa
             report.alarms.append(f"the mark of the group before offset {header.first_offset} is damaged: its transaction is not known")
         elif header.next_offset > table.applied_offset:
             report.replayed_blocks += 1
-            if header.producer_id and not header.flags & DELAYED:  # delayed ones committed their sequence when they were published
+            # delayed ones committed their sequence when they were published
+            if header.producer_id and not header.flags & DELAYED:
                 known = producers.get(header.producer_id) or table.producers.get(header.producer_id)
                 producers[header.producer_id] = producer_after(known, header.sequence, header.first_offset, header.time_ns)
     if log.holes != report.holes:
@@ -49,7 +52,10 @@ def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = Fa
 
 
 def _clamp(end: int, table: Table, batch: StateBatch, report: RecoveryReport) -> None:
-    """State never runs ahead of the log. It cannot, as the log is synced first: so this is an alarm."""
+    """Set back cursors that are beyond the log's end, with an alarm.
+
+    This should not happen, because the log is synced before the state is committed.
+    """
     for name, row in table.channels.items():
         if row.next_offset > end:
             report.alarms.append(f"channel {name}: its cursor {row.next_offset} is beyond the log's end {end}; set back")
@@ -64,7 +70,10 @@ def _clamp(end: int, table: Table, batch: StateBatch, report: RecoveryReport) ->
 
 
 def _begin_at(start: int, table: Table, batch: StateBatch) -> None:
-    """Chunks went after the snapshot: what lay in them was finished then, or dropped and counted. It is not counted again."""
+    """Move start and cursors up to `start`, for chunks that were removed after the snapshot.
+
+    Their messages were finished then, or dropped and counted. They are not counted again.
+    """
     batch.start = start
     if table.waiting < start:
         batch.waiting = start

@@ -1,4 +1,6 @@
-"""A topic's directory, opened: lock, identity, log, state. Creation is another call, so that nothing is ever made twice.
+"""The directory of a topic: opening it gives lock, identity, log and state.
+
+Creation is a separate call, so that nothing is created twice.
 
     DIR/topic                 which topic this is (identity.json form, with a checksum)
     DIR/lock                  held while open; the holder's pid inside, for people
@@ -8,8 +10,9 @@
     DIR/state.starts          how often it was opened since its last commit
     DIR/staging/              what is not committed yet; made when first needed
 
-A directory that is missing is refused and not made: an empty topic in place of a lost mount would give old offsets again.
-`create_store` makes all of it under a temporary name and renames, so there is no half of one.
+A missing directory is refused and not created: an empty topic in place of a lost mount would give
+old offsets again. `create_store` makes everything under a temporary name and renames it, so a
+half-made directory never has the final name.
 """
 
 from __future__ import annotations
@@ -58,10 +61,14 @@ _IDENTITY_BYTES_MAX: Final = 4096
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """`chunk_bytes`: size at which a chunk is sealed. `index_every_bytes`: at most one index entry in so many.
+    """Options of a topic's store.
 
-    `map_bytes`: address space of the state store to begin with. `reserve_bytes`: free space below which appends are
-    refused; None: the smaller of 1 GiB and 5% of the file system. `adopt_bytes`, `group_append_bytes`, `ring_bytes`: see `LogOptions`.
+    * `chunk_bytes`: size at which a chunk is sealed.
+    * `index_every_bytes`: the index has at most one entry per this many bytes.
+    * `map_bytes`: initial address space of the state store.
+    * `reserve_bytes`: free space below which appends are refused. None means the smaller of 1 GiB
+      and 5% of the file system.
+    * `adopt_bytes`, `group_append_bytes`, `ring_bytes`: see `LogOptions`.
     """
 
     chunk_bytes: int = CHUNK_BYTES
@@ -75,7 +82,11 @@ class StoreOptions:
 
 @dataclass(frozen=True, slots=True)
 class TopicIdentity:
-    """Which topic. `uuid`: 32 hex digits (dashes allowed), new for each making; `base_offset`: where its offsets begin."""
+    """The identity of a topic.
+
+    `uuid` has 32 hex digits (dashes allowed) and is new for each creation. `base_offset` is the
+    first offset.
+    """
 
     name: str
     uuid: str
@@ -90,7 +101,10 @@ class TopicIdentity:
 
 
 class Store:
-    """An open directory. `log` and `staging` belong to one thread, `state` to one thread (another, if you like)."""
+    """An open directory.
+
+    `log` and `staging` belong to one thread. `state` belongs to one thread, which may be another.
+    """
 
     def __init__(
         self, files: Files, directory: str, lock: int, log: Log, state: OpenedState, staging: Staging, report: RecoveryReport,
@@ -101,23 +115,28 @@ class Store:
         self.log = log
         self.state = state.store
         self.keeper = state.keeper
-        """Of the state's snapshot; belongs to the state's thread."""
+        """Writes the state's snapshot. Belongs to the state's thread."""
         self.staging = staging
         self.report = report
         self.delayed = delayed
-        """What is not due yet; None while there never was any. Belongs to one thread, which may be another."""
+        """The delayed messages. None if there never were any. Belongs to one thread, which may be
+        another.
+        """
         self.reserve_bytes = reserve_bytes
         self._uuid = uuid
         self._lock = lock
 
     def make_delayed(self, now_ns: int) -> DelayedStore:
-        """The environment of delayed messages, made when first needed."""
+        """Return the environment of delayed messages, and create it when first needed."""
         if self.delayed is None:
             self.delayed = make_delayed(self.files, self.directory, self._uuid, now_ns)
         return self.delayed
 
     def close(self) -> None:
-        """Sync the log, note in the state what is synced, free the lock. Errors come out, but everything is closed."""
+        """Sync the log, note in the state what is synced, free the lock.
+
+        Errors are raised, but everything is closed.
+        """
         try:
             self.staging.close()
             self.log.close()
@@ -132,7 +151,10 @@ class Store:
 
 
 def create_store(files: Files, directory: str, identity: TopicIdentity, options: StoreOptions | None = None) -> None:
-    """Make the directory of a new topic, on disk when this returns. `ForeignDirectory` if the name is taken, `DiskFull`."""
+    """Create the directory of a new topic. It is on disk when this returns.
+
+    Raises `ForeignDirectory` if the name is taken, or `DiskFull`.
+    """
     options = options or StoreOptions()
     directory = directory.rstrip("/")
     temporary = directory + TEMPORARY_SUFFIX
@@ -162,7 +184,10 @@ def create_store(files: Files, directory: str, identity: TopicIdentity, options:
 
 
 def open_store(files: Files, directory: str, options: StoreOptions, identity: TopicIdentity) -> Store:
-    """Lock, recover, open. `Locked`, `ForeignDirectory`, `Damaged` (all chunks), `StoreFailed` for I/O errors."""
+    """Lock, recover, and open a directory.
+
+    Raises `Locked`, `ForeignDirectory`, `Damaged` (all chunks), or `StoreFailed` for I/O errors.
+    """
     directory = directory.rstrip("/")
     began_ns = time.monotonic_ns()
     try:
@@ -192,7 +217,10 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: To
 
 
 def _is_topic(files: Files, directory: str) -> bool:
-    """By its state store or its chunks: either is made again from the other, or is an alarm."""
+    """Return True if the directory has a state store or chunks.
+
+    If one of the two is missing, it is rebuilt from the other, or its loss is an alarm.
+    """
     if any(files.exists(f"{directory}/{STATE_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX)):
         return True
     return files.exists(directory) and any(parse_chunk_name(name) is not None for name in files.list(directory))
@@ -216,7 +244,8 @@ def _recover(
                 report.alarms.append(f"{directory}: {lost} messages from offset {expected} on are missing: their chunks are gone")
             if removed:
                 report.notes.append(f"{directory}: {removed} files of chunks below offset {table.start} were still there; removed")
-            # What has moved is forgotten there before the checkpoint passes it: nobody looks for it again.
+            # The delayed messages that have moved are removed before the checkpoint passes them,
+            # because they are not looked for later.
             delayed = open_delayed(
                 files, directory, identity.uuid_bytes, log, table.applied_offset, time.time_ns(), report.notes, report.alarms
             )
@@ -250,7 +279,7 @@ def _close_quietly(log: Log) -> None:
 
 
 def _encode_identity(identity: TopicIdentity) -> bytes:
-    """One line of JSON for people and programs, and the checksum of that line."""
+    """Encode one line of JSON for people and programs, and the checksum of that line."""
     line = json.dumps(
         {"zsq": "topic", "version": VERSION, "name": identity.name, "uuid": identity.uuid_bytes.hex(), "base_offset": identity.base_offset}
     )
@@ -258,7 +287,9 @@ def _encode_identity(identity: TopicIdentity) -> bytes:
 
 
 def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> list[str]:
-    """A damaged file is written anew: state and chunks carry the uuid too."""
+    """Rewrite the identity file if it is damaged, and return notes. State and chunks carry the uuid
+    too.
+    """
     if check_identity(files, directory, identity):
         return []
     path = f"{directory}/{IDENTITY_NAME}"
@@ -269,13 +300,16 @@ def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> lis
         files.write_file(temporary, _encode_identity(identity))
         files.rename(temporary, path)
         files.sync_folder(directory)
-    except OSError as error:  # a full disk must not keep a topic from starting that can do without this file
+    except OSError as error:  # a full disk must not keep a topic from starting: it works without this file
         return [f"{path}: missing or damaged, and could not be written anew ({error}); the next start tries again"]
     return [f"{path}: missing or damaged; written anew"]
 
 
 def read_identity(files: Files, directory: str) -> TopicIdentity | None:
-    """None where the file is missing or damaged; `ForeignDirectory` where its version is not known."""
+    """Read the identity file. Returns None if it is missing or damaged.
+
+    Raises `ForeignDirectory` if its version is unknown.
+    """
     path = f"{directory}/{IDENTITY_NAME}"
     data = files.read_file(path, _IDENTITY_BYTES_MAX) if files.exists(path) else b""
     line, _, rest = data.partition(b"\n")
@@ -293,7 +327,10 @@ def read_identity(files: Files, directory: str) -> TopicIdentity | None:
 
 
 def check_identity(files: Files, directory: str, identity: TopicIdentity) -> bool:
-    """False where the file is missing or damaged; `ForeignDirectory` where it is another topic's."""
+    """Return True if the identity file is this topic's, False if it is missing or damaged.
+
+    Raises `ForeignDirectory` if it is another topic's.
+    """
     found = read_identity(files, directory)
     if found is None:
         return False

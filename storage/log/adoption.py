@@ -1,15 +1,20 @@
-"""Staged files on their way to be chunks of the log: prepared, committed by one rename, finished (after a crash by recovery).
+"""Adoption: staged files become chunks of the log. They are prepared, committed by one rename, and
+finished.
+
+After a crash, recovery finishes them.
 
     prepare   each file gets its header (base offset, base time) and its footer; the last one, the *carrier*, the mark between
               its blocks and its footer; each is synced. They still are files of their stage and nothing but that.
     commit    the carrier is renamed to its name in the log, and the log's folder synced: from here on the group is there.
     finish    the others are renamed, the folder is synced, the chunk before them gets its footer.
 
-Why the mark lies in an adopted file, the last one: a chunk that held nothing but a mark would have the first offset, and so the
-name, of what follows it; and recovery, which looks at the last chunk, finds the mark there. Why the old chunk's footer comes after the
-commit: a footer says that all before it counts.
+The mark lies in an adopted file, the last one. A chunk that held only a mark would have the first
+offset, and so the name, of what follows it. Recovery looks at the last chunk and finds the mark
+there. The old chunk gets its footer after the commit, because a footer says that all before it
+counts.
 
-The staging folder is not synced after the renames: a name that came back in it is a file without a row, and removed at start.
+The staging folder is not synced after the renames. A name that comes back in it is a file without a
+row, and is removed at start.
 """
 
 from __future__ import annotations
@@ -47,7 +52,7 @@ def chunk_path(folder: str, adopted: Adopted) -> str:
 
 
 class Adoption:
-    """One group's. `chunk`: the carrier, once prepared."""
+    """The adoption of one group. `chunk` is the carrier, once it is prepared."""
 
     def __init__(self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, mark: Mark, time_ns: int) -> None:
         self._files = files
@@ -59,7 +64,11 @@ class Adoption:
         self.chunk: Chunk | None = None
 
     def prepare(self) -> None:
-        """`Damaged` where a file is not what was sealed; any error leaves stages that can be prepared again."""
+        """Write the headers, footers and the mark, and sync the files.
+
+        Raises `Damaged` if a file is not as it was sealed. After any error the stages can be
+        prepared again.
+        """
         others, carrier = self._mark.adopted[:-1], self._mark.adopted[-1]
         for at in range(0, len(others), OPEN_FILES_MAX):
             fds: list[int] = []
@@ -101,7 +110,10 @@ class Adoption:
         return fd
 
     def _write(self, fd: int, adopted: Adopted, mark: bytes) -> int:
-        """Header, mark and footer; the position of the footer. A longer end that an earlier try has left is cut off."""
+        """Write header, mark and footer, and return the position of the footer.
+
+        A longer end that an earlier try left is cut off.
+        """
         data_end = adopted.data_end + len(mark)
         header = ChunkHeader(adopted.base_offset, self._time_ns, adopted.seed, self._uuid, ADOPTED)
         footer = encode_footer(ChunkFooter(adopted.messages, 0, data_end), adopted.seed, header)
@@ -114,16 +126,22 @@ class Adoption:
     def _sync(self, fds: list[int]) -> None:
         try:
             self._files.sync_all(fds)
-        except OSError as error:  # never to be tried again on these pages, full disk or not
+        except OSError as error:  # never try again on these pages, full disk or not
             raise StoreFailed(f"fdatasync of a staged file failed: {error}") from error
 
     def commit(self) -> None:
-        """The rename that decides; durable by `finish`. `OSError`: it did not happen."""
+        """Rename the carrier, which commits the group. `finish` makes that durable.
+
+        Raises `OSError` if it did not happen.
+        """
         carrier = self._mark.adopted[-1]
         self._files.rename(part_path(self._folder, carrier), chunk_path(self._folder, carrier))
 
     def finish(self) -> Chunk:
-        """All in place; the carrier's chunk. `OSError`: recovery has to do it."""
+        """Rename the other files into place, and return the carrier's chunk.
+
+        Raises `OSError` if recovery has to do it.
+        """
         assert self.chunk is not None
         self._files.sync_folder(self._folder)
         for adopted in self._mark.adopted[:-1]:
@@ -133,14 +151,17 @@ class Adoption:
         return self.chunk
 
     def close(self) -> None:
-        """Given up before the commit."""
+        """Close the carrier if the adoption is given up before the commit."""
         if self.chunk is not None:
             self.chunk.close()
 
 
 def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start: int = 0) -> None:
-    """Finish what the mark of `chunk` (the last of the log, adopted) names, wherever it stopped. A file that is nowhere is an alarm, unless
-    it was in its place once and has been removed since, as all below `start`."""
+    """Finish the group that the mark of `chunk` names, wherever its adoption stopped.
+
+    `chunk` is the last chunk of the log, and adopted. A file that is in neither folder is an alarm.
+    Files below `start` are not: they were in place once and have been removed since.
+    """
     mark = chunk.mark_at(chunk.last_position())
     if mark is None:
         alarms.append(f"{chunk.path}: the mark of its group is damaged; if its commit was not finished, the rest is still in staging")
@@ -164,22 +185,29 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start:
 
 
 def _is_there(files: Files, path: str, seed: int) -> bool:
-    """Whether this chunk has its name already: it may still be that of the empty chunk which it replaces."""
+    """Return True if the file with this name is this chunk.
+
+    It may still be the empty chunk that this one replaces.
+    """
     if not files.exists(path):
         return False
     fd = files.open_read(path)
     try:
         return decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0)).seed == seed
     except Damaged:
-        return True  # whatever it was, it is not the empty one
+        return True  # a damaged file is not the empty one
     finally:
         files.close(fd)
 
 
 def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
-    """The footer of the chunk before the adopted ones. Readers can do without, so what hinders it is only noted. It is synced, as nobody
-    writes it again once the log goes on behind the adopted ones: then a footer that is missing is an alarm. And written even where it can
-    be read: after a failed sync it may be in the page cache and never reach the disk."""
+    """Write and sync the footer of the chunk before the adopted ones.
+
+    Readers can do without the footer, so a failure is only noted. It is synced because no later
+    write seals that chunk once the log goes on behind the adopted ones, and a missing footer is an
+    alarm then. It is written even if it can be read: after a failed sync it may be in the page
+    cache and never reach the disk.
+    """
     base_offset, data_end, last_time_ns = mark.unsealed
     files = chunk.files
     try:

@@ -1,21 +1,24 @@
-"""One chunk: finding a block in it, reading some. Walking is `chunk.py`'s, writing is the log's.
+"""One chunk of the log: statistics, a walk through its blocks, finding and reading blocks. The log
+writes it.
 
-Marks are blocks without messages; they are walked like all others, and never found, read or put in an index.
+Marks are blocks without messages. A walk passes them like all others. They are never found, read or
+put in an index.
 
-What is known of each chunk, and what is done with it: size, times, bytes written, reads from the ring and from the file. Pure.
+`ChunkBook` has statistics like EQueue's, without I/O: size, times, bytes written, reads from the
+ring and from the file. Counts are totals since this process began, and the rate over the last full
+second. Only chunks that were used have counters. The facts of a sealed chunk are learned when it is
+opened for a reader, or by a survey in another thread. They are never read again, because such a
+chunk does not change: a report about ten thousand chunks opens none. A read is counted in the chunk
+where it begins.
 
-EQueue's chunk statistics: totals since this process began, and the rate over the last full second. Only chunks with which anything
-was done have counters. Facts of sealed chunks are learnt when they are opened for a reader, or by a survey in some other thread, and never
-asked for again, as such a chunk does not change: so telling about ten thousand chunks opens none. A read is counted where it begins.
+`ChunkFile` walks through the blocks, forwards or backwards. A walk yields stretches: blocks, good
+or not, and bytes between them that are no block. A block with a good header and bad columns has a
+known end and known offsets. If the header itself is bad, the walk searches for the next magic in
+steps of 8 bytes and checks its checksum, which is seeded with the chunk's random number. Bytes in a
+message's body cannot pass for a block, because their author cannot know the seed.
 
-A chunk's file: its bytes, and a walk through its blocks, forwards or backwards.
-
-A walk tells a chunk's content as stretches: blocks that are good, and what is not. A block whose header is good
-but whose columns are not has a known end and known offsets. Where the header itself is bad, the next one is
-looked for by its magic in steps of 8 bytes and believed by its checksum, which is seeded with the chunk's random
-number: bytes in a message's body cannot pass for a block, because who wrote them cannot know the seed.
-
-Backwards: each block ends with its length. Where that is damaged there is no way on; who walks back finds a border by the index then.
+Backwards, each block ends with its length. If that is damaged, the walk cannot go on, and the
+caller finds a border by the index.
 """
 
 from __future__ import annotations
@@ -59,17 +62,20 @@ _NS_PER_S: Final = 1_000_000_000
 
 class ChunkState(StrEnum):
     NEW = "new"
-    """The last one, and empty."""
+    """The last chunk, and empty."""
     ONGOING = "ongoing"
-    """The last one: appended to."""
+    """The last chunk, which is appended to."""
     SEALED = "sealed"
-    """With a footer; never written again."""
+    """A chunk with a footer. It is never written again."""
     ADOPTED = "adopted"
     """Sealed, and written as a staged file before it became a chunk."""
 
 
 class Facts(NamedTuple):
-    """Of a sealed chunk. `bytes`: of the file; `next_offset`: behind its last message, or -1 where its footer is damaged."""
+    """Facts of a chunk. `bytes` is the size of its file.
+
+    `next_offset` follows its last message. It is -1 if the footer is damaged.
+    """
 
     bytes: int
     state: ChunkState
@@ -91,7 +97,7 @@ class Activity:
         return self.written_bytes, self.ring_reads, self.ring_bytes, self.file_reads, self.file_bytes
 
     def roll(self, elapsed_ns: int) -> bool:
-        """A second is over; False if nothing was done in it."""
+        """Compute the rates at the end of a second. Returns False if nothing happened in it."""
         now = self.counts()
         self.rates = tuple((new - old) * _NS_PER_S // elapsed_ns for new, old in zip(now, self._before, strict=True))  # type: ignore[assignment]
         moved = now != self._before
@@ -99,7 +105,7 @@ class Activity:
         return moved
 
     def add(self, other: Activity) -> None:
-        """`other`'s chunk is gone; its counts are not."""
+        """Add the counts of `other`, whose chunk was removed."""
         self.written_bytes += other.written_bytes
         self.ring_reads += other.ring_reads
         self.ring_bytes += other.ring_bytes
@@ -111,7 +117,7 @@ COUNTS: Final = ("written_bytes", "ring_reads", "ring_read_bytes", "file_reads",
 
 
 class _Counts(TypedDict):
-    """Totals, and with _s what they were in the last full second."""
+    """Totals, and rates in the last full second (`_s`)."""
 
     written_bytes: int
     ring_reads: int
@@ -126,7 +132,7 @@ class _Counts(TypedDict):
 
 
 class ChunkRow(_Counts):
-    """Of one chunk. None: its footer was not read yet. `bad`: damaged blocks."""
+    """One chunk. A value is None if the footer was not read yet. `bad` counts damaged blocks."""
 
     first_offset: int
     messages: int
@@ -138,7 +144,7 @@ class ChunkRow(_Counts):
 
 
 class ChunkSum(_Counts):
-    """Of several chunks together."""
+    """The sum of several chunks."""
 
     chunks: int
     messages: int
@@ -147,7 +153,11 @@ class ChunkSum(_Counts):
 
 
 class ChunkReport(TypedDict):
-    """`older`: chunks that are not among `chunks`, together; `total`: all, with those that are gone."""
+    """The report about a log's chunks.
+
+    `older` is the sum of the chunks that are not among `chunks`. `total` covers all, including
+    removed chunks.
+    """
 
     chunks: list[ChunkRow]
     total: ChunkSum
@@ -155,7 +165,7 @@ class ChunkReport(TypedDict):
 
 
 class ChunkBook:
-    """`facts` by the chunk's first offset."""
+    """Facts and activities of a log's chunks. `facts` has them by the chunk's first offset."""
 
     def __init__(self) -> None:
         self.facts: dict[int, Facts] = {}
@@ -165,7 +175,7 @@ class ChunkBook:
         self._rolled_ns = 0
 
     def of(self, base: int) -> Activity:
-        """Where to count what is done with this chunk."""
+        """Return the activity in which to count what is done with this chunk."""
         found = self._activities.get(base)
         if found is None:
             found = self._activities[base] = Activity()
@@ -173,7 +183,7 @@ class ChunkBook:
         return found
 
     def tick(self, now_ns: int) -> None:
-        """About once a second."""
+        """Compute the rates, about once a second."""
         elapsed_ns = now_ns - self._rolled_ns
         if elapsed_ns < _NS_PER_S // 2:
             return
@@ -181,16 +191,16 @@ class ChunkBook:
         self._moved = {base for base in self._moved if base in self._activities and self._activities[base].roll(elapsed_ns)}
 
     def forget_below(self, start: int) -> None:
-        """These chunks were removed."""
+        """Drop the chunks below `start`, which were removed. Their counts stay in the total."""
         for base in [base for base in self._activities if base < start]:
             self._gone.add(self._activities.pop(base))
         for base in [base for base in self.facts if base < start]:
             del self.facts[base]
 
     def rows(self, bases: Sequence[int], active: Facts, bad: dict[int, int], rows_max: int = ROWS_MAX) -> ChunkReport:
-        """The newest chunks one by one, the older ones in a sum, and all in a sum.
+        """Return the newest chunks one by one, the older ones as a sum, and the sum of all.
 
-        `active`: of the last one; `bad`: damaged blocks by chunk.
+        `active` are the facts of the last chunk. `bad` has the number of damaged blocks by chunk.
         """
         ends = [*bases[1:], active.next_offset]
         rows: list[ChunkRow] = []
@@ -225,18 +235,20 @@ def _counted(activities: Sequence[Activity]) -> _Counts:
     return cast("_Counts", found)
 
 
-WALK_BYTES: Final = 1024 * 1024  # read at once when blocks are checked whole
-HEADERS_BYTES: Final = 16 * 1024  # read at once when only headers are wanted
-SEARCH_BYTES: Final = 1024 * 1024  # read at once when the next header is looked for
-PAGE_BYTES: Final = 4096  # what a disk that fails to read loses at a time
-# What a header begins with: magic, version, columns, flags, a length that is a multiple of 8 below 16 MiB, a count below 65,536. So a body
-# full of magic costs a search, not a decoding each (7.9 s for 5 MB). Two never overlap: no byte of a magic is what the others want there.
+WALK_BYTES: Final = 1024 * 1024  # bytes per read if blocks are checked whole
+HEADERS_BYTES: Final = 16 * 1024  # bytes per read if only headers are wanted
+SEARCH_BYTES: Final = 1024 * 1024  # bytes per read in the search for the next header
+PAGE_BYTES: Final = 4096  # a failing disk loses bytes in units of this size
+# A header begins with: magic, version, columns, flags, a length that is a multiple of 8 below 16
+# MiB, a count below 65,536. The pattern tests all of them, so a body full of magics costs one
+# search and not a decoding at each (7.9 s for 5 MB). Two candidates never overlap, because no byte
+# of a magic fits the other fields.
 _LENGTHS: Final = bytes(range(0, 256, ALIGNMENT))
 _CANDIDATE: Final = re.compile(re.escape(DISK_MAGIC) + bytes([BLOCK_VERSION]) + rb".{3}[" + _LENGTHS + rb"]..\0..\0\0", re.DOTALL)
 
 
 class Stretch(NamedTuple):
-    """Bytes `position` to `end` of a chunk. `header` (disk form) is None where it could not be read."""
+    """Bytes `position` to `end` of a chunk. `header` (disk form) is None if it was unreadable."""
 
     position: int
     end: int
@@ -245,7 +257,7 @@ class Stretch(NamedTuple):
 
 
 class ChunkFile:
-    """An open chunk file. `end_position` is where its blocks end."""
+    """An open chunk file. `end_position` is the end of its blocks."""
 
     __slots__ = ("base_offset", "end_position", "fd", "files", "folder", "header", "unreadable")
 
@@ -257,7 +269,9 @@ class ChunkFile:
         self.base_offset = header.base_offset
         self.end_position = CHUNK_HEADER_BYTES
         self.unreadable = -1
-        """The last position met that the disk cannot read. It counts as damaged, and may be readable tomorrow: nobody cuts it off."""
+        """The last position found that the disk cannot read. It counts as damaged but may be
+        readable later, so it is never cut off.
+        """
 
     @property
     def path(self) -> str:
@@ -267,7 +281,9 @@ class ChunkFile:
         self.files.close(self.fd)
 
     def walk(self, position: int, *, columns: bool) -> Iterator[Stretch]:
-        """From the block at `position` to the end of the chunk; `columns`: check these too, not only the headers."""
+        """Yield stretches from the block at `position` to the end of the chunk. With `columns`,
+        check these too.
+        """
         window = memoryview(b"")
         window_at = position
         while position < self.end_position:
@@ -292,7 +308,9 @@ class ChunkFile:
             position = end
 
     def _find_header(self, position: int) -> int:
-        """The next place, from `position` on, where a header of this chunk stands; `end_position` if there is none."""
+        """Return the next position, from `position` on, with a header of this chunk, or
+        `end_position`.
+        """
         while position < self.end_position:
             data = self._pread(SEARCH_BYTES, position)
             for candidate in _CANDIDATE.finditer(data):
@@ -304,11 +322,13 @@ class ChunkFile:
                     return position + at
             if position + len(data) >= self.end_position or not data:
                 break
-            position += max(len(data) - HEADER_BYTES, ALIGNMENT) & -ALIGNMENT  # a header may lie across the border
+            # a header may lie across the border
+            position += max(len(data) - HEADER_BYTES, ALIGNMENT) & -ALIGNMENT
         return self.end_position
 
     def _pread(self, size: int, position: int) -> bytes:
-        size = max(0, min(size, self.end_position - position))  # a file may end within its own header
+        # a file may end within its own header
+        size = max(0, min(size, self.end_position - position))
         try:
             return self.files.pread(self.fd, size, position)
         except OSError as error:
@@ -317,7 +337,10 @@ class ChunkFile:
         return b"".join(self._pread_page(min(PAGE_BYTES, size - at), position + at) for at in range(0, size, PAGE_BYTES))
 
     def _pread_page(self, size: int, position: int) -> bytes:
-        """Zeros where the disk has lost the page: the checksums make damage of it, and only of the blocks that lie there."""
+        """Read a page, or return zeros if the disk has lost it.
+
+        Zeros fail the checksums, so only the blocks in this page count as damaged.
+        """
         try:
             return self.files.pread(self.fd, size, position)
         except OSError as error:
@@ -327,13 +350,17 @@ class ChunkFile:
             return bytes(size)
 
     def block_before(self, position: int) -> tuple[int, Header] | None:
-        """(position, header) of the block that ends at `position`: its trailer says where it begins. None: damaged, or nothing there."""
+        """Return (position, header) of the block that ends at `position`, or None if it is damaged
+        or there is none.
+
+        The trailer of the block says where it begins.
+        """
         at = max(CHUNK_HEADER_BYTES, position - HEADERS_BYTES)
         data = self._pread(position - at, at)
         length = int.from_bytes(data[-TRAILER_BYTES : -TRAILER_BYTES + 4], "little")
         start = position - length
         if start < CHUNK_HEADER_BYTES:
-            return None  # any other length that is wrong leads to no header that agrees with it
+            return None  # any other wrong length leads to no header that agrees with it
         found = data[start - at : start - at + HEADER_BYTES] if start >= at else self._pread(HEADER_BYTES, start)
         header = decode_disk_header(found, self.header.seed, start)
         return (start, header) if header is not None and header.length == length else None
@@ -349,11 +376,14 @@ def columns_agree(header: Header, columns: memoryview) -> bool:
 
 READ_BYTES_MIN: Final = 4096
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
-OPEN_ATTEMPTS: Final = 2  # before a reader is told that it cannot be
+OPEN_ATTEMPTS: Final = 2  # tries before a reader gets an error
 
 
 class BlockLocation(NamedTuple):
-    """Where a block begins, and its first offset; and where the one before it ends: what lies between is lost. Offsets are absolute."""
+    """Where a block begins, its first offset, and the end of the block before it.
+
+    Bytes between the two are lost. Offsets are absolute.
+    """
 
     position: int
     first_offset: int
@@ -362,7 +392,9 @@ class BlockLocation(NamedTuple):
 
 
 class Good(NamedTuple):
-    """The next good block: where it begins, its first offset, and how many bad stretches lie before it."""
+    """The next good block: its position, its first offset, and how many bad stretches lie before
+    it.
+    """
 
     position: int
     first_offset: int
@@ -381,21 +413,22 @@ class Chunk(ChunkFile):
         self.end_offset = header.base_offset
         self.sealed = False
         self.sequential = False
-        """The operating system was told that it is read from front to back."""
+        """True after the operating system was told that this file is read from front to back."""
         self.spare_header = False
-        """Both copies of its header are damaged, and its footer's was taken."""
+        """True if both copies of the header are damaged and the copy in the footer is used."""
         self.last_time_ns = header.base_time_ns
-        """Of its last block, as its footer says; before that not known here."""
+        """Time of the last block. A chunk opened without a footer starts with the base time."""
 
     @property
     def index_path(self) -> str:
         return f"{self.folder}/{index_name(self.base_offset)}"
 
     def locate(self, offset: int) -> BlockLocation:
-        """The block that holds `offset`, or the first after it, at worst the chunk's end."""
+        """Find the block that holds `offset`, or the first one after it, or the chunk's end."""
         relative = offset - self.base_offset
         before = 0
-        # A reader that comes from the chunk before needs no index: so going through a backlog loads none.
+        # A reader that comes from the chunk before needs no index, so reading through a backlog
+        # loads none.
         before_end = start = CHUNK_HEADER_BYTES if relative <= 0 else self._entry_position(relative, by_time=False)
         for stretch in self.walk(start, columns=False):
             if stretch.header is None:
@@ -408,7 +441,11 @@ class Chunk(ChunkFile):
         return BlockLocation(self.end_position, self.end_offset, before_end, before + self.base_offset)
 
     def extent(self, offset: int) -> tuple[int, int, int]:
-        """(position, end, next offset) of the block that holds `offset`, or of the first after it, at worst of the chunk's end."""
+        """Return (position, end, next offset) of the block that holds `offset`, or of the first one
+        after it.
+
+        At the chunk's end, both positions are the end.
+        """
         position = self.locate(offset).position
         if position < self.end_position:
             header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed, position)
@@ -417,7 +454,7 @@ class Chunk(ChunkFile):
         return self.end_position, self.end_position, self.end_offset
 
     def boundary(self, position: int) -> tuple[int, int]:
-        """(position, offset) of the last border between blocks at or before `position`."""
+        """Return (position, offset) of the last border between blocks at or before `position`."""
         index = self.index if self.index is not None else self.load_index()
         entry = index.by_position(position)
         start = entry.position if entry is not None and self._agrees(entry) else CHUNK_HEADER_BYTES
@@ -430,7 +467,7 @@ class Chunk(ChunkFile):
         return self.end_position, self.end_offset
 
     def offset_at(self, time_ns: int) -> int | None:
-        """The first offset stored at `time_ns` or later, None if all are older."""
+        """Return the first offset stored at `time_ns` or later, or None if all are older."""
         relative = time_ns - self.header.base_time_ns
         for stretch in self.walk(self._entry_position(relative, by_time=True), columns=False):
             if stretch.header is not None and stretch.header.time_ns >= relative:
@@ -438,7 +475,10 @@ class Chunk(ChunkFile):
         return None
 
     def _entry_position(self, key: int, *, by_time: bool) -> int:
-        """Where to begin a walk that is to find `key`. An entry is believed only if the header it points at agrees."""
+        """Return where to begin a walk that looks for `key`.
+
+        An index entry is used only if the header at its position agrees.
+        """
         for attempt in range(2):
             index = self.index if self.index is not None and not attempt else self.load_index(rebuild=bool(attempt))
             entry = index.by_time(key) if by_time else index.by_offset(key)
@@ -449,7 +489,9 @@ class Chunk(ChunkFile):
         return CHUNK_HEADER_BYTES
 
     def load_index(self, *, rebuild: bool = False) -> Index:
-        """The index from its file, or built anew from the headers (and written, if the chunk is sealed)."""
+        """Load the index from its file, or rebuild it from the headers and save it if the chunk is
+        sealed.
+        """
         if not rebuild:
             self.index = self._saved_index()
             if self.index is not None:
@@ -472,9 +514,11 @@ class Chunk(ChunkFile):
         return Index.decode(data, self.header.seed, self.index_every_bytes)
 
     def resume(self, offset: int) -> IndexEntry | None:
-        """A block at or before `offset` (absolute) from which a walk may begin, by the saved index; None: begin at the first.
+        """Return a block at or before `offset` (absolute) where a walk may begin, by the saved
+        index.
 
-        The index in memory is then what lies before it.
+        Returns None if the walk must begin at the first block. The index in memory then holds what
+        lies before the result.
         """
         self.index = Index(self.index_every_bytes)
         saved = self._saved_index()
@@ -486,12 +530,14 @@ class Chunk(ChunkFile):
         return entry
 
     def _agrees(self, entry: IndexEntry) -> bool:
-        """Whether the block header that an index entry points at is there and is the one it means."""
+        """Return True if the block header at the entry's position agrees with the entry."""
         header = decode_disk_header(self._pread(HEADER_BYTES, entry.position), self.header.seed, entry.position)
         return header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns
 
     def save_index(self) -> None:
-        """Write the index, if there is one, beside the chunk. It is a cache: neither synced nor missed if this fails."""
+        """Write the index, if it is loaded, beside the chunk. It is a cache: it is not synced, and
+        a failure is ignored.
+        """
         if self.index is None:
             return
         try:
@@ -506,9 +552,11 @@ class Chunk(ChunkFile):
             return
 
     def read(self, position: int, bytes_max: int, end: int, blocks_max: int) -> tuple[list[Block], int]:
-        """Good blocks from `position` on that lie below `end` (absolute), and the position after them.
+        """Return good blocks from `position` on that lie below `end` (absolute), and the position
+        after them.
 
-        About `bytes_max` bytes, at least one block if the first is good and below the end; none if it is bad.
+        Returns about `bytes_max` bytes: at least one block if the first is good and lies below
+        `end`, none if it is bad.
         """
         blocks: list[Block] = []
         begin = window_at = position
@@ -540,7 +588,7 @@ class Chunk(ChunkFile):
         return blocks, position
 
     def next_good(self, position: int) -> Good:
-        """The next wholly good block with messages, from `position` on; the chunk's end if there is none."""
+        """Return the next good block with messages, from `position` on, or the chunk's end."""
         skipped = 0
         for stretch in self.walk(position, columns=True):
             if stretch.good and stretch.header is not None and stretch.header.count:
@@ -549,14 +597,15 @@ class Chunk(ChunkFile):
         return Good(self.end_position, self.end_offset, skipped)
 
     def facts(self) -> Facts:
-        """As it is now."""
+        """Return the facts of the chunk as it is now."""
         state = ChunkState.ADOPTED if self.adopted else ChunkState.SEALED
         if not self.sealed:
             state = ChunkState.ONGOING if self.end_position > CHUNK_HEADER_BYTES else ChunkState.NEW
         size = self.end_position + (FOOTER_BYTES if self.sealed else 0)
         first_time_ns = self.header.base_time_ns
-        if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:  # a topic's first chunk is made before there is a message
-            with contextlib.suppress(Unreadable):  # a statistic, and a roll waits for it
+        # a topic's first chunk is made before its first message
+        if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:
+            with contextlib.suppress(Unreadable):  # only a statistic, and a roll waits for it
                 header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed, CHUNK_HEADER_BYTES)
                 first_time_ns = 0 if header is None else header.time_ns
         return Facts(size, state, first_time_ns, self.last_time_ns, self.end_offset)
@@ -566,7 +615,7 @@ class Chunk(ChunkFile):
         return bool(self.header.flags & ADOPTED)
 
     def mark_at(self, position: int) -> Mark | None:
-        """The mark whose block begins at `position`; None where there is none, or it is damaged."""
+        """Return the mark in the block at `position`, or None if there is none or it is damaged."""
         header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed, position)
         if header is None or not header.flags & MARK:
             return None
@@ -574,13 +623,19 @@ class Chunk(ChunkFile):
         return decode_mark(columns) if columns_agree(header, columns) else None
 
     def last_position(self) -> int:
-        """Where the last block of a sealed chunk begins: its trailer says how long it is. If that is damaged: where the first begins."""
+        """Return where the last block of a sealed chunk begins, according to its trailer.
+
+        If the trailer is damaged, returns where the first block begins.
+        """
         found = self.block_before(self.end_position)
         return CHUNK_HEADER_BYTES if found is None else found[0]
 
 
 def create_chunk(files: Files, folder: str, header: ChunkHeader, encoded: bytes, index_every_bytes: int) -> Chunk:
-    """A new, empty chunk, its header synced; its name is not: sync the folder. What failed is removed again."""
+    """Create an empty chunk and sync its header. Its name is not synced: sync the folder.
+
+    The file is removed again if this fails.
+    """
     path = f"{folder}/{chunk_name(header.base_offset)}"
     fd = files.open_new(path)
     try:
@@ -596,10 +651,14 @@ def create_chunk(files: Files, folder: str, header: ChunkHeader, encoded: bytes,
 
 
 def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_every_bytes: int, *, write: bool = False) -> Chunk:
-    """An existing chunk. `ForeignDirectory` if it is another topic's, `Damaged` if its header cannot be read.
+    """Open an existing chunk.
 
-    `end_position` is the footer's place in a sealed chunk, else the end of the file; `end_offset` is the footer's, else
-    unknown and the base.
+    Raises `ForeignDirectory` if it belongs to another topic, `Damaged` if its header cannot be
+    read.
+
+    In a sealed chunk, `end_position` is the place of the footer, and `end_offset` comes from the
+    footer. Otherwise `end_position` is the end of the file, and `end_offset` is the base offset
+    because the real one is not known.
     """
     path = f"{folder}/{chunk_name(base_offset)}"
     fd = files.open_append(path) if write else files.open_read(path)
@@ -622,7 +681,11 @@ def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_e
 
 
 def _read_header(files: Files, fd: int, base_offset: int) -> tuple[ChunkHeader, bool]:
-    """From the file's front, or (True) from its footer: one bad sector, where both copies lie, shall not cost a sealed chunk."""
+    """Read the header from the front of the file, or from its footer.
+
+    Returns True if it came from the footer. One bad sector with both copies at the front must not
+    cost a sealed chunk.
+    """
     try:
         return decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0)), False
     except (Damaged, OSError) as error:
@@ -636,9 +699,11 @@ def _read_header(files: Files, fd: int, base_offset: int) -> tuple[ChunkHeader, 
 
 
 def open_surely(files: Files, folder: str, base_offset: int, uuid: bytes, index_every_bytes: int) -> Chunk:
-    """As `open_chunk`, for a reader: `Damaged` only where the file is not in its folder any more, or its header is no header.
+    """Open a chunk for a reader.
 
-    All else that the operating system says is `Unreadable`: a disk or a mount that fails for a moment must not cost a chunk of messages.
+    Raises `Damaged` only if the file is missing from its folder or its header is invalid. All other
+    errors of the operating system raise `Unreadable`: a disk or a mount that fails for a moment
+    must not cost a chunk of messages.
     """
     for attempt in range(OPEN_ATTEMPTS):
         try:
@@ -653,7 +718,10 @@ def open_surely(files: Files, folder: str, base_offset: int, uuid: bytes, index_
 
 
 def _is_missing(files: Files, folder: str, base_offset: int) -> bool:
-    """Whether the folder itself, with other files of the topic in it, says so: an unmounted one says nothing."""
+    """Return True if the folder is readable, has other chunks of the topic, and lacks this one.
+
+    A folder that is not mounted is empty and proves nothing.
+    """
     try:
         names = files.list(folder)
     except OSError:
@@ -662,11 +730,11 @@ def _is_missing(files: Files, folder: str, base_offset: int) -> bool:
 
 
 def read_footer(files: Files, fd: int, seed: int, size: int) -> ChunkFooter | None:
-    position = size - FOOTER_BYTES  # what has a header is no shorter than a footer
+    position = size - FOOTER_BYTES  # a file with a header is no shorter than a footer
     try:
         data = files.pread(fd, FOOTER_BYTES, position)
     except OSError as error:
         if error.errno != errno.EIO:
             raise
-        return None  # a page that cannot be read is no footer: the blocks before it are as good as ever
+        return None  # an unreadable page is no footer; the blocks before it are still good
     return decode_footer(data, seed, position)

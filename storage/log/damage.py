@@ -1,16 +1,20 @@
-"""What is lost, known and kept: the bytes of a damaged stretch in a `.bad` file of their own, its offsets among the holes.
+"""Damage of a log: the bytes of each damaged stretch are kept in a `.bad` file, its offsets are
+holes.
 
     <chunk's base offset>-<position>.bad = head (512 bytes: a line of JSON, spaces, a checksum, a line feed)  the bytes as they were found
 
-A hole costs its readers nothing once it is known, but finding one reads the chunk to the next good block; so those that were found
-are known from their heads at the next start. They are looked at once more then: what could not be read because a disk or a
-memory failed for a moment is no loss. Bytes that recovery cut off (never acknowledged) lie in such files too; they are no holes.
+A known hole costs its readers nothing. Finding one means reading the chunk to the next good block.
+So the next start learns known holes from the heads of these files. It checks each stretch once
+more, because a disk or a memory may have failed only for a moment. Bytes that recovery cut off
+(never acknowledged) lie in such files too. They are no holes.
 
-All of it is best effort. A `.bad` file is evidence for a person, and repeats what is still in the chunk: that it cannot be written (a full
-disk) is noted and nothing more. So a rotten disk cannot fill what is left of it: BAD_FILES_MAX, BAD_KEPT_BYTES_MAX, BAD_TOTAL_BYTES_MAX.
+All of it is best effort. A `.bad` file is evidence for a person, and repeats what is still in the
+chunk. If it cannot be written (a full disk), that is only noted. BAD_FILES_MAX, BAD_KEPT_BYTES_MAX
+and BAD_TOTAL_BYTES_MAX keep a failing disk from being filled.
 
-The log notes what it meets, in its own thread, and goes on; whoever owns it takes what was noted now and then (`take`) and has
-it written in some other thread: reading and syncing 16 MiB takes longer than a publisher should wait.
+The log notes damage in its thread and goes on. The log's owner calls `take` now and then and has
+the files written in another thread: reading and syncing 16 MiB takes longer than a publisher should
+wait.
 """
 
 from __future__ import annotations
@@ -29,8 +33,9 @@ from ..files import Files
 from .log_format import TEMPORARY_SUFFIX, VERSION, bad_name, chunk_name, parse_bad_name
 
 BAD_HEAD_BYTES: Final = 512
-BAD_FILES_MAX: Final = 1000  # of a topic; what is damaged beyond them is counted, and met again after a restart
-BAD_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024  # of one stretch of damage: two blocks of the largest size
+BAD_FILES_MAX: Final = 1000  # per topic; further damage is counted, and found again after a restart
+# per stretch of damage: two blocks of the largest size
+BAD_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
 BAD_TOTAL_BYTES_MAX: Final = 256 * 1024 * 1024  # written in the life of a process
 PIECE_BYTES: Final = 1024 * 1024
 PAGE_BYTES: Final = 4096
@@ -40,7 +45,7 @@ _WHY_CHARACTERS_MAX: Final = 120
 
 
 class Hole(NamedTuple):
-    """Offsets that have no message any more."""
+    """Offsets that have lost their messages."""
 
     first_offset: int
     count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody counts in a hole
@@ -51,7 +56,9 @@ class Hole(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """A stretch of a chunk. `bytes`: how long it is; `blocks`: how many bad ones in a row, 0 where nothing was there to be read."""
+    """A damaged stretch of a chunk, `bytes` long. `blocks` counts bad blocks in a row, 0 if no
+    bytes were there.
+    """
 
     base_offset: int
     position: int
@@ -72,7 +79,7 @@ class Bad(NamedTuple):
 
 
 class BadHead(NamedTuple):
-    """What a `.bad` file says of itself. `kept`: how many bytes follow; `crc`: their checksum."""
+    """The head of a `.bad` file. `kept` bytes follow it; `crc` is their checksum."""
 
     bad: Bad
     time_ns: int
@@ -95,12 +102,16 @@ def encode_bad_head(head: BadHead) -> bytes:
 
 
 def _plain(character: str) -> str:
-    """So that each takes one byte in JSON, and the head its size."""
+    """Return the character, or "?" if it would take more than one byte in JSON: the head has a
+    fixed size.
+    """
     return character if character.isascii() and character.isprintable() and character not in '"\\' else "?"
 
 
 def decode_bad_head(data: bytes) -> BadHead | None:
-    """None where this is not the whole, undamaged head of such a file of a version that is known."""
+    """Decode the head of a `.bad` file. Returns None if it is damaged, incomplete, or of an unknown
+    version.
+    """
     padded, checksum = data[: BAD_HEAD_BYTES - 10], data[BAD_HEAD_BYTES - 10 : BAD_HEAD_BYTES]
     if checksum != b" %08x\n" % crc32c(padded):
         return None
@@ -118,13 +129,16 @@ def decode_bad_head(data: bytes) -> BadHead | None:
 
 
 def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int = BAD_KEPT_BYTES_MAX) -> int:
-    """Copy the stretch into its `.bad` file, on disk when this returns; how many bytes were kept. In any thread.
+    """Copy the stretch into its `.bad` file, sync it, and return how many bytes were kept. Safe in
+    any thread.
 
-    Under another name first: a head that can be read says that the bytes behind it are there.
+    The file is renamed at the end. So a head that can be read proves that the bytes behind it are
+    there.
     """
     path = f"{folder}/{bad.name}"
     temporary = path + TEMPORARY_SUFFIX
-    source = files.open_read(f"{folder}/{chunk_name(bad.base_offset)}") if bad.bytes else -1  # else its chunk may be what is missing
+    # else the chunk itself may be missing
+    source = files.open_read(f"{folder}/{chunk_name(bad.base_offset)}") if bad.bytes else -1
     try:
         kept = max(0, min(bad.bytes, kept_max, files.size(source) - bad.position)) if bad.bytes else 0
         if files.exists(temporary):
@@ -152,7 +166,7 @@ def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int 
 
 
 def _read(files: Files, fd: int, size: int, position: int) -> bytes:
-    """Zeros where the disk cannot read a page, and as many bytes as asked for."""
+    """Read exactly `size` bytes, with zeros for pages that the disk cannot read."""
     try:
         return files.pread(fd, size, position).ljust(size, b"\0")
     except OSError as error:
@@ -165,13 +179,15 @@ def _read(files: Files, fd: int, size: int, position: int) -> bytes:
 
 
 def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list[BadHead]:
-    """Of all such files that can be read, ascending; of unfinished ones nothing. A file that cannot be read is named in `notes`."""
+    """Return the heads of all complete `.bad` files, ascending. Files that cannot be read are named
+    in `notes`.
+    """
     found = []
     for name in files.list(folder):
         if parse_bad_name(name) is not None:
             try:
                 head = decode_bad_head(files.read_file(f"{folder}/{name}", BAD_HEAD_BYTES))
-            except OSError as error:  # evidence, and a hole that will be met again: no reason to stop
+            except OSError as error:  # evidence, and a hole that will be found again: no reason to stop
                 if notes is not None:
                     notes.append(f"{folder}/{name} cannot be read, and is not used: {error}")
                 continue
@@ -181,7 +197,9 @@ def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list
 
 
 class DamageBook:
-    """All damage of a log that is known. `holes` ascend and do not overlap; who wrote the log's files also owns this."""
+    """All known damage of a log. `holes` ascend and do not overlap. The writer of the log's files
+    owns this book.
+    """
 
     def __init__(self, files: Files, folder: str, holes: Sequence[Hole] = ()) -> None:
         self._files = files
@@ -192,7 +210,7 @@ class DamageBook:
         self._kept_bytes = 0
         self._kept_files = sum(parse_bad_name(name) is not None for name in files.list(folder))
         self.blocks = 0
-        """Bad blocks that were met or known from before."""
+        """The number of bad blocks found now or known from before."""
         for hole in holes:
             self.add(hole)
 
@@ -202,21 +220,21 @@ class DamageBook:
 
     @property
     def messages(self) -> int:
-        """How many are lost."""
+        """The number of lost messages."""
         return sum(hole.count for hole in self._holes)
 
     def is_known(self, base_offset: int, position: int) -> bool:
         return (base_offset, position) in self._noted
 
     def by_chunk(self) -> dict[int, int]:
-        """Bad blocks by their chunk's first offset."""
+        """Return the number of bad blocks by their chunk's first offset."""
         found: dict[int, int] = {}
         for bad in self._noted.values():
             found[bad.base_offset] = found.get(bad.base_offset, 0) + bad.blocks
         return found
 
     def add(self, hole: Hole) -> None:
-        """One more; those that it touches more than at their border become one with it."""
+        """Add a hole, and merge it with those it overlaps."""
         first, end = hole.first_offset, hole.next_offset
         if first >= end:
             return
@@ -227,12 +245,12 @@ class DamageBook:
         self._holes.insert(bisect_right(self._holes, (first, 0)), Hole(first, end - first))
 
     def forget_below(self, start: int) -> None:
-        """Retention has removed what lies below `start`."""
+        """Forget what lies below `start`, which retention has removed."""
         self._holes = [hole for hole in self._holes if hole.next_offset > start]
         self._noted = {key: bad for key, bad in self._noted.items() if bad.first_offset + bad.count > start}
 
     def skip(self, offset: int) -> int:
-        """`offset`, or what follows the hole that it lies in."""
+        """Return `offset`, or the end of the hole that contains it."""
         for hole in self._holes[max(bisect_right(self._holes, (offset + 1, 0)) - 1, 0) :]:
             if hole.first_offset > offset:
                 break
@@ -241,13 +259,15 @@ class DamageBook:
         return offset
 
     def known(self, bad: Bad) -> None:
-        """It has its file from before."""
+        """Add damage that already has its file."""
         self._noted[(bad.base_offset, bad.position)] = bad
         self.blocks += bad.blocks
         self.add(bad.hole)
 
     def note(self, bad: Bad) -> None:
-        """Met just now: a hole from here on, and its bytes are to be kept."""
+        """Add damage found just now. It is a hole from here on, and its bytes are queued to be
+        kept.
+        """
         self.add(bad.hole)
         key = (bad.base_offset, bad.position)
         if key in self._noted or len(self._noted) >= 2 * BAD_FILES_MAX:
@@ -258,7 +278,11 @@ class DamageBook:
             self._queue.append(bad)
 
     def take(self, now_ns: int) -> Callable[[], list[str]] | None:
-        """A job for any thread that keeps what was noted since, and returns what a person should read of it; None: nothing to do."""
+        """Return a job that writes files for the damage noted since the last call, or None if
+        nothing is to be done.
+
+        Any thread may run the job. It returns notes for people.
+        """
         queue, self._queue = self._queue, []
         self._kept_files += len(queue)
         budget = BAD_TOTAL_BYTES_MAX - self._kept_bytes

@@ -1,12 +1,14 @@
-"""What an atomic group consists of: which staged parts are appended and which become chunks, and the mark that says so.
+"""Atomic group: which staged parts are appended, which become chunks, and the mark that records it.
 
-Appending costs their bytes a second time, a chunk costs a header, a sync and a rename: about half a millisecond, whatever its size.
-So parts of ADOPT_BYTES become chunks. What is appended together is bounded, because other publishers wait for it: 8 MiB take some 50 ms,
-256 files to be read 15, 2048 blocks that need new headers 20. Where there is more of it, all small parts are merged before
-(`merging.py`), and become chunks together, or are appended from one file. So are parts below MERGE_BELOW_BYTES, where too many files would
-become chunks.
+Appending writes the bytes a second time. A chunk costs a header, a sync and a rename: about half a
+millisecond, whatever its size. So parts of ADOPT_BYTES or more become chunks. What one group
+appends is bounded, because other publishers wait for it: 8 MiB take some 50 ms, reading 256 files
+takes 15 ms, 2048 blocks that need new headers take 20 ms. Beyond a bound, `merging.py` first merges
+all small parts. The result becomes chunks, or is appended from one file. If too many files would
+become chunks, parts below MERGE_BELOW_BYTES are merged too.
 
-Offsets: first those of the appended parts, then those of the adopted ones, each in the order of the commit; so a part's rows stay together.
+Offsets go first to the appended parts, then to the adopted ones, each in the order of the commit.
+So the rows of a part stay together.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ MERGE_BELOW_BYTES: Final = 32 * 1024 * 1024
 
 
 class StagedPart(NamedTuple):
-    """A finally sealed stage: its files lie in `folder`, synced, footers and all."""
+    """A sealed stage. Its files in `folder` are synced and have their footers."""
 
     stage: bytes
     folder: str
@@ -54,14 +56,16 @@ class StagedPart(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """`part` holds the blocks of those named in `replaced`, in the order of the commit: see `merging.py`."""
+    """`part` holds the blocks of the parts in `replaced`, in the order of the commit. See
+    `merging.py`.
+    """
 
     part: StagedPart
     replaced: frozenset[bytes]
 
 
 class CommittedGroup(NamedTuple):
-    """What was committed: offsets from `first_offset` on, all stored at one time."""
+    """The result of a commit: offsets from `first_offset` on, all stored at one time."""
 
     first_offset: int
     messages: int
@@ -80,7 +84,7 @@ class GroupPlan(NamedTuple):
 
 
 def plan_merge(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> list[StagedPart]:
-    """Who is to be merged before the commit, in its order."""
+    """Return the parts to merge before the commit, in its order."""
     single = [part for part in parts if len(part.files) == 1]
     small = [part for part in single if part.size_bytes < adopt_bytes]
     large = [part for part in single if adopt_bytes <= part.size_bytes < MERGE_BELOW_BYTES]
@@ -92,12 +96,15 @@ def plan_merge(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: 
 
 
 def placed(parts: Sequence[StagedPart], merged: Merged | None) -> Sequence[StagedPart]:
-    """What takes the place of these parts: the merged one first, as the small ones are without it, and the rest in order."""
+    """Return the parts with the merged part in place of those it replaces.
+
+    The merged part comes first, as the small parts would without it. The rest keeps its order.
+    """
     return parts if merged is None else [merged.part, *(part for part in parts if part.stage not in merged.replaced)]
 
 
 def plan_group(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> GroupPlan:
-    """Who is appended and who is adopted."""
+    """Decide which parts are appended and which are adopted."""
     parts = [part for part in parts if part.files]
     adopted = {i for i, part in enumerate(parts) if len(part.files) > 1 or part.size_bytes >= adopt_bytes}
     rest = sorted((i for i in range(len(parts)) if i not in adopted), key=lambda i: parts[i].size_bytes)
@@ -123,12 +130,16 @@ def make_mark(transaction: Transaction, parts: Sequence[StagedPart], plan: Group
 
 
 def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
-    """All blocks of these parts, checked: see `walk_staged`."""
+    """Return all blocks of these parts, checked like in `walk_staged`."""
     return [Block(header, columns, columns) for part in parts for header, columns in walk_staged(files, part)]
 
 
 def walk_staged(files: Files, part: StagedPart) -> Iterator[tuple[Header, memoryview]]:
-    """The blocks of a part, checked. `Damaged` where a file is gone or not as it was sealed; other `OSError`s as they come."""
+    """Yield the blocks of a part, checked.
+
+    Raises `Damaged` if a file is missing, unreadable (EIO) or not as it was sealed. Other
+    `OSError`s pass through.
+    """
     for file in part.files:
         path = part.path(file)
         try:

@@ -1,14 +1,18 @@
-"""Where in a chunk an offset or a time lies: sparse entries in memory, and as a file beside a sealed chunk.
+"""Index of a chunk: sparse entries that find an offset or a time, in memory and in a file beside
+the chunk.
 
-An index is a cache. It holds at most one entry per `every_bytes` of chunk, each the place of a block's header; what
-lies between is walked. The chunk that is being written keeps its index in memory (1.5 MiB for 256 MiB of the
-smallest blocks) and writes it beside itself now and then, so that recovery need not read what was synced long
-ago, and when it is sealed; never synced. A file that is missing, short, of another chunk,
-or wrong in any bit is not believed (its head carries the chunk's seed, the count and a checksum) and rebuilt; and
-whoever follows an entry still checks that the header there agrees, because the chunk may have changed since.
+An index is a cache. It holds at most one entry per `every_bytes` of chunk. Each entry is the place
+of a block's header, and what lies between is walked. The chunk that is being written keeps its
+index in memory (1.5 MiB for 256 MiB of the smallest blocks). It writes the index beside itself now
+and then, so that recovery need not read what was synced long ago, and when it is sealed. The index
+is never synced. Its head carries the chunk's seed, the count and a checksum. A file that is
+missing, short, of another chunk, or wrong in any bit is not used, and the index is rebuilt. A
+reader that follows an entry still checks that the header there agrees, because the chunk may have
+changed since.
 
-Rejected: one entry a block, written as blocks are (a second file to write for every append, for what recovery
-does not need), and a binary search in the file by pread (no memory, but 17 system calls a look-up).
+Rejected: one entry a block, written as blocks are (a second file to write for every append, for
+what recovery does not need), and a binary search in the file by pread (no memory, but 17 system
+calls a look-up).
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from .log_format import CHUNK_HEADER_BYTES, INDEX_ENTRY_BYTES, INDEX_FIELDS, dec
 
 
 class IndexEntry(NamedTuple):
-    """A block's header: its offset and time relative to the chunk, its position in the file."""
+    """A block's header: its offset and time relative to the chunk, and its position in the file."""
 
     offset: int
     position: int
@@ -46,7 +50,7 @@ class Index:
         return len(self._offsets)
 
     def note(self, offset: int, position: int, time_ns: int) -> None:
-        """There is a block; the next to be noted is the first at `next_position` or after it."""
+        """Add a block. The next block to add is the first one at or after `next_position`."""
         assert not self._positions or position > self._positions[-1]
         self._offsets.append(offset)
         self._positions.append(position)
@@ -54,22 +58,22 @@ class Index:
         self.next_position = position + self._every_bytes
 
     def cut(self, position: int) -> None:
-        """Forget what lies at `position` or behind it."""
+        """Remove the entries at or after `position`."""
         keep = bisect_left(self._positions, position)
         for column in (self._offsets, self._positions, self._times):
             del column[keep:]
         self.next_position = self._positions[-1] + self._every_bytes if keep else CHUNK_HEADER_BYTES
 
     def by_offset(self, offset: int) -> IndexEntry | None:
-        """The last entry at or before `offset`."""
+        """Return the last entry at or before `offset`."""
         return self._entry(bisect_right(self._offsets, offset) - 1)
 
     def by_time(self, time_ns: int) -> IndexEntry | None:
-        """The last entry of a block stored before `time_ns`."""
+        """Return the last entry of a block stored before `time_ns`."""
         return self._entry(bisect_left(self._times, time_ns) - 1)
 
     def by_position(self, position: int) -> IndexEntry | None:
-        """The last entry at or before `position`."""
+        """Return the last entry at or before `position`."""
         return self._entry(bisect_right(self._positions, position) - 1)
 
     def entries(self) -> Iterator[IndexEntry]:
@@ -87,7 +91,9 @@ class Index:
 
     @classmethod
     def decode(cls, data: bytes, seed: int, every_bytes: int) -> Index | None:
-        """The index of the chunk with this seed, or None where these bytes are not to be believed."""
+        """Decode the index of the chunk with this seed. Returns None if the check of the bytes
+        fails.
+        """
         entries = decode_index(data, seed)
         if entries is None:
             return None

@@ -1,28 +1,28 @@
-"""A topic's log: append, sync, roll, read. One thread uses it; only a ticket's `run` may happen in another.
+"""The log of a topic: append, sync, roll, read.
 
-Append: all blocks of a call get following offsets and one time and go out in one `writev` (of at most IOV_MAX
-pieces: a disk header and the columns, as they came). What fails is cut back to the last good end and synced, or
-nothing more is ever accepted. A call never spans two chunks: the chunk is rolled before it, so "nothing of a
-failed append is stored" stays one truncate.
+One thread uses the log. Only a ticket's `run` may happen in another.
 
-Sync: `begin_sync` fixes what the coming fdatasync will cover; `SyncTicket.run` does it, in whatever thread; with
-`finish_sync` it counts. Appends go on meanwhile. A roll inside an outstanding sync first runs that ticket itself
-(or waits for the thread that does): Linux reports a failed write-back once per open file, so had both called
-fdatasync, one of them could have been told of success for pages that the other was told are lost.
+Append: all blocks of a call get consecutive offsets and one time. They go out in one `writev` (of
+at most IOV_MAX pieces: a disk header and the columns, as they came). If that fails, the file is cut
+back to the last good end and synced. If that fails too, the log accepts nothing more. A call never
+spans two chunks: the log rolls before it, so one truncate removes all of a failed append.
 
-Roll: sync the old chunk, write its footer, sync, write the index; create the new one, sync it, sync the folder;
-then append. So a chunk that is not the last is on disk whole, and recovery looks only at the last.
+Sync: `begin_sync` fixes what the coming fdatasync will cover. `SyncTicket.run` syncs, in any
+thread. `finish_sync` makes the result count. Appends go on meanwhile. A roll during an outstanding
+sync first runs that ticket itself, or waits for the thread that does. Linux reports a failed
+write-back once per open file. If both called fdatasync, one of them could see success for pages
+whose loss the other was told about.
 
-Group: blocks that count together or not at all (`group.py` plans them, `transactions.py` ends them), durable when the call returns. Small
-ones are appended with their mark in one write. Where staged files become chunks (`adoption.py`), all is prepared and synced
-first, and renaming the file that carries the mark is the commit: what fails before leaves nothing, what fails after it ends the log, and
-recovery finishes it. The end moves once, at the end, so nobody sees a part.
+Roll: sync the old chunk, write its footer, sync, write the index. Then create the new chunk, sync
+it, sync the folder, and append. So every chunk except the last is whole on disk, and recovery reads
+only the last.
 
-What a log is told when it is opened.
-
-Blocks on their way into a chunk: their headers in disk form, and their entries in its index.
-
-One fdatasync of the log, to be run once, in whatever thread.
+Group: blocks that count together or not at all, durable when the call returns. `group.py` plans
+them, `transactions.py` has the mark that ends them. Small parts are appended with their mark in one
+write. Large ones become chunks (`adoption.py`). Then everything is prepared and synced first, and
+the commit renames the file that carries the mark. A failure before the rename leaves nothing. A
+failure after it ends the log, and recovery finishes the group. The end moves once, at last, so
+readers never see a part of a group.
 """
 
 from __future__ import annotations
@@ -61,10 +61,14 @@ from .transactions import Mark, Transaction, encode_mark, encode_mark_header
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
-    """`chunk_bytes`: roll before a chunk would pass it; `reserve_bytes`: refuse appends that would leave less free.
+    """Options of a log.
 
-    Of a group, parts of `adopt_bytes` become chunks, and so do the largest of the others until at most `group_append_bytes` are left.
-    The newest `ring_bytes` of blocks are kept in memory for readers.
+    `chunk_bytes`: the log rolls before a chunk would exceed it. `reserve_bytes`: appends that would
+    leave less free space are refused.
+
+    Parts of a group become chunks if they have at least `adopt_bytes`. So do the largest of the
+    others, until at most `group_append_bytes` are left. The newest `ring_bytes` of blocks are kept
+    in memory for readers.
     """
 
     chunk_bytes: int
@@ -76,9 +80,10 @@ class LogOptions:
 
 
 def place(chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: int, flags: int = 0) -> tuple[list[Any], int, int]:
-    """What to write at the chunk's end: a header and the columns (as they came) of each block; and the offset and the position behind them.
+    """Return what to write at the chunk's end, and the offset and position behind it.
 
-    The offset is relative to the chunk. `synced_position`: what lies before it in the chunk is on disk. Who then does not write must
+    Each block gives a header and its columns as they came. The offset is relative to the chunk.
+    What lies before `synced_position` in the chunk is on disk. A caller that does not write must
     cut the index.
     """
     position = chunk.end_position
@@ -103,7 +108,10 @@ def place(chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: 
 
 
 class SyncTicket:
-    """One fdatasync: what was written when it was made is durable once `run` returned and `finish_sync` took it."""
+    """One fdatasync of the log, to be run once, in any thread.
+
+    It covers what was written when it was made. That is durable after `run` and `finish_sync`.
+    """
 
     __slots__ = ("_files", "_lock", "base_offset", "done", "end", "error", "fd", "position", "written")
 
@@ -119,7 +127,9 @@ class SyncTicket:
         self.error: OSError | None = None
 
     def run(self) -> None:
-        """Sync, once: whoever comes second waits and learns the same. `StoreFailed` if it failed."""
+        """Sync once. Later callers wait and get the same result. Raises `StoreFailed` if the sync
+        failed.
+        """
         with self._lock:
             if not self.done:
                 try:
@@ -131,11 +141,12 @@ class SyncTicket:
             raise StoreFailed(f"fdatasync failed ({self.error}); what was not acknowledged may be lost") from self.error
 
 
-INDEX_SAVES: Final = 16  # in the life of a chunk; recovery begins to read where the last one known to be synced points
+# per chunk; recovery starts reading where the last save known to be synced points
+INDEX_SAVES: Final = 16
 
 
 class Log:
-    """Made by `recovery.py`, which knows the chunks and the end."""
+    """The log of a topic. `recovery.py` makes it, because it knows the chunks and the end."""
 
     def __init__(
         self, files: Files, folder: str, uuid: bytes, options: LogOptions,
@@ -166,12 +177,12 @@ class Log:
 
     @property
     def end(self) -> int:
-        """The next offset to be given: what is below it is written."""
+        """The next offset to give. Everything below it is written."""
         return self._active.end_offset
 
     @property
     def synced_end(self) -> int:
-        """What is below it is on disk."""
+        """Everything below it is on disk."""
         return self._synced_end
 
     @property
@@ -180,7 +191,7 @@ class Log:
 
     @property
     def holes(self) -> tuple[Hole, ...]:
-        """Lost offsets that are known so far, ascending."""
+        """The lost offsets that are known so far, ascending."""
         return tuple(self._reader.holes)
 
     @property
@@ -199,15 +210,16 @@ class Log:
 
     @property
     def written_bytes(self) -> int:
-        """Since it was opened."""
+        """The bytes written since the log was opened."""
         return self._written
 
     # Writing
 
     def append(self, blocks: Sequence[Block], now_ns: int) -> tuple[int, int]:
-        """Write whole blocks at the end: (first offset, time). Not yet durable; in the caller's hands is that they are well-formed.
+        """Write whole blocks at the end and return (first offset, time). They are not yet durable.
 
-        `DiskFull`: nothing was stored. `StoreFailed`: unknown, and from now on for ever.
+        The caller makes sure that the blocks are well-formed. Raises `DiskFull` if nothing was
+        stored. Raises `StoreFailed` if the result is unknown, and on every later call.
         """
         self._check()
         total = 0
@@ -228,7 +240,7 @@ class Log:
         return first_offset, time_ns
 
     def _room_for(self, total: int, time_ns: int) -> Chunk:
-        """The active chunk, or the next one where `total` bytes would not fit."""
+        """Return the active chunk, or a new one if `total` bytes would not fit."""
         chunk = self._active
         position = chunk.end_position
         if chunk.sealed or (position > CHUNK_HEADER_BYTES and position + total + FOOTER_BYTES > self.chunk_bytes):
@@ -236,7 +248,9 @@ class Log:
         return chunk
 
     def begin_merge(self, parts: Sequence[StagedPart]) -> Merge | None:
-        """What is to be done, in any thread, before `append_group` gets these parts; None: nothing."""
+        """Return the merge to run, in any thread, before `append_group` gets these parts, or None
+        if none is needed.
+        """
         options = self._options
         chosen = plan_merge(parts, options.adopt_bytes, options.group_append_bytes)
         if not chosen:
@@ -246,10 +260,14 @@ class Log:
     def append_group(
         self, transaction: Transaction, parts: Sequence[StagedPart], now_ns: int, merged: Merged | None = None
     ) -> CommittedGroup:
-        """All parts at once, durable when this returns. Without messages nothing is written. `merged`: of `begin_merge`.
+        """Append all parts at once. They are durable when this returns. Without messages, nothing
+        is written.
 
-        `DiskFull`, `Damaged` (a staged file is not as it was sealed): nothing was stored and the parts are as they were.
-        `StoreFailed`: unknown, and from now on for ever; recovery finishes it or finds nothing of it.
+        `merged` is the result of `begin_merge`.
+
+        Raises `DiskFull`, or `Damaged` (a staged file is not as it was sealed), if nothing was
+        stored and the parts are unchanged. Raises `StoreFailed` if the result is unknown, and on
+        every later call. Recovery then finishes the group or finds nothing of it.
         """
         self._check()
         time_ns = max(now_ns, self._last_time_ns)
@@ -281,7 +299,10 @@ class Log:
         return CommittedGroup(mark.first_offset, mark.messages, time_ns)
 
     def _adopt(self, chunk: Chunk, blocks: Sequence[Block], mark: Mark, time_ns: int) -> None:
-        """Blocks behind the active chunk's end, and staged files as the chunks that follow it; the last of them is the active one then."""
+        """Append blocks to the active chunk and adopt staged files as the chunks after it.
+
+        The last of these is then the active chunk.
+        """
         data_end = chunk.end_position + sum(block.header.length for block in blocks)
         if not chunk.sealed and data_end > CHUNK_HEADER_BYTES:
             mark = mark._replace(unsealed=(chunk.base_offset, data_end, time_ns if blocks else self._last_time_ns))
@@ -317,13 +338,13 @@ class Log:
         self._reader.add(active, mark.adopted)
 
     def _move_to(self, position: int, offset: int, time_ns: int) -> None:
-        """The active chunk's new end; `offset` is relative to it."""
+        """Set the active chunk's new end. `offset` is relative to it."""
         self._active.end_position = position
         self._active.end_offset = self._active.base_offset + offset
         self._last_time_ns = time_ns
 
     def _write(self, chunk: Chunk, pieces: list[Any]) -> None:
-        """All pieces behind the chunk's end, or none of them."""
+        """Write all pieces behind the chunk's end, or none of them."""
         try:
             if len(pieces) <= IOV_MAX:
                 self._files.writev(chunk.fd, pieces, chunk.end_position)
@@ -337,7 +358,9 @@ class Log:
             self._cut_back(chunk, error)
 
     def _cut_back(self, chunk: Chunk, error: OSError) -> NoReturn:
-        """After a failed or short write: the file ends where it did before, on disk too, or the log is finished."""
+        """Restore the chunk's end on disk after a failed or short write. If that fails, the log has
+        failed.
+        """
         if not is_full(error):
             raise self._fail(f"a write to {chunk.path} failed: {error}") from error
         try:
@@ -351,21 +374,28 @@ class Log:
         raise self._space.refused(f"no space to write to {chunk.path}", error) from error
 
     def roll(self, now_ns: int) -> None:
-        """Seal the ongoing chunk before its time, if it has any message. `DiskFull`, `StoreFailed` as by `append`."""
+        """Seal the ongoing chunk early, if it has a message. Raises `DiskFull` and `StoreFailed`
+        like `append`.
+        """
         self._check()
         if self.end > self._active.base_offset:
             self._roll(self.end, max(now_ns, self._last_time_ns))
 
     def forget(self, start: int) -> None:
-        """Chunks that lie wholly below `start` are about to be removed: from now on readers there get what follows."""
+        """Forget the chunks wholly below `start`, which are about to be removed. Readers there get
+        what follows.
+        """
         self._reader.forget(start)
 
     def _roll(self, base_offset: int, time_ns: int) -> Chunk:
-        """Seal the active chunk and begin the next at `base_offset`. Where space ends in between, a later call goes on."""
+        """Seal the active chunk and begin the next one at `base_offset`.
+
+        If space ends in between, a later call goes on.
+        """
         old = self._active
         if not old.sealed:
             self._seal(old)
-        self._run_ticket()  # which may have begun on the old one when it was sealed already
+        self._run_ticket()  # it may have begun on the old one when that was sealed already
         header = ChunkHeader(base_offset, time_ns, self._files.random_seed(), self._uuid)
         try:
             new = create_chunk(self._files, self._folder, header, encode_chunk_header(header), self._options.index_every_bytes)
@@ -399,14 +429,19 @@ class Log:
     # Syncing
 
     def begin_sync(self) -> SyncTicket:
-        """A ticket for all that is written by now. One at a time: finish it before the next."""
+        """Return a ticket for all that is written by now. Only one at a time: finish it before the
+        next.
+        """
         self._check()
         assert self._ticket is None
         self._ticket = SyncTicket(self._files, self._active, self._written)
         return self._ticket
 
     def finish_sync(self, ticket: SyncTicket) -> int:
-        """After `ticket.run`: the new synced end. `StoreFailed` if the sync failed or a failure came in between."""
+        """Take the result of `ticket.run` and return the new synced end.
+
+        Raises `StoreFailed` if the sync failed or another failure came in between.
+        """
         assert ticket is self._ticket
         assert ticket.done
         self._check()
@@ -418,7 +453,7 @@ class Log:
         return self._synced_end
 
     def sync(self) -> int:
-        """All that is written, now, in this thread."""
+        """Sync all that is written, in this thread, and return the synced end."""
         self._check()
         self._sync_active()
         return self._synced_end
@@ -430,7 +465,7 @@ class Log:
         self._synced = self._written
 
     def _sync_file(self) -> None:
-        """What is written to the active chunk is on disk, whether it counts yet or not."""
+        """Sync what is written to the active chunk, whether it counts yet or not."""
         self._run_ticket()
         try:
             self._files.sync(self._active.fd)
@@ -447,24 +482,33 @@ class Log:
     # Reading
 
     def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
-        """Whole blocks below `end`, from the one that holds `offset` on: see `LogReader.read`. Written is enough, synced or not."""
+        """Read whole blocks below `end`, from the one that holds `offset` on, synced or not. See
+        `LogReader.read`.
+        """
         return self._reader.read(offset, bytes_max, min(end, self._active.end_offset), blocks_max)
 
     def skip(self, offset: int) -> int:
-        """`offset`, or what follows the hole that it lies in."""
+        """Return `offset`, or the end of the hole that contains it."""
         return self._reader.skip(offset)
 
     def offset_at(self, time_ns: int) -> int:
-        """The first offset stored at `time_ns` or later; the end if there is none."""
+        """Return the first offset stored at `time_ns` or later, or the end."""
         found = self._reader.offset_at(time_ns)
         return self._active.end_offset if found is None else found
 
     def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
-        """How many bytes lie between two offsets, and where `bytes_max` of them end: see `LogReader.measure`."""
+        """Return how many bytes lie between two offsets, and where `bytes_max` of them end.
+
+        See `LogReader.measure`.
+        """
         return self._reader.measure(start, min(end, self._active.end_offset), bytes_max)
 
     def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
-        """Wire-form headers, and what marks say, from the block that holds `offset` on: see `LogReader.headers`."""
+        """Yield wire-form headers, and the contents of marks, from the block that holds `offset`
+        on.
+
+        See `LogReader.headers`.
+        """
         return self._reader.headers(offset)
 
     # Ends

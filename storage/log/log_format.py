@@ -1,21 +1,25 @@
-"""Every byte and every name of a log's files: chunk header, footer, disk form of a block, index entry. Pure.
+"""Format of a log's files, every byte and every name: chunk header, footer, disk form of a block,
+index. Pure.
 
     chunk = header (64 bytes, twice)  blocks...  footer (64 bytes, once it is sealed)
     index = head (32 bytes)  entries of 24 bytes
 
-FORMAT.md shows each with an example, which a test compares with this file. All integers are little-endian; all
-pieces are multiples of 8 bytes, so a reader that lost its way looks for the next block in steps of 8.
+FORMAT.md shows each with an example, which a test compares with this file. All integers are
+little-endian. All pieces are multiples of 8 bytes, so a reader can search for the next block in
+steps of 8.
 
-The chunk's header stands twice because its seed is in the checksum of every block of the chunk: one flipped bit
-there would otherwise cost 256 MiB and not one block.
+The chunk's header is stored twice because its seed is in the checksum of every block of the chunk.
+Otherwise one flipped bit there would cost 256 MiB and not one block.
 
-A block's first spare field says, on disk, how many bytes before it were not yet known to be synced when it was
-written. So a block vouches for what lies before it: recovery, finding a bad stretch before a good block, can
-tell rot in what was acknowledged (step over it) from a write that a power cut left half done (cut it off).
-Without that, a lost block of a producer whose next one survived would be taken for stored when it is sent again.
+On disk, a block's first spare field says how many bytes before it were not known to be synced when
+it was written. So a block proves that earlier bytes were synced. When recovery finds a bad stretch
+before a good block, it can tell damage in what was acknowledged (step over it) from a write that a
+power cut left unfinished (cut it off). Without that field, a producer's block could be lost while
+its next block survived. When the producer sends the lost block again, it would be taken for stored.
 
-Its second spare field says where it stands in the file. A block is right by all its checksums wherever it lies in its chunk: a write that
-went astray, or an old page that came back, would be read twice, or set the log's end back to where that block ended.
+The second spare field is the block's position in the file. Without it, a block passes all its
+checksums wherever it lies in its chunk. A misdirected write or an old page that came back would be
+read twice, or set the log's end back to where that block ended.
 """
 
 from __future__ import annotations
@@ -39,7 +43,7 @@ INDEX_MAGIC: Final = b"ZSQI"
 _CHUNK_HEAD: Final = struct.Struct("<4sHHqqI16s16s")
 # magic, version, flags, next offset and last time (both relative), data end, spare, crc
 _FOOTER: Final = struct.Struct("<4sHHqqq28s")
-# seed, base time and uuid of the chunk, once more; in the footer's spare bytes
+# seed, base time and uuid of the chunk, repeated in the footer's spare bytes
 _AGAIN: Final = struct.Struct("<Iq16s")
 # magic, version, entry size, seed of the chunk, count of entries, crc of the entries, spare, crc
 _INDEX_HEAD: Final = struct.Struct("<4sHHIII8s")
@@ -49,7 +53,8 @@ CHUNK_COPY_BYTES: Final = _CHUNK_HEAD.size + _CRC.size
 CHUNK_HEADER_BYTES: Final = 2 * CHUNK_COPY_BYTES
 FOOTER_BYTES: Final = _FOOTER.size + _CRC.size
 INDEX_HEAD_BYTES: Final = _INDEX_HEAD.size + _CRC.size
-INDEX_ENTRY_BYTES: Final = 24  # three int64: offset and time relative to the chunk, position in the file
+# three int64: offset and time relative to the chunk, position in the file
+INDEX_ENTRY_BYTES: Final = 24
 INDEX_FIELDS: Final = 3
 ALIGNMENT: Final = 8
 UNSYNCED_MAX: Final = 2**32 - 1  # in units of 8 bytes; a larger distance is written as this one
@@ -74,12 +79,15 @@ BACKUP_NAME: Final = "backup"
 PART_SUFFIX: Final = ".part"
 _DIGITS: Final = 20
 
-ADOPTED: Final = 1  # flag of a chunk header: the chunk was staged, synced and renamed, not appended to here
+# flag of a chunk header: the chunk was staged, synced and renamed, not appended to here
+ADOPTED: Final = 1
 _ON_DISK_ONLY: Final = IN_GROUP | MARK | DELAYED  # flags of a block
 
 
 class ChunkHeader(NamedTuple):
-    """What every block of the chunk is relative to. `uuid` is 16 bytes, the topic's."""
+    """The header of a chunk. Offsets and times of its blocks are relative to it. `uuid` is the
+    topic's 16 bytes.
+    """
 
     base_offset: int
     base_time_ns: int
@@ -89,7 +97,10 @@ class ChunkHeader(NamedTuple):
 
 
 class ChunkFooter(NamedTuple):
-    """Written when a chunk is sealed. `next_offset` and `last_time_ns` are relative to the chunk, `data_end` is the footer's position."""
+    """The footer of a sealed chunk.
+
+    `next_offset` and `last_time_ns` are relative to the chunk. `data_end` is the footer's position.
+    """
 
     next_offset: int
     last_time_ns: int
@@ -106,12 +117,12 @@ def index_name(base_offset: int) -> str:
 
 
 def bad_name(base_offset: int, position: int) -> str:
-    """Where the bytes of a damaged stretch are kept, and those that were cut off although something valid lay behind them."""
+    """Return the name of the file that keeps the bytes of a stretch that was damaged or cut off."""
     return f"{base_offset:0{_DIGITS}d}-{position}{BAD_SUFFIX}"
 
 
 def parse_bad_name(name: str) -> tuple[int, int] | None:
-    """(base offset, position), or None where the name is not that of such a file."""
+    """Return (base offset, position), or None if the name is not that of a `.bad` file."""
     digits, _, position = name.removesuffix(BAD_SUFFIX).partition("-")
     if (
         not name.endswith(BAD_SUFFIX)
@@ -124,12 +135,12 @@ def parse_bad_name(name: str) -> tuple[int, int] | None:
 
 
 def part_name(stage: bytes, number: int) -> str:
-    """A file of a stage, in the staging folder."""
+    """Return the name of a stage's file in the staging folder."""
     return f"{stage.hex()}-{number}{PART_SUFFIX}"
 
 
 def parse_chunk_name(name: str) -> int | None:
-    """The base offset, or None where the name is not a chunk's."""
+    """Return the base offset, or None if the name is not a chunk's."""
     digits = name.removesuffix(CHUNK_SUFFIX)
     if digits == name or len(digits) != _DIGITS or not (digits.isascii() and digits.isdigit()):
         return None
@@ -137,7 +148,7 @@ def parse_chunk_name(name: str) -> int | None:
 
 
 def encode_chunk_header(header: ChunkHeader) -> bytes:
-    """128 bytes: the same 64 twice."""
+    """Encode a chunk header as 128 bytes: the same 64 twice."""
     assert len(header.uuid) == 16
     head = _CHUNK_HEAD.pack(
         CHUNK_MAGIC, VERSION, header.flags, header.base_offset, header.base_time_ns, header.seed, header.uuid, bytes(16)
@@ -147,7 +158,10 @@ def encode_chunk_header(header: ChunkHeader) -> bytes:
 
 
 def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
-    """From either copy; `Damaged` where both are, `ForeignDirectory` for a version that is not known."""
+    """Decode a chunk header from either copy.
+
+    Raises `Damaged` if both copies are damaged, `ForeignDirectory` if the version is unknown.
+    """
     view = memoryview(buffer)
     for start in (0, CHUNK_COPY_BYTES):
         copy = view[start : start + CHUNK_COPY_BYTES]
@@ -163,7 +177,10 @@ def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
 
 
 def encode_footer(footer: ChunkFooter, seed: int, header: ChunkHeader | None = None) -> bytes:
-    """With `header`: what its chunk's header says again, for the day on which both copies of that, in one sector, cannot be read."""
+    """Encode a footer. With `header`, it repeats the content of the chunk's header.
+
+    Both copies of the header lie in one sector and may become unreadable together.
+    """
     again = bytes(_AGAIN.size) if header is None else _AGAIN.pack(header.seed, header.base_time_ns, header.uuid)
     flags = footer.flags if header is None else header.flags
     head = _FOOTER.pack(FOOTER_MAGIC, VERSION, flags, footer.next_offset, footer.last_time_ns, footer.data_end, again)
@@ -171,7 +188,7 @@ def encode_footer(footer: ChunkFooter, seed: int, header: ChunkHeader | None = N
 
 
 def decode_footer(buffer: Buffer, seed: int, position: int) -> ChunkFooter | None:
-    """The footer that stands at `position`, or None where these bytes are not one."""
+    """Decode the footer at `position`. Returns None if these bytes are not a footer."""
     if len(buffer) != FOOTER_BYTES or crc32c(memoryview(buffer)[: _FOOTER.size], seed) != _CRC.unpack_from(buffer, _FOOTER.size)[0]:
         return None
     magic, version, flags, next_offset, last_time_ns, data_end, _ = _FOOTER.unpack_from(buffer)
@@ -181,7 +198,10 @@ def decode_footer(buffer: Buffer, seed: int, position: int) -> ChunkFooter | Non
 
 
 def header_of_footer(buffer: Buffer, base_offset: int, position: int) -> ChunkHeader | None:
-    """The chunk's header, as its footer at `position` says it again; None where that is no footer, or does not say it."""
+    """Return the chunk's header from the copy in its footer at `position`.
+
+    Returns None if that is no footer or has no copy.
+    """
     if len(buffer) != FOOTER_BYTES:
         return None
     *_, flags, _, _, _, again = _FOOTER.unpack_from(buffer)
@@ -192,7 +212,10 @@ def header_of_footer(buffer: Buffer, base_offset: int, position: int) -> ChunkHe
 
 
 def encode_disk_header(header: Header, offset: int, time_ns: int, unsynced_bytes: int, seed: int, position: int = 0) -> bytes:
-    """A block's header in its disk form: `offset` and `time_ns` relative to the chunk. `position`: where it is to stand in the file."""
+    """Encode a block's header in disk form, to be written at `position` in the file.
+
+    `offset` and `time_ns` are relative to the chunk.
+    """
     unsynced = unsynced_bytes // ALIGNMENT
     placed = header._replace(
         first_offset=offset,
@@ -204,9 +227,10 @@ def encode_disk_header(header: Header, offset: int, time_ns: int, unsynced_bytes
 
 
 def decode_disk_header(buffer: Buffer, seed: int, position: int = 0) -> Header | None:
-    """The header in disk form, or None where these bytes are not one of this chunk's, or one that belongs elsewhere than at `position`.
+    """Decode a header in disk form.
 
-    `position` 0: wherever that is.
+    Returns None if it is not a header of this chunk, or if it belongs to another position. With
+    `position` 0, any position is accepted.
     """
     try:
         header = decode_header(buffer, magic=DISK_MAGIC, seed=seed)
@@ -216,14 +240,17 @@ def decode_disk_header(buffer: Buffer, seed: int, position: int = 0) -> Header |
 
 
 def _place(position: int) -> int:
-    """A position as headers say it: in units of 8 bytes, 0 for one too far to say."""
+    """Return a position as headers store it: in units of 8 bytes, 0 if it is too large."""
     place = position // ALIGNMENT
     return place if place <= PLACE_MAX else 0
 
 
 def wire_header(header: Header, chunk: ChunkHeader) -> Header:
-    """The wire form of a header in disk form: absolute offset and time, spare fields zero, not a word of groups and delays."""
-    own = not header.flags & DELAYED  # else due time and serial stand there
+    """Return the wire form of a header in disk form.
+
+    Offset and time are absolute, the spare fields zero, and the flags of groups and delays cleared.
+    """
+    own = not header.flags & DELAYED  # else due time and serial are in these fields
     return Header(
         header.columns, header.flags & ~_ON_DISK_ONLY, header.length, header.count, header.first_offset + chunk.base_offset,
         header.time_ns + chunk.base_time_ns, header.producer_id if own else 0, header.sequence if own else 0, header.columns_crc,
@@ -231,7 +258,11 @@ def wire_header(header: Header, chunk: ChunkHeader) -> Header:
 
 
 def replay_header(header: Header, chunk: ChunkHeader) -> Header:
-    """As `wire_header`, but of a block that was published with a delay the flag, due time and serial stay, for recovery."""
+    """Return the wire form for recovery.
+
+    It is like `wire_header`, but a block that was published with a delay keeps its flag, due time
+    and serial.
+    """
     found = wire_header(header, chunk)
     if header.flags & DELAYED:
         found = found._replace(flags=found.flags | DELAYED, producer_id=header.producer_id, sequence=header.sequence)
@@ -239,19 +270,24 @@ def replay_header(header: Header, chunk: ChunkHeader) -> Header:
 
 
 def unsynced_bytes(header: Header) -> int | None:
-    """How many bytes before this block were not known to be synced when it was written; None where that was too far to say."""
+    """Return how many bytes before this block were not known to be synced when it was written.
+
+    Returns None if the distance was too large to store.
+    """
     return None if header.reserved_1 >= UNSYNCED_MAX else header.reserved_1 * ALIGNMENT
 
 
 def encode_index(entries: bytes, seed: int) -> bytes:
-    """The whole index file from its entries."""
+    """Encode a whole index file from its entries."""
     assert len(entries) % INDEX_ENTRY_BYTES == 0
     head = _INDEX_HEAD.pack(INDEX_MAGIC, VERSION, INDEX_ENTRY_BYTES, seed, len(entries) // INDEX_ENTRY_BYTES, crc32c(entries), bytes(8))
     return head + _CRC.pack(crc32c(head)) + entries
 
 
 def decode_index(buffer: Buffer, seed: int) -> bytes | None:
-    """The entries, or None where this is not the whole, undamaged index of the chunk with this seed."""
+    """Return the entries, or None if this is not the whole, undamaged index of the chunk with this
+    seed.
+    """
     view = memoryview(buffer)
     if len(view) < INDEX_HEAD_BYTES or crc32c(view[: _INDEX_HEAD.size]) != _CRC.unpack_from(view, _INDEX_HEAD.size)[0]:
         return None

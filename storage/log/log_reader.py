@@ -1,19 +1,23 @@
-"""Reading a log: which chunk, which block, what is lost. Knows the files of the log and which few of them are open.
+"""Log reader: finds the chunk and the block of an offset, and knows what is lost.
 
-Holes: offsets whose block was lost. A read never returns a gap inside; asked for an offset in a hole it returns
-what follows the hole. `skip` tells where that is. What is known of damage is `damage.py`'s.
+It knows the files of the log and keeps a few of them open.
 
-A reader that goes on where it stopped needs no look-up: the end of each read is remembered as a hint, for the last
-few readers. Others find their chunk by its name and their block by the chunk's index. The newest blocks come from the ring, and behind
-readers that are far back pages are given back.
+Holes are offsets whose block was lost. A read never returns blocks with a gap between them. Asked
+for an offset in a hole, it returns what follows the hole. `skip` returns where that is. `damage.py`
+keeps what is known of damage.
 
-Giving pages back behind a reader that goes through an old part of the log, so that its backlog does not push out the hot end.
+A reader that goes on where it stopped needs no look-up: the log remembers the end of each read as a
+hint, for the last few readers. Other readers find their chunk by its name and their block by the
+chunk's index. The newest blocks come from the ring.
 
-Only what lies more than FAR_BYTES behind the end, and KEPT_BYTES behind the reader: others may follow it closely (four channels that
-catch up together read the same blocks), and shall find its pages. A step is some MiB, because each is a system call.
+`GiveBack` returns pages to the system behind a reader that goes through an old part of the log. So
+its backlog does not push the newest pages out of the cache. It returns only pages more than
+FAR_BYTES before the end and more than KEPT_BYTES behind the reader. Other readers may follow
+closely and need these pages: four channels that catch up together read the same blocks. A step is
+some MiB, because each is a system call.
 
-Rejected: advice on the whole chunk when a reader leaves it (256 MiB stay meanwhile for each reader), and O_DIRECT (no sharing between
-readers, and a cache of our own).
+Rejected: advice on the whole chunk when a reader leaves it (256 MiB stay meanwhile for each
+reader), and O_DIRECT (no sharing between readers, and a cache to write ourselves).
 """
 
 from __future__ import annotations
@@ -39,11 +43,12 @@ FAR_BYTES: Final = 64 * 1024 * 1024
 KEPT_BYTES: Final = 8 * 1024 * 1024
 STEP_BYTES: Final = 4 * 1024 * 1024
 PAGE_BYTES: Final = 4096
-CHUNKS_COUNTED_MAX: Final = 1024  # whoever has more chunks before him than that is far behind, whatever their sizes are
+# a reader with more chunks before it than that counts as far behind, whatever their sizes are
+CHUNKS_COUNTED_MAX: Final = 1024
 
 
 class GiveBack:
-    """One log's. `bases` and `facts` are the reader's own, and change."""
+    """Page cache advice for one log. `bases` and `facts` belong to the reader, and change."""
 
     def __init__(self, bases: Sequence[int], facts: Mapping[int, Facts], far_bytes: int = FAR_BYTES) -> None:
         self._bases = bases
@@ -53,18 +58,24 @@ class GiveBack:
         self.step_bytes = min(STEP_BYTES, far_bytes)
 
     def read(self, chunk: Chunk, since: int, position: int, active: Chunk) -> int:
-        """A reader has come to `position`; its pages before `since` are given back already. Up to where they are now."""
+        """Give back pages behind a reader that has come to `position`, and return up to where that
+        is done.
+
+        Its pages before `since` are given back already.
+        """
         if position - since < self.kept_bytes + self.step_bytes:
             return since
         upto = (position - self.kept_bytes) & -PAGE_BYTES
         return upto if self._advise(chunk, since, upto, active) else since
 
     def left(self, chunk: Chunk, since: int, active: Chunk) -> None:
-        """A reader goes on with the next chunk."""
+        """Give back the rest of a chunk when a reader goes on with the next one."""
         self._advise(chunk, since, chunk.end_position, active)
 
     def begins(self, chunk: Chunk, position: int, active: Chunk) -> None:
-        """A reader that reads on has come into this chunk: a hint to read far ahead. Not for the one that is written."""
+        """Advise reading ahead when a sequential reader enters this chunk, unless it is the active
+        one.
+        """
         if chunk is not active and not chunk.sequential and self._is_far(chunk, position, active):
             chunk.sequential = True
             with contextlib.suppress(OSError):
@@ -73,7 +84,7 @@ class GiveBack:
     def _advise(self, chunk: Chunk, since: int, upto: int, active: Chunk) -> bool:
         if upto <= since or not self._is_far(chunk, upto, active):
             return False
-        with contextlib.suppress(OSError):  # advice, and nothing more
+        with contextlib.suppress(OSError):  # only advice: a failure does no harm
             chunk.files.advise_done(chunk.fd, since, upto - since)
         return True
 
@@ -88,7 +99,8 @@ class GiveBack:
         return True
 
 
-OPEN_CHUNKS_MAX: Final = 4  # sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
+# sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
+OPEN_CHUNKS_MAX: Final = 4
 HINTS_MAX: Final = 64
 
 
@@ -101,7 +113,11 @@ class _Hint(NamedTuple):
 
 
 class LogReader:
-    """`bases`: the first offset of each chunk, ascending; the last is the active one, which the log writes."""
+    """A reader of the log.
+
+    `bases` are the first offsets of the chunks, ascending. The last is the active chunk, which the
+    log writes.
+    """
 
     def __init__(
         self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, bases: list[int], active: Chunk, holes: Sequence[Hole],
@@ -127,17 +143,20 @@ class LogReader:
         return self.damage.holes
 
     def wrote(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int) -> None:
-        """An append to the active chunk has succeeded."""
+        """Take note of a successful append to the active chunk."""
         self.grew(total, time_ns)
         self.ring.push(first_offset, self._active.end_offset, blocks, time_ns, total + len(blocks) * BLOCK_COST, time.monotonic_ns())
 
     def grew(self, total: int, time_ns: int) -> None:
-        """The same of blocks that the ring is not to keep: a group's."""
+        """Take note of an append that the ring does not keep, such as a group's."""
         self._active.last_time_ns = time_ns
         self.book.of(self._active.base_offset).written_bytes += total
 
     def add(self, active: Chunk, adopted: Sequence[Adopted] = ()) -> None:
-        """A new chunk is the last from now on, the last of `adopted` if there are any. No sync runs on the old one: a roll waits for it."""
+        """Make `active` the last chunk. It is the last of `adopted` if there are any.
+
+        No sync runs on the old chunk: a roll waits for it.
+        """
         old = self._active
         self._active = active
         bases = tuple(one.base_offset for one in adopted) or (active.base_offset,)
@@ -157,13 +176,15 @@ class LogReader:
             self.book.of(one.base_offset).written_bytes += end - CHUNK_HEADER_BYTES
 
     def forget(self, start: int) -> None:
-        """Chunks that lie wholly below `start` are about to be removed: from now on reads there give what follows."""
+        """Forget the chunks wholly below `start`, which are about to be removed. Reads there return
+        what follows.
+        """
         gone = max(bisect_right(self.bases, start) - 1, 0)
         for base in self.bases[:gone]:
             chunk = self._sealed.pop(base, None)
             if chunk is not None:
                 chunk.close()
-        del self.bases[:gone]  # in place: it is lent to `give_back`
+        del self.bases[:gone]  # in place: `give_back` uses the same list
         kept = self.bases[0]
         for offset in [offset for offset, hint in self._hints.items() if hint.base < kept]:
             del self._hints[offset]
@@ -176,11 +197,14 @@ class LogReader:
         self._sealed.clear()
 
     def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
-        """Whole blocks below `end`, from the one that holds `offset` on (from what follows, where that is lost or not kept any more).
+        """Read whole blocks below `end`, from the one that holds `offset` on.
 
-        About `bytes_max` bytes and at most `blocks_max` blocks, at least one if there is one. Headers are in wire form; both checksums were
-        checked, now or when the block came. `Damaged` names offsets that turned out to be lost; the next read steps over them.
-        `Unreadable`: they cannot be read now; the next read tries again.
+        If that block is lost or no longer kept, reads from what follows. Returns about `bytes_max`
+        bytes and at most `blocks_max` blocks, at least one if there is one. Headers are in wire
+        form. Both checksums were checked, now or when the block came.
+
+        Raises `Damaged` with offsets that turned out to be lost. The next read steps over them.
+        Raises `Unreadable` if they cannot be read now. The next read tries again.
         """
         offset = self.skip(max(offset, self.bases[0]))
         if offset < end:
@@ -202,7 +226,7 @@ class LogReader:
                 blocks, position = chunk.read(place.position, bytes_max, end, blocks_max)
                 good = None if blocks else chunk.next_good(position)
                 if good is not None and good.position < chunk.end_position and good.first_offset <= place.first_offset:
-                    # Nothing is lost: it is not wholly below the end, or only a mark is bad.
+                    # Nothing is lost: the block is not wholly below the end, or only a mark is bad.
                     blocks, position = chunk.read(good.position, bytes_max, end, blocks_max)
                     if not blocks:
                         return []
@@ -250,13 +274,19 @@ class LogReader:
             raise Damaged(f"{following - first} messages from offset {first} on are lost: {error}", first, following - first) from None
 
     def _from(self, offset: int) -> list[int]:
-        """The chunks from the one that holds `offset` on. A stray that seems to hold it is left out before they are told."""
+        """Return the chunks from the one that holds `offset` on, without a stray that seems to hold
+        it.
+        """
         with contextlib.suppress(Damaged, Unreadable):
             self._readable(self.bases[bisect_right(self.bases, offset) - 1], offset)
         return self.bases[bisect_right(self.bases, offset) - 1 :]
 
     def drop_stray(self, base: int) -> bool:
-        """Leave out a file that is named as a chunk and cannot be used as one, if the chunk before it holds all up to the next one."""
+        """Drop a file that is named as a chunk but cannot be used as one, and return True if it was
+        dropped.
+
+        It is dropped only if the chunk before it holds everything up to the next one.
+        """
         at = bisect_left(self.bases, base)
         if not 0 < at < len(self.bases) - 1 or self.bases[at] != base:
             return False
@@ -270,7 +300,9 @@ class LogReader:
         return True
 
     def _lost(self, chunk: Chunk, position: int, offset: int, good: Good) -> Damaged:
-        """Remember a hole, so that the next read steps over it; `good` is what follows it."""
+        """Note a hole that ends at `good`, so that the next read steps over it, and return the
+        error.
+        """
         count = good.first_offset - offset
         size = good.position - position
         why = "its checksum does not agree" if size else "the file ends before it"
@@ -278,18 +310,19 @@ class LogReader:
         return Damaged(f"{count} messages from offset {offset} on are lost: {chunk.path} is damaged there ({why})", offset, count)
 
     def chunk_rows(self) -> ChunkReport:
-        """Statistics of the chunks: see `ChunkBook.rows`."""
+        """Return the statistics of the chunks. See `ChunkBook.rows`."""
         return self.book.rows(self.bases, self._active.facts(), self.damage.by_chunk())
 
     def skip(self, offset: int) -> int:
-        """`offset`, or what follows the hole that it lies in."""
+        """Return `offset`, or the end of the hole that contains it."""
         return self.damage.skip(offset)
 
     def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
-        """Wire-form headers of all blocks from the one that holds `offset` on, for recovery: columns are not checked.
+        """Yield wire-form headers of all blocks from the one that holds `offset` on, for recovery.
 
-        Marks come with what they say, damaged ones (count 0 too) with None. Of adopted chunks only a mark at their end comes: their blocks
-        have no producer, and there may be many.
+        Columns are not checked. Each mark comes with its content, or with None if it is damaged
+        (its count is 0 too). Of an adopted chunk only the mark at its end comes: its blocks have no
+        producer, and there may be many.
         """
         offset = max(offset, self.bases[0])
         for base in self._from(offset):
@@ -298,7 +331,7 @@ class LogReader:
             except Damaged:
                 continue  # it is among the holes now
             if chunk.base_offset != base:
-                continue  # a stray, in which the one before it was found
+                continue  # a stray: the chunk before it was returned
             position = chunk.last_position() if chunk.adopted else chunk.locate(offset).position
             for stretch in chunk.walk(position, columns=False):
                 if stretch.good and stretch.header is not None:
@@ -306,7 +339,11 @@ class LogReader:
                     yield replay_header(stretch.header, chunk.header), mark
 
     def header_at(self, offset: int) -> Header | None:
-        """The wire-form header of the block that holds `offset`, or of the first after it in its chunk; None where that cannot be read."""
+        """Return the wire-form header of the block that holds `offset`, or of the first one after
+        it in its chunk.
+
+        Returns None if it cannot be read.
+        """
         offset = self.skip(max(offset, self.bases[0]))
         kept = self.ring.read(offset, 1, self.ring.end, 1)
         if kept:
@@ -321,9 +358,11 @@ class LogReader:
         return None
 
     def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
-        """How many bytes the blocks between two offsets have, and up to which border of a block they are no more than `bytes_max`.
+        """Return the bytes of the blocks between two offsets, and the last block border within
+        `bytes_max`.
 
-        The second is at most `end`, and above `start`: the first block counts whatever its size. What is lost has no bytes.
+        The border is at most `end`, and above `start`: the first block counts whatever its size.
+        Lost blocks have no bytes.
         """
         start = max(start, self.bases[0])
         if start >= end:
@@ -345,7 +384,10 @@ class LogReader:
         return total, end if found < 0 else min(found, end)
 
     def _span(self, base: int, start: int, end: int) -> tuple[int, int]:
-        """(position, bytes) of what lies between two offsets in one chunk. A chunk that lies between them whole is opened once only."""
+        """Return (position, bytes) of what lies between two offsets in one chunk.
+
+        A chunk that lies between them whole is opened only once.
+        """
         next_base = self.next_base(base)
         facts = self.book.facts.get(base)
         if facts is not None and facts.next_offset >= 0 and start <= base and next_base is not None and end >= next_base:
@@ -360,9 +402,11 @@ class LogReader:
         return first, last - first
 
     def newest(self, count: int, end: int) -> int:
-        """The offset from which on the newest `count` messages below `end` lie (fewer where there are no more); lost ones do not count.
+        """Return the offset where the newest `count` messages below `end` begin.
 
-        By arithmetic: offsets have no gaps but the holes that are known. Walking back block by block took 16 us for each of them.
+        If there are fewer messages, it is the oldest offset kept. Lost messages do not count. The
+        result is computed: offsets have no gaps except known holes. Walking back block by block
+        took 16 us for each block.
         """
         found = end
         for hole in reversed(self.damage.holes[: bisect_left(self.damage.holes, (end, 0))]):
@@ -373,10 +417,10 @@ class LogReader:
         return max(found - count, self.bases[0])
 
     def offset_at(self, time_ns: int) -> int | None:
-        """The first offset stored at `time_ns` or later."""
+        """Return the first offset stored at `time_ns` or later, or None."""
         bases = tuple(self.bases)
         low, high = 0, len(bases) - 1
-        while low < high:  # the last chunk that begins before that time
+        while low < high:  # find the last chunk that begins before that time
             middle = (low + high + 1) // 2
             if self._begins_before(bases[middle], time_ns):
                 low = middle
@@ -392,7 +436,10 @@ class LogReader:
         return None
 
     def _begins_before(self, base: int, time_ns: int) -> bool:
-        """False where it cannot be read: then the search begins earlier, and only takes longer."""
+        """Return True if the chunk begins before `time_ns`.
+
+        Returns False if it cannot be read. The search then begins earlier, and only takes longer.
+        """
         try:
             return self._readable(base, base).header.base_time_ns < time_ns
         except (Damaged, Unreadable):
@@ -403,7 +450,10 @@ class LogReader:
         return self.bases[following] if following < len(self.bases) else None
 
     def open(self, base: int) -> Chunk:
-        """`Damaged`, `ForeignDirectory`, `Unreadable` where that cannot be. Closed again when others were used since."""
+        """Open a chunk. It is closed again after other chunks were used.
+
+        Raises `Damaged`, `ForeignDirectory` or `Unreadable` if that fails.
+        """
         if base == self._active.base_offset:
             return self._active
         chunk = self._sealed.get(base)
@@ -411,7 +461,7 @@ class LogReader:
             chunk = open_surely(self._files, self._folder, base, self._uuid, self._index_every_bytes)
             if chunk.sealed:
                 self.book.facts[base] = chunk.facts()
-            else:  # its footer is damaged: what the next one's name says
+            else:  # its footer is damaged: its end is the next chunk's name
                 following = self.next_base(base)
                 assert following is not None
                 chunk.end_offset = following
@@ -420,7 +470,7 @@ class LogReader:
         return chunk
 
     def _keep(self, chunk: Chunk) -> None:
-        """Among the few sealed chunks that stay open."""
+        """Keep a chunk among the few sealed ones that stay open."""
         self._sealed[chunk.base_offset] = chunk
         if len(self._sealed) > OPEN_CHUNKS_MAX:
             self._sealed.popitem(last=False)[1].close()

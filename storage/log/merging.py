@@ -1,12 +1,14 @@
-"""Many small staged files made into a few large ones, before a commit takes these in their place.
+"""Merging: before a commit, many small staged files are copied into a few large ones, which take
+their place.
 
-A chunk a part, however small, would leave thousands of tiny files, and their syncs would stop the log for seconds. So what is too much
-to be appended is copied first: blocks as they are, with headers that fit their new place, in the order of the commit. What comes out
-is a part like any finally sealed one, of a name of its own that no row knows: the parts it was made of stay until the commit, and after a
-crash its files are removed at start like all files without a row (or finished, if the mark names them).
+If each small part became a chunk, there would be thousands of tiny files, and their syncs would
+stop the log for seconds. So parts that are too many to append are copied first: the blocks
+unchanged, with new headers for their new place, in the order of the commit. The result is a sealed
+part with a new name that is in no row. The old parts stay until the commit. After a crash, the
+start removes the merged files like all files without a row, or finishes them if a mark names them.
 
-A merge is made in the log's thread, and its steps run in any thread, one after the other. Each is bounded, so that seals which wait
-for the same thread get their turn in between.
+A merge is made in the log's thread. Its steps run in any thread, one after the other. Each is
+bounded, so that seals waiting for the same thread can run in between.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ from .log_format import (
 from .transactions import StagedFile
 
 STEP_BYTES: Final = 32 * 1024 * 1024  # and a sync: some tens of milliseconds
-PIECE_BYTES: Final = 1024 * 1024  # read and written by one call each: the interpreter is free for the loop meanwhile
+# read and written by one call each: the interpreter is free for the loop meanwhile
+PIECE_BYTES: Final = 1024 * 1024
 
 
 class Merge:
-    """Of parts that have blocks. `chunk_bytes`: no file gets larger, but for a single block."""
+    """A merge of parts that have blocks. No file exceeds `chunk_bytes` unless it has only one
+    block.
+    """
 
     def __init__(self, files: Files, uuid: bytes, chunk_bytes: int, space: Space, parts: Sequence[StagedPart]) -> None:
         self._files = files
@@ -52,7 +57,7 @@ class Merge:
         self._next: tuple[Header, memoryview] | None = None
         self._made: list[StagedFile] = []
         self._begun = 0
-        """Files that may be there."""
+        """The number of files that may exist."""
         self._fd = -1
         self._seed = self._count = self._messages = 0
         self._end = CHUNK_HEADER_BYTES
@@ -64,10 +69,11 @@ class Merge:
         return Merged(StagedPart(self._name, self._folder, tuple(self._made)), frozenset(part.stage for part in self._parts))
 
     def step(self) -> None:
-        """Go on with about STEP_BYTES; all of it is on disk when `done`.
+        """Copy about STEP_BYTES more. All of it is on disk when `done`.
 
-        `DiskFull`, `Damaged` (a part is not as it was sealed): nothing is left of the merge, the parts are as they were.
-        `StoreFailed`: end and recover.
+        Raises `DiskFull`, or `Damaged` (a part is not as it was sealed). Then nothing is left of
+        the merge, and the parts are unchanged. Raises `StoreFailed` if the process must end and
+        recover.
         """
         assert not self.done
         try:
@@ -94,7 +100,7 @@ class Merge:
             raise
 
     def _copy(self) -> int:
-        """One piece into the file at hand, or into a new one; its bytes."""
+        """Copy one piece into the open file or a new one, and return its bytes."""
         assert self._next is not None
         if self._fd >= 0 and not self._fits(self._end + self._next[0].length):
             self._sync()
@@ -129,7 +135,10 @@ class Merge:
         self._files.writev(self._fd, [encode_chunk_header(ChunkHeader(0, 0, self._seed, self._uuid))], 0)
 
     def _end_file(self) -> None:
-        """Its footer, which the commit writes anew with what it knows then; so that it need not be on disk before."""
+        """Write the footer and close the file.
+
+        The commit writes the footer again with final values, so it need not be on disk before.
+        """
         footer = ChunkFooter(self._messages, 0, self._end)
         self._files.writev(self._fd, [encode_footer(footer, self._seed)], self._end)
         self._files.close(self._fd)
@@ -141,14 +150,17 @@ class Merge:
             return
         try:
             self._files.sync(self._fd)
-        except OSError as error:  # what was lost by it may be any file's
+        except OSError as error:  # the lost bytes may belong to any file
             raise StoreFailed(f"fdatasync of merged files in {self._folder} failed: {error}") from error
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{part_name(self._name, number)}"
 
     def discard(self) -> None:
-        """Its commit has ended: remove what was made and is no chunk now, by its name. What cannot be removed now is at the next start."""
+        """Remove the merged files that did not become chunks, when the commit has ended.
+
+        The next start removes those that cannot be removed now.
+        """
         self._source.close()
         self._next = None
         if self._fd >= 0:

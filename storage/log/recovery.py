@@ -1,30 +1,45 @@
-"""At start: find out what is really on disk, and make that the log. Idempotent: a crash in here is one more crash.
+"""Recovery at start: find out what is really on disk, and make that the log.
 
-The fault model. We promise to survive, with nothing acknowledged lost and nothing half-written shown:
+Recovery is idempotent: after a crash in it, it runs again.
+
+The fault model. We promise to survive the following faults. Nothing acknowledged is lost, and
+nothing half-written is shown:
 
 * the death of the process at any instruction, also inside recovery;
-* the loss of power: of what was not synced any part may be there, at any granularity and in any order, and names
-  made, renamed or removed in a folder that was not synced may or may not be there;
-* a failed write, short write, failed fdatasync: the process ends; after it the page cache may look fine and not be on disk;
+* the loss of power: of what was not synced, any part may be on disk, at any granularity and in any
+  order. Names made, renamed or removed in a folder that was not synced may or may not be there;
+* a failed write, short write, or failed fdatasync: the process ends. After it the page cache may
+  look fine and not be on disk;
 * any one flipped bit in the log's files: at most one block is lost, and none is wrong.
 
-We do not promise to survive: a disk that says "synced" and lies, two damages in both copies of a chunk's header,
-a bit that rots in the last block written before a crash (it cannot be told from a torn write), someone who edits the files.
+We do not promise to survive: a disk that reports a sync and did not do it, damage in both copies of
+a chunk's header, a bit that rots in the last block written before a crash (it looks like a torn
+write), or edited files.
 
-Steps: sync the folder; drop a chunk that was being created; walk the last chunk (all others are whole: a roll syncs
-them) from the checkpoint on, or from its start where the saved index is of no use, and check every block; decide
-what a bad stretch is; cut a torn tail, sync; write back what may lie in the page cache only, sync; bring the
-producers' rows up to date from the headers; commit the checkpoint.
+Steps:
 
-What is a bad stretch? If it is known to have been synced (the state store says so, or a block behind it does: each
-says how much before it was synced when it was written), it is damage: its bytes stay, its offsets become a hole, what lies behind
-lives. Else it is a write that never finished, and it is cut off *with what lies behind it*: nothing there was
-acknowledged, and its producers will send it again. To keep a block whose predecessor was torn would raise the
-producer's sequence over the torn one, which would then be answered as stored when it comes again.
-What is cut is copied to a `.bad` file first: the last block may be one that was acknowledged and has rotted, which nobody can tell.
+1. Sync the folder.
+2. Drop a chunk that was being created.
+3. Walk the last chunk and check every block. All other chunks are whole, because a roll syncs them.
+   The walk begins at the checkpoint, or at the chunk's start if the saved index is of no use.
+4. Decide what each bad stretch is.
+5. Cut a torn tail, and sync.
+6. Write back what may be only in the page cache, and sync.
+7. The caller brings the producers' rows up to date from the headers, and commits the checkpoint.
 
-Offsets are never given twice. Where the end found lies below what the state store knows to be synced (the disk lost
-what it had synced), the log goes on behind that, with a hole.
+A bad stretch is damage if it is known to have been synced. The state store may say so, or a block
+behind it: each block says how much before it was not known to be synced when it was written. Damage
+stays: its bytes are kept, its offsets become a hole, and what lies behind it is used. Any other bad
+stretch is a write that never finished. It is cut off *with what lies behind it*. Nothing there was
+acknowledged, and its producers will send it again. If a block behind a torn one were kept, the
+producer's sequence would rise above the torn block. When the producer sends the torn block again,
+it would be answered as stored.
+
+What is cut is copied to a `.bad` file first: the last block may have been acknowledged and damaged
+later. Recovery cannot tell.
+
+Offsets are never given twice. The end found may lie below what the state store knows to be synced,
+if the disk lost it. Then the log goes on behind that, with a hole.
 """
 
 from __future__ import annotations
@@ -52,7 +67,11 @@ COPY_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(slots=True)
 class RecoveryReport:
-    """What recovery found and did. `notes` are sentences for the log of the process; `alarms` those that a person should read."""
+    """The findings and actions of recovery.
+
+    `notes` are sentences for the log of the process. `alarms` are sentences that a person should
+    read.
+    """
 
     chunks: int = 0
     end: int = 0
@@ -67,7 +86,7 @@ class RecoveryReport:
     duration_ms: int = 0
 
     def sentence(self) -> str:
-        """One line for the log of the process and for people."""
+        """Return one line for the log of the process and for people."""
         said = [f"{self.chunks} chunks, {self.scanned_bytes} bytes checked"]
         if self.cut_bytes:
             said.append(f"{self.cut_bytes} bytes of unfinished writes cut off")
@@ -83,7 +102,9 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class _End:
-    """Where a good prefix ends: position in the file, next offset and time of its last block (both absolute)."""
+    """The end of a good prefix: position in the file, next offset and time of its last block (both
+    absolute).
+    """
 
     position: int
     offset: int
@@ -92,7 +113,11 @@ class _End:
 
 @dataclass(slots=True)
 class _BadStretch:
-    """Bad blocks in a row. `end`: the position where a good one follows, at worst the end of the file; `next_offset`: its offset, or -1."""
+    """Bad blocks in a row.
+
+    `end` is the position of the next good block, or the end of the file. `next_offset` is its
+    offset, or -1.
+    """
 
     start: _End
     end: int
@@ -102,36 +127,43 @@ class _BadStretch:
 
 @dataclass(slots=True)
 class _ChunkScan:
-    """The last chunk as found. `attested`: known to have been synced below this position."""
+    """The last chunk as found. Everything below position `attested` is known to have been
+    synced.
+    """
 
     end: _End
     bad: list[_BadStretch] = field(default_factory=list)
     groups: list[tuple[_End, int]] = field(default_factory=list)
-    """Where each group of this chunk begins, and the position behind its mark; -1: it has none."""
+    """The start of each group in this chunk, and the position behind its mark, or -1 if it has
+    none.
+    """
     holes: list[Hole] = field(default_factory=list)
     attested: int = 0
     write_back_from: int = -1
     kept: Mapping[tuple[int, int], Bad] = field(default_factory=dict)
-    """By (base, position): the damage that was set aside at an earlier start."""
+    """Damage that was set aside at an earlier start, by (base, position)."""
     kept_files: int = 0
     base_offset: int = 0
 
     def is_kept(self, position: int, size: int, count: int = 0) -> bool:
-        """All of that, and not only what lay there then."""
+        """Return True if this damage was set aside before, with at least this size and count."""
         known = self.kept.get((self.base_offset, position))
         return known is not None and known.bytes >= size and known.count >= count
 
     def tell(self, position: int, size: int, report: RecoveryReport, count: int = 0) -> list[str]:
-        """Where to say that something is lost there: what was set aside before was told before."""
+        """Return the list for a sentence about this loss: notes if it was set aside before,
+        otherwise alarms.
+        """
         return report.notes if self.is_kept(position, size, count) else report.alarms
 
 
 def recover_log(
     files: Files, folder: str, uuid: bytes, base_offset: int, options: LogOptions, synced_end: int, start: int = 0
 ) -> tuple[Log, RecoveryReport]:
-    """The log as it really is, all of it synced. `synced_end`: what the state store knows to be on disk; `start`: what is below is removed.
+    """Return the log as it really is, all of it synced.
 
-    `StoreFailed` for I/O errors, `ForeignDirectory` for another topic's chunks.
+    The state store knows that everything below `synced_end` is on disk. Everything below `start` is
+    removed. Raises `StoreFailed` for I/O errors, `ForeignDirectory` for chunks of another topic.
     """
     report = RecoveryReport(now_ns=time.time_ns())
     with contextlib.ExitStack() as undo:
@@ -149,7 +181,8 @@ def recover_log(
                 bases = _bases(files, folder)
                 if not chunk.sealed:
                     report.alarms.append(f"{chunk.path}: its footer is damaged")
-                    # All the same nothing more is written to it: replay takes an adopted chunk to hold one group and nothing else.
+                    # Nothing more is written to it, because replay expects only one group in an
+                    # adopted chunk.
                     chunk.sealed = True
             scan = _scan(chunk, synced_end, report, columns=not footer)
             _decide(chunk, scan, synced_end, report)
@@ -172,7 +205,7 @@ def recover_log(
 
 
 def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
-    """A log that ends before the end which was known to be on disk."""
+    """Note a hole if the log ends before the end that was known to be on disk."""
     end = scan.end
     if end.offset >= synced_end:
         return
@@ -180,9 +213,10 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
     scan.holes.append(lost.hole)
     text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
     scan.tell(lost.position, 0, report, lost.count).append(f"{chunk.folder}: {text}")
-    if not scan.is_kept(lost.position, 0) and all(bad.start.position != lost.position for bad in scan.bad):  # else it has its file
+    # else it has its file
+    if not scan.is_kept(lost.position, 0) and all(bad.start.position != lost.position for bad in scan.bad):
         _set_aside(chunk, lost, report)
-    chunk.sealed = True  # what lies behind the end stays for whoever wants to look; the next append begins a chunk
+    chunk.sealed = True  # bytes behind the end stay for inspection; the next append begins a chunk
     chunk.end_offset = synced_end
 
 
@@ -191,7 +225,10 @@ def _bases(files: Files, folder: str) -> list[int]:
 
 
 def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options: LogOptions, report: RecoveryReport) -> Chunk | None:
-    """The last chunk, after those are gone that were being created or cannot be read; `bases` is shortened likewise."""
+    """Open the last chunk, after removing those that were being created or cannot be read.
+
+    These are removed from `bases` too.
+    """
     while bases:
         base = bases[-1]
         path = f"{folder}/{chunk_name(base)}"
@@ -201,7 +238,8 @@ def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options
             size = files.size_of(path)
         bases.pop()
         if size <= CHUNK_HEADER_BYTES and bases:
-            # A roll syncs header and folder before anything is appended: nothing was ever in it.
+            # A roll syncs header and folder before anything is appended, so this chunk never had a
+            # block.
             files.remove(path)
             report.notes.append(f"{path}: its creation was not finished; removed")
         else:
@@ -214,7 +252,8 @@ def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options
 def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: bool) -> _ChunkScan:
     """Check each block of the last chunk, build its index, note what is bad and what was synced.
 
-    From the checkpoint on, if the saved index finds it: what lies before it was synced, and is checked when it is read.
+    Starts at the checkpoint if the saved index finds it. What lies before it was synced, and is
+    checked when it is read.
     """
     base, base_time_ns = chunk.base_offset, chunk.header.base_time_ns
     entry = chunk.resume(synced_end)
@@ -245,7 +284,7 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: boo
             scan.attested = max(scan.attested, stretch.position - before)
         if header.flags & IN_GROUP and not in_group:
             scan.groups.append((_End(stretch.position, end.offset, end.time_ns), -1))
-        elif not header.flags & IN_GROUP and in_group:  # normally its mark; if that is damaged, what follows vouches for the group
+        elif not header.flags & IN_GROUP and in_group:  # its mark, or what follows a damaged mark
             scan.groups[-1] = (scan.groups[-1][0], stretch.end)
         in_group = bool(header.flags & IN_GROUP)
         if header.count and stretch.position >= index.next_position:
@@ -260,7 +299,10 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: boo
 
 
 def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
-    """Which bad stretches are damage (they stay, as holes) and where the first torn write is (all from there on is cut)."""
+    """Decide which bad stretches are damage and where the first torn write is.
+
+    Damage stays, as holes. Everything from the torn write on is cut off.
+    """
 
     def known(start: _End) -> bool:
         return start.position < scan.attested or start.offset < synced_end or chunk.sealed
@@ -300,7 +342,8 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
         scan.holes = [hole for hole in scan.holes if hole.first_offset < cut.offset]
         assert chunk.index is not None
         chunk.index.cut(cut.position)
-    if chunk.sealed and scan.end.offset < chunk.end_offset:  # its last blocks are damaged; the footer knows how many there were
+    # its last blocks are damaged; the footer knows their number
+    if chunk.sealed and scan.end.offset < chunk.end_offset:
         scan.holes.append(Hole(scan.end.offset, chunk.end_offset - scan.end.offset))
         scan.end.offset = chunk.end_offset
     if not chunk.sealed:
@@ -317,7 +360,10 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
 
 
 def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = BAD_KEPT_BYTES_MAX) -> None:
-    """Keep what is about to be cut off, or is damaged. Best effort: a full disk must not keep the topic from starting."""
+    """Copy what is about to be cut off, or is damaged, into a `.bad` file.
+
+    Best effort: a full disk must not keep the topic from starting.
+    """
     path = f"{chunk.folder}/{bad.name}"
     try:
         kept = keep_bytes(chunk.files, chunk.folder, bad, report.now_ns, kept_max)
@@ -327,12 +373,16 @@ def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = B
 
 
 def _write_back(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
-    """Write again what no commit vouches for, in place, and sync: after a failed sync the cache may hold what the disk does not."""
+    """Write again, in place, what no commit covers, and sync.
+
+    After a failed sync, the page cache may hold what the disk does not.
+    """
     files = chunk.files
     size = files.size(chunk.fd)
     start = scan.write_back_from
     if synced_end <= chunk.base_offset:
-        start = 0 if not chunk.adopted else chunk.end_position  # its name came after its syncs, so that all of it is on disk
+        # it was synced before it got its name, so all of it is on disk
+        start = 0 if not chunk.adopted else chunk.end_position
     elif start < 0:
         start = chunk.end_position  # the footer, if there is one
     start = min(start, size)
@@ -344,7 +394,10 @@ def _write_back(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Recover
 
 
 def _write_again(chunk: Chunk, position: int, size: int) -> None:
-    """Pages that the disk cannot read stay as they are: they are damage that is known, or it would not have come so far."""
+    """Write a piece again, except pages that the disk cannot read.
+
+    Those are known damage: otherwise recovery would have failed before.
+    """
     files = chunk.files
     for at in (position,) if chunk.unreadable < position else range(position, position + size, PAGE_BYTES):
         length = size if chunk.unreadable < position else min(PAGE_BYTES, position + size - at)

@@ -1,9 +1,10 @@
-"""What retention has to know of a log's chunks, and how they go.
+"""Removal of chunks, and the sizes and times of chunks that retention needs.
 
-Order: the state commits the new start, then the log forgets the chunks, then their files are removed (in another thread: the system takes
-milliseconds to give back 256 MiB), oldest first, of each chunk the index and what was set aside before the chunk itself; the folder is
-synced once at the end. So a crash anywhere leaves either all of a chunk, or a state that says it is to be removed, and recovery
-removes what is still there or has come back: names that were removed and not synced.
+Order: the state commits the new start, then the log forgets the chunks, then their files are
+removed, oldest first. For each chunk, the index and `.bad` files go before the chunk. The removal
+runs in another thread, because the system takes milliseconds to free 256 MiB. The folder is synced
+once at the end. So a crash leaves either a whole chunk, or a state that says it is to be removed.
+Recovery then removes what is still there or has come back (names whose removal was not synced).
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _DIGITS: Final = len(chunk_name(0)) - len(CHUNK_SUFFIX)
 
 
 class LogKeeper:
-    """Sizes and times of a log's chunks; each sealed one is looked at once. Used by the log's thread."""
+    """Sizes and times of a log's chunks, used by the log's thread. Each sealed chunk is
+    read once.
+    """
 
     def __init__(self, files: Files, folder: str, uuid: bytes, log: Log) -> None:
         self._files = files
@@ -37,7 +40,9 @@ class LogKeeper:
         self._first_time = (-1, 0)  # of the ongoing chunk: its base, and the time
 
     def view(self, retention: Retention, floor: int, applied: int, now_ns: int) -> LogView:
-        """The log as the plan wants it. What needs reading is read only where `retention` asks for it."""
+        """Return the log as the plan needs it. Files are read only for values that `retention`
+        needs.
+        """
         log = self._log
         bases = log.chunks
         sizes = [*(self._size(base) for base in bases[:-1]), log.end_position]
@@ -56,7 +61,11 @@ class LogKeeper:
         return size
 
     def unfinished_bytes(self, floor: int, sizes: list[int] | None = None) -> int:
-        """What lies at or above `floor`: to the byte in the chunk that it cuts, as files behind that."""
+        """Return the bytes at or above `floor`.
+
+        The chunk that contains `floor` is measured exactly. The following chunks count with their
+        file sizes.
+        """
         log = self._log
         floor = max(floor, log.start)
         if floor >= log.end:
@@ -69,7 +78,10 @@ class LogKeeper:
         return log.measure(floor, following, BYTES_ANY)[0] + sum(sizes[at + 1 :])
 
     def last_time_ns(self, chunk: int) -> int:
-        """When the last message of the n-th chunk came. Of one that cannot be read: the beginning of the next that can."""
+        """Return when the last message of the n-th chunk came.
+
+        If the chunk cannot be read, uses the next one that can.
+        """
         bases = self._log.chunks
         base = bases[chunk]
         if base == bases[-1]:
@@ -92,14 +104,16 @@ class LogKeeper:
         return None if footer is None else chunk.header.base_time_ns + footer.last_time_ns
 
     def _ongoing_since(self, base: int) -> int:
-        """When its first message came; its header may be older, if it was made ahead of it."""
+        """Return when the ongoing chunk's first message came. Its header may be older, if it was
+        made earlier.
+        """
         if self._first_time[0] != base:
             header = next(self._log.headers(base), None)
             self._first_time = (base, self._log.last_time_ns if header is None else header[0].time_ns)
         return self._first_time[1]
 
     def forget(self, start: int) -> int:
-        """The log does without what lies below `start`. Returns the bytes of those chunks."""
+        """Make the log forget what lies below `start`. Returns the bytes of the removed chunks."""
         self._log.forget(start)
         gone = [base for base in self._sizes if base < self._log.start]
         for base in gone:
@@ -108,14 +122,17 @@ class LogKeeper:
 
 
 def finished_bytes(view: LogView) -> int:
-    """Of chunks that every channel has finished; the ongoing one counts when all of it is."""
+    """Return the bytes of chunks that every channel has finished. The ongoing chunk counts if all
+    of it is.
+    """
     return sum(view.sizes[: finished_chunks(view.bases, view.floor)]) + (view.sizes[-1] if view.floor >= view.end else 0)
 
 
 def remove_below(files: Files, folder: str, start: int) -> int:
-    """Remove the files of all chunks that lie wholly below `start`, and what they leave if only a part of them is there: how many files.
+    """Remove the files of all chunks wholly below `start`, and return how many files that were.
 
-    Never the last chunk, whatever `start` says. `OSError`: some are left, and go the next time.
+    Files left of an incomplete removal are removed too. The last chunk always stays. Raises
+    `OSError` if files are left; the next call removes them.
     """
     names = files.list(folder)
     bases = [base for name in names if (base := parse_chunk_name(name)) is not None]
@@ -130,7 +147,9 @@ def remove_below(files: Files, folder: str, start: int) -> int:
 
 
 def _base_of(name: str) -> int | None:
-    """The chunk that a file of the log belongs to: itself, its index, or what was set aside of it."""
+    """Return the base offset of the chunk that a file belongs to: the chunk, its index, or a `.bad`
+    file.
+    """
     digits = name[:_DIGITS]
     if len(digits) == _DIGITS and digits.isdecimal() and name.endswith((CHUNK_SUFFIX, INDEX_SUFFIX, BAD_SUFFIX)):
         return int(digits)

@@ -1,13 +1,16 @@
-"""The newest blocks of a log, kept for readers that are a little behind, without a system call. Pure.
+"""Ring: the newest blocks of a log in memory, for readers slightly behind, without a system call.
+Pure.
 
-Bounded twice: in bytes, and in time, because a topic that nobody writes to should hold no memory (EQueue drops what nobody
-touched for 5 s; here the page cache has it then). What is kept is a run without gaps up to the newest block; anything else that
-comes starts it anew. An entry is an append, not a block, so that keeping a thousand small blocks costs what keeping one does; the
-headers get their wire form (offset and time) only when somebody reads them.
+It is bounded in bytes, and in time, because an idle topic should hold no memory. (EQueue drops what
+was not used for 5 s. Here the page cache still has it then.) The ring holds a run without gaps up
+to the newest block. Any other block empties it first. An entry is an append, not a block, so that
+keeping a thousand small blocks costs as much as keeping one. Headers get their wire form (offset
+and time) only when they are read.
 
-Blocks come from the topic, which checked them, and stay as they came, in the frames they came in. They are checked again when they are
-read: memory may have changed them since. Then the ring gives up all it keeps, and the reader takes them from the file. Whether a reader may
-see them yet is for it to say, by `end`: the ring knows nothing of syncs.
+The topic has checked the blocks. They stay as they came, in the frames they came in. They are
+checked again when they are read, because memory may have changed them since. If a check fails, the
+ring drops everything, and the reader takes the blocks from the file. The ring knows nothing of
+syncs: the reader decides by `end` what it may see.
 """
 
 from __future__ import annotations
@@ -21,8 +24,9 @@ from ...transport.errors import ZsqError
 from .log_format import ChunkHeader, wire_header
 
 RING_BYTES: Final = 8 * 1024 * 1024
-BLOCKS_MAX: Final = 1 << 30  # as good as no bound
-BLOCK_COST: Final = 1024  # what a block takes in memory besides its bytes, about: a block of 104 bytes takes 935 (objects, frames)
+BLOCKS_MAX: Final = 1 << 30  # practically no bound
+# approximate memory of a block besides its bytes: a block of 104 bytes takes 935 (objects, frames)
+BLOCK_COST: Final = 1024
 RING_KEPT_NS: Final = 5 * 1_000_000_000
 _NO_CHUNK: Final = ChunkHeader(0, 0, 0, b"")
 _COMPACT_AT: Final = 1024  # entries dropped at the front before the lists are moved
@@ -40,7 +44,7 @@ class _Append:
 
 
 class Ring:
-    """`bytes_max` 0: keeps nothing."""
+    """The newest blocks. With `bytes_max` 0 it keeps nothing."""
 
     def __init__(self, bytes_max: int = RING_BYTES, kept_ns: int = RING_KEPT_NS) -> None:
         self._bytes_max = bytes_max
@@ -50,11 +54,11 @@ class Ring:
         self._head = 0
         self.bytes = 0
         self.corrupt_count = 0
-        """How many times a block was found that is not as it came."""
+        """How many times a block failed its check."""
 
     @property
     def start(self) -> int:
-        """The first offset that is kept; equals `end` where nothing is."""
+        """The first offset that is kept, or `end` if there is none."""
         return self._firsts[self._head] if self._head < len(self._firsts) else self.end
 
     @property
@@ -62,7 +66,7 @@ class Ring:
         return self._appends[-1].next_offset if self._appends else 0
 
     def push(self, first_offset: int, next_offset: int, blocks: Sequence[Block], time_ns: int, total: int, now_ns: int) -> None:
-        """An append was written: `total` bytes of blocks from `first_offset` on, stored at `time_ns`."""
+        """Add an append: `total` bytes of blocks from `first_offset` on, stored at `time_ns`."""
         if self._appends and self._appends[-1].next_offset != first_offset:
             self.clear()
         if not blocks:
@@ -85,7 +89,7 @@ class Ring:
             self._head = 0
 
     def expire(self, now_ns: int) -> None:
-        """What came more than `kept_ns` ago goes."""
+        """Drop what came more than `kept_ns` ago."""
         while self._head < len(self._appends) and now_ns - self._appends[self._head].kept_ns >= self._kept_ns:
             self._drop()
 
@@ -95,8 +99,10 @@ class Ring:
         self._head = self.bytes = 0
 
     def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block] | None:
-        """Whole blocks below `end` in wire form, from the one that holds `offset` on, about `bytes_max` bytes of them. None: not kept
-        (any more)."""
+        """Return whole blocks below `end` in wire form, from the one that holds `offset` on.
+
+        Returns about `bytes_max` bytes. Returns None if that block is not kept, or no longer.
+        """
         if not self.start <= offset < self.end:
             return None
         found: list[Block] = []

@@ -1,9 +1,11 @@
-"""What a start need not wait for: whether old chunks are there and whole, and whether what was damaged before still is.
+"""Survey after a start: check that old chunks exist and are whole, and whether known damage can be
+read again.
 
-Recovery looks at the last chunk only, so that its time does not grow with the backlog. The others are opened once, header and footer,
-a few at a time: the newest by recovery itself, the rest in some other thread while the topic serves. So a chunk that somebody
-removed, or whose end is gone, is an alarm soon after the start and not when a reader comes there months later; and sizes and times of all
-chunks are known.
+Recovery reads only the last chunk, so that its time does not grow with the backlog. The survey
+opens the others once, header and footer, a few at a time. Recovery itself opens the newest, another
+thread opens the rest while the topic serves. So a chunk that was removed or lost its end causes an
+alarm soon after the start, and not when a reader comes there months later. The survey also learns
+the sizes and times of all chunks.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ STEP_CHUNKS: Final = 64  # opened by one job
 READABLE_AGAIN: Final = (
     "what it says is lost can be read again; channels that have passed it meanwhile get it by Admin.seek, and the file can go"
 )
-CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # of known damage that is read again at a start; beyond it is believed
+# of known damage that is read again at a start; further damage is not checked
+CHECK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 class Found(NamedTuple):
@@ -34,11 +37,11 @@ class Found(NamedTuple):
     facts: Facts | None
     why: str
     lost: bool = False
-    """Gone or damaged, and not only out of reach for now."""
+    """True if the chunk is missing or damaged, and not only unreadable now."""
 
 
 def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
-    """The holes of the `.bad` files, those left out that can be read again. Returns notes."""
+    """Add the holes of the `.bad` files, except those that can be read again. Returns notes."""
     notes: list[str] = []
     budget = CHECK_BYTES_MAX
     bases = set(reader.bases)
@@ -73,7 +76,10 @@ def _is_whole(reader: LogReader, head: BadHead) -> bool:
 
 
 def _is_covered(reader: LogReader, offset: int, end: int) -> bool:
-    """Whether chunks that are there hold all these messages, as far as headers tell: the first and the last in each."""
+    """Return True if existing chunks hold all these messages.
+
+    Only the headers of the first and the last message in each chunk are checked.
+    """
     if offset < reader.bases[0]:
         return False
     while offset < end:
@@ -89,7 +95,7 @@ def _is_covered(reader: LogReader, offset: int, end: int) -> bool:
 
 
 def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_every_bytes: int) -> list[Found]:
-    """Open these chunks, one after another. In any thread: nothing is shared but the files."""
+    """Open these chunks, one after another. Safe in any thread: only the files are shared."""
     found = []
     for base in bases:
         try:
@@ -110,7 +116,7 @@ def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_e
 
 
 class Survey:
-    """What is still to be looked at, newest first."""
+    """The chunks of a log that are still to be checked, newest first."""
 
     def __init__(self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, reader: LogReader) -> None:
         self._files = files
@@ -118,17 +124,22 @@ class Survey:
         self._uuid = uuid
         self._index_every_bytes = index_every_bytes
         self._reader = reader
-        self._waiting = reader.bases[:-1]  # the last one is recovery's
+        self._waiting = reader.bases[:-1]  # recovery checked the last one
 
     def take(self, count: int = STEP_CHUNKS) -> Callable[[], list[Found]] | None:
-        """A job for any thread; `learn` takes its result. None: all is known."""
+        """Return a job for any thread, or None if all chunks are known. `learn` takes the job's
+        result.
+        """
         bases, self._waiting = self._waiting[-count:], self._waiting[:-count]
         if not bases:
             return None
         return lambda: survey(self._files, self._folder, self._uuid, bases, self._index_every_bytes)
 
     def learn(self, found: Sequence[Found]) -> list[str]:
-        """Alarms. A chunk that was removed meanwhile, because it was finished, is none."""
+        """Take the result of a job and return alarms.
+
+        A chunk that was removed meanwhile because it was finished causes none.
+        """
         alarms = []
         reader = self._reader
         for base, facts, why, is_lost in found:

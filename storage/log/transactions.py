@@ -1,15 +1,19 @@
-"""The mark: the block without messages that ends an atomic group and carries its transaction. Pure.
+"""Transactions: the mark that ends an atomic group in the log, and the rows of transactions and
+stages. Pure.
+
+The mark is a block without messages that carries the group's transaction:
 
     header (64 bytes, flags MARK, count 0)   length (4)   msgpack map   zeros to a multiple of 8   trailer (8)
 
-A group counts if and only if its mark is in the log. Where the whole group was appended, the mark stands behind its
-blocks; where staged files become chunks, it stands behind the blocks of the last of them, and that file's name in the log is the
-commit. The mark names all that belongs to the group, so that recovery can finish what was begun.
+A group counts if and only if its mark is in the log. If the whole group was appended, the mark
+follows its blocks. If staged files become chunks, the mark follows the blocks of the last of them,
+and the rename of that file into the log is the commit. The mark names everything in the group, so
+that recovery can finish it.
 
-What is remembered of transactions and of their stages: rows of the state store. Pure.
-
-A transaction is (`app`, `version`): the versions of an app ascend, and each is committed at most once. So one row an app is enough:
-what was committed last. What stands in a group's mark (log) goes into the row when the state is committed; the mark is the truth.
+The rows belong to the state store. A transaction is (`app`, `version`): the versions of an app
+ascend, and each is committed at most once. So one row per app is enough: the last commit. The
+content of a group's mark (log) goes into the row when the state is committed. If they differ, the
+mark is right.
 """
 
 from __future__ import annotations
@@ -23,13 +27,18 @@ from ...transport.block.block import HEADER_BYTES, MARK, TRAILER_BYTES, TRAILER_
 from ...transport.wire.codec import pack_value, unpack_value
 from .log_format import ALIGNMENT, encode_disk_header
 
-JOB: Final = "job"  # a kind whose app is the uuid of one job: nobody asks for it again after the retries
+JOB: Final = "job"  # a kind whose app is the uuid of one job: not needed after the job's retries
 JOB_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
-TRANSACTIONS_MAX: Final = 100_000  # rows of about 100 bytes, all of them in memory: jobs make one each, queries one in all
+# rows of about 100 bytes, all in memory: each job makes one, a query makes one in all
+TRANSACTIONS_MAX: Final = 100_000
 
 
 class Transaction(NamedTuple):
-    """`kind` is "app" (remembered for good) or "job". `user`: of the access file, who stages and commits it; "" where nobody had to say."""
+    """The transaction of a group.
+
+    `kind` is "app" (remembered for good) or "job". `user` is the user of the access file who stages
+    and commits, or "" if no user name was required.
+    """
 
     app: str
     version: int
@@ -38,15 +47,19 @@ class Transaction(NamedTuple):
 
 
 def is_foreign(owner: str, user: str) -> bool:
-    """Return True if what `owner` made is closed to `user`.
+    """Return True if `user` may not use what `owner` made.
 
-    What was made without a user name is open to all. A caller without one (ipc, or a broker without an access file) may use everything.
+    Without an owner, all users may use it. A caller without a user name (ipc, or a broker without
+    an access file) may use everything.
     """
     return bool(owner and user) and owner != user
 
 
 class TransactionRow(NamedTuple):
-    """The last committed version of an app. Without messages (an empty commit) `first_offset` is where they would be."""
+    """The last committed version of an app.
+
+    Without messages (an empty commit), `first_offset` is where they would be.
+    """
 
     version: int
     kind: str
@@ -54,11 +67,14 @@ class TransactionRow(NamedTuple):
     messages: int
     time_ns: int
     user: str = ""
-    """Return the owner of an app; rows of before there were owners have none."""
+    """The owner of the app. Rows written before owners were introduced have none."""
 
 
 class StagedFile(NamedTuple):
-    """A file of a stage: a chunk whose base is not known yet. `data_end`: where its blocks end; `seed`: of its checksums."""
+    """A file of a stage: a chunk whose base is not known yet.
+
+    `data_end` is the end of its blocks. `seed` is the seed of its checksums.
+    """
 
     number: int
     seed: int
@@ -68,7 +84,10 @@ class StagedFile(NamedTuple):
 
 
 class StageRow(NamedTuple):
-    """A stage as of its last seal; all of it is on disk. `bytes`: of its blocks; `final`: nothing comes any more."""
+    """A stage at its last seal; all of it is on disk.
+
+    `bytes` is the size of its blocks. `final`: no more blocks come.
+    """
 
     app: str
     version: int
@@ -89,9 +108,10 @@ class StageRow(NamedTuple):
 
 
 def later_of(old: TransactionRow | None, new: TransactionRow) -> TransactionRow:
-    """The row that counts: of the higher version. Marks are replayed in any state of the row, so this is idempotent.
+    """Return the row with the higher version. Replaying a mark is idempotent for any state of the
+    row.
 
-    An app keeps its owner, also where a commit came from somebody who need not say who they are.
+    An app keeps its owner, also if a commit came from a caller without a user name.
     """
     if old is None or new.version <= old.version:
         return old or new
@@ -99,14 +119,19 @@ def later_of(old: TransactionRow | None, new: TransactionRow) -> TransactionRow:
 
 
 def superseded(stages: Mapping[bytes, StageRow], app: str, version: int, user: str = "") -> list[bytes]:
-    """Stages that can never be committed any more once this user has committed this version of the app: its own and older ones."""
+    """Return the stages that no commit can use after this user has committed this version of the
+    app.
+
+    These are the stages of this version and older ones.
+    """
     return [stage for stage, row in stages.items() if row.app == app and row.version <= version and not is_foreign(row.user, user)]
 
 
 def forgettable(rows: Mapping[str, TransactionRow], now_ns: int) -> list[str]:
-    """Apps whose row may go: jobs after 7 days, and the oldest jobs where there would be no room for one more.
+    """Return the apps whose row may be removed.
 
-    If TRANSACTIONS_MAX are left even so, a new app is to be refused.
+    These are jobs after 7 days, and the oldest jobs if there is no room for one more row. If
+    TRANSACTIONS_MAX rows are left even so, the caller must refuse a new app.
     """
     jobs = sorted((row.time_ns, app) for app, row in rows.items() if row.kind == JOB)
     old = sum(time_ns < now_ns - JOB_KEPT_NS for time_ns, _ in jobs)
@@ -118,7 +143,9 @@ _LENGTH_BYTES: Final = 4
 
 
 class Adopted(NamedTuple):
-    """A staged file that is a chunk of the log from here on. `data_end`: where its blocks end (a mark may follow)."""
+    """A staged file that becomes a chunk of the log. `data_end` is the end of its blocks; a mark
+    may follow.
+    """
 
     stage: bytes
     number: int
@@ -129,9 +156,13 @@ class Adopted(NamedTuple):
 
 
 class Mark(NamedTuple):
-    """`messages`: of the whole group, of which the first `appended` were appended. `adopted`: ascending; the mark stands in the last one.
+    """The content of a mark.
 
-    `unsealed`: (base offset, end of its blocks, time of the last one) of the chunk before the adopted ones, if it had no footer yet; or ().
+    `messages` counts the whole group, of which the first `appended` were appended. `adopted`
+    ascends, and the mark lies in the last one.
+
+    `unsealed` describes the chunk before the adopted ones, if it had no footer yet: (base offset,
+    end of its blocks, time of the last one). Otherwise it is ().
     """
 
     transaction: Transaction
@@ -152,7 +183,7 @@ class Mark(NamedTuple):
 
 
 def encode_mark(mark: Mark) -> bytes:
-    """The columns of the mark's block."""
+    """Encode the columns of the mark's block."""
     app, version, kind, user = mark.transaction
     found: dict[str, Any] = {
         "app": app,
@@ -173,14 +204,17 @@ def encode_mark(mark: Mark) -> bytes:
 
 
 def encode_mark_header(columns: bytes, offset: int, time_ns: int, unsynced_bytes: int, seed: int, position: int = 0) -> bytes:
-    """As `encode_disk_header`. `offset` is the one behind the group, relative to the chunk like `time_ns`."""
+    """Encode the header of the mark's block, like `encode_disk_header`.
+
+    `offset` is the one behind the group. It and `time_ns` are relative to the chunk.
+    """
     crc = crc32c(memoryview(columns)[:-TRAILER_BYTES])
     header = Header(0, MARK, HEADER_BYTES + len(columns), 0, 0, 0, 0, 0, crc)
     return encode_disk_header(header, offset, time_ns, unsynced_bytes, seed, position)
 
 
 def decode_mark(columns: Buffer) -> Mark:
-    """From columns whose checksum was checked; `ValueError` where they are no mark all the same."""
+    """Decode a mark from columns with a good checksum. Raises `ValueError` if they are no mark."""
     size = int.from_bytes(columns[:_LENGTH_BYTES], "little")
     try:
         found: dict[str, Any] = unpack_value(columns[_LENGTH_BYTES : _LENGTH_BYTES + size])

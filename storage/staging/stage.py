@@ -1,13 +1,16 @@
-"""One stage, its files, and the ticket of a seal. What they are; `staging.py` moves them.
+"""A stage, its files, the ticket of a seal, and the recovery of stages. `staging.py` uses them.
 
-At start: what is staged, made to agree with its rows. After the log's recovery, which may still need files of a commit from here.
+Recovery makes the staged files agree with their rows at start. It runs after the log's recovery,
+which may still need files of a commit from here.
 
-A row was committed after a sync of all that it names. So a file that is missing, too short, or whose header is damaged twice is
-damage: the stage is dropped with an alarm, its writer or its commit is told that it is not there, and the topic starts. A file
-behind a row's last one, or of no row, was not sealed: it is removed, and what lies behind a row's end is cut off.
+A row was committed after a sync of all that it names. So a file that is missing, too short, or
+whose header is damaged twice is damage. The stage is dropped with an alarm. Its writer or its
+commit gets the error that it does not exist. The topic starts. A file behind a row's last one, or
+without a row, was not sealed and is removed. Bytes behind a row's end are cut off.
 
-A disk that fails to read is no damage yet. A stage that is sealed for good stays with its files: its commit is refused while they cannot be
-read. One that is still written to is dropped, as its writer would meet the same disk again and again.
+A read error of the disk is no damage yet. A finally sealed stage stays with its files, and its
+commit is refused while they cannot be read. A stage that is still written to is dropped, because
+its writer would meet the same error again and again.
 """
 
 from __future__ import annotations
@@ -29,16 +32,24 @@ if TYPE_CHECKING:
     from ..log.recovery import RecoveryReport
 
 
-OPEN_FILES_MAX: Final = 320  # descriptors: one a writer at work (256 at most) and some; a third of what a process usually may have
+# descriptors: one per active writer (at most 256) and some; a third of a process's usual limit
+OPEN_FILES_MAX: Final = 320
 
 
 def checksum_after(checksum: int, columns_crc: int) -> int:
-    """As the writers compute it: over the blocks' own checksums, so what counts is content and order."""
+    """Return the checksum after one more block, as the writers compute it.
+
+    It covers the blocks' own checksums, so it depends on content and order.
+    """
     return int(crc32c(columns_crc.to_bytes(4, "little"), checksum))
 
 
 class StageFile:
-    """A file of a stage. `written`, `synced`: up to where (footer included); what is not synced has an open descriptor."""
+    """A file of a stage.
+
+    `written` and `synced` are positions, footer included. A file that is not synced has an open
+    descriptor.
+    """
 
     __slots__ = ("blocks", "data_end", "fd", "messages", "number", "path", "pins", "seed", "synced", "written")
 
@@ -53,7 +64,7 @@ class StageFile:
         self.synced = 0
         self.fd = -1
         self.pins = 0
-        """Tickets that will sync it: its descriptor stays."""
+        """The number of tickets that will sync it. Its descriptor stays open meanwhile."""
 
     def row(self) -> StagedFile:
         return StagedFile(self.number, self.seed, self.blocks, self.messages, self.data_end)
@@ -69,7 +80,11 @@ class _Snapshot(NamedTuple):
 
 
 class Stage:
-    """`sealed`: blocks that are durable. `names`: files whose names are. `ended`: its final seal has begun."""
+    """A stage.
+
+    `sealed` counts the durable blocks, `names` the files whose names are durable. `ended` is True
+    after its final seal has begun.
+    """
 
     __slots__ = (
         "blocks", "checksum", "ended", "error", "files", "lock", "messages", "name", "names", "partition", "sealed", "size_bytes",
@@ -93,7 +108,7 @@ class Stage:
         return self.ended and self.sealed == self.blocks
 
     def take(self, blocks: Iterable[Block], file: StageFile, end: int) -> None:
-        """These blocks were written to `file`, which ends at `end` now."""
+        """Count these blocks, which were written to `file`. The file now ends at `end`."""
         for block in blocks:
             header = block.header
             self.blocks += 1
@@ -117,7 +132,9 @@ class Stage:
         return _Snapshot(self.blocks, self.messages, self.size_bytes, self.checksum, len(self.files), last)
 
     def restore(self, before: _Snapshot) -> list[StageFile]:
-        """As it was; the files made since, which are the stage's no more."""
+        """Restore the earlier state, and return the files made since, which no longer belong to the
+        stage.
+        """
         self.blocks, self.messages, self.size_bytes, self.checksum = before[:4]
         made = self.files[before.files :]
         del self.files[before.files :]
@@ -130,7 +147,11 @@ class Stage:
 
 
 class StageTicket:
-    """One seal: `run` syncs what was staged when it was made, in any thread; `Staging.finish_seal` makes it count."""
+    """One seal.
+
+    `run` syncs, in any thread, what was staged when the ticket was made. `Staging.finish_seal`
+    makes the result count.
+    """
 
     def __init__(self, files: Files, stage: Stage, folder: str) -> None:
         self._files = files
@@ -143,7 +164,11 @@ class StageTicket:
         self.done = False
 
     def run(self) -> None:
-        """`StoreFailed` if a sync fails, and for each later ticket of the stage: Linux tells of a lost page once only."""
+        """Sync the files. Raises `StoreFailed` if a sync fails, and on each later ticket of the
+        stage.
+
+        Linux reports a lost page only once.
+        """
         with self.stage.lock:
             if self.stage.error is None and not self.done:
                 try:
@@ -159,14 +184,14 @@ class StageTicket:
 
 
 class OpenFiles:
-    """Descriptors of stage files, a bounded number; the one not used for longest is synced and closed."""
+    """A bounded number of open stage files. The least recently used one is synced and closed."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._open: dict[int, StageFile] = {}  # by number, used last at the end
 
     def use(self, file: StageFile) -> int:
-        """The file's descriptor, opened if it is not open. `OSError`."""
+        """Return the file's descriptor, and open it if needed. Raises `OSError`."""
         if self._open.pop(file.number, None) is None:
             self._make_room()
             file.fd = self._files.open_append(file.path)
@@ -174,7 +199,7 @@ class OpenFiles:
         return file.fd
 
     def make(self, file: StageFile) -> None:
-        """A new file."""
+        """Create a file."""
         self._make_room()
         file.fd = self._files.open_new(file.path)
         self._open[file.number] = file
@@ -188,13 +213,16 @@ class OpenFiles:
         if oldest.synced < oldest.written:
             try:
                 self._files.sync(oldest.fd)
-            except OSError as error:  # of whatever kind: what was staged is not known any more
+            except OSError as error:  # after any error, what was staged is unknown
                 raise StoreFailed(f"{oldest.path} could not be synced: {error}") from error
             oldest.synced = oldest.written
         self.close(oldest)
 
     def close(self, file: StageFile) -> None:
-        """Unless a ticket needs it: who takes the last pin calls again. What is not synced is given up."""
+        """Close a file, unless a ticket needs it. Then whoever removes the last pin calls again.
+
+        What is not synced is given up.
+        """
         if not file.pins and self._open.pop(file.number, None) is not None:
             self._files.close(file.fd)
             file.fd = -1
@@ -208,7 +236,9 @@ class OpenFiles:
 def recover_stages(
     files: Files, folder: str, uuid: bytes, rows: Mapping[bytes, StageRow], report: RecoveryReport
 ) -> tuple[list[Stage], list[bytes], int]:
-    """The stages that are there; those that are damaged; a number above all files'. `OSError`."""
+    """Return the existing stages, the damaged ones, and a number above those of all files. Raises
+    `OSError`.
+    """
     names = files.list(folder) if files.exists(folder) else []
     stages: list[Stage] = []
     damaged: list[bytes] = []
@@ -244,7 +274,7 @@ def _stage(files: Files, folder: str, uuid: bytes, name: bytes, row: StageRow, r
 
 
 def _check(files: Files, file: StageFile, uuid: bytes) -> None:
-    """That it is the file, and not longer than it should be."""
+    """Check that this is the right file, and cut off what is too long. Raises `Damaged`."""
     fd = files.open_append(file.path)
     try:
         header = decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0))

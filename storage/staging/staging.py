@@ -1,13 +1,15 @@
-"""Staged blocks: what PUSH writers send before a commit makes it part of the topic. Files beside the log that nobody reads.
+"""Staging: blocks that PUSH writers send, in files beside the log that are not read before a
+commit.
 
     DIR/staging/<32 hex digits of the stage>-<number>.part
 
-Each file is a chunk without a place: base offset 0, base time 0, a seed of its own, blocks in disk form. So it can become a chunk of
-the log by a new header and a rename (`adoption.py`), whatever its size. A seal syncs what was staged and makes a row of
-it; only what a committed row says is there after a restart: files without a row are removed, files are cut to what the row says.
+Each file is a chunk without a place: base offset 0, base time 0, a random seed, and blocks in disk
+form. So a new header and a rename make it a chunk of the log (`adoption.py`), whatever its size. A
+seal syncs what was staged and makes a row of it. After a restart only what a committed row names
+exists: files without a row are removed, and files are cut to what the row says.
 
-A stage's data between two seals may be lost at any time, its writer keeps them until they are sealed. Everything happens in one
-thread, but a ticket's `run`.
+A stage's data since its last seal may be lost at any time. Its writer keeps them until they are
+sealed. Everything runs in one thread, except a ticket's `run`.
 """
 
 from __future__ import annotations
@@ -37,12 +39,16 @@ from ..space import Space
 from ..state.state import StateBatch
 from .stage import OpenFiles, Stage, StageFile, StageTicket
 
-STAGES_MAX: Final = 20_000  # twice the parts of the largest commit: a batch, and what is left of the one before
+# twice the parts of the largest commit: a batch, and the rest of the one before
+STAGES_MAX: Final = 20_000
 FILES_MAX: Final = 40_000  # 10 TB in full chunks; a name and a header each at start
 
 
 class StageFacts(NamedTuple):
-    """A stage as it is now. `size_bytes`: of its blocks; `sealed_blocks`: of them are durable."""
+    """A stage as it is now.
+
+    `size_bytes` is the size of its blocks. `sealed_blocks` counts the durable ones.
+    """
 
     blocks: int
     messages: int
@@ -56,7 +62,10 @@ class StageFacts(NamedTuple):
 
 
 class Staging:
-    """Made by `open_store`. `stages`: what recovery found, which agrees with the rows; `number`: above all of their files'."""
+    """The staged blocks of a topic, made by `open_store`.
+
+    Recovery found `stages`, which agree with the rows. `number` is above those of all their files.
+    """
 
     def __init__(
         self, files: Files, folder: str, uuid: bytes, chunk_bytes: int, reserve_bytes: int, stages: Iterable[Stage] = (), number: int = 0
@@ -68,7 +77,11 @@ class Staging:
         self._space = Space(files, folder.rpartition("/")[0], reserve_bytes)
         self._stages = {stage.name: stage for stage in stages}
         self._number = number
-        """Of the next file: none is used twice while the process lives, so that no removal meets a later file of the same stage."""
+        """The number of the next file.
+
+        No number is used twice while the process lives, so that no removal meets a later file of
+        the same stage.
+        """
         self._count = sum(len(stage.files) for stage in self._stages.values())
         self._open = OpenFiles(files)
         self._dropped: list[tuple[StateBatch, list[StageFile]]] = []
@@ -82,12 +95,15 @@ class Staging:
         return {name: self.facts(name) for name in self._stages}
 
     def facts(self, stage: bytes) -> StageFacts:
-        """`NotFound` for a stage that is not known."""
+        """Return the facts of a stage. Raises `NotFound` if it is not known."""
         s = self._get(stage)
         return StageFacts(s.blocks, s.messages, s.size_bytes, s.checksum, s.sealed, s.final, s.used_ns, s.transaction, s.partition)
 
     def part(self, stage: bytes) -> StagedPart:
-        """For `Log.append_group`. `NotFound`, or `UsageError` where it is not sealed for good."""
+        """Return the part for `Log.append_group`.
+
+        Raises `NotFound`, or `UsageError` if the stage is not finally sealed.
+        """
         found = self._get(stage)
         if not found.final:
             raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is not sealed")
@@ -102,9 +118,11 @@ class Staging:
     # Writing
 
     def open(self, stage: bytes, transaction: Transaction, partition: int, now_ns: int) -> tuple[int, int]:
-        """(number of the next block, blocks that are durable) of a new stage or of one that goes on.
+        """Open a new stage or continue one. Returns (number of the next block, number of durable
+        blocks).
 
-        `UsageError` if it is another transaction's, `Refused` if there are too many.
+        Raises `UsageError` if it belongs to another transaction, `Refused` if it belongs to another
+        user or there are too many stages.
         """
         found = self._stages.get(stage)
         if found is None:
@@ -119,9 +137,11 @@ class Staging:
         return found.blocks, found.sealed
 
     def append(self, stage: bytes, blocks: Sequence[Block], now_ns: int | None = None) -> int:
-        """Write consecutive blocks, the next number first; the number that follows. Not durable before a seal.
+        """Write consecutive blocks and return the number that follows. They are not durable before
+        a seal.
 
-        `DiskFull`, `Refused` (too many files): nothing was stored. `StoreFailed`: end and recover.
+        The first block must have the next number. Raises `DiskFull`, or `Refused` (too many files),
+        if nothing was stored. Raises `StoreFailed` if the process must end and recover.
         """
         self._check()
         found = self._get(stage)
@@ -143,7 +163,7 @@ class Staging:
         return found.blocks
 
     def _file_for(self, stage: Stage, length: int) -> StageFile:
-        """Where a block of that length goes: the stage's last file, or a new one."""
+        """Return the file for a block of that length: the stage's last file, or a new one."""
         if stage.files:
             file = stage.files[-1]
             if self._fits(file, file.data_end + length):
@@ -170,7 +190,7 @@ class Staging:
         return file.data_end == CHUNK_HEADER_BYTES or end + FOOTER_BYTES <= self._chunk_bytes
 
     def _write(self, stage: Stage, file: StageFile, blocks: Sequence[Block]) -> Sequence[Block]:
-        """As many blocks as go into this file by one call; the rest."""
+        """Write as many blocks as fit into this file in one call, and return the rest."""
         pieces: list[Any] = []
         position, messages = file.data_end, file.messages
         for block in blocks[: IOV_MAX // 2]:
@@ -186,7 +206,10 @@ class Staging:
         return blocks[count:]
 
     def _cut_back(self, stage: Stage, before: Any, error: Exception) -> NoReturn:
-        """Nothing of a failed call stays: in memory, and (best effort: nobody reads behind a stage's end) on disk."""
+        """Remove all of a failed call, in memory and on disk, and raise the error.
+
+        On disk this is best effort: bytes behind a stage's end are never read.
+        """
         if isinstance(error, StoreFailed) or (isinstance(error, OSError) and not is_full(error)):
             self._failed = f"staging in {self._folder} failed: {error}"
             raise StoreFailed(self._failed) from error
@@ -202,7 +225,10 @@ class Staging:
         raise error
 
     def _remove(self, file: StageFile) -> None:
-        """What cannot be removed now is at the next start. It may be a chunk of the log by now, under its own name."""
+        """Remove a file. The next start removes it if that fails now.
+
+        The file may have become a chunk of the log and have another name.
+        """
         self._count -= 1
         with contextlib.suppress(OSError):
             self._files.remove(file.path)
@@ -210,9 +236,11 @@ class Staging:
     # Sealing
 
     def begin_seal(self, stage: bytes, final: bool, now_ns: int | None = None) -> StageTicket:
-        """A ticket to make durable what is staged by now; `final`: nothing comes after it. `DiskFull`: nothing changed.
+        """Return a ticket that makes durable what is staged by now. `final`: no block comes after
+        it.
 
-        Several may be out, also of one stage.
+        Raises `DiskFull` if nothing changed. Several tickets may be outstanding, also for one
+        stage.
         """
         self._check()
         found = self._get(stage)
@@ -234,13 +262,20 @@ class Staging:
         return ticket
 
     def _write_footer(self, file: StageFile) -> None:
-        """It is relative, so it stays when the file becomes a chunk: then nothing grows any more but the file with the mark."""
+        """Write the footer.
+
+        Its offsets are relative, so it stays when the file becomes a chunk. Then only the file with
+        the mark grows.
+        """
         footer = ChunkFooter(file.messages, 0, file.data_end)
         self._files.writev(self._open.use(file), [encode_footer(footer, file.seed)], file.data_end)
         file.written = file.data_end + FOOTER_BYTES
 
     def finish_seal(self, ticket: StageTicket) -> StageRow:
-        """After `ticket.run`: the row to commit. `NotFound` where the stage was dropped meanwhile."""
+        """Take the result of `ticket.run` and return the row to commit.
+
+        Raises `NotFound` if the stage was dropped meanwhile.
+        """
         assert ticket.done
         self._check()
         self._tickets.remove(ticket)
@@ -260,7 +295,10 @@ class Staging:
     # The end of a stage
 
     def drop(self, stages: Iterable[bytes], batch: StateBatch) -> None:
-        """Forget them, now; their rows go with `batch`, their files with the `purge` after it. Unknown ones are no error."""
+        """Forget stages now. Unknown ones are ignored.
+
+        `batch` removes their rows, and the `purge` after it removes their files.
+        """
         files: list[StageFile] = []
         for name in stages:
             found = self._stages.pop(name, None)
@@ -269,16 +307,21 @@ class Staging:
             if found is not None:
                 files += found.files
         for file in files:
-            file.synced = file.written  # nobody will miss it
+            file.synced = file.written  # no longer needed
             self._open.close(file)
         self._dropped.append((batch, files))
 
     def purge(self, batch: StateBatch | None = None) -> None:
-        """Remove the files of what was dropped into this batch, which is committed now; None: into all. What became a chunk has gone."""
+        """Remove the files of the stages dropped into this committed batch. None means all batches.
+
+        Files that became chunks have another name and stay.
+        """
         self.remove(self.purged(batch))
 
     def purged(self, batch: StateBatch | None = None) -> list[StageFile]:
-        """What `purge` would remove, for `remove` in another thread: files that nobody knows any more."""
+        """Return the files that `purge` would remove, for `remove` in another thread. They are no
+        longer known here.
+        """
         kept = []
         found: list[StageFile] = []
         for dropped, files in self._dropped:
@@ -291,13 +334,13 @@ class Staging:
         return found
 
     def remove(self, files: Iterable[StageFile]) -> None:
-        """In any thread. What cannot be removed now is at the next start."""
+        """Remove files, in any thread. The next start removes those that cannot be removed now."""
         for file in files:
             with contextlib.suppress(OSError):
                 self._files.remove(file.path)
 
     def close(self) -> None:
-        """Close all files; what is not sealed is lost."""
+        """Close all files. What is not sealed is lost."""
         self._open.close_all()
         self._failed = self._failed or "staging is closed"
 
