@@ -7,8 +7,9 @@ from typing import Any
 
 
 def loads(data: str | bytes, **options: Any) -> Any:
-    """Parse JSON like `json.loads`, but raise only `ValueError`, also where nesting is too deep for
-    Python's stack.
+    """Parse JSON like `json.loads`, but raise only `ValueError`.
+
+    It also raises `ValueError` if nesting is too deep for Python's stack.
     """
     try:
         return json.loads(data, **options)

@@ -23,7 +23,7 @@ from typing import Final
 
 _FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
-# the refusal of one topic; the broker's health gives the details
+# The refusal of one topic. The broker's health gives the details.
 REFUSED_TEXT: Final = "publishes are refused: the disk is full"
 
 
@@ -56,8 +56,9 @@ class DiskFull(StorageError):
 
 
 class Damaged(StorageError):
-    """Bytes that failed their check. `count` messages from `offset` on are lost. Both are 0 if the
-    damage does not concern messages.
+    """Bytes that failed their check.
+
+    `count` messages from `offset` on are lost. Both are 0 if the damage does not concern messages.
     """
 
     def __init__(self, text: str, offset: int = 0, count: int = 0) -> None:
@@ -67,14 +68,16 @@ class Damaged(StorageError):
 
 
 class Unreadable(StorageError):
-    """The operating system does not return the bytes now. They may be intact: try again later, and
-    do not step over them.
+    """The operating system does not return the bytes now.
+
+    They may be intact: try again later, and do not step over them.
     """
 
 
 class StoreFailed(StorageError):
-    """A write, a cut or a sync failed and left the disk's content unknown. The process must end,
-    start again, and recover.
+    """A write, a cut or a sync failed and left the disk's content unknown.
+
+    The process must end, start again, and recover.
     """
 
 

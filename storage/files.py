@@ -1,11 +1,10 @@
-"""The seam to the operating system: nothing else in this folder opens, reads, writes, syncs or
-renames.
+"""Files: the seam to the operating system.
 
-Everything that can fail in a test fails here: `FaultyFiles` overrides these methods, remembers what
-was synced and forgets the rest. So the rule is strict: a method is one system call, or a few that
-belong together, and decides nothing. Python itself repeats calls that a signal interrupts (PEP
-475), so no EINTR comes out. All other failures come out as `OSError`. The caller decides what they
-mean.
+Nothing else in this folder opens, reads, writes, syncs or renames. Everything that can fail in a
+test fails here: `FaultyFiles` overrides these methods, remembers what was synced and forgets the
+rest. So the rule is strict: a method is one system call, or a few that belong together, and decides
+nothing. Python itself repeats calls that a signal interrupts (PEP 475), so no EINTR comes out. All
+other failures come out as `OSError`. The caller decides what they mean.
 
 Writes give their position. An append with O_APPEND would be as fast. But after a short write the
 log's end could differ from the file's end, and recovery could not write back in place (with
@@ -31,8 +30,9 @@ _FOLDER_MODE: Final = 0o700
 
 
 class Files:
-    """The real operating system. Paths are strings. Files are descriptors (ints) that no child
-    process inherits.
+    """The real operating system.
+
+    Paths are strings. Files are descriptors (ints) that no child process inherits.
     """
 
     def open_new(self, path: str) -> int:
@@ -50,10 +50,10 @@ class Files:
         os.close(fd)
 
     def writev(self, fd: int, buffers: Sequence[Any], position: int) -> None:
-        """Write all the buffers (bytes or views of bytes, at most IOV_MAX) at `position` in one
-        call.
+        """Write all the buffers at `position` in one call.
 
-        Raises `ShortWrite` if the system took only a part.
+        The buffers are bytes or views of bytes, at most IOV_MAX. Raises `ShortWrite` if the system
+        took only a part.
         """
         written = os.pwritev(fd, buffers, position)
         if written != sum(map(len, buffers)):
@@ -65,7 +65,7 @@ class Files:
         if len(found) == size or not found:
             return found
         pieces = [found]
-        # a single read ends at 2 GiB, and may end anywhere on some file systems
+        # A single read ends at 2 GiB, and may end anywhere on some file systems.
         while found and (size := size - len(found)):
             position += len(found)
             found = os.pread(fd, size, position)
@@ -90,9 +90,7 @@ class Files:
                 done.result()
 
     def sync_folder(self, path: str) -> None:
-        """Write to disk which names were created, renamed or removed in this folder, before
-        returning.
-        """
+        """Sync a folder: names created, renamed or removed in it are on disk when this returns."""
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
@@ -113,8 +111,9 @@ class Files:
         os.rename(old, new)
 
     def link(self, old: str, new: str) -> None:
-        """Give a file a second name in the same file system. Raises `FileExistsError` if the name
-        is taken.
+        """Give a file a second name in the same file system.
+
+        Raises `FileExistsError` if the name is taken.
         """
         os.link(old, new, follow_symlinks=False)
 
@@ -207,15 +206,11 @@ class Files:
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
     def advise_done(self, fd: int, position: int, size: int) -> None:
-        """Tell the system that these pages will not be needed soon, so that it may drop them from
-        the page cache.
-        """
+        """Tell the system that it may drop these pages from the page cache."""
         os.posix_fadvise(fd, position, size, os.POSIX_FADV_DONTNEED)
 
     def free_bytes(self, path: str) -> int:
-        """Return how many bytes a process without privileges may still write on the file system of
-        `path`.
-        """
+        """Return how many bytes an unprivileged process may write on the file system of `path`."""
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
 
@@ -237,8 +232,9 @@ class Files:
             self.close(fd)
 
     def note(self, path: str, data: bytes) -> None:
-        """Write or replace a small file without a sync. Its content outlives this process, but may
-        not outlive a crash of the machine.
+        """Write or replace a small file without a sync.
+
+        Its content outlives this process, but may not outlive a crash of the machine.
         """
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, _FILE_MODE)
         try:

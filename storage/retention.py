@@ -13,11 +13,11 @@ Only whole chunks are removed, oldest first, so offsets stay dense. No chunk is 
 committed checkpoint has passed it, because recovery reads the sequences of producers and the
 transactions from there on. The ongoing chunk is never removed: it is sealed first (`roll`).
 
-A bound on bytes never leaves less than three quarters of itself. A chunk can be large compared with
-the bound, if it was made before the bound was set, or by a group. Such a chunk may hold the newest
-messages too. It stays until what follows it reaches three quarters of the bound. So one such chunk
-may exceed the bound for that long. Rejected: cutting it (a chunk is the unit), and removing it (a
-bound of 32 MiB then left nothing of 40).
+Removal for a bound on bytes always leaves at least three quarters of the bound. A chunk can be
+large compared with the bound, if it was made before the bound was set, or by a group. Such a chunk
+may hold the newest messages too. It stays until what follows it reaches three quarters of the
+bound. So one such chunk may exceed the bound for that long. Rejected: cutting it (a chunk is the
+unit), and removing it (a bound of 32 MiB then left nothing of 40).
 
 Rejected: an age counted from the *first* message (a chunk filled over a week would take fresh
 messages with it), and small chunks for every policy (each costs four syncs). Only a bound smaller
@@ -56,8 +56,9 @@ def resolve(*layers: Mapping[str, object]) -> Retention:
 
 
 def changed(own: Mapping[str, object], changes: Mapping[str, object]) -> dict[str, object]:
-    """Return a topic's settings after these changes. None removes a setting, so that the broker's
-    applies again.
+    """Return a topic's settings after these changes.
+
+    None removes a setting, so that the broker's applies again.
     """
     return {name: value for name, value in {**own, **changes}.items() if value is not None}
 
@@ -93,8 +94,9 @@ class LogView(NamedTuple):
 
 
 class RetentionPlan(NamedTuple):
-    """The oldest `chunks` chunks are removed: those below offset `start`. With `roll`, the ongoing
-    chunk is sealed.
+    """The oldest `chunks` chunks are removed: those below offset `start`.
+
+    With `roll`, the ongoing chunk is sealed.
     """
 
     start: int
@@ -114,7 +116,7 @@ def plan(retention: Retention, view: LogView, last_time_ns: Callable[[int], int]
     age is bounded.
     """
     finished = finished_chunks(view.bases, view.floor)
-    # the checkpoint has passed them: only these may be removed
+    # The checkpoint has passed these chunks. No others may be removed.
     passed = finished_chunks(view.bases, view.applied)
     ages = _Ages(view, last_time_ns)
     kept = _beyond_keep(retention, view, finished, min(finished, passed), ages)

@@ -11,7 +11,7 @@ SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is read again after this ma
 SPACE_CHECK_NS: Final = 100_000_000  # or after this time
 RESERVE_BYTES_MAX: Final = 1024**3
 RESERVE_SHARE: Final = 20  # one twentieth, 5%
-# a shortage without a known size ends this long after the last refusal
+# A shortage that free space does not explain ends this long after the last refusal.
 UNTOLD_NS: Final = 60_000_000_000
 
 ADVICE: Final = "Free space on this file system or enlarge it; publishing then goes on by itself"
@@ -71,10 +71,10 @@ class Space:
         self._bytes = min(SPACE_CHECK_BYTES, free - total)
 
     def room(self) -> int | None:
-        """Return how many bytes are free beyond the reserve, or None if the system does not report
-        it.
+        """Return how many bytes are free beyond the reserve.
 
-        The number is negative if the reserve is in use.
+        The number is negative if the reserve is in use. Returns None if the system does not report
+        free space.
         """
         try:
             return self._files.free_bytes(self._folder) - self._reserve_bytes
@@ -82,8 +82,9 @@ class Space:
             return None
 
     def refused(self, what: str, error: OSError) -> DiskFull:
-        """Return the error for a write that the system refused for want of space, and read the free
-        space before the next one.
+        """Return the error for a write that the system refused for want of space.
+
+        The free space is read again before the next write.
         """
         self._bytes = 0
         room = self.room()
@@ -92,8 +93,9 @@ class Space:
         return DiskFull(f"{what}: {error}. {describe(self._folder, room + self._reserve_bytes, self._reserve_bytes)}")
 
     def forget(self) -> None:
-        """Read the free space before the next write, because a write has just found less than
-        expected.
+        """Read the free space before the next write.
+
+        A write has just found less space than expected.
         """
         self._bytes = 0
 
@@ -125,8 +127,9 @@ class Shortage:
             self.text = ""
 
     def look(self, room: int | None, now_ns: int) -> None:
-        """End the shortage if `room`, the bytes free beyond the reserve (None: not known), is
-        enough.
+        """End the shortage if enough bytes are free.
+
+        `room` is the number of bytes free beyond the reserve (None: not known).
         """
         if not self.text:
             return

@@ -1,5 +1,6 @@
-"""Backup: a folder with the files of a data directory, and a manifest with their names, lengths and
-checksums.
+"""Backup: a folder with the files of a data directory, and a manifest that lists them.
+
+The manifest has the name, length and checksum of each file.
 
     BACKUP/manifest.json      written last; JSON, its own checksum in it
     BACKUP/data/              registry.json, topics/000001/..., as in a data directory
@@ -17,18 +18,16 @@ second names. The rest is copied.
 
     DIR/backup/     like DIR itself: chunks, indexes, .bad files, topic, state/, state.snapshot, delayed/, staging/
 
-Storage makes the capture in three parts, each in the thread that owns the files. The backup reads
-it. It is removed when the backup asks for that, when the backup's process is gone, or at the next
-start. Chunks are hard links: no byte is copied while publishers wait. Retention removes its names
-of the chunks and not these. Only the newest chunk still grows: what was synced when it was linked
-counts.
+Storage makes the capture in three parts, each in the thread that owns the files. The state of all
+topics is captured before any other part of any topic. The backup reads the capture. Storage
+removes it when the backup asks for that, when its process is gone, or at the next start. Chunks are
+hard links: no byte is copied while publishers wait. Retention removes its names of the chunks and
+not these. Only the newest chunk still grows: what was synced when it was linked counts.
 
 | part | when | reason |
 |---|---|---|
-| state | first, of all topics before any other part | the rest holds what was finished, and
-published before it |
-| delayed | after the state | messages that move to the log meanwhile are found behind the state's
-checkpoint |
+| state | first, of all topics | what was finished, and published before that, is in the rest |
+| delayed | after the state | messages that then move to the log lie behind its checkpoint |
 | log | last, synced | the other parts cannot refer to what it does not hold |
 
 The staged files are captured with the state, because rows and files change together in its thread.
@@ -79,7 +78,7 @@ MANIFEST_NAME: Final = "manifest.json"
 DATA_NAME: Final = "data"
 PARTIAL_SUFFIX: Final = ".partial"
 PIECE_BYTES: Final = 1024 * 1024
-# with 256 MiB at once, the broker's own syncs would wait behind this one
+# With 256 MiB at once, the broker's own syncs would wait behind this one.
 SYNC_BYTES: Final = 16 * PIECE_BYTES
 MANIFEST_BYTES_MAX: Final = 1 << 30
 DEPTH_MAX: Final = 8
@@ -133,8 +132,9 @@ def _checksum(data: Mapping[str, object]) -> str:
 
 
 def decode_manifest(raw: bytes, path: str) -> Manifest:
-    """Decode a manifest. Raises `Damaged`, or `ForeignDirectory` if it is something else or of an
-    unknown version.
+    """Decode a manifest.
+
+    Raises `Damaged`, or `ForeignDirectory` if it is something else or of an unknown version.
     """
     try:
         data = documents.loads(raw)
@@ -158,8 +158,9 @@ def _inner(path: str) -> str:
 
 
 def read_manifest(files: Files, backup: str) -> Manifest:
-    """Read the manifest of a backup. Raises `ForeignDirectory` if there is none, `Damaged`, or
-    `OSError`.
+    """Read the manifest of a backup.
+
+    Raises `ForeignDirectory` if there is none, `Damaged`, or `OSError`.
     """
     path = f"{backup}/{MANIFEST_NAME}"
     if not files.exists(path):
@@ -350,7 +351,8 @@ def capture_state(files: Files, directory: str, state: StateStore, keeper: State
         files.make_folder(f"{folder}/{STAGING_NAME}")
         for name in files.list(staging):
             _link(files, f"{staging}/{name}", f"{folder}/{STAGING_NAME}/{name}")
-    # never of a later commit: the copied state would then look older than its snapshot
+    # The snapshot must not be of a later commit than the copied state. Otherwise that would be
+    # taken for an older state that came back.
     keeper.write()
     for name in (SNAPSHOT_NAME, IDENTITY_NAME, DELAYED_NAME + MADE_SUFFIX):
         _link(files, f"{directory}/{name}", f"{folder}/{name}")
@@ -368,8 +370,9 @@ def capture_delayed(files: Files, directory: str, delayed: DelayedStore) -> None
 
 
 def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
-    """Sync the log, in its thread, so that everything written is on disk. Raises `StoreFailed` or
-    `OSError`.
+    """Sync the log, in its thread, so that everything written is on disk.
+
+    Raises `StoreFailed` or `OSError`.
     """
     end = log.sync()
     bases = tuple(log.chunks)
@@ -377,10 +380,10 @@ def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
 
 
 def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
-    """Capture the chunks, the indexes of sealed chunks, and the `.bad` files. Returns how many
-    chunks are missing.
+    """Capture the chunks, the indexes of sealed chunks, and the `.bad` files.
 
-    None of these files may be removed meanwhile. A chunk missing here is missing in the topic too.
+    Returns how many chunks are missing. None of these files may be removed meanwhile. A chunk
+    missing here is missing in the topic too.
     """
     folder = f"{directory}/{BACKUP_NAME}"
     missing = 0
@@ -425,8 +428,9 @@ def capture_bytes(files: Files, directory: str) -> int:
 
 
 def _link(files: Files, old: str, new: str) -> bool:
-    """Link a file and return True, or False if it does not exist. An existing link is of the same
-    file.
+    """Link a file and return True, or False if it does not exist.
+
+    An existing link is of the same file.
     """
     try:
         files.link(old, new)

@@ -1,10 +1,10 @@
-"""Fsck: check all files of a closed topic, and whether they agree with each other. Repair what can
-be repaired.
+"""Fsck: check all files of a closed topic, and whether they agree with each other.
 
-There are two levels. *Damage* should not exist. A *note* is harmless, or known and kept: what one
-repair has set aside is a note in the next check. Recovery handles some problems at each start: an
-unfinished write, or a state store that is rebuilt from its snapshot and the log. They are not
-repaired in a second way here: the repair opens the topic like the broker, and closes it.
+It repairs what can be repaired. There are two levels. *Damage* should not exist. A *note* is
+harmless, or known and kept: what one repair has set aside is a note in the next check. Recovery
+handles some problems at each start: an unfinished write, or a state store that is rebuilt from its
+snapshot and the log. They are not repaired in a second way here: the repair opens the topic like
+the broker, and closes it.
 
 LMDB may kill the process that opens a damaged environment, so another process checks those
 (`state_check.py`).
@@ -282,7 +282,7 @@ class ChunkCheck:
         Bytes behind it may have been damaged since.
         """
         known = self._around.known.get((self._found.base_offset, start))
-        # a footer may follow, aligned
+        # A repair may have written a footer behind a cut end, at the next multiple of 8 bytes.
         kept = 0 if known is None else known.bytes + -known.bytes % ALIGNMENT
         return known if start + kept >= end else None
 
@@ -308,7 +308,8 @@ class ChunkCheck:
             return
         size = bad[-1].end - bad[0].position
         known = self._known(bad[0].position, bad[-1].end)
-        if known is not None and self._around.following < 0:  # recovery leaves it there
+        if known is not None and self._around.following < 0:
+            # Recovery leaves these bytes there, and the next block goes into a new chunk.
             self._add(NOTE, f"{size} bytes at its end are damaged: known, and kept in {known.name}", base + self._end, known.count)
             self._end += known.count
             return
@@ -341,8 +342,9 @@ class ChunkCheck:
         found.end_offset = max(found.end_offset, chunk.end_offset)
 
     def _missing(self, end_offset: int) -> None:
-        """Report blocks that are missing before the footer: cut out, or cut off before it was
-        written.
+        """Report blocks that are missing before the footer.
+
+        They were cut out, or cut off before the footer was written.
         """
         base, first = self._found.base_offset, self._found.end_offset
         text = f"its footer says that it ends at offset {end_offset}: blocks are missing"
@@ -382,8 +384,9 @@ class ChunkCheck:
             self._add(DAMAGE, "its index does not agree with its blocks", repair=lambda: self._mend_index(chunk))
 
     def _agree(self, index: Index) -> bool:
-        """Return True if the index agrees with the blocks. Entries of damaged blocks are not
-        compared.
+        """Return True if the index agrees with the blocks.
+
+        Entries of damaged blocks are not compared.
         """
         before = -1
         for entry in index.entries():
@@ -402,7 +405,7 @@ class ChunkCheck:
         finally:
             again.close()
         if not self._files.exists(again.index_path) or self._files.read_file(again.index_path, len(wanted) + 1) != wanted:
-            # the log works without it, and reports no error
+            # The log works without an index, and reports no error.
             raise DiskFull("the index could not be written")
         return "the index built anew"
 
@@ -484,9 +487,7 @@ class _TopicCheck:
         self._names = files.list(directory)
         self._known: dict[tuple[int, int], Bad] = {}
         self._staged: dict[str, tuple[int, int, int]] = {}
-        """Files of sealed stages: the end of their blocks, the bytes of their footers,
-        their seeds.
-        """
+        """Files of sealed stages: end of their blocks, bytes of their footers, seeds."""
         self._synced_end = -1
         self._start = identity.base_offset
 
@@ -546,8 +547,9 @@ class _TopicCheck:
             self._add(DAMAGE, DELAYED_NAME, str(error))
 
     def _read_state(self) -> None:
-        """Read how far the log is known to be on disk. Call this only if the state store
-        is sound.
+        """Read how far the log is known to be on disk.
+
+        Call this only if the state store is sound.
         """
         try:
             state = StateStore(f"{self._directory}/{STATE_NAME}", readonly=True)
@@ -665,8 +667,9 @@ class _TopicCheck:
             finding.repair = lambda: self._note_gap(bad)
 
     def _check_holes(self) -> None:
-        """Note `.bad` files whose messages can be read again: a chunk was put back, or a disk
-        recovered.
+        """Note `.bad` files whose messages can be read again.
+
+        A chunk was put back, or a disk recovered.
         """
         for bad in self._known.values():
             if not bad.count or bad.hole.next_offset <= self._start:

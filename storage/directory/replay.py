@@ -12,10 +12,10 @@ from ..state.state import ProducerRow, StateBatch, Table, producer_after
 
 
 def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = False) -> StateBatch | None:
-    """Return what the checkpoint lacks, or None if nothing: producers' rows, transactions, and
-    cursors that must be set back.
+    """Return what the checkpoint lacks, or None if nothing.
 
-    `rebuilt`: the state comes from a snapshot, and the log's start may have moved since.
+    This is the rows of producers and transactions, committed stages to remove, and cursors to set
+    back. `rebuilt`: the state comes from a snapshot, and the log's start may have moved since.
     """
     batch = StateBatch(applied_offset=log.end, synced_end=log.end)
     producers: dict[int, ProducerRow] = {}
@@ -31,7 +31,7 @@ def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = Fa
             report.alarms.append(f"the mark of the group before offset {header.first_offset} is damaged: its transaction is not known")
         elif header.next_offset > table.applied_offset:
             report.replayed_blocks += 1
-            # delayed ones committed their sequence when they were published
+            # Delayed blocks committed their sequence when they were published.
             if header.producer_id and not header.flags & DELAYED:
                 known = producers.get(header.producer_id) or table.producers.get(header.producer_id)
                 producers[header.producer_id] = producer_after(known, header.sequence, header.first_offset, header.time_ns)

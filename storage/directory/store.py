@@ -119,8 +119,9 @@ class Store:
         self.staging = staging
         self.report = report
         self.delayed = delayed
-        """The delayed messages. None if there never were any. Belongs to one thread, which may be
-        another.
+        """The delayed messages.
+
+        None if there never were any. Belongs to one thread, which may be another.
         """
         self.reserve_bytes = reserve_bytes
         self._uuid = uuid
@@ -287,8 +288,9 @@ def _encode_identity(identity: TopicIdentity) -> bytes:
 
 
 def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> list[str]:
-    """Rewrite the identity file if it is damaged, and return notes. State and chunks carry the uuid
-    too.
+    """Rewrite the identity file if it is damaged, and return notes.
+
+    State and chunks carry the uuid too.
     """
     if check_identity(files, directory, identity):
         return []
@@ -300,7 +302,7 @@ def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> lis
         files.write_file(temporary, _encode_identity(identity))
         files.rename(temporary, path)
         files.sync_folder(directory)
-    except OSError as error:  # a full disk must not keep a topic from starting: it works without this file
+    except OSError as error:  # the topic can start without this file, also on a full disk
         return [f"{path}: missing or damaged, and could not be written anew ({error}); the next start tries again"]
     return [f"{path}: missing or damaged; written anew"]
 

@@ -1,7 +1,6 @@
-"""Adoption: staged files become chunks of the log. They are prepared, committed by one rename, and
-finished.
+"""Adoption: staged files become chunks of the log.
 
-After a crash, recovery finishes them.
+They are prepared, committed by one rename, and finished. After a crash, recovery finishes them.
 
     prepare   each file gets its header (base offset, base time) and its footer; the last one, the *carrier*, the mark between
               its blocks and its footer; each is synced. They still are files of their stage and nothing but that.

@@ -1,8 +1,7 @@
-"""One chunk of the log: statistics, a walk through its blocks, finding and reading blocks. The log
-writes it.
+"""One chunk of the log: statistics, a walk through its blocks, finding and reading blocks.
 
-Marks are blocks without messages. A walk passes them like all others. They are never found, read or
-put in an index.
+`log.py` writes it. Marks are blocks without messages. A walk passes them like all others. They are
+never found, read or put in an index.
 
 `ChunkBook` has statistics like EQueue's, without I/O: size, times, bytes written, reads from the
 ring and from the file. Counts are totals since this process began, and the rate over the last full
@@ -269,8 +268,9 @@ class ChunkFile:
         self.base_offset = header.base_offset
         self.end_position = CHUNK_HEADER_BYTES
         self.unreadable = -1
-        """The last position found that the disk cannot read. It counts as damaged but may be
-        readable later, so it is never cut off.
+        """The last position found that the disk cannot read.
+
+        It counts as damaged but may be readable later, so it is never cut off.
         """
 
     @property
@@ -281,8 +281,9 @@ class ChunkFile:
         self.files.close(self.fd)
 
     def walk(self, position: int, *, columns: bool) -> Iterator[Stretch]:
-        """Yield stretches from the block at `position` to the end of the chunk. With `columns`,
-        check these too.
+        """Yield stretches from the block at `position` to the end of the chunk.
+
+        With `columns`, check these too.
         """
         window = memoryview(b"")
         window_at = position
@@ -308,9 +309,7 @@ class ChunkFile:
             position = end
 
     def _find_header(self, position: int) -> int:
-        """Return the next position, from `position` on, with a header of this chunk, or
-        `end_position`.
-        """
+        """Return the next position of a header of this chunk, or `end_position`."""
         while position < self.end_position:
             data = self._pread(SEARCH_BYTES, position)
             for candidate in _CANDIDATE.finditer(data):
@@ -322,12 +321,12 @@ class ChunkFile:
                     return position + at
             if position + len(data) >= self.end_position or not data:
                 break
-            # a header may lie across the border
+            # A header may lie across the border.
             position += max(len(data) - HEADER_BYTES, ALIGNMENT) & -ALIGNMENT
         return self.end_position
 
     def _pread(self, size: int, position: int) -> bytes:
-        # a file may end within its own header
+        # A file may end within its own header.
         size = max(0, min(size, self.end_position - position))
         try:
             return self.files.pread(self.fd, size, position)
@@ -350,10 +349,10 @@ class ChunkFile:
             return bytes(size)
 
     def block_before(self, position: int) -> tuple[int, Header] | None:
-        """Return (position, header) of the block that ends at `position`, or None if it is damaged
-        or there is none.
+        """Return (position, header) of the block that ends at `position`.
 
-        The trailer of the block says where it begins.
+        The trailer of the block says where it begins. Returns None if the block is damaged or there
+        is none.
         """
         at = max(CHUNK_HEADER_BYTES, position - HEADERS_BYTES)
         data = self._pread(position - at, at)
@@ -380,7 +379,7 @@ OPEN_ATTEMPTS: Final = 2  # tries before a reader gets an error
 
 
 class BlockLocation(NamedTuple):
-    """Where a block begins, its first offset, and the end of the block before it.
+    """The position of a block, its first offset, and the end of the block before it.
 
     Bytes between the two are lost. Offsets are absolute.
     """
@@ -392,9 +391,7 @@ class BlockLocation(NamedTuple):
 
 
 class Good(NamedTuple):
-    """The next good block: its position, its first offset, and how many bad stretches lie before
-    it.
-    """
+    """The next good block: position, first offset, and number of bad stretches before it."""
 
     position: int
     first_offset: int
@@ -413,7 +410,7 @@ class Chunk(ChunkFile):
         self.end_offset = header.base_offset
         self.sealed = False
         self.sequential = False
-        """True after the operating system was told that this file is read from front to back."""
+        """True after the operating system was advised of a read from front to back."""
         self.spare_header = False
         """True if both copies of the header are damaged and the copy in the footer is used."""
         self.last_time_ns = header.base_time_ns
@@ -441,10 +438,10 @@ class Chunk(ChunkFile):
         return BlockLocation(self.end_position, self.end_offset, before_end, before + self.base_offset)
 
     def extent(self, offset: int) -> tuple[int, int, int]:
-        """Return (position, end, next offset) of the block that holds `offset`, or of the first one
-        after it.
+        """Return (position, end, next offset) of the block that holds `offset`.
 
-        At the chunk's end, both positions are the end.
+        If there is none, uses the first block after it. At the chunk's end, both positions are the
+        end.
         """
         position = self.locate(offset).position
         if position < self.end_position:
@@ -489,8 +486,9 @@ class Chunk(ChunkFile):
         return CHUNK_HEADER_BYTES
 
     def load_index(self, *, rebuild: bool = False) -> Index:
-        """Load the index from its file, or rebuild it from the headers and save it if the chunk is
-        sealed.
+        """Load the index from its file, or rebuild it from the headers.
+
+        A rebuilt index is saved if the chunk is sealed.
         """
         if not rebuild:
             self.index = self._saved_index()
@@ -514,11 +512,10 @@ class Chunk(ChunkFile):
         return Index.decode(data, self.header.seed, self.index_every_bytes)
 
     def resume(self, offset: int) -> IndexEntry | None:
-        """Return a block at or before `offset` (absolute) where a walk may begin, by the saved
-        index.
+        """Return a block at or before `offset` (absolute) where a walk may begin.
 
-        Returns None if the walk must begin at the first block. The index in memory then holds what
-        lies before the result.
+        Uses the saved index. Returns None if the walk must begin at the first block. The index in
+        memory then holds what lies before the result.
         """
         self.index = Index(self.index_every_bytes)
         saved = self._saved_index()
@@ -535,8 +532,9 @@ class Chunk(ChunkFile):
         return header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns
 
     def save_index(self) -> None:
-        """Write the index, if it is loaded, beside the chunk. It is a cache: it is not synced, and
-        a failure is ignored.
+        """Write the index, if it is loaded, beside the chunk.
+
+        It is a cache: it is not synced, and a failure is ignored.
         """
         if self.index is None:
             return
@@ -552,11 +550,10 @@ class Chunk(ChunkFile):
             return
 
     def read(self, position: int, bytes_max: int, end: int, blocks_max: int) -> tuple[list[Block], int]:
-        """Return good blocks from `position` on that lie below `end` (absolute), and the position
-        after them.
+        """Return good blocks from `position` on, and the position after them.
 
-        Returns about `bytes_max` bytes: at least one block if the first is good and lies below
-        `end`, none if it is bad.
+        The blocks lie below `end` (absolute). Returns about `bytes_max` bytes: at least one block
+        if the first is good and lies below `end`, none if it is bad.
         """
         blocks: list[Block] = []
         begin = window_at = position
@@ -603,9 +600,9 @@ class Chunk(ChunkFile):
             state = ChunkState.ONGOING if self.end_position > CHUNK_HEADER_BYTES else ChunkState.NEW
         size = self.end_position + (FOOTER_BYTES if self.sealed else 0)
         first_time_ns = self.header.base_time_ns
-        # a topic's first chunk is made before its first message
+        # A topic's first chunk is made before its first message.
         if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:
-            with contextlib.suppress(Unreadable):  # only a statistic, and a roll waits for it
+            with contextlib.suppress(Unreadable):  # it is only a statistic, and a roll waits for it
                 header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed, CHUNK_HEADER_BYTES)
                 first_time_ns = 0 if header is None else header.time_ns
         return Facts(size, state, first_time_ns, self.last_time_ns, self.end_offset)

@@ -1,5 +1,4 @@
-"""Damage of a log: the bytes of each damaged stretch are kept in a `.bad` file, its offsets are
-holes.
+"""Damage of a log: a `.bad` file keeps the bytes of each damaged stretch, its offsets are a hole.
 
     <chunk's base offset>-<position>.bad = head (512 bytes: a line of JSON, spaces, a checksum, a line feed)  the bytes as they were found
 
@@ -34,7 +33,7 @@ from .log_format import TEMPORARY_SUFFIX, VERSION, bad_name, chunk_name, parse_b
 
 BAD_HEAD_BYTES: Final = 512
 BAD_FILES_MAX: Final = 1000  # per topic; further damage is counted, and found again after a restart
-# per stretch of damage: two blocks of the largest size
+# Per stretch of damage: two blocks of the largest size.
 BAD_KEPT_BYTES_MAX: Final = 16 * 1024 * 1024
 BAD_TOTAL_BYTES_MAX: Final = 256 * 1024 * 1024  # written in the life of a process
 PIECE_BYTES: Final = 1024 * 1024
@@ -56,8 +55,9 @@ class Hole(NamedTuple):
 
 
 class Bad(NamedTuple):
-    """A damaged stretch of a chunk, `bytes` long. `blocks` counts bad blocks in a row, 0 if no
-    bytes were there.
+    """A damaged stretch of a chunk, `bytes` long.
+
+    `blocks` counts bad blocks in a row, 0 if no bytes were there.
     """
 
     base_offset: int
@@ -102,15 +102,17 @@ def encode_bad_head(head: BadHead) -> bytes:
 
 
 def _plain(character: str) -> str:
-    """Return the character, or "?" if it would take more than one byte in JSON: the head has a
-    fixed size.
+    """Return the character, or "?" if it needs more than one byte in JSON.
+
+    The head has a fixed size.
     """
     return character if character.isascii() and character.isprintable() and character not in '"\\' else "?"
 
 
 def decode_bad_head(data: bytes) -> BadHead | None:
-    """Decode the head of a `.bad` file. Returns None if it is damaged, incomplete, or of an unknown
-    version.
+    """Decode the head of a `.bad` file.
+
+    Returns None if it is damaged, incomplete, or of an unknown version.
     """
     padded, checksum = data[: BAD_HEAD_BYTES - 10], data[BAD_HEAD_BYTES - 10 : BAD_HEAD_BYTES]
     if checksum != b" %08x\n" % crc32c(padded):
@@ -129,15 +131,14 @@ def decode_bad_head(data: bytes) -> BadHead | None:
 
 
 def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int = BAD_KEPT_BYTES_MAX) -> int:
-    """Copy the stretch into its `.bad` file, sync it, and return how many bytes were kept. Safe in
-    any thread.
+    """Copy the stretch into its `.bad` file, sync it, and return how many bytes were kept.
 
-    The file is renamed at the end. So a head that can be read proves that the bytes behind it are
-    there.
+    Safe in any thread. The file is renamed at the end. So a head that can be read proves that the
+    bytes behind it are there.
     """
     path = f"{folder}/{bad.name}"
     temporary = path + TEMPORARY_SUFFIX
-    # else the chunk itself may be missing
+    # Without bytes to keep, the chunk itself may be missing.
     source = files.open_read(f"{folder}/{chunk_name(bad.base_offset)}") if bad.bytes else -1
     try:
         kept = max(0, min(bad.bytes, kept_max, files.size(source) - bad.position)) if bad.bytes else 0
@@ -179,15 +180,16 @@ def _read(files: Files, fd: int, size: int, position: int) -> bytes:
 
 
 def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list[BadHead]:
-    """Return the heads of all complete `.bad` files, ascending. Files that cannot be read are named
-    in `notes`.
+    """Return the heads of all complete `.bad` files, ascending.
+
+    Files that cannot be read are named in `notes`.
     """
     found = []
     for name in files.list(folder):
         if parse_bad_name(name) is not None:
             try:
                 head = decode_bad_head(files.read_file(f"{folder}/{name}", BAD_HEAD_BYTES))
-            except OSError as error:  # evidence, and a hole that will be found again: no reason to stop
+            except OSError as error:  # only evidence: readers will find the hole again
                 if notes is not None:
                     notes.append(f"{folder}/{name} cannot be read, and is not used: {error}")
                 continue
@@ -197,8 +199,9 @@ def bad_heads(files: Files, folder: str, notes: list[str] | None = None) -> list
 
 
 class DamageBook:
-    """All known damage of a log. `holes` ascend and do not overlap. The writer of the log's files
-    owns this book.
+    """All known damage of a log.
+
+    `holes` ascend and do not overlap. The writer of the log's files owns this book.
     """
 
     def __init__(self, files: Files, folder: str, holes: Sequence[Hole] = ()) -> None:
@@ -265,8 +268,9 @@ class DamageBook:
         self.add(bad.hole)
 
     def note(self, bad: Bad) -> None:
-        """Add damage found just now. It is a hole from here on, and its bytes are queued to be
-        kept.
+        """Add damage found just now.
+
+        It is a hole from here on, and its bytes are queued to be kept.
         """
         self.add(bad.hole)
         key = (bad.base_offset, bad.position)
@@ -278,8 +282,7 @@ class DamageBook:
             self._queue.append(bad)
 
     def take(self, now_ns: int) -> Callable[[], list[str]] | None:
-        """Return a job that writes files for the damage noted since the last call, or None if
-        nothing is to be done.
+        """Return a job that writes files for new damage, or None if there is none.
 
         Any thread may run the job. It returns notes for people.
         """

@@ -33,7 +33,7 @@ MERGE_BELOW_BYTES: Final = 32 * 1024 * 1024
 
 
 class StagedPart(NamedTuple):
-    """A sealed stage. Its files in `folder` are synced and have their footers."""
+    """A finally sealed stage. Its files in `folder` are synced and have their footers."""
 
     stage: bytes
     folder: str
@@ -56,8 +56,9 @@ class StagedPart(NamedTuple):
 
 
 class Merged(NamedTuple):
-    """`part` holds the blocks of the parts in `replaced`, in the order of the commit. See
-    `merging.py`.
+    """`part` holds the blocks of the parts in `replaced`, in the order of the commit.
+
+    See `merging.py`.
     """
 
     part: StagedPart

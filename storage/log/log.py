@@ -11,7 +11,7 @@ Sync: `begin_sync` fixes what the coming fdatasync will cover. `SyncTicket.run` 
 thread. `finish_sync` makes the result count. Appends go on meanwhile. A roll during an outstanding
 sync first runs that ticket itself, or waits for the thread that does. Linux reports a failed
 write-back once per open file. If both called fdatasync, one of them could see success for pages
-whose loss the other was told about.
+that the other saw as lost.
 
 Roll: sync the old chunk, write its footer, sync, write the index. Then create the new chunk, sync
 it, sync the folder, and append. So every chunk except the last is whole on disk, and recovery reads
@@ -127,8 +127,9 @@ class SyncTicket:
         self.error: OSError | None = None
 
     def run(self) -> None:
-        """Sync once. Later callers wait and get the same result. Raises `StoreFailed` if the sync
-        failed.
+        """Sync once.
+
+        Later callers wait and get the same result. Raises `StoreFailed` if the sync failed.
         """
         with self._lock:
             if not self.done:
@@ -141,7 +142,7 @@ class SyncTicket:
             raise StoreFailed(f"fdatasync failed ({self.error}); what was not acknowledged may be lost") from self.error
 
 
-# per chunk; recovery starts reading where the last save known to be synced points
+# Saves per chunk. Recovery starts reading where the last save known to be synced points.
 INDEX_SAVES: Final = 16
 
 
@@ -248,8 +249,9 @@ class Log:
         return chunk
 
     def begin_merge(self, parts: Sequence[StagedPart]) -> Merge | None:
-        """Return the merge to run, in any thread, before `append_group` gets these parts, or None
-        if none is needed.
+        """Return the merge that `append_group` needs for these parts, or None.
+
+        It may run in any thread, before that call.
         """
         options = self._options
         chosen = plan_merge(parts, options.adopt_bytes, options.group_append_bytes)
@@ -260,10 +262,10 @@ class Log:
     def append_group(
         self, transaction: Transaction, parts: Sequence[StagedPart], now_ns: int, merged: Merged | None = None
     ) -> CommittedGroup:
-        """Append all parts at once. They are durable when this returns. Without messages, nothing
-        is written.
+        """Append all parts at once.
 
-        `merged` is the result of `begin_merge`.
+        They are durable when this returns. Without messages, nothing is written. `merged` is the
+        result of `begin_merge`.
 
         Raises `DiskFull`, or `Damaged` (a staged file is not as it was sealed), if nothing was
         stored and the parts are unchanged. Raises `StoreFailed` if the result is unknown, and on
@@ -358,8 +360,9 @@ class Log:
             self._cut_back(chunk, error)
 
     def _cut_back(self, chunk: Chunk, error: OSError) -> NoReturn:
-        """Restore the chunk's end on disk after a failed or short write. If that fails, the log has
-        failed.
+        """Restore the chunk's end on disk after a failed or short write.
+
+        If that fails, the log has failed.
         """
         if not is_full(error):
             raise self._fail(f"a write to {chunk.path} failed: {error}") from error
@@ -374,16 +377,18 @@ class Log:
         raise self._space.refused(f"no space to write to {chunk.path}", error) from error
 
     def roll(self, now_ns: int) -> None:
-        """Seal the ongoing chunk early, if it has a message. Raises `DiskFull` and `StoreFailed`
-        like `append`.
+        """Seal the ongoing chunk early, if it has a message.
+
+        Raises `DiskFull` and `StoreFailed` like `append`.
         """
         self._check()
         if self.end > self._active.base_offset:
             self._roll(self.end, max(now_ns, self._last_time_ns))
 
     def forget(self, start: int) -> None:
-        """Forget the chunks wholly below `start`, which are about to be removed. Readers there get
-        what follows.
+        """Forget the chunks wholly below `start`, which are about to be removed.
+
+        Readers there get what follows.
         """
         self._reader.forget(start)
 
@@ -429,8 +434,9 @@ class Log:
     # Syncing
 
     def begin_sync(self) -> SyncTicket:
-        """Return a ticket for all that is written by now. Only one at a time: finish it before the
-        next.
+        """Return a ticket for all that is written by now.
+
+        Only one at a time: finish it before the next.
         """
         self._check()
         assert self._ticket is None
@@ -482,8 +488,9 @@ class Log:
     # Reading
 
     def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
-        """Read whole blocks below `end`, from the one that holds `offset` on, synced or not. See
-        `LogReader.read`.
+        """Read whole blocks below `end`, from the one that holds `offset` on, synced or not.
+
+        See `LogReader.read`.
         """
         return self._reader.read(offset, bytes_max, min(end, self._active.end_offset), blocks_max)
 
@@ -504,10 +511,9 @@ class Log:
         return self._reader.measure(start, min(end, self._active.end_offset), bytes_max)
 
     def headers(self, offset: int) -> Iterator[tuple[Header, Mark | None]]:
-        """Yield wire-form headers, and the contents of marks, from the block that holds `offset`
-        on.
+        """Yield wire-form headers and the contents of marks.
 
-        See `LogReader.headers`.
+        Begins at the block that holds `offset`. See `LogReader.headers`.
         """
         return self._reader.headers(offset)
 

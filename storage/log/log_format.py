@@ -1,5 +1,4 @@
-"""Format of a log's files, every byte and every name: chunk header, footer, disk form of a block,
-index. Pure.
+"""Format of a log's files: chunk header, footer, disk form of a block, index, and all names. Pure.
 
     chunk = header (64 bytes, twice)  blocks...  footer (64 bytes, once it is sealed)
     index = head (32 bytes)  entries of 24 bytes
@@ -53,7 +52,7 @@ CHUNK_COPY_BYTES: Final = _CHUNK_HEAD.size + _CRC.size
 CHUNK_HEADER_BYTES: Final = 2 * CHUNK_COPY_BYTES
 FOOTER_BYTES: Final = _FOOTER.size + _CRC.size
 INDEX_HEAD_BYTES: Final = _INDEX_HEAD.size + _CRC.size
-# three int64: offset and time relative to the chunk, position in the file
+# Three int64: offset and time relative to the chunk, position in the file.
 INDEX_ENTRY_BYTES: Final = 24
 INDEX_FIELDS: Final = 3
 ALIGNMENT: Final = 8
@@ -79,14 +78,15 @@ BACKUP_NAME: Final = "backup"
 PART_SUFFIX: Final = ".part"
 _DIGITS: Final = 20
 
-# flag of a chunk header: the chunk was staged, synced and renamed, not appended to here
+# Flag of a chunk header: the chunk was staged, synced and renamed, not appended to here.
 ADOPTED: Final = 1
 _ON_DISK_ONLY: Final = IN_GROUP | MARK | DELAYED  # flags of a block
 
 
 class ChunkHeader(NamedTuple):
-    """The header of a chunk. Offsets and times of its blocks are relative to it. `uuid` is the
-    topic's 16 bytes.
+    """The header of a chunk.
+
+    Offsets and times of its blocks are relative to it. `uuid` is the topic's 16 bytes.
     """
 
     base_offset: int
@@ -285,8 +285,9 @@ def encode_index(entries: bytes, seed: int) -> bytes:
 
 
 def decode_index(buffer: Buffer, seed: int) -> bytes | None:
-    """Return the entries, or None if this is not the whole, undamaged index of the chunk with this
-    seed.
+    """Return the entries of the index of the chunk with this seed.
+
+    Returns None if the file is damaged, incomplete, or of another chunk.
     """
     view = memoryview(buffer)
     if len(view) < INDEX_HEAD_BYTES or crc32c(view[: _INDEX_HEAD.size]) != _CRC.unpack_from(view, _INDEX_HEAD.size)[0]:

@@ -43,7 +43,7 @@ FAR_BYTES: Final = 64 * 1024 * 1024
 KEPT_BYTES: Final = 8 * 1024 * 1024
 STEP_BYTES: Final = 4 * 1024 * 1024
 PAGE_BYTES: Final = 4096
-# a reader with more chunks before it than that counts as far behind, whatever their sizes are
+# A reader with more chunks before it than this counts as far behind, whatever their sizes are.
 CHUNKS_COUNTED_MAX: Final = 1024
 
 
@@ -58,10 +58,10 @@ class GiveBack:
         self.step_bytes = min(STEP_BYTES, far_bytes)
 
     def read(self, chunk: Chunk, since: int, position: int, active: Chunk) -> int:
-        """Give back pages behind a reader that has come to `position`, and return up to where that
-        is done.
+        """Give back pages behind a reader at `position`.
 
-        Its pages before `since` are given back already.
+        Returns up to where they are given back now. Its pages before `since` are given back
+        already.
         """
         if position - since < self.kept_bytes + self.step_bytes:
             return since
@@ -73,8 +73,9 @@ class GiveBack:
         self._advise(chunk, since, chunk.end_position, active)
 
     def begins(self, chunk: Chunk, position: int, active: Chunk) -> None:
-        """Advise reading ahead when a sequential reader enters this chunk, unless it is the active
-        one.
+        """Advise reading ahead when a sequential reader enters this chunk.
+
+        The active chunk is left out.
         """
         if chunk is not active and not chunk.sequential and self._is_far(chunk, position, active):
             chunk.sequential = True
@@ -99,13 +100,13 @@ class GiveBack:
         return True
 
 
-# sealed ones with descriptor and index; the index of the smallest blocks takes 1.5 MiB
+# Sealed chunks with descriptor and index. The index of the smallest blocks takes 1.5 MiB.
 OPEN_CHUNKS_MAX: Final = 4
 HINTS_MAX: Final = 64
 
 
 class _Hint(NamedTuple):
-    """Where a reader goes on, and up to where pages were given back behind it."""
+    """The place where a reader goes on, and the end of the pages given back behind it."""
 
     base: int
     position: int
@@ -176,8 +177,9 @@ class LogReader:
             self.book.of(one.base_offset).written_bytes += end - CHUNK_HEADER_BYTES
 
     def forget(self, start: int) -> None:
-        """Forget the chunks wholly below `start`, which are about to be removed. Reads there return
-        what follows.
+        """Forget the chunks wholly below `start`, which are about to be removed.
+
+        Reads there return what follows.
         """
         gone = max(bisect_right(self.bases, start) - 1, 0)
         for base in self.bases[:gone]:
@@ -274,16 +276,16 @@ class LogReader:
             raise Damaged(f"{following - first} messages from offset {first} on are lost: {error}", first, following - first) from None
 
     def _from(self, offset: int) -> list[int]:
-        """Return the chunks from the one that holds `offset` on, without a stray that seems to hold
-        it.
+        """Return the chunks from the one that holds `offset` on.
+
+        A stray file that seems to hold it is dropped first.
         """
         with contextlib.suppress(Damaged, Unreadable):
             self._readable(self.bases[bisect_right(self.bases, offset) - 1], offset)
         return self.bases[bisect_right(self.bases, offset) - 1 :]
 
     def drop_stray(self, base: int) -> bool:
-        """Drop a file that is named as a chunk but cannot be used as one, and return True if it was
-        dropped.
+        """Drop a file that has a chunk's name but cannot be used. Returns True if it was dropped.
 
         It is dropped only if the chunk before it holds everything up to the next one.
         """
@@ -300,8 +302,9 @@ class LogReader:
         return True
 
     def _lost(self, chunk: Chunk, position: int, offset: int, good: Good) -> Damaged:
-        """Note a hole that ends at `good`, so that the next read steps over it, and return the
-        error.
+        """Note a hole that ends at `good`, and return the error.
+
+        The next read steps over the hole.
         """
         count = good.first_offset - offset
         size = good.position - position
@@ -339,10 +342,10 @@ class LogReader:
                     yield replay_header(stretch.header, chunk.header), mark
 
     def header_at(self, offset: int) -> Header | None:
-        """Return the wire-form header of the block that holds `offset`, or of the first one after
-        it in its chunk.
+        """Return the wire-form header of the block that holds `offset`.
 
-        Returns None if it cannot be read.
+        If there is none, uses the first block after it in its chunk. Returns None if it cannot be
+        read.
         """
         offset = self.skip(max(offset, self.bases[0]))
         kept = self.ring.read(offset, 1, self.ring.end, 1)
@@ -358,11 +361,11 @@ class LogReader:
         return None
 
     def measure(self, start: int, end: int, bytes_max: int) -> tuple[int, int]:
-        """Return the bytes of the blocks between two offsets, and the last block border within
-        `bytes_max`.
+        """Return the bytes of the blocks between two offsets, and a block border.
 
-        The border is at most `end`, and above `start`: the first block counts whatever its size.
-        Lost blocks have no bytes.
+        The border is the last one up to which these blocks have at most `bytes_max` bytes. It is at
+        most `end`, and above `start`: the first block counts whatever its size. Lost blocks have no
+        bytes.
         """
         start = max(start, self.bases[0])
         if start >= end:

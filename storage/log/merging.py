@@ -1,11 +1,11 @@
-"""Merging: before a commit, many small staged files are copied into a few large ones, which take
-their place.
+"""Merging: before a commit, many small staged files are copied into a few large ones.
 
 If each small part became a chunk, there would be thousands of tiny files, and their syncs would
 stop the log for seconds. So parts that are too many to append are copied first: the blocks
 unchanged, with new headers for their new place, in the order of the commit. The result is a sealed
-part with a new name that is in no row. The old parts stay until the commit. After a crash, the
-start removes the merged files like all files without a row, or finishes them if a mark names them.
+part with a new name that is in no row. It takes the place of the old parts in the commit. These
+stay until the commit. After a crash, the start removes the merged files like all files without a
+row, or finishes them if a mark names them.
 
 A merge is made in the log's thread. Its steps run in any thread, one after the other. Each is
 bounded, so that seals waiting for the same thread can run in between.
@@ -36,13 +36,14 @@ from .log_format import (
 from .transactions import StagedFile
 
 STEP_BYTES: Final = 32 * 1024 * 1024  # and a sync: some tens of milliseconds
-# read and written by one call each: the interpreter is free for the loop meanwhile
+# Bytes read and written by one call each. The event loop can run meanwhile.
 PIECE_BYTES: Final = 1024 * 1024
 
 
 class Merge:
-    """A merge of parts that have blocks. No file exceeds `chunk_bytes` unless it has only one
-    block.
+    """A merge of parts that have blocks.
+
+    No file exceeds `chunk_bytes` unless it has only one block.
     """
 
     def __init__(self, files: Files, uuid: bytes, chunk_bytes: int, space: Space, parts: Sequence[StagedPart]) -> None:

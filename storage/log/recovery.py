@@ -28,12 +28,12 @@ Steps:
 7. The caller brings the producers' rows up to date from the headers, and commits the checkpoint.
 
 A bad stretch is damage if it is known to have been synced. The state store may say so, or a block
-behind it: each block says how much before it was not known to be synced when it was written. Damage
-stays: its bytes are kept, its offsets become a hole, and what lies behind it is used. Any other bad
-stretch is a write that never finished. It is cut off *with what lies behind it*. Nothing there was
-acknowledged, and its producers will send it again. If a block behind a torn one were kept, the
-producer's sequence would rise above the torn block. When the producer sends the torn block again,
-it would be answered as stored.
+behind it: each block says how many bytes before it were not known to be synced when it was written.
+Damage stays: its bytes are kept, its offsets become a hole, and what lies behind it is used. Any
+other bad stretch is a write that never finished. It is cut off *with what lies behind it*. Nothing
+there was acknowledged, and its producers will send it again. If a block behind a torn one were
+kept, the producer's sequence would rise above the torn block. When the producer sends the torn
+block again, it would be answered as stored.
 
 What is cut is copied to a `.bad` file first: the last block may have been acknowledged and damaged
 later. Recovery cannot tell.
@@ -102,8 +102,9 @@ class RecoveryReport:
 
 @dataclass(slots=True)
 class _End:
-    """The end of a good prefix: position in the file, next offset and time of its last block (both
-    absolute).
+    """The end of a good prefix: position in the file, next offset, and time of the last block.
+
+    Offset and time are absolute.
     """
 
     position: int
@@ -127,16 +128,15 @@ class _BadStretch:
 
 @dataclass(slots=True)
 class _ChunkScan:
-    """The last chunk as found. Everything below position `attested` is known to have been
-    synced.
+    """The last chunk as found.
+
+    Everything below position `attested` is known to have been synced.
     """
 
     end: _End
     bad: list[_BadStretch] = field(default_factory=list)
     groups: list[tuple[_End, int]] = field(default_factory=list)
-    """The start of each group in this chunk, and the position behind its mark, or -1 if it has
-    none.
-    """
+    """Start of each group in this chunk, and the position behind its mark (-1: no mark)."""
     holes: list[Hole] = field(default_factory=list)
     attested: int = 0
     write_back_from: int = -1
@@ -151,8 +151,9 @@ class _ChunkScan:
         return known is not None and known.bytes >= size and known.count >= count
 
     def tell(self, position: int, size: int, report: RecoveryReport, count: int = 0) -> list[str]:
-        """Return the list for a sentence about this loss: notes if it was set aside before,
-        otherwise alarms.
+        """Return the list for a sentence about this loss.
+
+        The list is `notes` if the damage was set aside before, otherwise `alarms`.
         """
         return report.notes if self.is_kept(position, size, count) else report.alarms
 
@@ -213,7 +214,7 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
     scan.holes.append(lost.hole)
     text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
     scan.tell(lost.position, 0, report, lost.count).append(f"{chunk.folder}: {text}")
-    # else it has its file
+    # Otherwise the damage has its file already.
     if not scan.is_kept(lost.position, 0) and all(bad.start.position != lost.position for bad in scan.bad):
         _set_aside(chunk, lost, report)
     chunk.sealed = True  # bytes behind the end stay for inspection; the next append begins a chunk
@@ -284,7 +285,9 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: boo
             scan.attested = max(scan.attested, stretch.position - before)
         if header.flags & IN_GROUP and not in_group:
             scan.groups.append((_End(stretch.position, end.offset, end.time_ns), -1))
-        elif not header.flags & IN_GROUP and in_group:  # its mark, or what follows a damaged mark
+        elif not header.flags & IN_GROUP and in_group:
+            # Normally this is the group's mark. If the mark is damaged, this block shows that it
+            # was written.
             scan.groups[-1] = (scan.groups[-1][0], stretch.end)
         in_group = bool(header.flags & IN_GROUP)
         if header.count and stretch.position >= index.next_position:
@@ -342,7 +345,7 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
         scan.holes = [hole for hole in scan.holes if hole.first_offset < cut.offset]
         assert chunk.index is not None
         chunk.index.cut(cut.position)
-    # its last blocks are damaged; the footer knows their number
+    # The last blocks are damaged. The footer knows how many messages they had.
     if chunk.sealed and scan.end.offset < chunk.end_offset:
         scan.holes.append(Hole(scan.end.offset, chunk.end_offset - scan.end.offset))
         scan.end.offset = chunk.end_offset
@@ -381,7 +384,7 @@ def _write_back(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Recover
     size = files.size(chunk.fd)
     start = scan.write_back_from
     if synced_end <= chunk.base_offset:
-        # it was synced before it got its name, so all of it is on disk
+        # The file was synced before it got its name, so all of it is on disk.
         start = 0 if not chunk.adopted else chunk.end_position
     elif start < 0:
         start = chunk.end_position  # the footer, if there is one

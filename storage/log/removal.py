@@ -26,8 +26,9 @@ _DIGITS: Final = len(chunk_name(0)) - len(CHUNK_SUFFIX)
 
 
 class LogKeeper:
-    """Sizes and times of a log's chunks, used by the log's thread. Each sealed chunk is
-    read once.
+    """Sizes and times of a log's chunks, used by the log's thread.
+
+    Each sealed chunk is read once.
     """
 
     def __init__(self, files: Files, folder: str, uuid: bytes, log: Log) -> None:
@@ -40,8 +41,9 @@ class LogKeeper:
         self._first_time = (-1, 0)  # of the ongoing chunk: its base, and the time
 
     def view(self, retention: Retention, floor: int, applied: int, now_ns: int) -> LogView:
-        """Return the log as the plan needs it. Files are read only for values that `retention`
-        needs.
+        """Return the log as the plan needs it.
+
+        Files are read only for values that `retention` needs.
         """
         log = self._log
         bases = log.chunks
@@ -104,8 +106,9 @@ class LogKeeper:
         return None if footer is None else chunk.header.base_time_ns + footer.last_time_ns
 
     def _ongoing_since(self, base: int) -> int:
-        """Return when the ongoing chunk's first message came. Its header may be older, if it was
-        made earlier.
+        """Return when the ongoing chunk's first message came.
+
+        Its header may be older, if it was made earlier.
         """
         if self._first_time[0] != base:
             header = next(self._log.headers(base), None)
@@ -122,8 +125,9 @@ class LogKeeper:
 
 
 def finished_bytes(view: LogView) -> int:
-    """Return the bytes of chunks that every channel has finished. The ongoing chunk counts if all
-    of it is.
+    """Return the bytes of chunks that every channel has finished.
+
+    The ongoing chunk counts if all of it is.
     """
     return sum(view.sizes[: finished_chunks(view.bases, view.floor)]) + (view.sizes[-1] if view.floor >= view.end else 0)
 
@@ -147,8 +151,9 @@ def remove_below(files: Files, folder: str, start: int) -> int:
 
 
 def _base_of(name: str) -> int | None:
-    """Return the base offset of the chunk that a file belongs to: the chunk, its index, or a `.bad`
-    file.
+    """Return the base offset of the chunk that a file belongs to.
+
+    The file may be the chunk, its index, or a `.bad` file.
     """
     digits = name[:_DIGITS]
     if len(digits) == _DIGITS and digits.isdecimal() and name.endswith((CHUNK_SUFFIX, INDEX_SUFFIX, BAD_SUFFIX)):

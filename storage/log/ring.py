@@ -1,11 +1,10 @@
-"""Ring: the newest blocks of a log in memory, for readers slightly behind, without a system call.
-Pure.
+"""Ring: the newest blocks of a log in memory, for readers slightly behind. Pure.
 
-It is bounded in bytes, and in time, because an idle topic should hold no memory. (EQueue drops what
-was not used for 5 s. Here the page cache still has it then.) The ring holds a run without gaps up
-to the newest block. Any other block empties it first. An entry is an append, not a block, so that
-keeping a thousand small blocks costs as much as keeping one. Headers get their wire form (offset
-and time) only when they are read.
+A read needs no system call. The ring is bounded in bytes, and in time, because an idle topic should
+hold no memory. (EQueue drops what was not used for 5 s. Here the page cache still has it then.) The
+ring holds a run without gaps up to the newest block. Any other block empties it first. An entry is
+an append, not a block, so that keeping a thousand small blocks costs as much as keeping one.
+Headers get their wire form (offset and time) only when they are read.
 
 The topic has checked the blocks. They stay as they came, in the frames they came in. They are
 checked again when they are read, because memory may have changed them since. If a check fails, the
@@ -25,7 +24,7 @@ from .log_format import ChunkHeader, wire_header
 
 RING_BYTES: Final = 8 * 1024 * 1024
 BLOCKS_MAX: Final = 1 << 30  # practically no bound
-# approximate memory of a block besides its bytes: a block of 104 bytes takes 935 (objects, frames)
+# Approximate memory of a block besides its bytes: a block of 104 bytes takes 935 (objects, frames).
 BLOCK_COST: Final = 1024
 RING_KEPT_NS: Final = 5 * 1_000_000_000
 _NO_CHUNK: Final = ChunkHeader(0, 0, 0, b"")
@@ -54,7 +53,7 @@ class Ring:
         self._head = 0
         self.bytes = 0
         self.corrupt_count = 0
-        """How many times a block failed its check."""
+        """The number of blocks that failed their check."""
 
     @property
     def start(self) -> int:

@@ -1,11 +1,10 @@
-"""Survey after a start: check that old chunks exist and are whole, and whether known damage can be
-read again.
+"""Survey after a start: old chunks are opened once, and known damage is read again.
 
 Recovery reads only the last chunk, so that its time does not grow with the backlog. The survey
 opens the others once, header and footer, a few at a time. Recovery itself opens the newest, another
 thread opens the rest while the topic serves. So a chunk that was removed or lost its end causes an
 alarm soon after the start, and not when a reader comes there months later. The survey also learns
-the sizes and times of all chunks.
+the sizes and times of all chunks. Damage that can be read again is no longer a hole.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ STEP_CHUNKS: Final = 64  # opened by one job
 READABLE_AGAIN: Final = (
     "what it says is lost can be read again; channels that have passed it meanwhile get it by Admin.seek, and the file can go"
 )
-# of known damage that is read again at a start; further damage is not checked
+# Bytes of known damage that a start reads again. Damage beyond that is not checked.
 CHECK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
@@ -127,8 +126,9 @@ class Survey:
         self._waiting = reader.bases[:-1]  # recovery checked the last one
 
     def take(self, count: int = STEP_CHUNKS) -> Callable[[], list[Found]] | None:
-        """Return a job for any thread, or None if all chunks are known. `learn` takes the job's
-        result.
+        """Return a job for any thread, or None if all chunks are known.
+
+        `learn` takes the job's result.
         """
         bases, self._waiting = self._waiting[-count:], self._waiting[:-count]
         if not bases:

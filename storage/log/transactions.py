@@ -1,5 +1,4 @@
-"""Transactions: the mark that ends an atomic group in the log, and the rows of transactions and
-stages. Pure.
+"""Transactions: the mark that ends an atomic group, and the rows of transactions and stages. Pure.
 
 The mark is a block without messages that carries the group's transaction:
 
@@ -29,7 +28,7 @@ from .log_format import ALIGNMENT, encode_disk_header
 
 JOB: Final = "job"  # a kind whose app is the uuid of one job: not needed after the job's retries
 JOB_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
-# rows of about 100 bytes, all in memory: each job makes one, a query makes one in all
+# Rows of about 100 bytes, all in memory. Each job makes one, a query makes one in all.
 TRANSACTIONS_MAX: Final = 100_000
 
 
@@ -108,10 +107,10 @@ class StageRow(NamedTuple):
 
 
 def later_of(old: TransactionRow | None, new: TransactionRow) -> TransactionRow:
-    """Return the row with the higher version. Replaying a mark is idempotent for any state of the
-    row.
+    """Return the row with the higher version.
 
-    An app keeps its owner, also if a commit came from a caller without a user name.
+    Replaying a mark is idempotent for any state of the row. An app keeps its owner, also if a
+    commit came from a caller without a user name.
     """
     if old is None or new.version <= old.version:
         return old or new
@@ -119,10 +118,9 @@ def later_of(old: TransactionRow | None, new: TransactionRow) -> TransactionRow:
 
 
 def superseded(stages: Mapping[bytes, StageRow], app: str, version: int, user: str = "") -> list[bytes]:
-    """Return the stages that no commit can use after this user has committed this version of the
-    app.
+    """Return the stages that are obsolete after this user has committed this version of the app.
 
-    These are the stages of this version and older ones.
+    These are the stages of this version and older ones. No commit can use them any more.
     """
     return [stage for stage, row in stages.items() if row.app == app and row.version <= version and not is_foreign(row.user, user)]
 
@@ -143,8 +141,9 @@ _LENGTH_BYTES: Final = 4
 
 
 class Adopted(NamedTuple):
-    """A staged file that becomes a chunk of the log. `data_end` is the end of its blocks; a mark
-    may follow.
+    """A staged file that becomes a chunk of the log.
+
+    `data_end` is the end of its blocks; a mark may follow.
     """
 
     stage: bytes

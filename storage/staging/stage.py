@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from ..log.recovery import RecoveryReport
 
 
-# descriptors: one per active writer (at most 256) and some; a third of a process's usual limit
+# Descriptors: one per active writer (at most 256) and some more. A third of a process's usual
+# limit.
 OPEN_FILES_MAX: Final = 320
 
 
@@ -132,8 +133,9 @@ class Stage:
         return _Snapshot(self.blocks, self.messages, self.size_bytes, self.checksum, len(self.files), last)
 
     def restore(self, before: _Snapshot) -> list[StageFile]:
-        """Restore the earlier state, and return the files made since, which no longer belong to the
-        stage.
+        """Restore the earlier state, and return the files made since.
+
+        These no longer belong to the stage.
         """
         self.blocks, self.messages, self.size_bytes, self.checksum = before[:4]
         made = self.files[before.files :]
@@ -164,10 +166,10 @@ class StageTicket:
         self.done = False
 
     def run(self) -> None:
-        """Sync the files. Raises `StoreFailed` if a sync fails, and on each later ticket of the
-        stage.
+        """Sync the files.
 
-        Linux reports a lost page only once.
+        Raises `StoreFailed` if a sync fails, and on each later ticket of the stage. Linux reports a
+        lost page only once.
         """
         with self.stage.lock:
             if self.stage.error is None and not self.done:
@@ -236,8 +238,9 @@ class OpenFiles:
 def recover_stages(
     files: Files, folder: str, uuid: bytes, rows: Mapping[bytes, StageRow], report: RecoveryReport
 ) -> tuple[list[Stage], list[bytes], int]:
-    """Return the existing stages, the damaged ones, and a number above those of all files. Raises
-    `OSError`.
+    """Return the existing stages, the damaged ones, and a number above those of all files.
+
+    Raises `OSError`.
     """
     names = files.list(folder) if files.exists(folder) else []
     stages: list[Stage] = []

@@ -1,12 +1,12 @@
-"""Staging: blocks that PUSH writers send, in files beside the log that are not read before a
-commit.
+"""Staging: blocks that PUSH writers send, kept beside the log until a commit.
 
     DIR/staging/<32 hex digits of the stage>-<number>.part
 
 Each file is a chunk without a place: base offset 0, base time 0, a random seed, and blocks in disk
 form. So a new header and a rename make it a chunk of the log (`adoption.py`), whatever its size. A
 seal syncs what was staged and makes a row of it. After a restart only what a committed row names
-exists: files without a row are removed, and files are cut to what the row says.
+exists: files without a row are removed, and files are cut to what the row says. Consumers never
+read these files.
 
 A stage's data since its last seal may be lost at any time. Its writer keeps them until they are
 sealed. Everything runs in one thread, except a ticket's `run`.
@@ -39,7 +39,7 @@ from ..space import Space
 from ..state.state import StateBatch
 from .stage import OpenFiles, Stage, StageFile, StageTicket
 
-# twice the parts of the largest commit: a batch, and the rest of the one before
+# Twice the parts of the largest commit: a batch, and the rest of the one before.
 STAGES_MAX: Final = 20_000
 FILES_MAX: Final = 40_000  # 10 TB in full chunks; a name and a header each at start
 
@@ -118,11 +118,11 @@ class Staging:
     # Writing
 
     def open(self, stage: bytes, transaction: Transaction, partition: int, now_ns: int) -> tuple[int, int]:
-        """Open a new stage or continue one. Returns (number of the next block, number of durable
-        blocks).
+        """Open a new stage or continue one.
 
-        Raises `UsageError` if it belongs to another transaction, `Refused` if it belongs to another
-        user or there are too many stages.
+        Returns (number of the next block, number of durable blocks). Raises `UsageError` if it
+        belongs to another transaction, `Refused` if it belongs to another user or there are too
+        many stages.
         """
         found = self._stages.get(stage)
         if found is None:
@@ -137,11 +137,11 @@ class Staging:
         return found.blocks, found.sealed
 
     def append(self, stage: bytes, blocks: Sequence[Block], now_ns: int | None = None) -> int:
-        """Write consecutive blocks and return the number that follows. They are not durable before
-        a seal.
+        """Write consecutive blocks and return the number that follows.
 
-        The first block must have the next number. Raises `DiskFull`, or `Refused` (too many files),
-        if nothing was stored. Raises `StoreFailed` if the process must end and recover.
+        They are not durable before a seal. The first block must have the next number. Raises
+        `DiskFull`, or `Refused` (too many files), if nothing was stored. Raises `StoreFailed` if
+        the process must end and recover.
         """
         self._check()
         found = self._get(stage)
@@ -236,11 +236,10 @@ class Staging:
     # Sealing
 
     def begin_seal(self, stage: bytes, final: bool, now_ns: int | None = None) -> StageTicket:
-        """Return a ticket that makes durable what is staged by now. `final`: no block comes after
-        it.
+        """Return a ticket that makes durable what is staged by now.
 
-        Raises `DiskFull` if nothing changed. Several tickets may be outstanding, also for one
-        stage.
+        `final`: no block comes after it. Raises `DiskFull` if nothing changed. Several tickets may
+        be outstanding, also for one stage.
         """
         self._check()
         found = self._get(stage)
@@ -319,8 +318,9 @@ class Staging:
         self.remove(self.purged(batch))
 
     def purged(self, batch: StateBatch | None = None) -> list[StageFile]:
-        """Return the files that `purge` would remove, for `remove` in another thread. They are no
-        longer known here.
+        """Return the files that `purge` would remove, for `remove` in another thread.
+
+        They are no longer known here.
         """
         kept = []
         found: list[StageFile] = []
