@@ -14,7 +14,7 @@ forked in one turn of the supervisor's loop, they would delay each other and all
 supervisor. Channels that a client waits for come first.
 
 The messages of an `#ephemeral` topic are in memory, so they need a bound. Without settings for it,
-such a topic keeps no finished messages and drops the oldest messages beyond its bound, as NSQ does.
+such a topic keeps no finished messages and drops the oldest messages beyond its bound.
 `reject` may be set instead. The broker's settings for retention are meant for disks and do not
 apply.
 """
