@@ -1,18 +1,18 @@
-"""Storage's desk for backups: takes a topic's files for whoever makes one, and lets go of them again.
+"""Backups: captures a topic's files for the process that makes a backup, and drops them afterwards.
 
-| state | order or event | next | what is done |
+| state | order or event | next | action |
 |---|---|---|---|
-| IDLE, READY | state | STATE | removals are held; then, in the state's thread, its copy is made, and what is staged is linked |
-| STATE | done | HELD | answered |
-| HELD | log | LOG | the delayed messages are copied in their thread; then the log is synced, and linked in the housekeeping thread |
-| LOG | done | READY | removals go on; answered with what was taken |
-| STATE, LOG | failed | IDLE | removals go on; answered with what went wrong |
-| HELD, READY | end, or whoever asked is gone | IDLE | what was taken is dropped |
+| IDLE, READY | state | STATE | hold removals; then copy the state and link staged files, in the state's thread |
+| STATE | done | HELD | answer |
+| HELD | log | LOG | copy delayed messages in their thread; then sync the log and link it in the housekeeping thread |
+| LOG | done | READY | allow removals again; answer with the files that were captured |
+| STATE, LOG | failed | IDLE | allow removals again; answer with the error |
+| HELD, READY | end, or the process that asked is gone | IDLE | drop the captured files |
 
-Who asks holds a lock file of the data directory all the while, and the kernel frees that however it dies: so it is looked at every few
-seconds, and nobody has to say that they live.
+The process that makes a backup holds a lock file of the data directory. The kernel releases the
+lock however that process dies. So storage tests the lock every few seconds and needs no heartbeats.
 
-Nothing of it may end the process: a backup that fails is no reason to stop a topic.
+A failed backup never ends the storage process: it is no reason to stop a topic.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ log = logging.getLogger("zsq")
 
 LOCK_NAME: Final = "backup.lock"
 LOOK_NS: Final = 5_000_000_000
-HELD_NS_MAX: Final = 600_000_000_000  # without removals; ten thousand topics are through in less
+# the longest time without removals; ten thousand topics take less
+HELD_NS_MAX: Final = 600_000_000_000
 
 
 class BackupState(Enum):
@@ -69,7 +70,7 @@ class BackupState(Enum):
 
 
 class Backups:
-    """`housekeeping` makes links and removes them; `answer` answers an order."""
+    """`housekeeping` creates and removes links; `answer` sends the answer to an order."""
 
     def __init__(
         self, store: Store, state: StateCommits, retention: RetentionRunner, delayed: DelayedMessages, title: str,
@@ -83,22 +84,25 @@ class Backups:
         self._title = title
         self._housekeeping = housekeeping
         self._answer = answer
-        self._lock = f"{store.directory.rsplit('/', 2)[0]}/{LOCK_NAME}"  # of the data directory
+        self._lock = f"{store.directory.rsplit('/', 2)[0]}/{LOCK_NAME}"  # in the data directory
         self._id = ""
         self._request = 0
         self._began_ns = self._looked_ns = 0
-        if is_captured(store.files, store.directory):  # of another life
+        if is_captured(store.files, store.directory):  # left by an earlier process
             self._drop()
 
     def _check_free(self) -> None:
-        """`Refused` where it has no part in a backup, or none now."""
+        """Raise `Refused` if the topic is in memory (E_UNSUPPORTED) or busy (E_CLOSING)."""
         if self._retention.in_memory:
             raise Refused(E_UNSUPPORTED, f"{self._title} is in memory: it is gone with the broker, and no part of a backup")
         if self.state in (BackupState.STATE, BackupState.LOG):
             raise Refused(E_CLOSING, f"{self._title} is busy with a backup; try in a moment")
 
     def _check_known(self, name: str, *states: BackupState) -> None:
-        """`Refused` where it is not in one of these states of this backup; in any, where none is named."""
+        """Raise `Refused` (E_NOT_FOUND) if this backup is not known, or not in one of `states`.
+
+        Without `states`, any state is accepted.
+        """
         self._check_free()
         if name != self._id or (states and self.state not in states):
             raise Refused(E_NOT_FOUND, f"{self._title} does not know of this backup (any more): it was started again, or another one came")
@@ -106,7 +110,7 @@ class Backups:
     # The state
 
     def take_state(self, message: BackUpState) -> None:
-        """It is answered later."""
+        """Begin to capture the state. The answer follows when it is captured."""
         self._check_free()
         files, directory = self._store.files, self._store.directory
         size = capture_bytes(files, directory)
@@ -117,7 +121,7 @@ class Backups:
         self._housekeeping.submit(self._cleared, partial(drop_capture, files, directory))
 
     def _cleared(self, failure: object) -> None:
-        """What another backup had left is gone."""
+        """Go on when the files of an earlier backup are removed."""
         if isinstance(failure, Exception):
             self._fail(failure)
         else:
@@ -138,7 +142,7 @@ class Backups:
     # The log
 
     def take_log(self, message: BackUpLog) -> None:
-        """It is answered later."""
+        """Begin to capture the log. The answer follows when it is captured."""
         self._check_known(message.id, BackupState.HELD)
         self.state, self._request = BackupState.LOG, message.request
         delayed = self._store.delayed
@@ -194,7 +198,10 @@ class Backups:
             log.error("%s: what a backup has left cannot be removed: %s", self._title, failure)
 
     def tick(self) -> None:
-        """About once a second: whether anybody still makes this backup."""
+        """End the backup if its process is gone or does not continue.
+
+        This is called about once a second.
+        """
         now = time.monotonic_ns()
         if self.state not in (BackupState.HELD, BackupState.READY) or now - self._looked_ns < LOOK_NS:
             return
@@ -208,7 +215,11 @@ class Backups:
 
 
 def _tried(job: Callable[[], None]) -> str:
-    """What failed, "" if nothing did. No exception: the desks whose threads these are take one for the end of their store."""
+    """Run `job` and return its error as text, or "".
+
+    An exception would end the process: the parts that own these threads take any exception for a
+    failure of their store.
+    """
     try:
         job()
     except (OSError, StorageError, lmdb.Error) as error:

@@ -1,25 +1,27 @@
-"""Storage's desk for channels: their rows, which one commit batch carries to the state store, and what they may see of the log.
+"""Channels in storage: their rows, and how far they may read the log.
 
-A channel exists if and only if its row is committed; only its present owner (the process that opened it last) may write it.
-Rows of `#ephemeral` channels are in memory only. On disk those channels never hold back what is finished by all others, and while there
-is no other, what they had is not kept for a first channel either. In memory (`in_memory`: the topic is ephemeral too) nothing is kept that
-is finished, so there they hold back as all others do, and the topic's bound holds for what they have not finished.
+One commit batch carries the rows to the state store. A channel exists if and only if its row is
+committed. Only its present owner (the process that opened it last) may write it.
 
-The rows of `#ephemeral` channels: in storage's memory, and gone with their processes. Pure.
+Rows of `#ephemeral` channels are in memory only. On disk these channels never hold back messages
+that all other channels have finished. While they are the only channels, their messages are not kept
+for a first channel either. In memory (`in_memory`: the topic is ephemeral too) finished messages
+are not kept. There these channels hold back messages as all others do, and the topic's bound limits
+what they have not finished.
 
-Nobody comes after the process of such a channel, so what only a successor would read is not kept: holes that are not deferred. What
-is deferred is, for the channel itself asks for it when it is due.
+`MemoryRows` holds the rows of `#ephemeral` channels until their processes end. Such a channel's
+process has no successor, so holes that are not deferred are not kept: only a successor would read
+them. Deferred holes are kept, because the channel itself asks for them when they are due. Rejected:
+rows in the state store that a start removes. Each commit of them would cost a sync for data that no
+crash needs to preserve.
 
-Rejected: rows in the state store that a start removes. Each commit of them would be a sync for something that no crash shall leave.
-
-When the oldest message came that a channel has not finished, for all channels of a topic. Pure.
-
-Storage knows it best: it has the committed cursor of each channel, offline ones included, and the log. One look at a header is needed
-where a channel's first unfinished message lies in another block than before; channels at the same place share it, and there is a bound for
-each call, beyond which the others keep what was known, and so look older than they are for a few seconds. Nothing is read for a channel
-that does not move, or has nothing.
-
-Rejected: asking the channels. Those without a consumer do not hear of new messages, and each would have to ask storage anyway.
+`OldestTimes` finds when the oldest unfinished message of each channel came. Storage knows this
+best: it has the log, and the committed cursor of each channel, offline ones included. A header is
+read when a channel's first unfinished message lies in another block than before; channels at the
+same place share it. Each call reads a bounded number of headers. The other channels keep their
+known times and so look older than they are for a few seconds. Nothing is read for a channel that
+does not move or has nothing to deliver. Rejected: asking the channels. Channels without a consumer
+do not hear of new messages, and each would have to ask storage anyway.
 """
 
 from __future__ import annotations
@@ -50,12 +52,12 @@ from ..settings.channel_settings import made, resolve
 from .commits import StateCommits
 from .reads import refused
 
-_BEHIND = 1 << 63  # no start is so high
-_STALE_MAX = 1_000  # starts that are looked over now and then, beside those that hold
+_BEHIND = 1 << 63  # higher than any start
+_STALE_MAX = 1_000  # removed starts that the heap may hold before it is rebuilt
 
 
 class MemoryRows:
-    """By channel. `rows`: the channels' own ones."""
+    """The rows of `#ephemeral` channels, by name."""
 
     def __init__(self) -> None:
         self.rows: dict[str, ChannelRow] = {}
@@ -68,7 +70,7 @@ class MemoryRows:
         return bool(self.rows)
 
     def make(self, channel: str, row: ChannelRow) -> None:
-        """Anew: what a predecessor of that name had is forgotten."""
+        """Add a channel, and forget the rows of a predecessor with that name."""
         self.rows[channel] = row
         self._deferred[channel] = _Deferred()
 
@@ -76,7 +78,7 @@ class MemoryRows:
         del self.rows[channel], self._deferred[channel]
 
     def save(self, channel: str, row: ChannelRow, pages: Sequence[Save]) -> None:
-        """One commit, in effect at once."""
+        """Apply one commit at once."""
         self.rows[channel] = row
         deferred = self._deferred[channel]
         if pages[0].clear:
@@ -90,31 +92,38 @@ class MemoryRows:
                     deferred.put(HoleRow(start, count, attempts, due_ns))
 
     def first(self, channel: str, start: int) -> int:
-        """The lowest offset that it has not finished, as it said last; not below `start` of the log, which only grows."""
+        """Return the lowest unfinished offset, as the channel last reported it.
+
+        It is never below `start` of the log, which only grows.
+        """
         row = self.rows[channel]
         first = max(row.next_offset if row.first is None else row.first, start)
         deferred = self._deferred[channel].first(start)
         return first if deferred is None else min(first, deferred)
 
     def due(self, channel: str, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
-        """As `StateStore.due`."""
+        """Do the same as `StateStore.due`."""
         return self._deferred[channel].due(until_ns, limit, late_ns)
 
     def deferred(self, channel: str) -> DeferredTotal:
         return self._deferred[channel].total()
 
     def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
-        """By their start."""
+        """Return the deferred holes in the order of their starts."""
         return iter(sorted(self._deferred[channel].rows.values()))
 
 
 class _Deferred:
-    """One channel's deferred holes. A sorted list and not a heap: rows are taken back from anywhere, and there are few (`options`)."""
+    """One channel's deferred holes.
+
+    `_by_due` is a sorted list and not a heap: rows are removed at any position, and there are
+    few (`options`).
+    """
 
     def __init__(self) -> None:
         self.rows: dict[int, HoleRow] = {}
         self._by_due: list[tuple[int, int]] = []
-        self._starts: list[int] = []  # a heap; of rows that are gone, too
+        self._starts: list[int] = []  # a heap, which also holds starts of removed rows
         self._messages = 0
 
     def put(self, row: HoleRow) -> None:
@@ -132,7 +141,10 @@ class _Deferred:
             del self._by_due[bisect_left(self._by_due, (row.due_ns, start))]
 
     def first(self, start: int) -> int | None:
-        """Asked many times a second, so no walk through all rows."""
+        """Return the lowest offset from `start` on.
+
+        This runs many times a second and is not a full scan.
+        """
         while self._starts:
             row = self.rows.get(self._starts[0])
             if row is not None and row.start + row.count > start:
@@ -146,11 +158,15 @@ class _Deferred:
         return DeferredTotal(len(self.rows), self._messages, min(self.rows), self._by_due[0][0])
 
     def due(self, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
-        """The earliest that are due, then those whose due time cannot be, the latest first; when the one behind what is named is due."""
+        """Return the earliest due holes, then those due later than `late_ns`, the latest first.
+
+        No hole can truly be due that late. The second value is the due time of the next hole, or
+        0.
+        """
         early = bisect_right(self._by_due, (until_ns, _BEHIND))
         late = max(early, bisect_right(self._by_due, (late_ns, _BEHIND)))
         few = min(early, limit)
-        many = max(late, len(self._by_due) - (limit - few))  # from there on late ones are named
+        many = max(late, len(self._by_due) - (limit - few))  # from there on late ones are returned
         named = self._by_due[:few] + self._by_due[many:][::-1]
         left = self._by_due[few:many]
         return [self.rows[start] for _, start in named], left[0][0] if left else 0
@@ -160,7 +176,7 @@ LOOKS_MAX: Final = 100  # headers read for one pulse: 20 to 50 microseconds each
 
 
 class Floor(NamedTuple):
-    """`channel` has finished all below `offset`, and may see what lies below `end`."""
+    """`channel` has finished everything below `offset` and may see messages below `end`."""
 
     channel: str
     offset: int
@@ -168,7 +184,11 @@ class Floor(NamedTuple):
 
 
 class OldestTimes:
-    """`header_at`: of the block that holds an offset, or of the first after it; None where that cannot be said now."""
+    """Computes the time of each channel's oldest unfinished message.
+
+    `header_at` returns the header of the block that holds an offset, or of the first block after
+    it; None if it is not available now.
+    """
 
     def __init__(self, header_at: Callable[[int], Header | None]) -> None:
         self._header_at = header_at
@@ -176,7 +196,7 @@ class OldestTimes:
         self._turn = 0
 
     def refresh(self, floors: Iterable[Floor]) -> dict[str, int]:
-        """Time (ns since 1970) by channel, of those that have something unfinished of which it is known."""
+        """Return the time (ns since 1970) of each channel's oldest unfinished message, if known."""
         waiting = {floor.channel: floor for floor in floors if floor.offset < floor.end}
         self._known = {channel: row for channel, row in self._known.items() if channel in waiting}
         moved = sorted((floor for floor in waiting.values() if not self._holds(floor)), key=lambda floor: floor.offset)
@@ -205,7 +225,11 @@ class OldestTimes:
 
 
 class Channels:
-    """`sync` mode says how far channels may read: what is durable, or (`interval`) what is written."""
+    """The channels of a topic.
+
+    The `sync` mode decides how far channels may read: to the durable end, or (`interval`) to the
+    written end.
+    """
 
     def __init__(self, log: Log, state: StateCommits, table: Table, sync: str, *, in_memory: bool = False) -> None:
         self._log = log
@@ -214,18 +238,19 @@ class Channels:
         self.rows = dict(table.channels)
         self.memory = MemoryRows()
         self.in_memory = in_memory
-        self._left: set[str] = set()  # of those, the ones whose processes are being ended
+        self._left: set[str] = set()  # ephemeral channels whose processes are being ended
         self.waiting = table.waiting
         self.visible_end = table.paused_end
         self.owners: dict[str, Envelope] = {}
-        self._pages: dict[str, list[p.Save]] = {}  # of commits that are not whole yet
+        self._pages: dict[str, list[p.Save]] = {}  # pages of commits that are not complete yet
 
     def floor(self) -> int:
-        """No channel, offline ones included, has anything unfinished below this offset (ephemeral ones count in memory only); without a
-        channel, nothing waits below it.
+        """Return the offset below which every channel has finished all messages.
 
-        As committed: what a crash now would leave. So it may be used to remove chunks. A channel that is new or was moved back holds what
-        it wants from the moment at which it says so: its commit, and with it its answer, may come before that of a removal.
+        Offline channels count; ephemeral ones count in memory only. Without a channel, no
+        messages wait below it. The floor is as committed, as a crash now would leave it, so chunks
+        below it may be removed. A channel that is new or was moved back holds its messages from its
+        request on: its commit and its answer may come before the commit of a removal.
         """
         wanted = [*self._state.floors.values(), *(max(row.next_offset, self._log.start) for row in self.rows.values())]
         if self.in_memory:
@@ -233,7 +258,7 @@ class Channels:
         return min(wanted, default=self._new_begin() if self._alive() else self._state.waiting)
 
     def floors(self) -> Iterator[Floor]:
-        """Each channel's, and as "" what nobody has finished of the whole topic, behind a pause too."""
+        """Yield each channel's floor, and as "" that of the whole topic, also behind a pause."""
         start, end = self._log.start, self.end()
         lowest = self._log.end if self.rows or self.memory else self.waiting
         for name, row in (*self.rows.items(), *self.memory.rows.items()):
@@ -243,11 +268,14 @@ class Channels:
         yield Floor("", max(lowest, start), self._log.synced_end)
 
     def _alive(self) -> bool:
-        """Ephemeral channels take what comes."""
+        """Return True if there are ephemeral channels; they take new messages."""
         return len(self.memory.rows) > len(self._left)
 
     def leave(self, name: str) -> None:
-        """An ephemeral channel is about to go. If it is the last channel, messages wait for a first one again from here on."""
+        """Note that an ephemeral channel is about to end.
+
+        If it is the last channel, messages from here on wait for a first channel again.
+        """
         if name in self.memory and name not in self._left:
             self._left.add(name)
             if not self.rows and not self._alive():
@@ -257,24 +285,30 @@ class Channels:
         return channel in self.rows or channel in self.memory
 
     def checkpoint(self) -> bool:
-        """Now and then: what only ephemeral channels had waits for nobody. True where that is to be committed."""
+        """Stop keeping messages that only ephemeral channels had.
+
+        Return True if this must be committed.
+        """
         if not self._alive() or self.rows or self.waiting == self._new_begin():
             return False
         self.waiting = self._state.batch.waiting = self._new_begin()
         return True
 
     def end(self) -> int:
-        """As far as the topic offers."""
+        """Return the end up to which channels may read."""
         end: int = self._log.end if self._sync == "interval" else self._log.synced_end
         return end if self.visible_end < 0 else min(end, self.visible_end)
 
     def _new_begin(self) -> int:
-        """Where messages begin that no channel could see yet. Those behind a pause are for all channels that are there when it ends."""
+        """Return the first offset that no channel could see yet.
+
+        Messages behind a pause are for all channels that exist when the pause ends.
+        """
         end = self._log.synced_end
         return end if self.visible_end < 0 else min(end, max(self.visible_end, self._log.start))
 
     def _begin(self, start: Any) -> int:
-        """Where a new channel begins (`channel_settings.made`)."""
+        """Return the offset at which a new channel begins (`channel_settings.made`)."""
         oldest, end = self._log.start, self._new_begin()
         if start is None:
             return self._new_begin() if self.rows or self._alive() else self.waiting
@@ -288,7 +322,7 @@ class Channels:
         return end if start == "latest" else min(max(start, oldest), end)
 
     def route(self, port: Port) -> None:
-        """Serve the channels and the topic that come in at this port."""
+        """Serve the channels and the topic, which connect to this port."""
         port.route(p.OpenChannel, self.open)
         port.route(p.Save, self.save)
         port.route(p.Due, self.due)
@@ -303,15 +337,17 @@ class Channels:
             self.owners[message.channel] = mail.envelope
             self._opened(port, mail, message, ([], DeferredTotal()))
             return
-        if self._state.disk_full:  # a new one is told so and is not there; one that is there is tried again
+        if self._state.disk_full:  # a new channel is refused; an existing one is opened again later
             raise Refused(E_CLOSING if message.channel in self.rows else E_DISK_FULL, self._state.trouble)
         if message.channel not in self.rows:
             row = self._new_row(message)
             self.rows[message.channel] = row
             self._state.batch.channel_puts[message.channel] = row
-        self.owners[message.channel] = mail.envelope  # words of a dead predecessor may still lie in its pipe
+        # messages of a dead predecessor may still arrive
+        self.owners[message.channel] = mail.envelope
         self._pages.pop(message.channel, None)
-        # Its holes are read once all that its predecessor has sent is on disk; nobody else writes them from here on.
+        # Its holes are read once everything that its predecessor sent is on disk. From here on only
+        # this owner writes them.
         ordered = bool((self.rows[message.channel].settings or {}).get("ordered"))
         read = partial(
             self._state.read, partial(_kept, channel=message.channel, ordered=ordered), partial(self._opened, port, mail, message)
@@ -330,10 +366,10 @@ class Channels:
         return self.memory.rows if is_ephemeral(channel) else self.rows
 
     def _opened(self, port: Port, mail: Mail, message: p.OpenChannel, kept: tuple[list[HoleRow], DeferredTotal]) -> None:
-        """Answer in as many messages as keep each frame small."""
+        """Answer in several messages, so that each frame stays small."""
         row = self._rows_of(message.channel).get(message.channel)
         if row is None or self.owners.get(message.channel) != mail.envelope:
-            return  # dropped meanwhile, or opened once more
+            return  # dropped meanwhile, or opened again
         holes, total = [tuple(hole) for hole in kept[0]], kept[1]
         deferred = (total.rows, total.messages, total.next_due_ns)
         data = {"row": row.encode(), "end": self.end(), "start": self._log.start, "deferred": deferred}
@@ -347,7 +383,9 @@ class Channels:
         try:
             row = _saved(self._rows_of(message.channel)[message.channel], message, self._log.end)
             pages = self._page(message)
-        except ZsqError:  # the pages behind it may be here already: without this one they would move the channel past what it says
+        # Later pages may be here already. Without this one they would move the channel past
+        # messages that this one mentions.
+        except ZsqError:
             self._pages.pop(message.channel, None)
             self.owners.pop(message.channel, None)
             raise
@@ -361,7 +399,7 @@ class Channels:
         self.rows[message.channel] = row
         self._state.batch.channel_puts[message.channel] = row
         self._state.cover(row.next_offset)
-        # The batch may already hold older changes of the same rows: the later word wins.
+        # The batch may already hold older changes of the same rows: the later change replaces them.
         if message.clear:
             self._state.clear_deferred(message.channel)
         for page in pages:
@@ -372,7 +410,7 @@ class Channels:
         self._answer_after_commit(port, mail, message)
 
     def _page(self, message: p.Save) -> list[p.Save]:
-        """All pages of this commit so far."""
+        """Return all pages of this commit so far. Raises `Refused` (E_LIMIT)."""
         pages = self._pages.setdefault(message.channel, [])
         pages.append(message)
         if len(pages) > options.SAVE_PAGES_MAX:
@@ -407,7 +445,11 @@ class Channels:
         self._answer_after_commit(port, mail, message, visible_end=self.visible_end)
 
     def empty(self, port: Port, mail: Mail, message: p.Empty) -> None:
-        """See `Empty`. What is behind a pause is each channel's own to pass, so they are asked in between."""
+        """Answer `Empty`.
+
+        Each channel itself passes the messages behind a pause, so the channels act between its
+        two steps.
+        """
         end = self._log.end
         self._state.cover(end)
         if message.end >= 0:
@@ -421,12 +463,12 @@ class Channels:
         self._answer_after_commit(port, mail, message, start=start, end=end)
 
     def dropped(self, start: int) -> None:
-        """What lies below is about to be removed, finished or not: it waits for no first channel any more."""
+        """Note that messages below `start` will be removed, so no first channel waits for them."""
         if not self.rows and self.waiting < start:
             self.waiting = self._state.batch.waiting = start
 
     def drop(self, name: str, then: Callable[[], None]) -> None:
-        """Forget a channel that ended, with its rows; `then` when that is committed."""
+        """Forget a channel that ended, with its rows. `then` is called when that is committed."""
         self._pages.pop(name, None)
         self.owners.pop(name, None)
         if name in self.memory:
@@ -450,18 +492,25 @@ Columns = tuple[tuple[int, ...], ...]
 
 
 def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
-    """The row with what this says. `UsageError` for what could not be written, or not be read again at the next start; and for what lies
-    behind the end of the log, since no commit is made before the log has what it speaks of. One channel's word must not end the storage."""
+    """Return the row as this commit changes it.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) for values that could not be written, or not be read at
+    the next start, and for offsets behind the end of the log: no commit is made before the log has
+    the offsets that it mentions. One channel's mistake must not end the storage process.
+    """
     row = before
     columns: Columns = ()
     try:
         row = before.changed(message.row)
         emptied = row.emptied or ()
         good = within([row.next_offset, row.first or 0, *row.counters.values()])
-        good = good and within([abs(row.begin or 0)])  # below 0 where a channel was moved back: it sees as much again
+        # below 0 if a channel was moved back and sees messages again
+        good = good and within([abs(row.begin or 0)])
         good = good and within([*chain.from_iterable(emptied)]) and {*map(len, emptied)} <= {2}
-        columns = tuple(zip(*message.holes_put, strict=True))  # a page has up to 50,000 rows, and publishers wait meanwhile
-        good = good and len(columns) == (_HOLE_NUMBERS if message.holes_put else 0)  # rows of nothing have no columns either
+        # a page has up to 50,000 rows, and publishers wait while it is checked
+        columns = tuple(zip(*message.holes_put, strict=True))
+        # empty rows have no columns either
+        good = good and len(columns) == (_HOLE_NUMBERS if message.holes_put else 0)
         good = good and all(map(within, columns)) and within(message.holes_gone)
     except (TypeError, ValueError):
         good = False
@@ -474,8 +523,12 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
 
 
 def _kept(store: StateStore, channel: str, *, ordered: bool) -> tuple[list[HoleRow], DeferredTotal]:
-    """In the state store's thread: a channel's holes, and what its deferred ones come to; of an ordered one those, too, for what comes
-    after them waits for them."""
+    """Return a channel's holes and the totals of its deferred ones.
+
+    Runs in the state store's thread.
+
+    For an ordered channel the deferred holes are included, because later messages wait for them.
+    """
     deferred = store.deferred_rows(channel) if ordered else ()
     return [*store.holes(channel), *deferred], store.deferred(channel)
 

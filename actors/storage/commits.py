@@ -1,9 +1,11 @@
-"""What storage has to commit: gathered into one batch while the batch before it is with its thread, and committed behind the log.
+"""Commits of state: changes gather in one batch while the thread commits the batch before it.
 
-Reads of the store go through its thread too (`read`): LMDB without its lock file must not be read while another thread commits.
+Reads of the state store also go through its thread (`read`). LMDB without its lock file must not
+be read while another thread commits.
 
-Two orders hold here. A batch goes to its thread only when the log is synced beyond all it speaks of, so state never runs ahead. And
-the same batch is tried again after a full disk, before any later one.
+Two rules hold. A batch goes to the thread only when the log is synced beyond all offsets that the
+batch mentions, so state never gets ahead of the log. After a full disk, the same batch is tried
+again before any later one.
 """
 
 from __future__ import annotations
@@ -25,9 +27,11 @@ Action = Callable[[], object]
 
 
 class StateCommits:
-    """`batch` is what goes next; `applied` the offset up to which the last committed one counts.
+    """Gathers changes of the state and commits them in order.
 
-    `floors`: below which offset a channel has finished everything; `waiting`: where a first channel would begin. Both as committed.
+    `batch` is committed next. `applied` is the offset up to which the last committed batch
+    counts. `floors` is the first unfinished offset of each channel. `waiting` is the offset at
+    which a first channel would begin. Both are as committed.
     """
 
     def __init__(self, thread: Jobs, store: StateStore, table: Table, title: str, keeper: StateKeeper | None = None) -> None:
@@ -36,7 +40,7 @@ class StateCommits:
         self.applied = table.applied_offset
         self.floors = {name: table.first_unfinished(name) for name in table.channels}
         self.waiting = table.waiting
-        self._wanted = False  # somebody waits for the batch
+        self._wanted = False  # a commit was requested
         self.disk_full = False
         self.trouble = ""  # for health
         self.on_full: list[Callable[[str], None]] = []
@@ -44,35 +48,36 @@ class StateCommits:
         self._problem = ""
         self._store = store
         self._title = title
-        self._holes: dict[tuple[str, int], tuple[int, int, int] | None] = {}  # of the batch; the later word wins
+        # of the batch; a later change replaces an earlier one
+        self._holes: dict[tuple[str, int], tuple[int, int, int] | None] = {}
         self._end = 0
         self._then: list[Action] = []
         self._out: Callable[[], None] | None = None
 
     def cover(self, end: int) -> None:
-        """The batch speaks of offsets up to there."""
+        """Note that the batch mentions offsets up to `end`."""
         self._end = max(self._end, end)
 
     def want(self) -> None:
-        """Commit soon."""
+        """Request a commit soon."""
         self._wanted = True
 
     def then(self, action: Action) -> None:
-        """Commit soon, and do this when all that is in the batch by now is on disk."""
+        """Request a commit soon, and call `action` when all that is in the batch now is on disk."""
         self._then.append(action)
         self.want()
 
     def put_hole(self, channel: str, start: int, row: tuple[int, int, int] | None) -> None:
-        """A hole's (count, attempts, due_ns), or None: it is gone."""
+        """Put a hole's row (count, attempts, due_ns) into the batch. None removes the hole."""
         self._holes[channel, start] = row
 
     def clear_deferred(self, channel: str) -> None:
-        """Those that are in the batch, too."""
+        """Remove the channel's deferred holes, also those in the batch."""
         self._holes = {key: None if key[0] == channel and row and row[2] else row for key, row in self._holes.items()}
         self.batch.deferred_clears.append(channel)
 
     def read(self, job: Callable[[StateStore], Any], action: Callable[[Any], object]) -> None:
-        """Do `action` with what `job` finds in the store as last committed."""
+        """Call `action` with the result of `job`, which reads the store as last committed."""
         self.thread.submit(("read", action), lambda: job(self._store))
 
     def drop_channel(self, channel: str) -> None:
@@ -81,17 +86,22 @@ class StateCommits:
         self.batch.channel_drops.append(channel)
 
     def check_space(self) -> None:
-        """`Refused` E_DISK_FULL: what needs a commit would wait for nobody knows how long."""
+        """Raise `Refused` (E_DISK_FULL) if the disk is full: a commit might have to wait for long.
+        """
         if self.disk_full:
             raise Refused(E_DISK_FULL, self.trouble)
 
     def alarm(self) -> str:
-        """For health."""
+        """Return the alarm for health, or ""."""
         stale = self.keeper.problem if self.keeper is not None else ""
         return self.trouble or (f"{stale}; no log files are removed beyond the last one" if stale else "")
 
     def is_idle(self) -> bool:
-        """Nothing will be committed by itself. A stop does not wait for space: what was not committed was not confirmed to anybody."""
+        """Return True when no commit is running or will start.
+
+        A stop does not wait for space: state that was not committed was not confirmed to any
+        client.
+        """
         return not self.thread.pending and (self.disk_full or not self._wanted)
 
     def may_commit(self) -> bool:
@@ -101,7 +111,10 @@ class StateCommits:
         return synced_end < self._end
 
     def commit(self, synced_end: int, producers: Mapping[int, ProducerRow], producers_gone: Sequence[int] = ()) -> None:
-        """Hand the batch over, and begin the next. `producers`: their rows that changed, as of `synced_end`."""
+        """Pass the batch to the thread and begin the next one.
+
+        `producers` are the producers' rows that changed, as of `synced_end`.
+        """
         assert self.may_commit()
         assert not self.waits_for_log(synced_end)
         batch, self.batch, self._wanted = self.batch, StateBatch(), False
@@ -116,7 +129,7 @@ class StateCommits:
         self._out()
 
     def tick(self) -> None:
-        """Now and then: a snapshot, if it is time for one; a commit, if there is something to be removed."""
+        """Write a snapshot if one is due. Request a commit if the store has garbage to remove."""
         self._wanted = self._wanted or self._store.garbage
         keeper = self.keeper
         if keeper is None:
@@ -129,12 +142,16 @@ class StateCommits:
             self.thread.submit(("read", lambda _: None), keeper.write)
 
     def retry(self) -> None:
-        """After a full disk."""
+        """Submit the batch again after a full disk."""
         if self.disk_full and not self.thread.pending and self._out is not None:
             self._out()
 
     def on_results(self) -> None:
-        """The thread's socket is readable. `StoreFailed` where it is not known what was committed, or what was read is damaged."""
+        """Process the thread's results when its socket is readable.
+
+        Raises `StoreFailed` if it is unknown what was committed, or if data that was read is
+        damaged.
+        """
         for (kind, tag), value in self.thread.results():
             if kind == "commit" and isinstance(value, DiskFull):
                 if not self.disk_full:
@@ -145,7 +162,8 @@ class StateCommits:
                     tell(self.trouble)
             elif isinstance(value, Exception):
                 if self.keeper is not None:
-                    self.keeper.distrust()  # so that the next start looks at all of it, and makes it again if it is damaged
+                    # the next start checks the whole store and rebuilds it if it is damaged
+                    self.keeper.distrust()
                 raise StoreFailed(f"{kind} failed: {value}") from value
             elif kind == "read":
                 tag(value)
@@ -164,7 +182,7 @@ class StateCommits:
 
 
 def _commit(store: StateStore, batch: StateBatch) -> dict[str, int | None]:
-    """In the thread. The new floor of each channel that the batch changed."""
+    """Commit the batch, in the thread. Return the new floor of each channel that it changed."""
     store.commit(batch)
     names = {*batch.channel_puts, *batch.channel_drops}
     return {name: store.first_unfinished(name) for name in names}

@@ -1,35 +1,39 @@
-"""Storage's desk for delayed messages: keeps them until they are due, then moves them to the log; lists, counts and cancels them.
+"""Delayed messages: keeps them until they are due, then moves them to the log.
 
-Words and orders, and what happens:
+It also lists, counts and cancels them. Requests and orders:
 
-| comes | then |
+| message | action |
 |---|---|
-| AppendDelayed | once the log is synced up to its present end (the producer's earlier blocks are durable), one commit; Kept, or Failed |
-| Scan | Scanned at once: when something will be due. If something is due now, a move begins |
-| ListDelayed, CountDelayed | answered from a read |
-| CancelDelayed | when no move is on its way, answered after the commit |
+| AppendDelayed | when the log is synced to its present end (the producer's earlier blocks are durable): commit; answer Kept or Failed |
+| Scan | answer Scanned at once: when a message will be due. If one is due now, begin a move |
+| ListDelayed, CountDelayed | answer from a read |
+| CancelDelayed | wait until no move is under way; answer after the commit |
 
 A move:
 
-| state | event | next | what is done |
+| state | event | next | action |
 |---|---|---|---|
-| IDLE | due (a scan; the topic is there and not sealed) | READING | a bounded number of rows that are due by now is read |
-| READING | read | WRITTEN | they are appended to the log; the topic is told the new head when all up to there is synced |
+| IDLE | due (a scan; the topic is open and not sealed) | READING | read a bounded number of rows that are due by now |
+| READING | read | WRITTEN | append them to the log; send the topic the new head when all up to there is synced |
 | READING | nothing (cancelled before, sealed meanwhile) | IDLE | |
-| READING | full (the disk) | IDLE | tried again by a later scan; an alarm until it went well |
-| WRITTEN | synced | REMOVING | their rows are removed |
-| REMOVING | full | REMOVING | tried again each second |
-| REMOVING | removed | IDLE | the scan loop is told what is due next |
+| READING | full (the disk) | IDLE | a later scan tries again; an alarm until it succeeds |
+| WRITTEN | synced | REMOVING | remove their rows |
+| REMOVING | full | REMOVING | try again each second |
+| REMOVING | removed | IDLE | tell the scan loop what is due next |
 
-While a move is in WRITTEN or REMOVING its messages are in the log and still here: the state store's checkpoint must not pass them
-(`holds_checkpoint`), and nothing is cancelled. A crash in between is recovery's business, see `storage/delayed/delayed.py`.
+While a move is in WRITTEN or REMOVING, its messages are both in the log and here. The state store's
+checkpoint must not pass them (`holds_checkpoint`), and nothing is cancelled. After a crash in
+between, recovery decides, see `storage/delayed/delayed.py`.
 
-Due times are of the wall clock, and looked at by nobody else: a clock that is put forward is noticed within LOOK_NS.
+Due times are of the wall clock, and only this module looks at them. A clock that is put forward is
+noticed within DELAYED_LOOK_NS.
 
-All work with the environment is done by one thread of its own, made with the first delayed message. Its jobs run in order.
+One thread does all work with the environment. It starts with the first delayed message, and its
+jobs run in order.
 
-The count is known; a list is read at any time. Cancelling waits for a move that is on its way, as what it moves is in two places
-then; what has moved, or was cancelled before, is answered False.
+A count is always known and a list can be read at any time. A cancellation waits for a move that is
+under way, because the messages of a move are in two places. A message that has moved or was
+cancelled before is answered with False.
 """
 
 from __future__ import annotations
@@ -82,7 +86,7 @@ class Clock(NamedTuple):
 
 
 class _Put(NamedTuple):
-    """An AppendDelayed that waits. `end`: where the log must be synced to."""
+    """An AppendDelayed that waits until the log is synced up to `end`."""
 
     envelope: Envelope
     request: int
@@ -91,8 +95,12 @@ class _Put(NamedTuple):
 
 
 class DelayedMessages:
-    """`tell` sends a message to the topic; `moved` is called with the log's end when blocks were appended;
-    `hint` with the time (monotonic) at which a scan is wanted; `answer` with the answer to an order."""
+    """The delayed messages of one topic.
+
+    `tell` sends a message to the topic. `moved` is called with the log's end after an append,
+    `hint` with the monotonic time at which a scan is wanted, and `answer` with the answer to an
+    order.
+    """
 
     def __init__(
         self, store: Store, title: str, thread: Jobs, tell: Callable[[Envelope, p.Wire], object],
@@ -100,7 +108,7 @@ class DelayedMessages:
         shortage: Shortage, clock: Clock | None = None,
     ) -> None:  # fmt: skip
         self.state = MoveState.IDLE
-        self._open = False  # the topic is there, and messages may go to the log
+        self._open = False  # the topic is open, and messages may go to the log
         self._store = store
         self._title = title
         self._thread = thread
@@ -112,14 +120,15 @@ class DelayedMessages:
         self._space = Space(store.files, store.directory, store.reserve_bytes)
         self._puts: deque[_Put] = deque()
         self._putting = False
-        self._coming = 0  # messages of those,
+        self._coming = 0  # messages of the waiting and running puts
         self._coming_bytes = 0
         self._waiting: deque[Callable[[], None]] = deque()
-        self._rows: list[DelayedRow] = []  # of the move
-        self._end = 0  # of the log, with them
-        self._freed = False  # rows went since the file was looked at
-        self._lost = 0  # found damaged in this life; what recovery finds is in its own alarms
-        self.full = ""  # why messages that are due cannot be moved to the log for want of space
+        self._rows: list[DelayedRow] = []  # of the move under way
+        self._end = 0  # of the log, including these rows
+        self._freed = False  # rows were removed since the file was shrunk
+        self._lost = 0  # found damaged by this process; recovery raises alarms for what it finds
+        # the reason why due messages cannot be moved to the log while space is short
+        self.full = ""
         self._shortage = shortage
         self.moved_count = 0
         self.summary = store.delayed.summary if store.delayed is not None else DelayedSummary()
@@ -127,13 +136,19 @@ class DelayedMessages:
     # In
 
     def producers(self) -> dict[int, tuple[int, tuple[tuple[int, int, int], ...]]]:
-        """At start: next sequence and last blocks (sequence, due time, serial) of each producer of delayed messages."""
+        """Return next sequence and last blocks (sequence, due time, serial) of each producer.
+
+        Used at start. Only producers of delayed messages are included.
+        """
         if self._store.delayed is None:
             return {}
         return {pid: (row.next_sequence, row.recent) for pid, row in self._store.delayed.producers.items()}
 
     def append(self, envelope: Envelope, message: p.AppendDelayed, blocks: Sequence[Block], end: int) -> None:
-        """Blocks with their delays, behind what the log has up to `end`. `DiskFull`: none is taken."""
+        """Queue blocks with their delays until the log is synced up to `end`.
+
+        Raises `DiskFull` if there is no space; then no block is accepted.
+        """
         if len(blocks) != len(message.delays_ms) or not all(type(one) is int and 0 < one <= p.DELAY_MS_MAX for one in message.delays_ms):
             raise UsageError(E_BAD_ARGUMENT, f"{len(message.delays_ms)} delays for {len(blocks)} blocks; each is 1 to {p.DELAY_MS_MAX} ms")
         now = self._clock.wall_ns()
@@ -145,14 +160,14 @@ class DelayedMessages:
         self._puts.append(_Put(envelope, message.request, end, due))
 
     def held_bytes(self) -> int:
-        """Of what waits to be due, and of what is to be kept."""
+        """Return the size of messages that wait to be due or to be stored."""
         return self.summary.bytes + self._coming_bytes
 
     def waits_for_log(self, synced_end: int) -> bool:
         return bool(self._puts) and self._puts[0].end > synced_end
 
     def turn(self, synced_end: int) -> None:
-        """What the log's sync allows now."""
+        """Do what the log's sync allows now."""
         if self.state is MoveState.WRITTEN and self._end <= synced_end:
             self._go("synced")
             self._remove()
@@ -196,10 +211,11 @@ class DelayedMessages:
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._next_scan_ns()))
 
     def _next_scan_ns(self) -> int:
-        """Monotonic; 0: not before something is hinted."""
+        """Return the monotonic time of the next scan, or 0 to wait for a hint."""
         now = self._clock.monotonic_ns()
         if self.state is not MoveState.IDLE:
-            return now + options.DELAYED_RETRY_NS  # its end is hinted; this is for a hint that is lost
+            # the end of the move is hinted; this covers a lost hint
+            return now + options.DELAYED_RETRY_NS
         if not self.summary.next_due_ns:
             return 0
         wait = max(0, self.summary.next_due_ns - self._clock.wall_ns())
@@ -208,7 +224,7 @@ class DelayedMessages:
         return now + min(wait, options.DELAYED_LOOK_NS)
 
     def _read(self, now_ns: int, rows: Any) -> None:
-        """Into the log, never under a time before they were due."""
+        """Append the rows to the log, with a time not before they were due."""
         self._check(rows)
         self.look()
         if not rows or not self._open:
@@ -232,7 +248,7 @@ class DelayedMessages:
         self._moved(self._end)
 
     def moving_bytes(self) -> int:
-        """Of the move that is under way."""
+        """Return the size of the move that is under way."""
         return sum(row.block.length for row in self._rows)
 
     def _remove(self) -> None:
@@ -256,14 +272,14 @@ class DelayedMessages:
         self._idle()
 
     def _idle(self) -> None:
-        """Nothing is on its way: what waited for that, and the next move."""
+        """Run the jobs that waited for the end of the move, and hint the next move."""
         while self._waiting:
             self._waiting.popleft()()
         if self.summary.next_due_ns:
             self._hint(self._next_scan_ns())
 
     def tick(self) -> None:
-        """Once a second: after a full disk; and space that was freed is given back."""
+        """Free unused space, and try again after a full disk. This is called once a second."""
         if self._freed and not self._thread.pending:
             self._freed = False
             self.submit(self._shrunk, lambda: self._use().shrink(self._store.files))
@@ -276,13 +292,16 @@ class DelayedMessages:
             log.debug("%s: the delayed messages' file was made small", self._title)
 
     def opened(self, is_open: bool) -> None:
-        """Whether messages may go to the log now: not before the topic is there, nor once it is sealed to be deleted."""
+        """Allow or forbid moves to the log.
+
+        They are forbidden until the topic has opened, and while it is sealed to be deleted.
+        """
         self._open = is_open
         if is_open and self.summary.next_due_ns:
             self._hint(self._next_scan_ns())
 
     def holds_checkpoint(self) -> bool:
-        """Messages are in the log whose rows are still here."""
+        """Return True while the log has messages whose rows are still here."""
         return self.state in (MoveState.WRITTEN, MoveState.REMOVING)
 
     # Orders
@@ -335,7 +354,7 @@ class DelayedMessages:
     # Inside
 
     def _when_idle(self, job: Callable[[], None]) -> None:
-        """At once, or when the move that is on its way is done."""
+        """Run the job now, or when the move under way has ended."""
         if self.state is MoveState.IDLE:
             job()
         elif len(self._waiting) >= options.WAITERS_MAX:
@@ -347,19 +366,22 @@ class DelayedMessages:
         self.state = MOVES[self.state][event]
 
     def _use(self) -> DelayedStore:
-        """In the thread."""
+        """Return the store, which is created if it does not exist. Runs in the thread."""
         return self._store.make_delayed(self._clock.wall_ns())
 
     def submit(self, then: Callable[[Any], None], job: Callable[[], Any]) -> None:
         self._thread.submit(then, job)
 
     def on_results(self) -> None:
-        """The thread's socket is readable."""
+        """Process the thread's results when its socket is readable."""
         for then, value in self._thread.results():
             then(value)
 
     def _check(self, value: Any) -> None:
-        """What is not known to have gone well ends the process: the next one looks through the environment."""
+        """Raise `StoreFailed` on an exception.
+
+        The process ends, and its successor checks the environment.
+        """
         if isinstance(value, Exception):
             raise StoreFailed(f"delayed messages: {value}") from value
 
@@ -372,7 +394,10 @@ class DelayedMessages:
         self.summary = self._store.delayed.summary
 
     def is_idle(self) -> bool:
-        """Also where only a full disk is in the way: recovery does the rest."""
+        """Return True when no work is under way, or only a full disk prevents it.
+
+        Recovery does the rest.
+        """
         moving = self.state is not MoveState.IDLE and not (self.state is MoveState.REMOVING and self.full)
         return not moving and not self._puts and not self._thread.pending
 
@@ -382,7 +407,8 @@ class DelayedMessages:
 
     def statistics(self) -> DelayedPulse:
         return {
-            "delayed_count": self.summary.messages + self._coming,  # also what is not answered yet: a topic with it is not deleted
+            # includes messages not answered yet: a topic with them is not deleted
+            "delayed_count": self.summary.messages + self._coming,
             "delayed_bytes": self.summary.bytes,
             "delayed_next_due_ns": self.summary.next_due_ns,
             "delayed_lost": self.summary.lost,
@@ -396,7 +422,10 @@ Sequences = Mapping[int, tuple[int, tuple[tuple[int, ...], ...]]]
 
 
 def sequences(stored: Sequences, delayed: Sequences) -> Sequences:
-    """Each producer's next sequence and last blocks, of both kinds together: the topic numbers them in one row."""
+    """Return each producer's next sequence and last blocks, of both kinds together.
+
+    The topic numbers both kinds in one row.
+    """
     found = dict(stored.items())
     for producer_id, (expected, recent) in delayed.items():
         known, places = stored.get(producer_id, (0, ()))

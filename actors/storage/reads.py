@@ -1,7 +1,8 @@
-"""Storage's desk for reads by offset, by time and by bytes: of its channels, and of readers from outside (Spark, tail).
+"""Reads of storage: by offset, by time and by bytes, for channels and for readers (Spark, tail).
 
-What cannot be read now (a chunk without rights, a mount gone for a moment) is not lost: a reader from outside is told so and may ask
-again; a channel's request waits here and is tried again every second, and an alarm stands meanwhile. Publishers notice nothing.
+A file that cannot be read now (a chunk without permissions, a mount that is away for a moment)
+is not lost. A reader gets an error and may try again. A channel's request waits here and is tried
+again every second, and an alarm is shown meanwhile. Publishers notice nothing.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ from ..settings import options
 log = logging.getLogger("zsq")
 
 NEWEST_MAX = 10_000
-WAITING_MAX: Final = 10_000  # reads of channels that cannot be done now; the oldest goes, and its channel asks when it is moved
-RETRIES_MAX: Final = 64  # of them, at a time
+# Waiting reads of channels. Beyond it the oldest is dropped; its channel asks again when it moves.
+WAITING_MAX: Final = 10_000
+RETRIES_MAX: Final = 64  # waiting reads that one tick tries again
 
 
 class _Waiting(NamedTuple):
@@ -35,7 +37,7 @@ class _Waiting(NamedTuple):
 
 
 class Reads:
-    """Serves readers from outside, who see what is durable, and the channels, who see what lies below `channels_end`."""
+    """Serves readers up to the durable end, and channels up to `channels_end`."""
 
     def __init__(self, store_log: Log, channels_end: Callable[[], int], alarm: Callable[[str], None]) -> None:
         self._log = store_log
@@ -43,10 +45,10 @@ class Reads:
         self._alarm = alarm
         self._waiting: OrderedDict[tuple[Envelope, int], _Waiting] = OrderedDict()
         self.unreadable = ""
-        """Why reads wait, for health; empty while none does."""
+        """The reason why reads wait, for health; empty while none does."""
 
     def route(self, port: Port) -> None:
-        """Serve the readers that come in at this port."""
+        """Serve the readers that connect to this port."""
         port.route(p.Fetch, self.fetch)
         port.route(p.OffsetAt, self.find_offset)
         port.route(p.Measure, self.measure)
@@ -54,7 +56,10 @@ class Reads:
         port.route(p.Bye, self.bye)
 
     def fetch_for_channel(self, port: Port, mail: Mail, message: p.Fetch) -> None:
-        """A channel gets no answer before there is one: an error would make it step over what may be readable tomorrow."""
+        """Answer a channel's read, or keep it until it can be answered.
+
+        An error would make the channel skip messages that may be readable tomorrow.
+        """
         try:
             self._fetch(port, mail, message, self._channels_end(), options.READ_BYTES_MAX)
         except Unreadable as error:
@@ -66,7 +71,7 @@ class Reads:
                 self._waiting.popitem(last=False)
 
     def tick(self) -> None:
-        """About once a second: reads that wait are tried again."""
+        """Try waiting reads again. Called about once a second."""
         for _ in range(min(RETRIES_MAX, len(self._waiting))):
             _, waiting = self._waiting.popitem(last=False)
             self.fetch_for_channel(*waiting)
@@ -74,7 +79,7 @@ class Reads:
             self.unreadable = ""
 
     def _fetch(self, port: Port, mail: Mail, message: p.Fetch, end: int, bytes_max: int) -> None:
-        """Blocks below `end`, about `bytes_max` of them at most."""
+        """Send the blocks below `end`, up to about `bytes_max` bytes."""
         if message.offset < 0 or message.bytes_max < 0:
             raise UsageError(E_BAD_ARGUMENT, "offset and bytes_max are 0 or more")
         offset = max(message.offset, self._log.start)
@@ -83,7 +88,11 @@ class Reads:
         port.send(mail.envelope, p.Blocks(message.request, self._log.start, end, next_offset), blocks)
 
     def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
-        """Damage is set aside by the log when it is met, and stepped over by the next read; readers see the gap."""
+        """Read blocks and raise an alarm for each damage.
+
+        The log sets damaged blocks aside when it meets them, and the next read skips them.
+        Readers see a gap.
+        """
         while True:
             try:
                 return self._log.read(offset, bytes_max, end, p.FRAMES_MAX // 2)
@@ -115,7 +124,7 @@ class Reads:
             raise refused(error) from None
 
     def offset_at(self, time_ns: int) -> int:
-        """The first offset stored then or later, within what is kept and durable."""
+        """Return the first offset stored at that time or later, among kept and durable messages."""
         try:
             return self._within(self._log.offset_at(time_ns))
         except Unreadable as error:
@@ -131,7 +140,7 @@ class Reads:
         port.send(mail.envelope, p.Beat())
 
     def bye(self, port: Port, mail: Mail, message: p.Bye) -> None:
-        """Nothing is kept of a reader."""
+        """Do nothing: storage keeps no state for a reader."""
 
 
 def refused(error: Unreadable) -> Refused:

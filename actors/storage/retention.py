@@ -1,17 +1,22 @@
-"""Retention and upkeep of a topic's log: `RetentionRunner` carries out the topic's policy once a second and refuses what passes a bound.
+"""Retention and upkeep of a topic's log.
 
-Orders that must hold:
+`RetentionRunner` applies the topic's policy once a second, and refuses publishes that exceed a
+bound. Rules that must hold:
 
 * The floor is what channels have *committed*: a channel that crashes now comes back at or above it.
-* No chunk goes before a snapshot of the state is on disk that counts all of it: if the store is damaged later, producers' and
-  transactions' rows are made from that and the chunks behind it. Where a full disk lets none be written, what the last one counts may go.
-* The new start is committed before any file goes, and the log forgets the chunks before their files do: nobody reads what is half gone.
-* Channels are told the new start by the port on which they get their blocks, so before any block from behind it.
-* Files go on the housekeeping thread, a round of chunks at a time; the loop never waits for the system to give back space.
+* No chunk is removed before a snapshot of the state on disk counts all of it. If the store is
+  damaged later, the rows of producers and transactions are rebuilt from the snapshot and the chunks
+  behind it. If a full disk prevents a snapshot, the chunks that the last one counts may be removed.
+* The new start is committed before any file is removed, and the log forgets the chunks before their
+  files are removed: no reader sees a chunk that is half removed.
+* Channels get the new start through the port on which they get their blocks, so it precedes any
+  block from behind it.
+* The housekeeping thread removes files, a round of chunks at a time. The loop never waits for the
+  system to free space.
 
-`LogUpkeep` looks after the ring's age, the statistics of chunks, damage that is kept, checks of old chunks, and alarms.
-
-Once a second, and never on a publisher's time: what reads or writes files goes to the housekeeping thread, one job at a time.
+`LogUpkeep` looks after the ring's age, the statistics of chunks, the copies of damaged blocks, the
+checks of old chunks, and alarms. It works once a second and never delays a publisher: the
+housekeeping thread reads and writes the files, one job at a time.
 """
 
 from __future__ import annotations
@@ -38,16 +43,20 @@ from .commits import StateCommits
 
 log = logging.getLogger("zsq")
 
-MEASURE_NS = 100_000_000  # a full topic is measured again at most so often: who is refused asks again soon
-FULL_SAID_NS = 60_000_000_000  # between two lines of the log about a topic that stays full
-ALARMS_MAX: Final = 20  # that health repeats; the log of the process has them all
+# shortest time between two measurements of a full topic, as refused clients soon try again
+MEASURE_NS = 100_000_000
+FULL_SAID_NS = 60_000_000_000  # between two log lines about a topic that stays full
+ALARMS_MAX: Final = 20  # alarms that health shows; the process's log has all of them
 ALARM_CHARACTERS_MAX: Final = 300
-RETRY_NS = 10_000_000_000  # after files could not be removed, or a snapshot not be written
+RETRY_NS = 10_000_000_000  # the delay after a failed removal or a failed snapshot
 
 
 class RetentionRunner:
-    """`housekeeping` removes files; `tell` sends a message to a channel. `delayed_bytes` and `staged_bytes` count what is not in the log
-    yet and will be."""
+    """Applies a topic's retention policy.
+
+    `housekeeping` removes files; `tell` sends a message to a channel. `delayed_bytes` and
+    `staged_bytes` count messages that will enter the log later.
+    """
 
     def __init__(
         self, store: Store, uuid: bytes, state: StateCommits, channels: Channels, policy: Retention, title: str,
@@ -64,7 +73,7 @@ class RetentionRunner:
         self._tell = tell
         self._usual_chunk_bytes = store.log.chunk_bytes
         self._removing = False
-        self._left_below = 0  # files below it could not be removed
+        self._left_below = 0  # files below this offset could not be removed
         self._retry_ns = 0
         self._snapshot_out = False
         self._snapshot_retry_ns = 0
@@ -72,7 +81,8 @@ class RetentionRunner:
         self._unfinished_at = 0
         self._measured_ns = 0
         self.refused_count = 0
-        self.full = ""  # why publishes are refused now: the topic's bound is reached
+        # the reason why publishes are refused; empty while the topic's bound is not reached
+        self.full = ""
         self._wanted_bytes = 0
         self._full_said_ns = 0
         self.removed_bytes = 0
@@ -87,7 +97,7 @@ class RetentionRunner:
         self.configure(policy)
 
     def configure(self, policy: Retention) -> dict[str, object]:
-        """In effect when it returns: for the next publish, and with the next tick."""
+        """Apply a policy to the next publish and the next tick."""
         self.policy = policy
         self._log.chunk_bytes = chunk_bytes(self.policy, self._usual_chunk_bytes)
         self._measure()
@@ -96,24 +106,30 @@ class RetentionRunner:
     # What comes in
 
     def admit(self) -> None:
-        """`Refused` E_TOPIC_FULL where the bound is reached, for a publish; what was accepted before (delayed) is not asked again.
+        """Raise `Refused` (E_TOPIC_FULL) for a publish if the topic's bound is reached.
 
-        An append holds blocks of many producers, and is refused as a whole. So it is taken where there is any room, whatever it holds:
-        the bound is passed by one append at most (2 MiB, or one block), and nobody is refused for a large block of somebody else.
+        Delayed messages that were accepted before are not checked again. An append holds blocks
+        of many producers and is refused as a whole. So it is accepted if there is any room,
+        whatever its size. One append at most exceeds the bound (2 MiB, or one block), and no
+        producer is refused because of another producer's large block.
         """
         self.admit_bytes(1)
 
     def admit_delayed(self) -> None:
-        """The same for what will be in the log only later: nothing drops the oldest of it, so in memory it has a bound of its own."""
+        """Do the same for messages that enter the log only later.
+
+        No rule drops the oldest of them, so in memory they have a separate bound.
+        """
         self.admit()
         if self.in_memory and self.delayed_bytes() >= self.policy.max_bytes:
             text = f"delayed messages take {self.delayed_bytes()} bytes of memory, of at most {self.policy.max_bytes}"
             raise self._full(f"{text}; wait until some are due, or cancel some", 0)
 
     def admit_staged(self, total: int) -> None:
-        """The same for blocks that a writer stages. They count from now on, so their commit is not refused later.
+        """Do the same for blocks that a writer stages.
 
-        Where a full topic drops what is oldest, nothing of a stage can be dropped: there stages have the bound for themselves.
+        They count from now on, so their commit is not refused later. If a full topic drops its
+        oldest messages, no part of a stage can be dropped. There the bound applies to stages alone.
         """
         bound = self.policy.max_bytes
         if bound >= 0 and self.staged_bytes() + total > bound:
@@ -123,7 +139,7 @@ class RetentionRunner:
         self.admit_bytes(total)
 
     def admit_bytes(self, total: int) -> None:
-        """The same for so many bytes, all of which must fit."""
+        """Do the same for `total` bytes, all of which must fit."""
         bound = self.policy.rejects_above
         if bound < 0 or self._now_unfinished() + total <= bound:
             return
@@ -144,7 +160,10 @@ class RetentionRunner:
         raise self._full(f"{more}: {what}; {ways}delete a channel that nobody reads, or raise it (zsq topic set --max-bytes)", total)
 
     def _full(self, text: str, wanted_bytes: int) -> Refused:
-        """Count a refusal and remember it for health; the log says it once, then once a minute while it lasts."""
+        """Count a refusal and remember it for health.
+
+        It is logged at once, then once a minute while it lasts.
+        """
         self.refused_count += 1
         self.full, self._wanted_bytes = text, wanted_bytes
         now = time.monotonic_ns()
@@ -154,7 +173,7 @@ class RetentionRunner:
         return Refused(E_TOPIC_FULL, text)
 
     def _look_for_room(self) -> None:
-        """Once a second: whether what was refused last would fit by now."""
+        """Clear the refusal if what was refused last would fit now. Called once a second."""
         bound = self.policy.rejects_above
         if not self.full or (self._wanted_bytes and 0 <= bound < self._now_unfinished() + self._wanted_bytes):
             return
@@ -164,7 +183,10 @@ class RetentionRunner:
         self.full, self._full_said_ns = "", 0
 
     def _now_unfinished(self) -> int:
-        """At most: what was finished since it was measured still counts. What is delayed or staged was admitted, and will be in the log."""
+        """Return an upper bound: messages finished since the last measurement still count.
+
+        Delayed and staged messages were admitted and will be in the log, so they count too.
+        """
         return self._unfinished + self._log.written_bytes - self._unfinished_at + self.delayed_bytes() + self.staged_bytes()
 
     def _measure(self) -> None:
@@ -176,7 +198,10 @@ class RetentionRunner:
     # What goes
 
     def hold(self, then: Callable[[], object]) -> None:
-        """Remove nothing from now on; `then` is called when nothing is being removed any more. An older one is forgotten."""
+        """Remove nothing from now on. Call `then` once no removal is under way.
+
+        It replaces an earlier `then`.
+        """
         self._held = True
         if self._removing:
             self._holder = then
@@ -187,13 +212,16 @@ class RetentionRunner:
         self._held, self._holder = False, None
 
     def turn(self) -> None:
-        """Once a turn of the loop. Memory may not wait for the next second; and chunks go behind the checkpoint only."""
+        """Request a tick early if the topic is in memory and grew by a part of its bound.
+
+        Memory may not wait for the next second. Chunks are removed only behind the checkpoint.
+        """
         if self.in_memory and self._log.written_bytes - self._ticked_at >= self.policy.max_bytes // PARTS:
             self._ticked_at = self._log.written_bytes
             self._state.then(self.tick)
 
     def tick(self) -> None:
-        """Once a second, and when a full round was removed."""
+        """Remove what the policy removes. Called once a second and after a full round."""
         self._measure()
         self._look_for_room()
         self._remove_what_is_left()
@@ -204,7 +232,8 @@ class RetentionRunner:
         if found.roll:
             try:
                 self._log.roll(view.now_ns)
-            except DiskFull as error:  # it stays as it is; what is sealed already can go, and makes room
+            # the chunk stays open; chunks that are sealed can be removed and make room
+            except DiskFull as error:
                 log.debug("%s: not sealed before its time: %s", self._title, error)
         covered = self._store.keeper.covered
         if found.chunks and found.start > covered:
@@ -229,10 +258,12 @@ class RetentionRunner:
         return self._keeper.view(self.policy, self._channels.floor(), self._state.applied, time.time_ns())
 
     def _remove(self, start: int, chunks: int, view: LogView) -> None:
-        """Commit that the log begins at `start`; then the chunks go.
+        """Commit that the log begins at `start`; then remove the chunks.
 
-        What is counted as dropped begins at the lowest offset that any channel had not finished: an upper bound. Rejected: counting what
-        each one had finished behind that, for it may have millions of deferred rows; channels count for themselves what they lose.
+        The number of dropped messages counts from the lowest offset that some channel had not
+        finished, so it is an upper bound. Rejected: counting what each channel had finished behind
+        that offset, for a channel may have millions of deferred rows. Channels count themselves
+        what they lose.
         """
         self._removing = True
         dropped = max(0, start - max(view.floor, view.bases[0]))
@@ -249,7 +280,8 @@ class RetentionRunner:
             self._tell(envelope, Dropped(start))
         if dropped:
             text = "%s: up to %d messages below offset %d are dropped that not all channels have finished: the topic's bound is passed"
-            log.log(logging.DEBUG if self.in_memory else logging.WARNING, text, self._title, dropped, start)  # there it is the usual thing
+            # usual in memory
+            log.log(logging.DEBUG if self.in_memory else logging.WARNING, text, self._title, dropped, start)
         log.debug("%s: %d chunks of %d bytes below offset %d go", self._title, chunks, size, start)
         self._submit(start, chunks)
 
@@ -258,7 +290,7 @@ class RetentionRunner:
         self._housekeeping.submit(partial(self._removed, start, chunks), job)
 
     def _removed(self, start: int, chunks: int, value: int | Exception) -> None:
-        """The thread is done with it."""
+        """Go on when the thread has removed the files or failed."""
         self._removing = False
         if isinstance(value, OSError):
             log.error("%s: files below offset %d cannot be removed: %s; tried again in 10 s", self._title, start, value)
@@ -291,7 +323,10 @@ class RetentionRunner:
 
 
 class LogUpkeep:
-    """`alarms`: what a person should know; at the next start damage is known, and no alarm any more."""
+    """Upkeep of a topic's log.
+
+    `alarms` are for people. After the next start, damage that is known then raises no alarm.
+    """
 
     def __init__(self, store: Store, title: str, housekeeping: Jobs) -> None:
         self._log = store.log
@@ -309,7 +344,7 @@ class LogUpkeep:
             self.alarm(alarm)
 
     def alarm(self, text: str) -> None:
-        """Once in the log, and in health until the next start."""
+        """Write an alarm to the log once, and show it in health until the next start."""
         log.error("%s: %s", self._title, text)
         if len(self.alarms) < ALARMS_MAX:
             self.alarms.append(text[:ALARM_CHARACTERS_MAX])
@@ -317,7 +352,10 @@ class LogUpkeep:
             self.more_alarms += 1
 
     def tick(self, now_ns: int, steady_ns: int | None = None) -> None:
-        """About once a second; `now_ns` is the wall clock's, which may be set: ages and rates go by the other."""
+        """Do the upkeep that is due. This is called about once a second.
+
+        `now_ns` is of the wall clock, which may be set. Ages and rates use the steady clock.
+        """
         reader = self._log.reader
         if reader.ring.corrupt_count != self._corrupt_told:
             self._corrupt_told = reader.ring.corrupt_count
@@ -350,7 +388,7 @@ class LogUpkeep:
         self._survey()
 
     def statistics(self, unreadable: str) -> UpkeepPulse:
-        """`unreadable`: why reads of channels wait, "" if none does."""
+        """Return the statistics; `unreadable` is the reason why reads of channels wait, or ""."""
         damage = self._log.reader.damage
         more = [f"and {self.more_alarms} more, see the log"] if self.more_alarms else []
         return {

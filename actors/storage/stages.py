@@ -1,17 +1,19 @@
-"""A topic's stages: who sends them, what has arrived, which seals wait, what a commit may name. Pure.
+"""Stages of a topic: their writers, arrived blocks, waiting seals, and parts of a commit. Pure.
 
-A stage and the link it was opened on are two things: links come and go, the stage stays. Rules:
+A stage is independent of the link that opened it: links come and go, the stage stays. Rules:
 
-* Of each stage exactly the next block is taken. A gap is told once (Missing), and once more after a while, because what was
-  sent again may be lost again; older blocks are ignored. What is not known is dropped and counted: nobody waits for an answer to a push.
-* A seal waits until all that it names has arrived, at most STAGE_SEAL_WAIT_S since something last did. What arrived is
-  compared with the writer's own count, bytes and checksum, and answered once the stage's row is committed.
-* Credit is of the link: it goes with the link, the stage's blocks stay. Only the link that opened a stage last is told about it.
-* A stage with a bad block is dead: it says why to whoever asks, until it expires.
+* Each stage accepts exactly its next block. A gap is reported once (Missing), and again after a
+  while, because the blocks that were sent again may be lost again. Older blocks are ignored. Blocks
+  of unknown stages are dropped and counted, because no writer waits for an answer to a push.
+* A seal waits until all blocks that it names have arrived, for at most STAGE_SEAL_WAIT_S since the
+  last block arrived. The blocks that arrived are compared with the writer's count, bytes and
+  checksum. The seal is answered once the stage's row is committed.
+* Credit belongs to the link and ends with it; the stage's blocks stay. Only the link that opened a
+  stage last receives messages about it.
+* A stage with a bad block is dead: it answers every request with its error until it expires.
 
-What comes out are `replies` (words to send) and `seals` (stages to sync now); the shell takes both after each event.
-
-One stage: what has arrived of it, what is durable, which seals wait for more. Pure.
+The results are `replies` (messages to send) and `seals` (stages to sync now). `StageCommits` takes
+both after each event.
 """
 
 from __future__ import annotations
@@ -45,7 +47,11 @@ Peer = tuple[bytes, ...]
 
 @dataclass(slots=True)
 class StageProgress:
-    """`blocks` are written, of those `durable` are committed with the stage's row, and `taken` are on their way to be written."""
+    """One stage: what has arrived, what is durable, and which seals wait for more.
+
+    `blocks` are written, the first `durable` of them are committed with the stage's row, and
+    `taken` are accepted and about to be written.
+    """
 
     name: bytes
     transaction: Transaction
@@ -54,21 +60,21 @@ class StageProgress:
     size_bytes: int = 0
     checksum: int = 0
     durable: int = 0
-    final: bool = False  # the durable ones are all there will be
+    final: bool = False  # no blocks follow the durable ones
     taken: int = 0
-    told: int = -1  # the gap before which block was told,
-    told_ns: int = 0  # and when
+    told: int = -1  # the block that the last Missing asked for
+    told_ns: int = 0  # the time of that Missing
     grown_ns: int = 0
-    used_ns: int = 0  # by its writer, monotonic; see `Stages.orphans`
+    used_ns: int = 0  # the last use by its writer, monotonic; see `Stages.orphans`
     owner: Peer | None = None
     credit_bytes: int = 0
-    closed: bool = False  # a final seal agrees with what arrived: nothing more is taken
+    closed: bool = False  # a final seal agrees with the blocks that arrived: no more are accepted
     sealing: bool = False
     failure: ZsqError | None = None
     waiting: list[Seal] = field(default_factory=list)
 
     def arrived(self, blocks: Sequence[Block], now_ns: int) -> None:
-        """These are written, in order."""
+        """Count these blocks, which are written in order."""
         for block in blocks:
             self.blocks += 1
             self.messages += block.count
@@ -78,10 +84,11 @@ class StageProgress:
         self.grown_ns = self.used_ns = now_ns
 
     def answer(self, message: Seal) -> Wire | None:
-        """To a seal, or None while it has to wait.
+        """Return the answer to a seal, or None while it has to wait.
 
-        An earlier prefix than what has arrived (pushes go on while an interim seal is on its way, on another socket) is sealed
-        with what followed; its sums are then not known, but each block was checked by itself.
+        A seal may name fewer blocks than have arrived, as pushes go on while an interim seal is
+        on its way on another socket. Then the later blocks are sealed with it. The sums of the
+        named blocks are not known, but each block was checked when it arrived.
         """
         wrong = ""
         if (message.blocks > self.blocks and self.closed) or (message.final and message.blocks < self.blocks):
@@ -95,12 +102,16 @@ class StageProgress:
         return Done(message.request, {"messages": self.messages})
 
     def check_user(self, user: str) -> None:
-        """`Refused` E_FORBIDDEN where another user opened it."""
+        """Raise `Refused` (E_FORBIDDEN) if another user opened the stage."""
         if is_foreign(self.transaction.user, user):
             raise Refused(E_FORBIDDEN, f"stage {self.name.hex()} belongs to user {self.transaction.user!r}, not to {user!r}")
 
     def check_part(self, transaction: Transaction, part: Any) -> None:
-        """That a commit may name it so: `UsageError` E_BAD_ARGUMENT, or what it died of."""
+        """Check that a commit may name this part.
+
+        Raises `UsageError` (E_BAD_ARGUMENT), `Refused` (E_FORBIDDEN), or the error that killed
+        the stage.
+        """
         if self.failure is not None:
             raise self.failure
         counts = (self.blocks, self.messages, self.size_bytes, self.checksum)
@@ -121,14 +132,14 @@ _NS_PER_S = 1_000_000_000
 
 
 class StageReply(NamedTuple):
-    """An effect: send this word to this peer."""
+    """An effect: send this message to this peer."""
 
     peer: Peer
     message: Wire
 
 
 class SealNow(NamedTuple):
-    """An effect: make what has arrived of this stage durable, then say `sealed`."""
+    """An effect: make the stage's arrived blocks durable, then call `sealed`."""
 
     stage: bytes
     final: bool
@@ -142,7 +153,7 @@ class _WriterLink:
 
 
 class Stages:
-    """`(event, now) -> replies and seals` for one topic; times are monotonic ns."""
+    """The stages of one topic: each event adds to replies and seals. Times are monotonic ns."""
 
     def __init__(self) -> None:
         self.replies: list[StageReply] = []
@@ -153,12 +164,13 @@ class Stages:
         self._links: dict[Peer, _WriterLink] = {}
         self._grown: dict[bytes, None] = {}
         self._granted = 0
-        self._writers = 0  # stages with credit
+        self._writers = 0  # number of stages with credit
 
     def recovered(self, stage: bytes, transaction: Transaction, counts: tuple[int, int, int, int], final: bool, now_ns: int) -> None:
-        """A stage that storage found: all of it is durable. `counts`: blocks, messages, bytes, checksum.
+        """Add a stage that storage found at start; all of it is durable.
 
-        Its time begins anew: its writer may have computed for long, with a link that lived until storage died.
+        `counts` are blocks, messages, bytes and checksum. Its expiry starts again: its writer
+        may have computed for long, with a link that lived until storage died.
         """
         row = StageProgress(stage, transaction, *counts, durable=counts[0], final=final, taken=counts[0], closed=final)
         row.used_ns = now_ns
@@ -168,7 +180,11 @@ class Stages:
     # Links
 
     def check_open(self, stage: bytes, transaction: Transaction) -> None:
-        """Before anything is made: `Refused` E_LIMIT, `UsageError` E_BAD_ARGUMENT, or what the stage died of."""
+        """Check that a stage may be opened, before anything is created.
+
+        Raises `Refused` (E_LIMIT, E_FORBIDDEN), `UsageError` (E_BAD_ARGUMENT), or the error that
+        killed the stage.
+        """
         if len(stage) != STAGE_BYTES:
             raise UsageError(E_BAD_ARGUMENT, f"a stage is named by {STAGE_BYTES} bytes, not {len(stage)}")
         row = self._stages.get(stage)
@@ -184,7 +200,11 @@ class Stages:
             raise Refused(E_LIMIT, f"{options.STAGE_WRITERS_MAX} write to this topic at once already; there is room again when some end")
 
     def _credit(self, row: StageProgress | None) -> int:
-        """A share of what is left: the first get all they can use, and hundreds still get something. 0: too many already."""
+        """Return the bytes of credit for a stage, or 0 if there are too many writers.
+
+        Each gets a share of what is left: the first get all they can use, and hundreds still get
+        some.
+        """
         mine = row.credit_bytes if row is not None else 0
         if not mine and self._writers >= options.STAGE_WRITERS_MAX:
             return 0
@@ -192,7 +212,10 @@ class Stages:
         return min(options.STAGE_CREDIT_BYTES, max(free // 8, options.STAGE_CREDIT_BYTES_MIN))
 
     def link(self, peer: Peer, now_ns: int) -> None:
-        """A peer that opens; also one whose transaction is committed already, so that its later words are understood."""
+        """Register a link that opens a stage, even if its transaction is committed.
+
+        Its later messages are then understood. Raises `Refused` (E_LIMIT).
+        """
         if peer not in self._links and len(self._links) >= options.STAGE_LINKS_MAX:
             raise Refused(E_LIMIT, f"a topic has at most {options.STAGE_LINKS_MAX} links of writers")
         link = self._links.setdefault(peer, _WriterLink(now_ns))
@@ -201,7 +224,10 @@ class Stages:
             raise Refused(E_LIMIT, f"a link carries at most {options.STAGES_PER_LINK_MAX} stages; open another one")
 
     def opened(self, peer: Peer, stage: bytes, transaction: Transaction, now_ns: int) -> dict[str, int]:
-        """After `check_open`, `link`, and storage's word that the stage is there. The answer's data."""
+        """Give the stage to this link and return the data of the answer.
+
+        Call it after `check_open` and `link`, when storage has created the stage.
+        """
         row = self._stages.get(stage)
         if row is None:
             row = self._stages[stage] = StageProgress(stage, transaction)
@@ -231,7 +257,7 @@ class Stages:
             link.seen_ns = now_ns
 
     def bye(self, peer: Peer) -> None:
-        """The link ended: its credit is free, its stages stay."""
+        """End a link: its credit is free again, its stages stay."""
         link = self._links.get(peer)
         if link is not None:
             for stage in list(link.stages):
@@ -247,9 +273,13 @@ class Stages:
         return list(self._links)
 
     def tick(self, now_ns: int) -> None:
-        """Links that were silent for two heartbeats are told Bye and lose their credit; seals that waited too long name what is missing."""
+        """End silent links, and answer seals that waited too long with the next missing block.
+
+        A link that was silent for two heartbeats gets Bye and loses its credit.
+        """
         for peer, link in list(self._links.items()):
-            heartbeat_ms = HEARTBEAT_MS if len(peer) > 1 else LOCAL_HEARTBEAT_MS  # as clients behind a gateway, and on this machine, beat
+            # the intervals of clients behind a gateway and on this machine
+            heartbeat_ms = HEARTBEAT_MS if len(peer) > 1 else LOCAL_HEARTBEAT_MS
             if now_ns - link.seen_ns > 2 * heartbeat_ms * _NS_PER_MS:
                 self.bye(peer)
                 self.replies.append(StageReply(peer, Bye()))
@@ -263,7 +293,10 @@ class Stages:
     # Pushes
 
     def push(self, stage: bytes, number: int, now_ns: int) -> bool:
-        """Whether to take this block: then check it, and say `arrived` or `refused` for what was taken, in order."""
+        """Return True if this block is accepted.
+
+        Then the caller checks it and calls `arrived` or `refused` for accepted blocks, in order.
+        """
         row = self._stages.get(stage)
         if row is None or row.failure is not None or row.closed:
             self.pushes_dropped += 1
@@ -282,7 +315,7 @@ class Stages:
         return False
 
     def arrived(self, stage: bytes, blocks: Sequence[Block], now_ns: int) -> None:
-        """These are written, in order."""
+        """Record that these blocks are written, in order."""
         row = self._stages[stage]
         row.arrived(blocks, now_ns)
         self.staged_bytes += sum(block.length for block in blocks)
@@ -290,15 +323,19 @@ class Stages:
         self._look(row)
 
     def refused(self, stage: bytes, code: str, text: str, now_ns: int) -> None:
-        """What was taken could not be written (no space): the writer is told, and tries again later."""
+        """Report that accepted blocks could not be written; the writer tries again later."""
         row = self._stages[stage]
         row.taken = row.told = row.blocks
-        row.told_ns = now_ns  # those behind it are a gap, but the writer knows already
+        row.told_ns = now_ns  # the blocks after it are a gap, which the writer knows already
         if row.owner is not None:
             self.replies.append(StageReply(row.owner, Failed(0, code, text)))
 
     def kill(self, stage: bytes, error: ZsqError) -> bool:
-        """A block that nobody may send: the stage takes nothing more, and says why. False: there is none, or it was killed before."""
+        """Kill a stage because of a block that no writer may send.
+
+        The stage accepts no more blocks and returns the error. Return False if it is unknown or
+        already dead.
+        """
         row = self._stages.get(stage)
         if row is None or row.failure is not None:
             self.pushes_dropped += 1
@@ -312,7 +349,7 @@ class Stages:
         return True
 
     def turn(self) -> None:
-        """Once a turn of the loop: tell what has arrived, once a stage."""
+        """Report the number of arrived blocks, once for each stage in each turn of the loop."""
         for stage in self._grown:
             row = self._stages.get(stage)
             if row is not None and row.owner is not None:
@@ -330,7 +367,8 @@ class Stages:
                 raise NotFound(E_NOT_FOUND, f"stage {message.stage.hex()} is not known (any more)")
             self.replies.append(StageReply(peer, _superseded(message.request)))
         elif row.owner != peer:
-            self.replies.append(StageReply(peer, Bye()))  # it was silent for too long, or has a later link: begin anew
+            # it was silent for too long, or the stage has a later link: open it again
+            self.replies.append(StageReply(peer, Bye()))
         elif row.failure is not None:
             raise row.failure
         elif len(row.waiting) >= options.STAGE_SEALS_MAX:
@@ -358,15 +396,15 @@ class Stages:
             self.seals.append(SealNow(row.name, row.closed))
 
     def sealed(self, stage: bytes, blocks: int, final: bool) -> None:
-        """The stage's row says so, and is committed."""
+        """Record that the stage's row is committed with these blocks."""
         row = self._stages.get(stage)
         if row is None or not row.sealing or blocks > row.blocks:
-            return  # dropped, or dropped and begun again
+            return  # dropped, or dropped and opened again
         row.durable, row.final, row.sealing = blocks, final, False
         self._look(row)
 
     def unsealed(self, stage: bytes, code: str, text: str) -> None:
-        """It could not be sealed (no space): whoever waits for that is told, and asks again later."""
+        """Report that a stage could not be sealed (no space); the writer seals again later."""
         row = self._stages[stage]
         row.sealing, row.closed = False, row.final
         due = [message for message in row.waiting if message.blocks <= row.blocks]
@@ -382,7 +420,10 @@ class Stages:
     # The end of stages
 
     def of(self, app: str, version: int, user: str = "", *, older: bool = False) -> list[bytes]:
-        """This user's stages of that transaction; with `older` also those of the app's earlier versions."""
+        """Return this user's stages of that transaction.
+
+        `older` adds the stages of the app's earlier versions.
+        """
         found = []
         for stage, row in self._stages.items():
             of_app, of_version, _, owner = row.transaction
@@ -391,7 +432,7 @@ class Stages:
         return found
 
     def check_user(self, stages: Iterable[bytes], user: str) -> None:
-        """`Refused` E_FORBIDDEN where one of them is another user's."""
+        """Raise `Refused` (E_FORBIDDEN) if one of the stages belongs to another user."""
         for stage in stages:
             if stage in self._stages:
                 self._stages[stage].check_user(user)
@@ -400,7 +441,11 @@ class Stages:
         return [stage for stage in dict.fromkeys(stages) if stage in self._stages]
 
     def forget(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:
-        """They were committed without being asked (`superseded`), aborted, or expired; whoever waits for a seal is told."""
+        """Remove stages that were committed without being named, were aborted, or expired.
+
+        Waiting seals are answered. `superseded` means that the stages' transaction was
+        committed.
+        """
         for stage in stages:
             row = self._stages.pop(stage)
             self.staged_bytes -= row.size_bytes
@@ -416,7 +461,11 @@ class Stages:
                 self.replies.append(StageReply(owner, answer))
 
     def check_parts(self, transaction: Transaction, parts: Sequence[Any]) -> list[bytes]:
-        """The stages that a commit names, those without blocks left out; `NotFound`, or `UsageError` E_BAD_ARGUMENT with what is wrong."""
+        """Return the stages that a commit names, without the empty ones.
+
+        Raises `NotFound`, `UsageError` (E_BAD_ARGUMENT) with the reason, or an error of
+        `check_part`.
+        """
         if len(parts) > STAGE_PARTS_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"a commit has at most {STAGE_PARTS_MAX} parts, not {len(parts)}")
         found: dict[bytes, None] = {}
@@ -434,8 +483,11 @@ class Stages:
         return [stage for stage in found if self._stages[stage].blocks]
 
     def orphans(self, now_ns: int, open_kept_ns: int, sealed_kept_ns: int) -> list[bytes]:
-        """Stages that were not used for so long, by the monotonic clock. A living link uses its stage; a finally sealed
-        one is used by all of its transaction: a job whose first task sealed long ago is still at work."""
+        """Return the stages that were not used for so long, by the monotonic clock.
+
+        An open link uses its stage. A finally sealed stage counts as used while any stage of its
+        transaction is used: a job whose first task sealed long ago may still run.
+        """
         last: dict[Transaction, int] = {}
         used: dict[bytes, int] = {}
         for row in self._stages.values():

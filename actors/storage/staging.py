@@ -1,19 +1,18 @@
-"""Storage's desk for staging: takes pushes, seals on a thread of its own, commits transactions into the log. `stages.py` decides.
+"""Staging: takes pushes, seals stages in a thread, and commits transactions into the log.
 
-Orders that must hold:
+`stages.py` makes the decisions. Rules that must hold:
 
 * A seal is answered after its files are synced and its row is committed.
-* A commit is answered once its group is in the log and synced; its row in the state may lag, the log brings it back. Of an empty
-  one only the row tells, so it is answered after that.
-* A commit of many small parts is merged on the thread first. Meanwhile its stages stay, whatever is asked: words about its app, and
-  aborts of its stages, are taken up when it has ended.
-* The files of a stage that is gone go after the commit of what says so.
+* A commit is answered once its group is in the log and synced. Its row in the state may come later,
+  as recovery rebuilds it from the log. An empty commit exists only as a row, so it is answered
+  after the commit of that row.
+* A commit of many small parts is merged in the thread first. Until its commit has ended, its stages
+  stay: requests about its app, and aborts of its stages, wait and are then processed in order.
+* The files of a removed stage are deleted after the commit that records its removal.
 
-Commits that wait until their small parts are merged, one at a time, and what is asked about them meanwhile.
-
-A merge goes on in steps on the thread that syncs stages. Until its commit has ended, the stages stay as they are: words about its
-app, and aborts of its stages, are kept and taken up then, in order. So a commit that is asked twice is answered twice, and an
-abort that came too late hears that the transaction is committed.
+`CommitQueue` holds the commits that wait for a merge, one merge at a time, and the requests that
+wait for them. A merge proceeds in steps in the thread that syncs stages. A commit that is requested
+twice is answered twice. An abort that came too late learns that the transaction is committed.
 """
 
 from __future__ import annotations
@@ -58,12 +57,12 @@ from ..settings.closing import TO_PUBLISHERS
 from .commits import StateCommits
 from .stages import SealNow, Stages
 
-WAITING_MAX: Final = 256  # words that wait for one commit: it and its abort, asked again and again
+WAITING_MAX: Final = 256  # requests that wait for one commit: repeats of it and of its abort
 
 
 @dataclass(eq=False, slots=True)
 class PendingCommit:
-    """`stages`: those with blocks, in the order of the commit."""
+    """A commit whose parts are being merged; `stages` are those with blocks, in its order."""
 
     port: Port
     mail: Mail
@@ -75,7 +74,11 @@ class PendingCommit:
 
 
 class CommitQueue:
-    """`commit` commits what is merged, `again` takes up a word that waited; both may raise `ZsqError`, which is told to who asked."""
+    """The commits that wait for their merge.
+
+    `commit` commits a merged one, and `again` processes a request that waited. A `ZsqError` of
+    either goes to the client as the answer.
+    """
 
     def __init__(
         self, thread: Jobs, commit: Callable[[PendingCommit], None], again: Callable[[Port, Mail, p.Commit | p.Abort], None]
@@ -84,14 +87,17 @@ class CommitQueue:
         self._commit = commit
         self._again = again
         self._pending: list[PendingCommit] = []
-        self._merging = False  # the first one, on the thread
+        self._merging = False  # the first commit is being merged in the thread
 
     def stages(self) -> set[bytes]:
-        """What must stay."""
+        """Return the stages that must stay."""
         return {stage for pending in self._pending for stage in pending.stages}
 
     def waits(self, port: Port, mail: Mail, message: p.Commit | p.Abort, stages: Iterable[bytes] = ()) -> bool:
-        """Return True when this message is about a commit that is under way. It is then kept until that commit has ended."""
+        """Return True if this message is about a commit that has not ended. It is kept until then.
+
+        Raises `Refused` (E_LIMIT) if too many wait.
+        """
         app, named = message.app, set(stages)
         for pending in self._pending:
             if (app and pending.transaction.app == app) or not named.isdisjoint(pending.stages):
@@ -111,7 +117,10 @@ class CommitQueue:
             self._thread.submit(self._pending[0], self._pending[0].merge.step)
 
     def stepped(self, pending: PendingCommit, value: Any, closing: bool) -> None:
-        """The thread has done a step of the first one's merge, or failed in it. `StoreFailed`: end and recover."""
+        """Process a finished or failed step of the first commit's merge.
+
+        Raises `StoreFailed` if storage must end and recover.
+        """
         assert pending is self._pending[0]
         self._merging = False
         if isinstance(value, (DiskFull, Damaged)):
@@ -125,14 +134,14 @@ class CommitQueue:
         self._go_on()
 
     def _end_first(self, error: ZsqError | None) -> None:
-        """Commit it now, or not at all; then take up what waits for that."""
+        """Commit the first one, or refuse it with `error`. Then process the requests that wait."""
         pending = self._pending.pop(0)
         if error is None:
             try:
                 self._commit(pending)
             except ZsqError as caught:
                 error = caught
-        self._thread.submit(None, pending.merge.discard)  # but for what is a chunk now
+        self._thread.submit(None, pending.merge.discard)  # keeps the file that is now a chunk
         if error is not None:
             _refuse(pending.port, pending.mail, pending.message, error)
         for port, mail, message in pending.waiting:
@@ -145,7 +154,7 @@ class CommitQueue:
 
 
 def refusal(error: DiskFull | Damaged) -> ZsqError:
-    """What is told of a commit that cannot be."""
+    """Return the error that answers a commit that failed."""
     if isinstance(error, DiskFull):
         return Refused(E_DISK_FULL, f"nothing was committed: {error}")
     return CorruptBlock(E_CHECKSUM, f"nothing was committed: {error}; write the batch again")
@@ -167,8 +176,12 @@ _FORGET_EVERY_NS = 3600 * _NS_PER_S
 
 
 class StageCommits:
-    """`port` is where writers' messages come in. `admit` raises where so many bytes would pass the topic's bound. `on_committed` is called
-    when a group is in the log. `shortage` is the topic's, shared with those who write its log. A topic `in_memory` takes no stages."""
+    """Stages and transactions of one topic.
+
+    Writers' messages arrive at `port`. `admit` raises if that many bytes would exceed the
+    topic's bound. `on_committed` is called when a group is in the log. `shortage` is shared with
+    the other parts that write the topic's log. A topic `in_memory` has no stages.
+    """
 
     def __init__(
         self, store: Store, state: StateCommits, thread: Jobs, table: Table, core: Stages, port: Port, admit: Callable[[int], None],
@@ -184,15 +197,18 @@ class StageCommits:
         self._shortage = shortage
         self._in_memory = in_memory
         self._closing = False
-        self._closed = closed  # to publishers: what is not committed by then is not committed
+        # to publishers: transactions that are not committed by then are refused
+        self._closed = closed
         self._log, self._staging, self._state = store.log, store.staging, state
         self._transactions: dict[str, TransactionRow] = dict(table.transactions)
         self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
-        self._entered_bytes = 0  # into the log without the topic's hands: committed here, or delayed and due
+        # bytes that entered the log without the topic: committed stages, and delayed messages
+        self._entered_bytes = 0
         self._meter = RateMeter(time.monotonic_ns(), {"entered_bytes": 0})
         self._forgot_ns = 0
-        self._uncommitted: set[bytes] = set()  # stages whose seal is synced, and its row not committed yet
+        # stages whose seal is synced and whose row is not committed yet
+        self._uncommitted: set[bytes] = set()
         state.on_full.append(self._state_full)
         self._queue = CommitQueue(thread, self._commit_merged, self._again)
         for stage, facts in self._staging.stages().items():
@@ -203,7 +219,10 @@ class StageCommits:
     # Pushes
 
     def take_pushes(self, port: Port) -> None:
-        """What lies there, but not more than is written quickly; each stage's blocks by one write."""
+        """Take waiting pushes, but no more than can be written quickly.
+
+        All blocks of a stage are written at once.
+        """
         now_ns = time.monotonic_ns()
         taken: dict[bytes, list[Block]] = {}
         size = 0
@@ -219,7 +238,8 @@ class StageCommits:
                     taken.setdefault(stage, []).append(block)
             except ZsqError as error:
                 taken.pop(stage, None)
-                if self.core.kill(stage, error):  # a line a stage: pushes come from anybody, as many as they like
+                # one line for each stage, as any client can send many bad pushes
+                if self.core.kill(stage, error):
                     log.warning("a block of stage %s is refused: %s", stage.hex(), error)
                 continue
             size += block.length
@@ -258,14 +278,15 @@ class StageCommits:
         transaction = _transaction(message.app, message.version, message.kind, user_of(mail.envelope))
         self._check_user(message.app, transaction.user)
         committed = self._find(message.app, message.version) is not None
-        if not committed or self._closing:  # what is committed nobody publishes again: a closed topic says so too
+        # A committed transaction publishes nothing more, so even a closed topic answers its writer.
+        if not committed or self._closing:
             self._check_open()
         now_ns = time.monotonic_ns()
         if committed:
             self.core.link(mail.envelope, now_ns)
             data = {"expected": 0, "sealed": 0, "credit_bytes": 0, "committed": True}
         else:
-            self._make_room(message.app)  # here already, not when all of it is staged
+            self._make_room(message.app)  # check now rather than when all blocks are staged
             self.core.check_open(message.stage, transaction)
             self.core.link(mail.envelope, now_ns)
             self._staging.open(message.stage, transaction, message.partition, time.time_ns())
@@ -278,7 +299,10 @@ class StageCommits:
         self.core.seal(mail.envelope, message, time.monotonic_ns())
 
     def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
-        """Also of those that only commit; a writer that was given up has been told so."""
+        """Answer a heartbeat. Clients that only commit send heartbeats too.
+
+        A writer whose link was given up has received Bye.
+        """
         self.core.seen(mail.envelope, time.monotonic_ns())
         port.send(mail.envelope, p.Beat())
 
@@ -286,15 +310,15 @@ class StageCommits:
         self.core.bye(mail.envelope)
 
     def close(self, is_closed: bool) -> None:
-        """Refuse writers, or take them again: the topic is closed or opened to publishers."""
+        """Refuse writers while the topic is closed to publishers, or accept them again."""
         self._closed = is_closed
 
     def hold(self, is_held: bool) -> None:
-        """Refuse writers while the topic is about to be deleted, or take them again."""
+        """Refuse writers while the topic is about to be deleted, or accept them again."""
         self._closing = is_held
 
     def entered(self, size_bytes: int) -> None:
-        """So many bytes came into the log without the topic's hands."""
+        """Count bytes that entered the log without the topic."""
         self._entered_bytes += size_bytes
 
     def _check_open(self) -> None:
@@ -304,7 +328,7 @@ class StageCommits:
             raise Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment")
 
     def turn(self) -> None:
-        """Once a turn of the loop: tell what has arrived, and begin the seals that are due."""
+        """Send messages and begin the seals that are due. Called once in each turn of the loop."""
         core = self.core
         core.turn()
         orders, core.seals = core.seals, []
@@ -313,7 +337,7 @@ class StageCommits:
         replies, core.replies = core.replies, []
         for peer, message in replies:
             if not self._port.send(peer, message):
-                core.bye(peer)  # dead or stuck: what it has to know it asks for on its next link
+                core.bye(peer)  # dead or stuck: its next link asks for all it has to know
 
     def tick(self) -> None:
         self.core.tick(time.monotonic_ns())
@@ -327,12 +351,12 @@ class StageCommits:
             self._shortage.refused(error, 1, time.monotonic_ns())
             self.core.unsealed(order.stage, E_DISK_FULL, str(error))
         except NotFound:
-            return  # dropped in this same turn, and whoever waited was told
+            return  # dropped in this same turn, and waiting seals were answered
         else:
             self.thread.submit(ticket, ticket.run)
 
     def on_results(self) -> None:
-        """The thread's socket is readable."""
+        """Process the thread's results when its socket is readable."""
         for ticket, value in self.thread.results():
             if isinstance(ticket, PendingCommit):
                 self._queue.stepped(ticket, value, self._closing)
@@ -357,7 +381,10 @@ class StageCommits:
         self.core.sealed(stage, blocks, final)
 
     def _state_full(self, text: str) -> None:
-        """Their rows cannot be committed now: who waits for that is told, and asks again. Its row may come first; that is no harm."""
+        """Refuse the seals whose rows cannot be committed now. The writers seal again later.
+
+        A row may still be committed before that, which does no harm.
+        """
         for stage in self._uncommitted:
             if self.core.is_sealing(stage):
                 self.core.unsealed(stage, E_DISK_FULL, text)
@@ -366,12 +393,12 @@ class StageCommits:
     # Transactions
 
     def _find(self, app: str, version: int) -> TransactionRow | None:
-        """Its row, if this version or a later one is committed."""
+        """Return the app's row if this version or a later one is committed."""
         row = self._transactions.get(app)
         return row if row is not None and version <= row.version else None
 
     def _check_user(self, app: str, user: str) -> None:
-        """`Refused` E_FORBIDDEN where the app is another user's: who committed first under its name."""
+        """Raise `Refused` (E_FORBIDDEN) if another user committed first under this app name."""
         row = self._transactions.get(app)
         if row is not None and is_foreign(row.user, user):
             raise Refused(
@@ -385,7 +412,8 @@ class StageCommits:
         if done is not None:
             same = done.version == message.version
             answer = {"first_offset": done.first_offset if same else -1, "messages": done.messages if same else 0, "repeated": True}
-            self._state.then(partial(port.send, mail.envelope, p.Done(message.request, answer)))  # an empty one's row may be on its way
+            # the row of an empty commit may not be on disk yet
+            self._state.then(partial(port.send, mail.envelope, p.Done(message.request, answer)))
             return
         if self._queue.waits(port, mail, message):
             return
@@ -456,13 +484,17 @@ class StageCommits:
             self._state.then(partial(self._purge, batch))
 
     def _purge(self, batch: StateBatch) -> None:
-        """On the thread: to give back the space of 256 MiB takes the system a tenth of a second."""
+        """Delete the stages' files in the thread: freeing 256 MiB takes a tenth of a second."""
         files = self._staging.purged(batch)
         if files:
             self.thread.submit(None, partial(self._staging.remove, files))
 
     def _make_room(self, app: str) -> None:
-        """For this app, if it is a new one: `Refused` E_LIMIT where as many are remembered as may be, and none of them is a job's."""
+        """Make room for the row of a new app.
+
+        Raises `Refused` (E_LIMIT) if the topic remembers TRANSACTIONS_MAX apps and can forget
+        none.
+        """
         if app in self._transactions or len(self._transactions) < TRANSACTIONS_MAX:
             return
         self._forget_transactions()
@@ -478,7 +510,7 @@ class StageCommits:
     # Time
 
     def expire(self) -> None:
-        """Stages that nobody uses any more, and transactions of old jobs."""
+        """Remove stages that were not used for long, and forget transactions of old jobs."""
         now_ns = time.monotonic_ns()
         orphans = self.core.orphans(now_ns, int(self._open_kept_s * _NS_PER_S), int(self._sealed_kept_s * _NS_PER_S))
         committing = self._queue.stages()
@@ -491,7 +523,7 @@ class StageCommits:
             self._forget_transactions()
 
     def stop(self) -> None:
-        """Writers are told to look for a successor; seals that are on their way still end."""
+        """End all links, so that writers look for the successor. Seals under way still end."""
         self._closing = True
         for peer in self.core.peers():
             self._port.send(peer, p.Bye())

@@ -1,13 +1,17 @@
-"""Storage: the only owner of a topic's files. Appends in groups with one sync, commits state behind the log, answers reads.
+"""Storage actor: owns all files of a topic, appends, syncs, commits state and answers reads.
 
-Three threads besides the loop, reached over inproc: one syncs the log, so that the next appends are written meanwhile; one commits the
-state store (`commits.py`), one syncs staged files (`staging.py`). Two more come with their first jobs: one for the delayed store
-(`delayed.py`), and one for housekeeping, which takes long and which nobody waits for. Orders that must hold:
+It appends in groups with one sync, and commits state behind the log. Three threads work beside
+the loop and are reached over inproc. One syncs the log, so that the next appends are written
+meanwhile. One commits the state store (`commits.py`). One syncs staged files (`staging.py`). Two
+more start with their first jobs: one for the delayed store (`delayed.py`), and one for
+housekeeping, whose jobs take long and are not urgent. Two rules must hold:
 
 * An append is answered after a sync that began after its write (mode `always`).
-* Producers' rows count durable blocks only, and are committed together with the offset up to which they count.
+* Producers' rows count durable blocks only, and are committed together with the offset up to which
+  they count.
 
-Producers' rows in storage: what of each is durable, which rows the next commit carries, and who is forgotten. Pure.
+`ProducerTable` holds the last durable blocks of each producer, the rows for the next commit, and
+the producers to forget. It is pure.
 """
 
 from __future__ import annotations
@@ -45,11 +49,11 @@ from .stages import Stages
 from .staging import StageCommits
 
 SEQUENCE_MAX: Final = 1 << 63
-_GONE_MAX = 1_000  # forgotten with one commit
+_GONE_MAX = 1_000  # the most producers that one commit forgets
 
 
 class ProducerTable:
-    """`changed`: since the last commit took them."""
+    """Producers' rows; `changed` are the producers whose rows changed since the last `take`."""
 
     def __init__(self, rows: Mapping[int, ProducerRow]) -> None:
         self._rows = dict(rows)
@@ -59,20 +63,21 @@ class ProducerTable:
         return len(self._rows)
 
     def sequences(self) -> dict[int, tuple[int, tuple[tuple[int, int], ...]]]:
-        """Each one's next sequence, and its last blocks."""
+        """Return each producer's next sequence and its last blocks."""
         return {pid: (row.next_sequence, row.recent) for pid, row in self._rows.items()}
 
     def stored(self, placed: Iterable[tuple[int, int, int]], time_ns: int) -> None:
-        """These blocks are durable: producer, sequence, first offset of each."""
+        """Record that these blocks are durable: producer, sequence and first offset of each."""
         for pid, sequence, first_offset in placed:
             self._rows[pid] = producer_after(self._rows.get(pid), sequence, first_offset, time_ns)
             self.changed.add(pid)
 
     def take(self, now_ns: int) -> tuple[dict[int, ProducerRow], list[int]]:
-        """For a commit: rows that changed, and those who are forgotten."""
+        """Return the rows that changed and the producers to forget, for a commit."""
         limit = now_ns - options.PRODUCER_KEPT_S * 1_000_000_000
         gone = [pid for pid, row in self._rows.items() if row.used_ns < limit]
-        if len(self._rows) > options.PRODUCERS_MAX + _GONE_MAX:  # a bound, not an expiry: those not used for longest go
+        # a bound, not an expiry: the least recently used ones are forgotten
+        if len(self._rows) > options.PRODUCERS_MAX + _GONE_MAX:
             gone = sorted(self._rows, key=lambda pid: self._rows[pid].used_ns)
         gone = gone[:_GONE_MAX]
         for pid in gone:
@@ -82,7 +87,7 @@ class ProducerTable:
 
 
 def placed(blocks: Iterable[Block], first_offset: int) -> list[tuple[int, int, int]]:
-    """Of blocks that follow each other from there on: producer, sequence, first offset."""
+    """Return producer, sequence and first offset of consecutive blocks from `first_offset` on."""
     rows = []
     for block in blocks:
         rows.append((block.header.producer_id, block.header.sequence, first_offset))
@@ -91,7 +96,10 @@ def placed(blocks: Iterable[Block], first_offset: int) -> list[tuple[int, int, i
 
 
 def checked(blocks: list[Block]) -> list[Block]:
-    """The blocks, if recovery will read them as what they are; all else of them the topic has checked. `UsageError`."""
+    """Return the blocks if recovery will read them correctly.
+
+    The topic has checked everything else. Raises `UsageError` (E_BAD_BLOCK).
+    """
     for block in blocks:
         header = block.header
         if header.flags & ~ADDRESSED or header.sequence >= SEQUENCE_MAX:
@@ -100,12 +108,18 @@ def checked(blocks: list[Block]) -> list[Block]:
 
 
 def publishes_of(mail: Mail) -> int:
-    """Return how many blocks an append has: each is a publish, or several of one producer that waited together."""
+    """Return the number of blocks of an append.
+
+    Each block is a publish, or several publishes of one producer that waited together.
+    """
     return len(mail.frames) // 2
 
 
 class _Pending(NamedTuple):
-    """An append that is written and waits for its sync. `request` 0: delayed messages that became due."""
+    """An append that is written and waits for its sync.
+
+    `request` is 0 for delayed messages that became due.
+    """
 
     envelope: Envelope
     request: int
@@ -147,7 +161,7 @@ class StorageActor(Actor[StorageStart]):
         return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
 
     def _make_parts(self, table: Table) -> None:
-        """Each part is given the parts that it needs, and what it calls of this actor."""
+        """Create the parts, and pass each the other parts and the callbacks that it needs."""
         given, store, title, send = self.given, self.store, self.title, self.front.send
         in_memory = given.in_memory
         self._sync_thread = self._start_thread("sync", self._sync_results)
@@ -177,7 +191,10 @@ class StorageActor(Actor[StorageStart]):
         self._backup = Backups(store, self._state, self._retention, self._delayed, title, self._housekeeping, self.answer_order)
 
     def _route(self) -> None:
-        """The topic, channels and scan workers come in at the front, readers from outside at the reader."""
+        """Register the handlers.
+
+        The topic, channels and scan workers use the port `front`. Readers use the port `reader`.
+        """
         self.front.route(p.OpenTopic, self.open_topic)
         self.front.route(p.Append, self.append)
         self.front.route(p.AppendDelayed, self.append_delayed)
@@ -215,7 +232,7 @@ class StorageActor(Actor[StorageStart]):
         return lambda: None if self.stopping else function()
 
     def _start_thread(self, name: str, on_results: Callable[[], object]) -> WorkerThread:
-        """`on_results` is called when a job is done."""
+        """Start a worker thread; `on_results` is called when a job is done."""
         thread = WorkerThread(self.context, name)
         self._threads.append(thread)
         self._raw[thread.socket] = on_results
@@ -223,7 +240,7 @@ class StorageActor(Actor[StorageStart]):
         return thread
 
     def _housekeeping_results(self) -> None:
-        """A job's tag is called with its value or exception."""
+        """Call each job's tag with the job's value or exception."""
         for then, value in self._housekeeping.results():
             then(value)
 
@@ -238,7 +255,7 @@ class StorageActor(Actor[StorageStart]):
         while True:
             try:
                 return open_store(files, given.directory, store_options, identity)
-            except Locked as error:  # a predecessor that is being killed still holds it
+            except Locked as error:  # a predecessor that is being killed still holds the lock
                 if time.monotonic() > deadline:
                     raise StartFailed(f"{error}; waited {options.LOCK_WAIT_S:g} s for it") from None
                 time.sleep(0.02)
@@ -292,12 +309,15 @@ class StorageActor(Actor[StorageStart]):
             port.send(mail.envelope, p.Failed(message.request, E_DISK_FULL, str(error)))
 
     def _count_refused(self, code: str, mail: Mail) -> None:
-        """Count what is refused because an append before it was."""
+        """Count the publishes of an append that is refused because an earlier append failed."""
         if code == E_DISK_FULL:
             self._shortage.refused_count += publishes_of(mail)
 
     def _look_for_space(self) -> None:
-        """Tell the supervisor within a second when publishes begin or cease to be refused, for want of space or by the topic's bound."""
+        """Send a pulse when publishes begin or cease to be refused.
+
+        The reason is a full disk or the topic's bound. The supervisor learns it within a second.
+        """
         if self._shortage.text:
             self._shortage.look(self._space.room(), time.monotonic_ns())
         full = (self._disk_full(), self._retention.full)
@@ -306,11 +326,14 @@ class StorageActor(Actor[StorageStart]):
             self.hasten_pulse()
 
     def _disk_full(self) -> str:
-        """Say what waits for space, "" for nothing."""
+        """Return a text that says what waits for space, or ""."""
         return self._shortage.text or (self._state.trouble if self._state.disk_full else "") or self._delayed.full
 
     def _delayed_moved(self, end: int) -> None:
-        """Messages that became due are in the log, up to there. The topic never had them: it is told the head, in its turn."""
+        """Wait for the sync of delayed messages that are now in the log, up to `end`.
+
+        The topic did not send them, so it gets the new head, in the order of its appends.
+        """
         assert self._topic is not None
         self._written.append(_Pending(self._topic, 0, 0, 0, end, []))
         self._stages.entered(self._delayed.moving_bytes())
@@ -318,7 +341,7 @@ class StorageActor(Actor[StorageStart]):
             self.front.send(self._topic, p.Head(end))
 
     def _hint(self, due_ns: int) -> None:
-        """The scan loop shall look at that time (monotonic)."""
+        """Ask the scan loop to scan this storage at that monotonic time."""
         self._scan.send((), p.Hint(self.key, due_ns))
 
     @cached_property
@@ -340,14 +363,18 @@ class StorageActor(Actor[StorageStart]):
             self._sync_thread.submit("sync", self._ticket.run)
 
     def _synced(self) -> None:
-        """The ticket's sync has returned: everything written before it began is durable."""
+        """Finish the ticket: all that was written before its sync began is durable."""
         assert self._ticket is not None
         self._log.finish_sync(self._ticket)
         self._ticket = None
         self._answer_durable()
 
     def _answer_durable(self) -> None:
-        """Also what a roll has synced on its way, whether or not the append that made it roll was stored."""
+        """Answer the appends that are durable.
+
+        A roll of the log also syncs. What it synced counts even if the append that caused it
+        failed.
+        """
         end = self._log.synced_end
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
@@ -363,7 +390,7 @@ class StorageActor(Actor[StorageStart]):
     def _sync_results(self) -> None:
         for _, value in self._sync_thread.results():
             if isinstance(value, Exception):
-                # Never acknowledge from this descriptor again: end, and recover from what is really on disk.
+                # Never acknowledge from this descriptor again. End, and recover from the disk.
                 raise StoreFailed(f"sync failed: {value}") from value
             self._synced()
 
@@ -386,7 +413,10 @@ class StorageActor(Actor[StorageStart]):
             super()._drain(port)
 
     def _group_committed(self) -> None:
-        """A group is on disk, and all that was written before it. The topic never saw its blocks: it is told where the log ends now."""
+        """Answer what is durable: a group is on disk, and so is everything written before it.
+
+        The topic did not see the group's blocks, so it gets the new end of the log.
+        """
         self._answer_durable()
         self._appends += 1
         if self._topic is not None:
@@ -402,7 +432,10 @@ class StorageActor(Actor[StorageStart]):
             self._state.want()
 
     def _commit(self) -> None:
-        """Hand the batch to its thread, if that is idle and the log is synced beyond what the batch speaks of."""
+        """Pass the batch to its thread.
+
+        The thread must be idle, and the log synced beyond all offsets that the batch mentions.
+        """
         if not self._state.may_commit() or self._delayed.holds_checkpoint():
             return
         if self._state.waits_for_log(self._log.synced_end):
@@ -413,10 +446,11 @@ class StorageActor(Actor[StorageStart]):
     # Orders
 
     def seal(self, message: p.SetSealed) -> p.Position:
-        """Take no more, and say where the topic ends; or go on."""
+        """Refuse further messages and return the end of the topic; or accept messages again."""
         self._sealed = message.is_sealed
         self._stages.hold(message.is_sealed)
-        self._delayed.opened(not message.is_sealed and self._topic is not None)  # the end that is told here is the end
+        # the end that is returned here must not move
+        self._delayed.opened(not message.is_sealed and self._topic is not None)
         return p.Position(message.request, self._log.end)
 
     def close(self, message: p.SetClosed) -> p.Done:
@@ -438,7 +472,7 @@ class StorageActor(Actor[StorageStart]):
     # The end
 
     def on_stop(self) -> bool:
-        """The topic and the channels have ended before; what they sent is written, synced and committed."""
+        """Write, sync and commit what the topic and the channels sent before they ended."""
         self._stages.stop()
         self._delayed.opened(False)
         if self._log.unsynced_bytes and self._ticket is None:
