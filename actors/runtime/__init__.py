@@ -1,1 +1,1 @@
-"""The actor runtime: what an actor is, how its process starts and how processes find and watch each other."""
+"""Actor runtime: the base class of actors, the start of processes, and watching them."""

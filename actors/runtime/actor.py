@@ -1,11 +1,12 @@
-"""What an actor is: setup, run, teardown; sockets to listen to, timers, a line to the supervisor.
+"""Actor base class: setup, loop, teardown, ports, timers, and the connection to the supervisor.
 
-The constructor opens nothing (it runs wherever the spec is unpickled); `on_start` opens, in the child. The loop is: wait for
-input or the next timer, drain what is there (bounded), then `on_turn`, where what was gathered is acted on
-once. The loop listens to the ports and raw sockets that were opened and not closed (`open_router`, `open_dealer`, `listen_raw`).
+The constructor opens nothing, because it runs wherever the spec is unpickled; `on_start` opens
+files and sockets in the child. The loop waits for input or the next timer, takes a bounded number
+of messages, and then calls `on_turn`, which acts once on all of them. The loop listens to the ports
+and raw sockets that were opened and not closed (`open_router`, `open_dealer`, `listen_raw`).
 
-An actor dies with its supervisor: it holds one end of a pipe whose other end only the supervisor has, and takes
-PDEATHSIG from the forkserver.
+An actor dies with its supervisor: it holds one end of a pipe whose other end only the supervisor
+has, and the forkserver sets PDEATHSIG.
 """
 
 from __future__ import annotations
@@ -43,13 +44,18 @@ OrderReply = Done | OrderAnswer | Failed
 
 
 class StartFailed(Exception):
-    """This actor cannot start; the text goes to the supervisor."""
+    """The actor cannot start; the text goes to the supervisor."""
 
 
 class Actor(Generic[StartT]):
-    """Base class of all children. Subclasses give `on_start`, which opens ports and gives them routes, and the other hooks they need."""
+    """Base class of all children.
 
-    sockets_max = 64  # a context's tables cost 24 bytes a socket it might have; only those that dial many raise it
+    Subclasses define `on_start`, which opens ports and adds routes, and the other hooks they
+    need.
+    """
+
+    # A context's tables cost 24 bytes for each possible socket. Actors with many sockets raise it.
+    sockets_max = 64
 
     def __init__(self, key: int, title: str, start: StartT) -> None:
         self.key = key
@@ -57,7 +63,7 @@ class Actor(Generic[StartT]):
         self.given = start
         self.stopping = False
         self._worked = False  # blocks came since the last pulse
-        self._stirred = False  # anything else than a question came
+        self._stirred = False  # a message other than Ask and Scan came
         self._pulsed_ns = 0
         self._memory = Trimming(time.monotonic_ns())
         self.busy = False  # there is more to do: take the next turn without waiting for input
@@ -66,59 +72,69 @@ class Actor(Generic[StartT]):
         self._lifeline = -1
         self._ports: list[Port] = []
         self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function]
-        self._timers_due_ns = 1 << 62  # none of them is due before that
+        self._timers_due_ns = 1 << 62  # no timer is due before that
         self._poller: zmq.Poller
 
-    # To be given by subclasses
+    # Hooks for subclasses
 
     def on_start(self) -> dict[str, Any]:
-        """Open what is needed; returns what the supervisor is told in Born."""
+        """Open files and sockets, and return the data that Born carries to the supervisor."""
         raise StartFailed(f"{self.title} has nothing to start")
 
     def on_turn(self) -> None:
-        """After each round of inputs and timers."""
+        """Act on what came. Called after each round of inputs and timers."""
 
     def on_stop(self) -> bool:
-        """Asked on each turn while stopping: True when everyone who waits has been answered."""
+        """Return True when all waiting clients are answered. Called on each turn while stopping."""
         return True
 
     def on_end(self) -> None:
         """Close files. Sockets are closed after it."""
 
     def on_gone(self, who: str) -> None:
-        """A gateway died, and all peers behind it with it (or an endpoint's owner, for gateways)."""
+        """Forget a dead gateway and all peers behind it; in a gateway, a dead endpoint's owner."""
 
     def statistics(self) -> Mapping[str, object]:
-        """What each pulse carries, once a second; `pulses.py` has the shapes."""
+        """Return the content of a pulse, which is sent once a second (shapes: `pulses.py`)."""
         return {}
 
     def details(self) -> Mapping[str, object]:
-        """Return the rows of a report that was asked for with details. Lists are cut to `options.DETAILS_BYTES_MAX`, newest last."""
+        """Return the rows of a report with details.
+
+        Lists are cut to `options.DETAILS_BYTES_MAX`, newest last.
+        """
         return {}
 
     # Tools for subclasses
 
     def open_router(self, endpoint: str, *, answers_max: int = 0) -> Port:
-        """Bind. `answers_max`: how many unread messages a peer may have."""
+        """Bind a ROUTER. A peer may have at most `answers_max` unread messages."""
         port = Port(self.context, zmq.ROUTER)
-        port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # an actor that connects again takes its name over from its dead connection
+        # an actor that connects again takes over the name of its dead connection
+        port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if answers_max:
             port.socket.setsockopt(zmq.SNDHWM, answers_max)
         port.socket.bind(endpoint)
         return self._listen(port)
 
     def open_dealer(self, endpoint: str, routing_id: bytes = b"") -> Port:
-        """Connect under a name that stays the same when libzmq connects again: the other end knows this actor by it."""
+        """Connect a DEALER.
+
+        Its name stays the same when libzmq connects again: the other end knows this actor by it.
+        """
         port = Port(self.context, zmq.DEALER, routing_id=routing_id or f"actor-{self.key}".encode())
         port.socket.connect(endpoint)
         return self._listen(port)
 
     def open_asking(self) -> Port:
-        """One ROUTER that dials many: a DEALER for each would have all of them polled in each turn. Each gets a name of our choice."""
+        """Open one ROUTER for connections to many endpoints; the caller names each of them.
+
+        A DEALER for each endpoint would have to be polled in each turn.
+        """
         return self._listen(Port(self.context, zmq.ROUTER))
 
     def open_pull(self, endpoint: str, mark: int) -> Port:
-        """Bind a PULL; at most `mark` messages of a peer lie here unread, the others wait with the peer."""
+        """Bind a PULL. At most `mark` unread messages of a peer wait here, more at the peer."""
         port = Port(self.context, zmq.PULL, mark=mark)
         port.socket.bind(endpoint)
         return self._listen(port)
@@ -141,7 +157,7 @@ class Actor(Generic[StartT]):
         self._poller.unregister(source)
 
     def on_raw(self, source: Any) -> None:
-        """A source given to `listen_raw` is readable."""
+        """Process a source given to `listen_raw` that is readable."""
 
     def every(self, interval_ms: float, function: Callable[[], None]) -> None:
         interval_ns = int(interval_ms * _MS)
@@ -149,11 +165,14 @@ class Actor(Generic[StartT]):
         self._timers_due_ns = min(self._timers_due_ns, self._timers[-1][0])
 
     def cease(self, function: Callable[[], None]) -> None:
-        """The end of `every`."""
+        """End the calls that `every` began."""
         self._timers = [timer for timer in self._timers if timer[2] != function]
 
     def obey(self, kind: type[GivenOrder], handler: Callable[[GivenOrder], OrderReply | None]) -> None:
-        """Let `handler` carry out the orders of this class. It returns the answer, or None where that comes later (`answer_order`)."""
+        """Let `handler` carry out the orders of this class.
+
+        It returns the answer, or None if the answer comes later (`answer_order`).
+        """
 
         def carry_out(port: Port, mail: Mail, message: GivenOrder) -> None:
             answer = handler(message)
@@ -163,7 +182,10 @@ class Actor(Generic[StartT]):
         self.supervisor.route(kind, carry_out)
 
     def obey_reload(self, kind: type[ReloadT], take: Callable[[ReloadT], None]) -> None:
-        """Let `take` have the settings that may change while this actor lives. If it raises, the old ones stay in force."""
+        """Let `take` receive the settings that may change while this actor lives.
+
+        If it raises, the old settings stay in force.
+        """
         self.obey(kind, partial(self._reload, take))
 
     # The life of an actor
@@ -180,17 +202,19 @@ class Actor(Generic[StartT]):
         self.supervisor.route(Ask, self._ask)
         self.obey_reload(Reload, lambda told: None)
         self.every(options.PULSE_MS, self._pulse_if_stirred)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends it to all; the supervisor decides
+        # a terminal sends it to all processes; the supervisor decides
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             data = self.on_start()
         except (ZsqError, StorageError, StartFailed, OSError, zmq.ZMQError) as error:
-            log.debug("%s cannot start: %s", self.title, error)  # the supervisor says it to people
+            log.debug("%s cannot start: %s", self.title, error)  # the supervisor logs it for people
             code = error.code if isinstance(error, ZsqError) else "E_START" if isinstance(error, StartFailed) else type(error).__name__
             code = OUT_OF_FILES if is_out_of_files(error) else code
             self.supervisor.send((), Failed(self.key, code, str(error)))
             self.end_at_once(3)
         self.supervisor.send((), Born(self.key, self.key, data))
-        gc.freeze()  # what was imported lives as long as the process: never look at it again
+        # imported objects live as long as the process: the collector need not look at them again
+        gc.freeze()
         try:
             self._loop()
         except Exception as error:
@@ -202,8 +226,11 @@ class Actor(Generic[StartT]):
             self._close()
 
     def end_at_once(self, code: int) -> NoReturn:
-        """After a failure. What was told goes out by ZeroMQ's own thread meanwhile. No socket is closed: an actor's threads wait on theirs,
-        and libzmq aborts or hangs when another closes them."""
+        """End the process after a failure.
+
+        ZeroMQ's thread sends the last messages meanwhile. No socket is closed: an actor's
+        threads wait on their sockets, and libzmq aborts or hangs when another thread closes them.
+        """
         logging.shutdown()
         time.sleep(options.LAST_WORDS_S)
         os._exit(code)
@@ -211,7 +238,8 @@ class Actor(Generic[StartT]):
     def _close(self) -> None:
         for port in self._ports:
             port.close()
-        self.context.destroy(linger=200)  # also what is no port: term() would wait for it for ever
+        # closes raw sockets too: term() would wait for them for ever
+        self.context.destroy(linger=200)
 
     def _loop(self) -> None:
         by_socket: dict[Any, Port] = {}
@@ -221,11 +249,12 @@ class Actor(Generic[StartT]):
                 port = by_socket.get(source)
                 if port is None:
                     if source == self._lifeline:
-                        os._exit(0)  # the supervisor is dead: nothing may be answered any more, nothing needs to be closed
+                        # the supervisor is dead: answer nothing any more, close nothing
+                        os._exit(0)
                     by_socket = {port.socket: port for port in self._ports}
                     port = by_socket.get(source)
                 if port is not None and port.socket.closed:
-                    continue  # closed by what another source said in this same round
+                    continue  # closed while another source was processed in this same round
                 if port is not None:
                     self._drain(port)
                 else:
@@ -290,7 +319,7 @@ class Actor(Generic[StartT]):
             take(told)
         except ZsqError:
             raise
-        except Exception as error:  # of whatever library: it goes on as it was
+        except Exception as error:  # from any library: the actor keeps the old settings
             raise Refused(E_INTERNAL, f"{type(error).__name__}: {error}") from error
         log.debug("%s has the new settings", self.title)
         return Done(told.request, {})
@@ -299,7 +328,10 @@ class Actor(Generic[StartT]):
         self.supervisor.send((), answer)
 
     def stir(self, *, blocks: bool = False) -> None:
-        """What the next pulse says is news: it goes out soon. `blocks` came, by a way of its own."""
+        """Note that the next pulse has news, so that it is sent soon.
+
+        `blocks` means that blocks came by another way than a port.
+        """
         self._stirred = True
         self._worked = self._worked or blocks
 
@@ -309,7 +341,10 @@ class Actor(Generic[StartT]):
         self._timers_due_ns = min(self._timers_due_ns, first[0])
 
     def _pulse_if_stirred(self) -> None:
-        """Its timer is the first one. An idle actor's next pulse is farther off; what comes brings it forward."""
+        """Send a pulse. The timer of this method is the first one.
+
+        An idle actor sends its next pulse later; any message brings it forward.
+        """
         if self._memory.due(time.monotonic_ns(), worked=self._worked, stirred=self._stirred):
             release_memory()
         self._worked = self._stirred = False

@@ -1,10 +1,11 @@
-"""An actor on an event loop (uvloop): for gateways that talk to the outside over plain sockets, thousands of them.
+"""Actor on an event loop (uvloop): for gateways with thousands of plain sockets.
 
-The actors of a topic turn a plain poller, which is the fastest for a few sockets of ZeroMQ's. A gateway to NSQ's clients or to HTTP has a
-connection a client, and libraries that want asyncio. What both have in common stays in `Actor`: birth, pulses, orders, the end.
+The actors of a topic use a plain poller, which is the fastest for a few ZeroMQ sockets. A
+gateway for NSQ or HTTP has a connection for each client, and libraries that need asyncio. Both
+share what is in `Actor`: birth, pulses, orders, the end.
 
-ZeroMQ's descriptor is an edge: whoever touches the socket, for sending too, takes the news. So after everything that may have sent, the
-supervisor's port is looked at again.
+ZeroMQ's descriptor is edge-triggered: any use of the socket, also sending, takes the event. So
+after each action that may have sent, the supervisor's port is checked again.
 """
 
 from __future__ import annotations
@@ -24,25 +25,29 @@ from .port import Port
 
 log = logging.getLogger("zsq")
 
-FINISH_S: Final = 5.0  # for `on_finish`; less than the supervisor waits for an actor's end
+FINISH_S: Final = 5.0  # limit of `on_finish`; less than the supervisor waits for an actor's end
 _TIMER_S_MAX: Final = 1.0
 
 
 class AsyncActor(Actor[StartT]):
-    """Subclasses give `on_begin` and `on_finish` in place of `on_start` and `on_stop`; the other hooks are `Actor`'s."""
+    """An actor on an event loop.
+
+    Subclasses define `on_begin` and `on_finish` instead of `on_start` and `on_stop`; the other
+    hooks are those of `Actor`.
+    """
 
     loop: asyncio.AbstractEventLoop
 
-    # To be given by subclasses
+    # Hooks for subclasses
 
     async def on_begin(self) -> dict[str, Any]:
-        """Open what is needed, in the loop; what it raises is told as with `on_start`."""
+        """Open files and sockets in the loop. Errors are reported as those of `on_start`."""
         return {}
 
     async def on_finish(self) -> None:
-        """Answer who waits and close; broken off after FINISH_S."""
+        """Answer waiting clients and close. It is cancelled after FINISH_S."""
 
-    # The life of it
+    # The life of the actor
 
     def on_start(self) -> dict[str, Any]:
         self.loop = uvloop.new_event_loop()
@@ -55,7 +60,8 @@ class AsyncActor(Actor[StartT]):
     async def _live(self) -> None:
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        self.loop.add_reader(self._lifeline, os._exit, 0)  # the supervisor is dead: nothing may be answered any more
+        # the supervisor is dead: nothing may be answered any more
+        self.loop.add_reader(self._lifeline, os._exit, 0)
         for port in self._ports:
             self.loop.add_reader(port.socket.FD, self._take_in)
         self._take_in()
@@ -95,7 +101,7 @@ class AsyncActor(Actor[StartT]):
 
     def answer_order(self, answer: OrderReply) -> None:
         super().answer_order(answer)
-        self.loop.call_soon(self._take_in)  # what came as this went out
+        self.loop.call_soon(self._take_in)  # messages that came while this was sent
 
     def _close(self) -> None:
         loop = getattr(self, "loop", None)

@@ -1,4 +1,4 @@
-"""Child specs and restart intensity: supervision as data and a policy (after Erlang/OTP's supervisor). Pure."""
+"""Child specs and restart intensity: supervision as data and a policy (after Erlang/OTP). Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from ...transport.errors import ZsqError
 from ..settings import options
 from ..settings.starts import ActorStart
 
-# Start order; stop goes in reverse.
+# Start order; the stop order is the reverse.
 KINDS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway", "nsq_gateway", "http_gateway", "alarm_teller")
-OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway"})  # they listen where others may listen already
+# they listen on addresses that other programs may use already
+OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway"})
 
-# Whose failure ends what. A topic and its storage share one fate, and the topic's channels start after them: a channel's
-# leases stand on the rows that its storage recovered. (Rejected for now: channels that outlive their storage and attach to
-# the next one; it saves redeliveries after a crash and costs a second protocol for resending what was not committed.)
+# What a failure ends. A topic and its storage share one fate, and the topic's channels start
+# after them: a channel's leases depend on the rows that its storage recovered. Rejected for now:
+# channels that outlive their storage and attach to the next one. That would save redeliveries after
+# a crash, but it needs a second protocol for sending again what was not committed.
 FATE: Final[dict[str, str]] = {
     "storage": "topic_group",
     "topic": "topic_group",
@@ -29,15 +31,16 @@ FATE: Final[dict[str, str]] = {
     "http_gateway": "self",
     "alarm_teller": "self",
 }
-# Beyond the intensity. A topic's actors only fail their topic, and without the teller of alarms these still stand in the log.
+# Kinds that end the broker when they exceed the restart intensity. A topic's actors only fail their
+# topic. Without the alarm teller, alarms are still in the log.
 ENDS_TREE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "scan_loop", "scan_worker"})
 
 
 @dataclass(frozen=True, slots=True)
 class ChildSpec:
-    """What to start. `start` opens nothing; the child opens in `on_start`."""
+    """A process to start. `start` opens nothing; the child opens its files in `on_start`."""
 
-    key: int  # also the incarnation: never used twice in a life of the supervisor
+    key: int  # also the incarnation: a supervisor never uses it twice
     kind: str
     title: str
     start: ActorStart = field(default_factory=ActorStart)
@@ -45,8 +48,11 @@ class ChildSpec:
 
 
 OUT_OF_FILES: Final = "OutOfFiles"
-"""Code of the failure of an actor that found no free descriptor. It is started again soon, and that does not count as a failure of its own,
-because the cause lies outside and goes by itself."""
+"""Failure code of an actor that found no free descriptor.
+
+The actor is started again soon. This does not count as its failure, because the cause lies
+outside and passes.
+"""
 
 
 class Phase(Enum):
@@ -56,7 +62,10 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a process ended, or why a topic's processes had to. `code`: of a `ZsqError`, or the name of another exception; "" for none."""
+    """The reason why a process ended, or why a topic's processes had to end.
+
+    `code` is the code of a `ZsqError`, the name of another exception, or "".
+    """
 
     phase: Phase
     code: str
@@ -71,11 +80,14 @@ class Failure:
 
 
 class OutOfFiles(ZsqError):
-    """A process cannot be started, because none of the descriptors that it takes is free."""
+    """No process can be started, because the descriptors that it needs are not available."""
 
 
 class RestartIntensity:
-    """More than `restarts_max` restarts within `within_s`: give up, so that failure climbs instead of spinning."""
+    """Allows `restarts_max` restarts within `within_s`; more must fail the parent.
+
+    So a failure is escalated and does not repeat without end.
+    """
 
     __slots__ = ("_restarts_max", "_times_ns", "_within_ns", "count")
 
@@ -86,7 +98,7 @@ class RestartIntensity:
         self.count = 0
 
     def may_restart(self, now_ns: int) -> bool:
-        """Note one more restart; False if that is one too many."""
+        """Note a restart. Return False if it is one too many."""
         self.count += 1
         self._times_ns.append(now_ns)
         while self._times_ns[0] < now_ns - self._within_ns:
@@ -94,5 +106,5 @@ class RestartIntensity:
         return len(self._times_ns) <= self._restarts_max
 
     def is_past(self, now_ns: int) -> bool:
-        """The last one is so long ago that it does not count any more."""
+        """Return True if the last restart is too long ago to count."""
         return not self._times_ns or self._times_ns[-1] < now_ns - self._within_ns

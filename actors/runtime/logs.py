@@ -1,12 +1,12 @@
-"""The log of all processes: lines for people or JSON objects for programs, on stderr, one a line.
+"""Logs of all processes, on stderr: lines for people or JSON objects for programs, one a line.
 
     text   2026-11-22 12:00:00,123 4711 WARNING [storage clicks] what happened
     json   {"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "storage clicks", "pid": 4711, "message": ..., ...}
 
-More fields come from `log.info(..., extra={"fields": {...}})`, and an exception with its trace: as `error` and `trace`, or as lines of
-their own behind the text's. What comes from outside may hold anything: control characters are written as escapes, so that nobody else
-begins a line.
-Each line goes out by one write, so that those of many processes do not mix.
+More fields come from `log.info(..., extra={"fields": {...}})`. An exception adds its trace: as
+`error` and `trace` in JSON, or as separate lines after the text. Text from outside may hold any
+characters. Control characters are written as escapes, so that no client can begin a line. Each line
+is written by one call, so that the lines of many processes do not mix.
 """
 
 from __future__ import annotations
@@ -26,9 +26,11 @@ log = logging.getLogger("zsq")
 
 
 def escaped(text: str, keep: str = "") -> str:
-    """Write control characters (C0, C1, ends of lines) and those that turn the direction of writing as escapes, but those in `keep`.
+    """Return the text with escapes instead of control characters, except those in `keep`.
 
-    A terminal obeys them: they could colour or overwrite what is shown, or make a line look like another one.
+    Control characters are C0, C1, ends of lines, and characters that change the direction of
+    writing. A terminal obeys them: they could colour or overwrite its text, or make a line look
+    like another one.
     """
     return _CONTROL.sub(lambda found: found.group() if found.group() in keep else ascii(found.group())[1:-1], text)
 
@@ -59,7 +61,7 @@ class JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         if record.name not in ("zsq", "root"):
-            found["logger"] = record.name  # of a library
+            found["logger"] = record.name  # a library's logger
         if record.exc_info and record.exc_info[1] is not None:
             found |= {"error": repr(record.exc_info[1]), "trace": self.formatException(record.exc_info)}
         return json.dumps(fields_of(record) | found, default=str)
@@ -71,7 +73,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 class LineHandler(logging.Handler):
-    """To a descriptor, by one call a line."""
+    """Writes to a descriptor, by one call a line."""
 
     def __init__(self, fd: int = 2) -> None:
         super().__init__()
@@ -83,13 +85,13 @@ class LineHandler(logging.Handler):
             while data:
                 data = data[os.write(self._fd, data) :]
         except OSError:
-            return  # nobody reads it any more, or the disk is full: no reason to stop
+            return  # the reader is gone, or the disk is full: no reason to stop
         except Exception:
             self.handleError(record)
 
 
 def set_up(level: str, form: str, actor: str) -> None:
-    """For this process, in place of what was there."""
+    """Set up the log of this process, and replace existing handlers."""
     handler = LineHandler()
     handler.setFormatter(JsonFormatter(actor) if form == "json" else TextFormatter(actor))
     root = logging.getLogger()
@@ -100,7 +102,10 @@ def set_up(level: str, form: str, actor: str) -> None:
 
 
 def say(text: str, form: str, level: int = logging.INFO) -> None:
-    """What a person at the terminal is to read whatever the log's level: as it is, or as an object like all others."""
+    """Write a text that people at the terminal must read, whatever the log's level.
+
+    It is plain text, or a JSON object like all others.
+    """
     if form == "json":
         record = log.makeRecord(log.name, level, __file__, 0, text, (), None)
         text = JsonFormatter(SUPERVISOR).format(record)

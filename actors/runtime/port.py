@@ -1,8 +1,9 @@
-"""A ZeroMQ socket that speaks words: the only way actors send and receive.
+"""Ports: ZeroMQ sockets for protocol messages, the only way in which actors send and receive.
 
-Sends never block: `send` says False where the peer is gone or its pipe is full, and the caller decides (a broker
-takes the peer's credit away, and reads from storage later). Column frames are neither copied on receipt nor on the way
-out; the small frames (envelope, control, headers) are plain bytes.
+Sends never block. `send` returns False if the peer is gone or its pipe is full, and the caller
+decides (a broker takes the peer's credit away, and reads from storage later). Column frames are
+copied neither on receipt nor when they are sent. The small frames (envelope, control, headers) are
+plain bytes.
 """
 
 from __future__ import annotations
@@ -27,23 +28,31 @@ MessageT = TypeVar("MessageT", bound=Wire)
 _ENVELOPE_MAX: Final = 4
 _USER: Final = b"user "
 
-# The binding's own methods, without what the class above them does in Python for each frame: a third of an actor's work for one message.
+# The binding's methods, without the Python code of the class above them. That code takes a third of
+# an actor's work for one message.
 _recv: Final[Any] = zmq.backend.Socket.recv
 _NOW: Final = int(zmq.NOBLOCK)
 
 
 def user_label(name: str) -> bytes:
-    """The part of the envelope by which a gateway says whose a link is."""
+    """Return the part of the envelope by which a gateway names the user of a link."""
     return _USER + name.encode()
 
 
 def user_of(envelope: tuple[bytes, ...]) -> str:
-    """Who says this: (gateway, label, client) where users must say who they are; "" elsewhere, and over ipc."""
+    """Return the user who sent this, or "".
+
+    The envelope is (gateway, label, client) if users must authenticate. It has no user otherwise
+    and over ipc.
+    """
     return envelope[1].removeprefix(_USER).decode() if len(envelope) == 3 and envelope[1].startswith(_USER) else ""
 
 
 class Mail(NamedTuple):
-    """What came: from whom, the word, and its block frames (header bytes and column frame in turn)."""
+    """A message as it arrived, with its envelope and its block frames.
+
+    Block frames are header bytes and column frame in turn.
+    """
 
     envelope: Envelope
     message: Wire
@@ -54,13 +63,17 @@ class Mail(NamedTuple):
 
 
 class Port:
-    """`kind` is zmq.ROUTER or zmq.DEALER; PULL only receives, PUSH only sends. Nothing is opened before bind or connect."""
+    """A socket of the kind zmq.ROUTER, DEALER, PULL (only receives) or PUSH (only sends).
+
+    Nothing is opened before bind or connect.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, *, routing_id: bytes = b"", mark: int = 20_000) -> None:
         self.socket = context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-        self.socket.setsockopt(zmq.SNDHWM, mark)  # above every credit: memory is bounded by bytes, not by messages
+        # above every credit: memory is bounded by bytes, not by messages
+        self.socket.setsockopt(zmq.SNDHWM, mark)
         self.socket.setsockopt(zmq.RCVHWM, mark)
         if routing_id:
             self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
@@ -70,21 +83,28 @@ class Port:
         self.routes: dict[type[Wire], Callable[[Port, Mail, Any], None]] = {}
 
     def route(self, kind: type[MessageT], handler: Callable[[Port, Mail, MessageT], None]) -> None:
-        """Let `handler` take the messages of this class that come in here. A class without a handler is answered E_BAD_COMMAND."""
+        """Let `handler` take the messages of this class.
+
+        A message without a handler is answered with E_BAD_COMMAND.
+        """
         self.routes[kind] = handler
 
     def receive(self, limit: int) -> Iterator[Mail | tuple[Envelope, UsageError]]:
-        """What is there, at most `limit` messages; a frame that is no word comes as (envelope, error)."""
+        """Yield the waiting messages, at most `limit`.
+
+        A frame that is not a protocol message is yielded as (envelope, error).
+        """
         socket = self.socket
         for _ in range(limit):
-            # Not asked before whether something is there: libzmq makes a system call for each answer, 1.3 microseconds here, and takes
-            # what its thread had to tell once for all that it finds. The exception of the end costs 2.6, once.
+            # Do not poll before. For each poll libzmq makes a system call (1.3 microseconds here); a
+            # receive reads its thread's commands once for all waiting messages. The exception at
+            # the end costs 2.6 microseconds, once.
             try:
                 frames = self._receive_frames(socket)
             except zmq.Again:
                 return
             if frames is None:
-                continue  # no envelope: there is nobody to answer
+                continue  # no envelope: there is no peer to answer
             envelope, control, rest = frames
             try:
                 yield Mail(envelope, decode(control), rest)
@@ -92,8 +112,11 @@ class Port:
                 yield envelope, error
 
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[Envelope, bytes, list[Any]] | None:
-        """As objects that know whether more follows: bytes, and the socket asked whether more follows, cost 0.99 microseconds a frame,
-        these 0.54. Of the small ones their bytes are kept."""
+        """Receive one message as frame objects, which know whether more frames follow.
+
+        Bytes, and asking the socket whether more follow, cost 0.99 microseconds a frame; these
+        cost 0.54. Small frames are turned into bytes.
+        """
         envelope: list[bytes] = []
         frame = _recv(socket, _NOW, False)
         while part := frame.bytes:
@@ -120,7 +143,7 @@ class Port:
             frame = _recv(socket, _NOW, False)
 
     def send(self, envelope: Envelope, message: Wire, blocks: Sequence[Block] = ()) -> bool:
-        """True if it was handed over; False if the peer is gone or does not take more."""
+        """Return True if ZeroMQ took the message, False if the peer is gone or takes no more."""
         control = encode(message)
         if len(control) > FRAME_BYTES_MAX:
             control = _replacement(message, len(control))
@@ -145,10 +168,11 @@ class Port:
 
 
 def _replacement(message: Wire, size: int) -> bytes:
-    """Return what is sent in place of a control frame over the limit, b"" for nothing.
+    """Return the control frame to send instead of one over the limit, or b"" for none.
 
-    The receiver's libzmq would close the connection at such a frame, and everything that waits on it would be lost. So the asker of a
-    question gets an error, and a pulse goes without its figures. Answers are paged or cut where they are made: this is the last resort.
+    The receiver's libzmq would close the connection at such a frame, and all requests that wait
+    on it would be lost. So a request is answered with an error, and a pulse is sent without its
+    statistics. Answers are paged or cut where they are made: this is the last resort.
     """
     log.error("%s of %d bytes is over the limit of %d for a frame and was not sent", type(message).__name__, size, FRAME_BYTES_MAX)
     if isinstance(message, Done):

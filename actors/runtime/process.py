@@ -1,9 +1,9 @@
-"""What the operating system knows about a process: title, parent's death, private memory, pidfds.
+"""Process facts from the operating system: title, parent's death, private memory, open files.
 
-When a process gives freed memory back to the system (transport/memory.py keeps it otherwise). Pure.
-
-Under load it would only be taken again, and a thousand idle channels shall not do it with each pulse: once when it is quiet again, and now
-and then where something small comes all the time, like scan reports.
+`Trimming` decides when a process gives freed memory back to the system; otherwise
+`transport/memory.py` keeps it. It is pure. Under load the memory would only be allocated again, and
+a thousand idle channels shall not release memory with each pulse. So memory is released once when a
+process is quiet again, and occasionally where small messages such as scan reports never stop.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """SIGKILL when the thread that made this process ends; at once if it has already."""
+    """Ask for SIGKILL when the thread that made this process ends; end at once if it has ended."""
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(0)
 
 
 def is_out_of_files(error: BaseException | None) -> bool:
-    """Return True if it was raised because this process, or the machine, may open no more files. LMDB tells that only in its text."""
+    """Return True if no more files may be opened by this process or on this machine.
+
+    LMDB reports this only in the text of its error.
+    """
     while error is not None:
         if getattr(error, "errno", None) in _NO_FILES or any(os.strerror(number) in str(error) for number in _NO_FILES):
             return True
@@ -44,9 +47,10 @@ def set_title(title: str) -> None:
 
 
 def private_bytes(pid: int | str = "self") -> int:
-    """Memory that only this process holds and nobody could give back for it, 0 if it cannot be read.
+    """Return the memory that only this process holds and cannot give back, 0 if it is unreadable.
 
-    Clean pages do not count: those that only one process maps are of the state stores' files, and are the page cache's.
+    Clean pages do not count. Those that only one process maps are of the state stores' files and
+    belong to the page cache.
     """
     total = 0
     try:
@@ -60,7 +64,7 @@ def private_bytes(pid: int | str = "self") -> int:
 
 
 def raise_file_limit() -> None:
-    """As many open files as the system allows this user."""
+    """Allow this process as many open files as the system allows this user."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = hard if hard != resource.RLIM_INFINITY else 1_048_576
     if soft < wanted:
@@ -68,7 +72,7 @@ def raise_file_limit() -> None:
 
 
 def has_terminal() -> bool:
-    """Whether this process belongs to a terminal that is there."""
+    """Return True if this process has a terminal that still exists."""
     try:
         os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY))
     except OSError:
@@ -77,7 +81,7 @@ def has_terminal() -> bool:
 
 
 def memory_bytes() -> int:
-    """Memory of this machine, or of the container."""
+    """Return the memory of this machine, or of the container."""
     sizes = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         with contextlib.suppress(OSError, ValueError), open(path, encoding="ascii") as file:
@@ -86,22 +90,29 @@ def memory_bytes() -> int:
 
 
 _NS: Final = 1_000_000_000
-REST_NS: Final = 6 * _NS  # idle for so long, nothing more is let go of by itself: storage's ring keeps blocks for 5 s
-BUSY_NS: Final = 30 * _NS  # between two times while it is never quiet, but no blocks come
+# after this idle time no more memory becomes free: storage's ring keeps blocks for 5 s
+REST_NS: Final = 6 * _NS
+# between two releases while the process is never quiet, but no blocks come
+BUSY_NS: Final = 30 * _NS
 
 
 class Trimming:
-    """It owes one from the start on: what a process needed to come up."""
+    """Decides when freed memory is given back. The first time is after the start of the process."""
 
     __slots__ = ("_owed", "_since_ns", "_stirred_ns")
 
     def __init__(self, now_ns: int) -> None:
         self._stirred_ns = now_ns
-        self._since_ns = now_ns  # it owes one, or did it last
+        # the time since which a release is owed, or the time of the last release
+        self._since_ns = now_ns
         self._owed = True
 
     def due(self, now_ns: int, *, worked: bool, stirred: bool) -> bool:
-        """Asked now and then, as with each pulse. `worked`: blocks came since it was asked last; `stirred`: anything."""
+        """Return True if memory should be released now.
+
+        This is called with each pulse. `worked` means that blocks came since the last call,
+        `stirred` that any message came.
+        """
         if worked or stirred:
             self._since_ns = self._since_ns if self._owed else now_ns
             self._stirred_ns, self._owed = now_ns, True

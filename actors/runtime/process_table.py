@@ -1,8 +1,9 @@
-"""The process table: starts children through the forkserver and knows, by their pidfds, which of them live.
+"""Process table: starts children through the forkserver and watches them by their pidfds.
 
-It does not ask multiprocessing: when the forkserver is killed, that reports all children dead while all live. Each
-child sends its own pidfd first (a pid may be used again) over a pipe whose other end stays open here as its lifeline: when this
-process dies, each child reads the end of its pipe and ends too.
+It does not use multiprocessing to watch them: when the forkserver is killed, multiprocessing
+reports all children dead while all live. Each child first sends its pidfd (a pid may be used again)
+over a pipe. The other end of the pipe stays open here as the child's lifeline: when this process
+dies, each child reads the end of its pipe and ends too.
 """
 
 from __future__ import annotations
@@ -34,12 +35,13 @@ from .process import die_with_parent, is_out_of_files, memory_bytes, set_title
 
 log = logging.getLogger("zsq")
 
-_NO_FILES_WORD: Final = b"FF"  # over the lifeline: the first byte may be read as that of a pidfd
-START_FILES: Final = 16  # descriptors that a start takes at most, and some to spare
+# sent over the lifeline; its first byte may be read as that of a pidfd
+_NO_FILES_WORD: Final = b"FF"
+START_FILES: Final = 16  # the most descriptors that a start takes, and some to spare
 
 
 def processes_by_memory() -> int:
-    """How many processes this machine's memory is enough for; within a container, its share."""
+    """Return how many processes this machine's memory, or the container's share, is enough for."""
     return min(max(memory_bytes() // options.PROCESS_MEMORY_BYTES, options.PROCESSES_MAX_LEAST), options.PROCESSES_MAX)
 
 
@@ -57,16 +59,16 @@ class Child:
     data: dict[str, Any] = field(default_factory=dict)
     stats: Mapping[str, Any] = field(default_factory=dict)  # the newest pulse, see `pulses.py`
     started_ns: int = field(default_factory=time.monotonic_ns)
-    pulsed_ns: int = 0  # when `stats` came
+    pulsed_ns: int = 0  # the time when `stats` came
     failure: Failure | None = None
-    told_to_stop: bool = False  # its end is no failure; `state` cannot say so once it has ended
-    owner: Any = None  # the topic group it belongs to, if any
+    told_to_stop: bool = False  # its end is no failure; `state` no longer shows this after the end
+    owner: Any = None  # the topic group to which it belongs, if any
 
 
 class ProcessTable:
-    """Children by key. `events_fd` is readable when `ended()` may have something to say.
+    """Children by key. `events_fd` is readable when `changes` may have news.
 
-    `actors`: the dotted name of each kind's class, which only the child imports.
+    `actors` holds the dotted name of each kind's class, which only the child imports.
     """
 
     def __init__(self, actors: Mapping[str, str], supervisor_endpoint: str, log_level: str, log_format: str = "text") -> None:
@@ -79,20 +81,25 @@ class ProcessTable:
         self._by_fd: dict[int, Child] = {}
         self._forkserver_pidfd = -1
         self._context = multiprocessing.get_context("forkserver")
-        self._blank_main = types.ModuleType("__main__")  # else each child would run the caller's main module again
+        # without it each child would run the caller's main module again
+        self._blank_main = types.ModuleType("__main__")
 
     @property
     def events_fd(self) -> int:
         return self._epoll.fileno()
 
     def start_forkserver(self) -> None:
-        """From the main thread; it is taken as it is where it was begun before."""
+        """Start the forkserver from the main thread, or use the one that runs already."""
         self.forkserver_pid = forkserver.begin()
         self._forkserver_pidfd = os.pidfd_open(self.forkserver_pid)
         self._epoll.register(self._forkserver_pidfd, select.EPOLLIN)
 
     def start(self, spec: ChildSpec, owner: Any = None) -> Child:
-        """Start it; it is `up` when it has said Born. The caller must have seen its predecessor's end. `OSError`: it cannot be."""
+        """Start a child, which is `up` when it has sent Born.
+
+        The caller must have seen the end of its predecessor. Raises `OSError` if it cannot be
+        started.
+        """
         self._check_files()
         ours, theirs = self._context.Pipe()
         main = sys.modules["__main__"]
@@ -101,7 +108,8 @@ class ProcessTable:
             arguments = (self._actors[spec.kind], spec, self._endpoint, theirs, self.forkserver_pid, self.log_level, self._log_format)
             process = self._context.Process(target=child_main, args=arguments, daemon=True)
             process.start()
-            # Else each start would poll all that live. The pidfds tell who ended.
+            # Without this, each start would poll all living children. The pidfds report the end of
+            # a child.
             multiprocessing.process._children.discard(process)  # type: ignore[attr-defined]
         finally:
             sys.modules["__main__"] = main
@@ -114,8 +122,12 @@ class ProcessTable:
         return child
 
     def _check_files(self) -> None:
-        """`OSError` where a start would find no free descriptor half-way, here or in the forkserver: the forkserver dies of a request that
-        is broken off, and with it this broker (Python up to 3.14 at least). Each is opened anew, since a copy costs the machine nothing."""
+        """Raise `OSError` if a start would run out of descriptors, here or in the forkserver.
+
+        A request that breaks off kills the forkserver, and with it this broker (Python up to
+        3.14 at least). Each test descriptor is opened separately, since a copy takes none from the
+        machine.
+        """
         spare: list[int] = []
         try:
             for _ in range(START_FILES):
@@ -128,7 +140,10 @@ class ProcessTable:
                 os.close(fd)
 
     def changes(self) -> tuple[list[Child], bool]:
-        """Children whose end is certain, and whether the forkserver is dead. Takes births (pidfds) on the way."""
+        """Return the children that have certainly ended, and True if the forkserver is dead.
+
+        It also receives the pidfds of new children.
+        """
         ended = []
         forkserver_dead = False
         for fd, _ in self._epoll.poll(0):
@@ -144,7 +159,7 @@ class ProcessTable:
             try:
                 child.pidfd = multiprocessing.reduction.recv_handle(child.lifeline)
             except (OSError, EOFError, RuntimeError):
-                ended.append(child)  # it died before it could send it
+                ended.append(child)  # it died before it could send its pidfd
                 continue
             self._by_fd[child.pidfd] = child
             self._epoll.register(child.pidfd, select.EPOLLIN)
@@ -165,7 +180,7 @@ class ProcessTable:
         child.lifeline.close()
 
     def kill(self, child: Child) -> None:
-        """SIGKILL; its end shows in `changes`."""
+        """Send SIGKILL; `changes` reports the end."""
         with contextlib.suppress(ProcessLookupError):
             if child.pidfd >= 0:
                 signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
@@ -176,7 +191,7 @@ class ProcessTable:
 def child_main(
     actor: str, spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str = "text"
 ) -> None:
-    """The first thing that runs in a child: names itself, ties its life to its parents', sends its pidfd, becomes the actor."""
+    """Set up a child process: title, parent's death, pidfd; then run the actor."""
     try:
         _become(actor, spec, endpoint, lifeline, forkserver_pid, log_level, log_format)
     except BaseException as error:
@@ -188,7 +203,7 @@ def child_main(
 
 
 def _said_no_files(lifeline: Connection) -> bool:
-    """The last word of a child that had no socket to say it."""
+    """Return True if the child reported a lack of descriptors; it had no socket to report it."""
     try:
         os.set_blocking(lifeline.fileno(), False)
         return os.read(lifeline.fileno(), 2) in (_NO_FILES_WORD, _NO_FILES_WORD[1:])
@@ -198,7 +213,8 @@ def _said_no_files(lifeline: Connection) -> bool:
 
 def _become(actor: str, spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str) -> None:
     die_with_parent(forkserver_pid)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is the supervisor's word; `kill -9` is understood by all
+    # the supervisor stops its children; `kill -9` always works
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     set_title(spec.title)
     keep_memory()

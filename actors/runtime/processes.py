@@ -1,7 +1,8 @@
-"""The broker's processes for those who start and stop them: keys, endpoints, limits on starts, and the time that a process has to stop.
+"""Processes of the broker: keys, endpoints, limits on starts, and the time to stop.
 
-The process table below it knows who lives. Here is what every owner of processes must agree on: that there are not too many, that one turn
-of the supervisor's loop does not start too many, and that who does not stop in time is killed.
+The process table below knows which processes live. This module holds the rules of all parts that
+own processes: the total is limited, one turn of the supervisor's loop starts a limited number, and
+a process that does not stop in time is killed.
 """
 
 from __future__ import annotations
@@ -24,18 +25,20 @@ log = logging.getLogger("zsq")
 
 
 class Processes:
-    """The processes of one life of the broker, its own excepted."""
+    """All processes of a running broker except the supervisor."""
 
     def __init__(self, table: ProcessTable, port: Port, run_dir: str, processes_max: int = 0) -> None:
         self.table = table
         self._port = port
         self._run_dir = run_dir
         self._processes_max = min(processes_max or processes_by_memory(), options.PROCESSES_MAX)
-        # Keys are incarnations, in endpoints and lease tokens: begun at random, so that the next life has others.
+        # Keys are incarnations, in endpoints and lease tokens. They begin at random, so that the
+        # next broker has others.
         self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
-        self.scan_endpoint = self.endpoint(self.new_key())  # the same for all scan loops that follow each other
+        # each new scan loop uses the same endpoint
+        self.scan_endpoint = self.endpoint(self.new_key())
         self.changes = 0
-        """Processes that were started, ended, or asked for details: what takes memory here."""
+        """Processes that were started, ended, or asked for details: all that takes memory here."""
         self._stop_deadlines: dict[int, int] = {}
         self._looked_ns = 0
         self._starts_until_ns = 0
@@ -43,7 +46,7 @@ class Processes:
 
     @property
     def children(self) -> Mapping[int, Child]:
-        """Those that live, by key."""
+        """Living processes by key."""
         return self.table.children
 
     def new_key(self) -> int:
@@ -54,7 +57,7 @@ class Processes:
         return f"ipc://{self._run_dir}/{number}"
 
     def send(self, child: Child, message: p.Wire) -> bool:
-        """Return False where its connection is gone or full."""
+        """Return False if the connection of the child is gone or full."""
         return self._port.send(child.envelope, message)
 
     # Starting
@@ -70,7 +73,10 @@ class Processes:
             raise (OutOfFiles if is_out_of_files(error) else ZsqError)(E_LIMIT, text) from None
 
     def check_room(self, count: int, what: str) -> None:
-        """`Refused` E_LIMIT where a new topic or channel would pass the limit. Those that are there start again whatever it is."""
+        """Raise `Refused` (E_LIMIT) if a new topic or channel would exceed the limit.
+
+        Existing ones are started again regardless of it.
+        """
         limit = self._processes_max
         if len(self.children) + count > limit:
             text = f"no room for {what}: this broker runs at most {limit} processes (a topic is 2, a channel 1)"
@@ -83,14 +89,17 @@ class Processes:
         self._starts_until_ns, self.more_to_start = now_ns + options.STARTS_TURN_MS * 1_000_000, False
 
     def may_start(self) -> bool:
-        """Return True if this turn has time for another start of a channel. If not, the next turn comes at once."""
+        """Return True if this turn has time for another start of a channel.
+
+        If not, the next turn follows at once.
+        """
         self.more_to_start = self.more_to_start or time.monotonic_ns() >= self._starts_until_ns
         return not self.more_to_start
 
     # Stopping
 
     def stop_child(self, child: Child) -> None:
-        """Ask it to end; kill it when it does not within its time."""
+        """Ask a child to end. It is killed if it does not end within its time."""
         if child.told_to_stop:
             return
         child.told_to_stop = True
@@ -109,12 +118,12 @@ class Processes:
             self.kill(child)
 
     def ended(self, child: Child) -> None:
-        """Note that it is gone."""
+        """Note that a child is gone."""
         self._stop_deadlines.pop(child.spec.key, None)
         self.changes += 1
 
     def kill_late(self) -> None:
-        """Kill who did not stop, or did not start, in time."""
+        """Kill children that did not stop, or did not start, in time."""
         now = time.monotonic_ns()
         for key, deadline in list(self._stop_deadlines.items()):
             if now > deadline:

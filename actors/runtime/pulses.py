@@ -1,7 +1,8 @@
-"""Pulses: the shapes of what processes report once a second, and of the details that they report when they are asked.
+"""Pulses: the reports that processes send once a second, and the details that they send on request.
 
-Each shape adds to what `transport/reports.py` shows of it what only the supervisor reads. A pulse is empty until its process has reported
-for the first time, and details are empty where the process did not answer in time: so both are read with `get`.
+Each shape adds the fields that only the supervisor reads to a shape of `transport/reports.py`. A
+pulse is empty until its process has reported for the first time. Details are empty if the process
+did not answer in time. So both are read with `get`.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class OrderingPulse(TypedDict):
 
 
 class TopicPulse(OrderingPulse):
-    """`end`: where what channels may see ends; `head`: where the log ends."""
+    """A topic's pulse. `end` is where channels must stop reading; `head` is the end of the log."""
 
     head: int
     end: int
@@ -46,7 +47,7 @@ class TopicPulse(OrderingPulse):
 
 
 class SupplyPulse(SupplyFacts):
-    """`emptied`: ranges of offsets that an `empty` took out."""
+    """A supply's pulse; `emptied` are the ranges of offsets that an `empty` removed."""
 
     emptied: Sequence[tuple[int, int]]
     deferred_full: bool
@@ -59,7 +60,11 @@ class DeliveryPulse(SupplyPulse, DeliveryFacts):
 
 
 class ChannelPulse(DeliveryPulse, ChannelFacts):
-    """`latency_recent`: half, 95% and 99% of what was finished lately took at most so many ns; empty for nothing."""
+    """A channel's pulse.
+
+    `latency_recent` are the median, the 95th and the 99th percentile of recent finishes in ns;
+    it is empty if there were none.
+    """
 
     rates_recent: Rates
     latency_recent: Sequence[int]
@@ -67,7 +72,7 @@ class ChannelPulse(DeliveryPulse, ChannelFacts):
 
 
 class RetentionPulse(RetentionFacts):
-    """`topic_full`: why publishes are refused because of it, "" while they are not."""
+    """A retention's pulse; `topic_full` is the reason why it refuses publishes, or ""."""
 
     topic_full: str
 
@@ -88,7 +93,7 @@ class StagesPulse(StageFacts):
 
 
 class StagingPulse(StagesPulse):
-    """`entered_bytes`: of the blocks that commits of transactions put into the topic."""
+    """A staging's pulse; `entered_bytes` counts blocks that entered the log without the topic."""
 
     transactions: int
     entered_bytes: int
@@ -96,8 +101,11 @@ class StagingPulse(StagesPulse):
 
 
 class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, StagingPulse):
-    """`waiting`: from where on messages wait for a first channel; `oldest_ns`: when the oldest unfinished message of each channel was
-    stored, and of all together as ""."""
+    """A storage's pulse.
+
+    `waiting` is the offset from which messages wait for a first channel. `oldest_ns` is the time
+    when each channel's oldest unfinished message was stored, and under "" that of the whole topic.
+    """
 
     appends: int
     head: int
@@ -118,7 +126,11 @@ class TopicDetails(TypedDict, total=False):
 
 
 class ChannelDetails(LeftOut, total=False):
-    """`latency_bins`: keys of the latency sketch, and how many messages each has; these of several channels can be added."""
+    """A channel's details.
+
+    `latency_bins` are the keys of the latency sketch and the number of messages of each. The
+    bins of several channels can be added.
+    """
 
     clients: Sequence[ConsumerReport]
     latency_bins: tuple[Sequence[int], Sequence[int]]
@@ -126,7 +138,7 @@ class ChannelDetails(LeftOut, total=False):
 
 
 class NsqClientReport(ProducerStats):
-    """A client of an NSQ gateway. `label`: what its channel calls it."""
+    """A client of an NSQ gateway; `label` is its name in the channel."""
 
     topic: str
     channel: str

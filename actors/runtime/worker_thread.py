@@ -1,4 +1,4 @@
-"""A thread of an actor, reached over inproc: jobs go in, results come out, the actor's loop is woken by a socket."""
+"""Worker threads of an actor: jobs and results over inproc, and a socket that wakes the loop."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import zmq
 
 
 class Jobs(Protocol):
-    """What the parts of an actor need of a worker thread."""
+    """The interface of a worker thread for the parts of an actor."""
 
     @property
     def pending(self) -> int: ...
@@ -22,7 +22,10 @@ class Jobs(Protocol):
 
 
 class WorkerThread:
-    """Runs one job at a time, in order. `results` holds (job's tag, value or exception) once `socket` is readable."""
+    """Runs one job at a time, in order.
+
+    `results` holds (job's tag, value or exception) once `socket` is readable.
+    """
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], name: str) -> None:
         self.socket = context.socket(zmq.PAIR)
@@ -41,7 +44,7 @@ class WorkerThread:
         self.socket.send(b"")
 
     def results(self) -> list[tuple[Any, Any]]:
-        """Take what is finished; call it when the socket is readable."""
+        """Take the finished jobs. Call it when the socket is readable."""
         found = []
         while self.socket.poll(0):
             self.socket.recv()
@@ -59,13 +62,13 @@ class WorkerThread:
             tag, function = job
             try:
                 value = function()
-            except Exception as error:  # handed to the actor's loop, which knows what it means
+            except Exception as error:  # passed to the actor's loop, which knows what it means
                 value = error
             self._results.append((tag, value))
             self._inner.send(b"")
 
     def close(self) -> None:
-        """Ends after the jobs before it."""
+        """End the thread after the jobs submitted before."""
         self._jobs.append(None)
         self.socket.send(b"")
         self._thread.join()
@@ -73,7 +76,7 @@ class WorkerThread:
 
 
 class LazyThread:
-    """A worker thread that `make` makes with the first job; most topics never need it."""
+    """A worker thread that starts with its first job; most topics never need it."""
 
     def __init__(self, make: Callable[[], WorkerThread]) -> None:
         self._make = make

@@ -1,10 +1,12 @@
-"""How a channel's settings are made and changed, and where its dead letters go; the settings are in `transport/settings.py`. Pure.
+"""Channels' settings: how they are made and changed, and where dead letters go. Pure.
 
-A setting that was not made follows the default; what was made lies in the channel's row, durable, and holds for all its consumers:
-competing consumers with settings of their own would finish for each other what the other wants. A fixed setting is chosen when the
-channel is made and stays: what was skipped or handed out by the old rule cannot be taken back.
+The settings are declared in `transport/settings.py`. A setting that was not made follows the
+default. Settings that were made are durable in the channel's row and apply to all its consumers:
+competing consumers with different settings would finish messages that another one wants. A fixed
+setting is chosen when the channel is made and never changes: messages that the old rule skipped or
+delivered cannot be taken back.
 
-`start` is no setting: it says once where a new channel begins.
+`start` is not a setting: it says once where a new channel begins.
 """
 
 from __future__ import annotations
@@ -35,18 +37,21 @@ class StartTime(TypedDict):
 
 
 Start = StartTime | str | int | None
-"""Where a channel starts: "earliest", "latest", an offset or a time."""
+"""The place where a channel starts: "earliest", "latest", an offset or a time."""
 
 
 def resolve(own: Mapping[str, object]) -> ChannelSettings:
-    """The settings as they hold. `UsageError` E_BAD_ARGUMENT for what makes no sense."""
+    """Return the settings with defaults.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) for unknown names and invalid values.
+    """
     unknown = own.keys() - {*NAMES}
     check(not unknown, f"a channel has no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(NAMES)}")
-    return ChannelSettings(**cast("dict[str, Any]", own))  # which checks each value
+    return ChannelSettings(**cast("dict[str, Any]", own))  # checks each value
 
 
 def made(asked: Mapping[str, object], topic: str = "", channel: str = "") -> tuple[dict[str, SettingValue], Start]:
-    """(a new channel's own settings, where it starts), checked."""
+    """Return a new channel's settings and where it starts, both checked."""
     own: dict[str, Any] = {str(name): value for name, value in asked.items() if value is not None and name != START}
     _checked(own, topic, channel)
     start = asked.get(START)
@@ -59,7 +64,10 @@ def made(asked: Mapping[str, object], topic: str = "", channel: str = "") -> tup
 
 
 def changed(own: Mapping[str, object], changes: Mapping[str, object], topic: str = "", channel: str = "") -> dict[str, SettingValue]:
-    """A channel's own settings after these changes; None takes one back to its default. `UsageError` where that cannot be."""
+    """Return a channel's settings after these changes; None resets one to its default.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) if a change is not possible.
+    """
     after: dict[str, Any] = {str(name): value for name, value in {**own, **changes}.items() if value is not None}
     now = resolve(own)
     then = _checked(after, topic, channel)
@@ -70,7 +78,10 @@ def changed(own: Mapping[str, object], changes: Mapping[str, object], topic: str
 
 
 def check_same(own: Mapping[str, object], asked: Mapping[str, object], channel: str) -> None:
-    """Who subscribes to a channel that is there must not take it for another one. `UsageError` E_BAD_ARGUMENT."""
+    """Raise `UsageError` (E_BAD_ARGUMENT) if the channel has other fixed settings.
+
+    A client that subscribes to an existing channel must not take it for another one.
+    """
     wanted = {name: asked[name] for name in FIXED if asked.get(name) is not None}
     now = resolve(own)
     then = resolve({**own, **wanted})
@@ -80,17 +91,27 @@ def check_same(own: Mapping[str, object], asked: Mapping[str, object], channel: 
 
 
 DEAD_LETTERS: Final = "dead letters"
-"""Who makes a topic for them, in the audit log. A channel's setting names it, so no rule about first use (`--auto-create`) forbids it."""
+"""The user in the audit log who makes a topic for dead letters.
+
+A channel's setting names that topic, so no rule about first use (`--auto-create`) forbids it.
+"""
 
 
 def default_dead_letter_topic(topic: str, channel: str) -> str:
-    """Where dead letters go that were not sent elsewhere. Other topics and channels may have the same one (`dead_letter_topics.py`)."""
+    """Return the dead-letter topic of a channel that names none.
+
+    Other topics and channels may have the same one (`dead_letter_topics.py`).
+    """
     return f"{topic}.{channel}.dead".replace("#ephemeral", "")
 
 
 def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> str:
-    """Where dead letters of this channel go. `UsageError` where they cannot go there: the name is too long, or it is of a topic in
-    memory, which the next restart of the broker empties, while the channel is durable."""
+    """Return the topic to which dead letters of this channel go.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) if they cannot go there: the name is too long, or the
+    topic is in memory and loses its messages when the broker restarts, while the channel is
+    durable.
+    """
     name = settings.dead_letter_topic or default_dead_letter_topic(topic, channel)
     check(
         name != topic,
@@ -105,7 +126,11 @@ def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> st
 
 
 def _checked(own: dict[str, object], topic: str, channel: str) -> ChannelSettings:
-    """Give tags their one spelling. `UsageError` for settings that a channel of these names cannot have; "" where they are not known."""
+    """Check the settings, and write tags in their normal form.
+
+    Raises `UsageError` for settings that a channel with these names cannot have. Empty names are
+    not checked.
+    """
     found = resolve(own)
     if "tags" in own:
         own["tags"] = found.tags

@@ -1,4 +1,4 @@
-"""Whom a topic is closed to: first to publishers, so that it can be drained, then to consumers too, so that it can be deleted. Pure.
+"""Closing of topics: to publishers, to drain a topic, then to consumers, to delete it. Pure.
 
 | state | close to publishers | close to consumers | open to publishers | open to consumers |
 |---|---|---|---|---|
@@ -6,13 +6,15 @@
 | draining: no publishes, channels go on | draining | closed | open | draining |
 | closed: no publishes, no consumers | closed | closed | open | draining |
 
-There is no state "closed to consumers only": what would come in meanwhile could never be drained, and who wants to hold consumers
-for a while pauses. So closing to consumers closes to publishers too, and opening to publishers opens to consumers too.
+There is no state "closed to consumers only": messages that came meanwhile could never be drained. A
+pause holds consumers for a while. So closing to consumers closes to publishers too, and opening to
+publishers opens to consumers too.
 
-The state is durable in the registry's row before any actor hears of it. Topic, storage and channels are told by an order, and started
-with it: whichever of them dies in between comes back with what the row says.
+The state is durable in the registry's row before any actor hears of it. Topic, storage and channels
+receive it by an order, and each start includes it. An actor that dies in between comes back with
+the state of the row.
 
-Delayed messages that were taken before still become due: they were acknowledged.
+Delayed messages that were accepted before still become due: they were acknowledged.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from ...transport.errors import E_BAD_ARGUMENT, UsageError
 OPEN: Final = ""
 DRAINING: Final = "publishers"
 CLOSED: Final = "consumers"
-STATES: Final = (OPEN, DRAINING, CLOSED)  # as the registry's row and the statistics say it: whom it is closed to, at most
+# values in the registry's row and in statistics: the last side that is closed
+STATES: Final = (OPEN, DRAINING, CLOSED)
 ACTIONS: Final = ("close", "open")
 SIDES: Final = ("publishers", "consumers")
 
@@ -55,7 +58,10 @@ TO_CONSUMERS: Final = "the topic is closed to consumers; have it opened to them 
 
 
 def after(state: str, action: str, options: Mapping[str, object]) -> str:
-    """The state after Manage `close` or `open`, by its option `to` (default: publishers). `UsageError` E_BAD_ARGUMENT."""
+    """Return the state after Manage `close` or `open`; its option `to` is "publishers" by default.
+
+    Raises `UsageError` (E_BAD_ARGUMENT).
+    """
     to = options.get("to", "publishers")
     if not isinstance(to, str) or to not in SIDES:
         raise UsageError(E_BAD_ARGUMENT, f"a topic is closed or opened to {' or '.join(SIDES)}, not to {repr(to)[:40]}")

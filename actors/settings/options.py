@@ -1,15 +1,12 @@
-"""Every tunable of the broker, with its unit, default and reason. Pure.
+"""Options: every tunable of the broker, with its unit, default and reason. Pure.
 
-`AlarmOptions`: from which backlog on an alarm is raised, and who receives it.
+`AlarmOptions` say which backlog raises an alarm, and who receives it. `NsqOptions`,
+`HttpOptions` and `TlsOptions` are for the gateways for NSQ and HTTP; their names and defaults are
+nsqd's where nsqd has them (docs/coming-from-nsq.md compares them). `SecurityOptions` say who may
+connect.
 
-Secrets never stand in a command line, where every user of the machine can read them: see
+Secrets are never part of a command line, where every user of the machine can read them: see
 `apps/cli/run/option_table.py`.
-
-`NsqOptions`, `HttpOptions`, `TlsOptions`: the gateways for NSQ and HTTP.
-
-The names and defaults are nsqd's wherever it has them; docs/coming-from-nsq.md sets them side by side.
-
-`SecurityOptions`: who may connect.
 """
 
 from __future__ import annotations
@@ -25,17 +22,21 @@ from ...transport.block.block_format import MESSAGE_BYTES_MAX
 from ...transport.settings import check
 from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
 
-HOLD_S: Final = 10.0  # above or below for so long until it counts
+HOLD_S: Final = 10.0  # a backlog counts when it is above or below for this time
 HOLD_S_MAX: Final = 86_400.0
-RECEIVERS_MAX: Final = 16  # a thread each
+RECEIVERS_MAX: Final = 16  # each has a thread
 _BEHIND_HOST: Final = re.compile(r"[/?#\\;\s]")
 
 
 @dataclass(frozen=True, slots=True)
 class AlarmOptions:
-    """`depth`, `age_s`: thresholds of channels that have none of their own, -1: none. `hold_s`: how long a backlog is above (or, to be
-    cleared, below) before that is told. `webhooks`: URLs that get a JSON POST, with `webhook_token` as bearer. `commands`: argv
-    each, JSON on stdin."""
+    """Thresholds and receivers of alarms.
+
+    `depth` and `age_s` are the thresholds of channels that set none; -1 is none. A backlog must
+    be above (to clear the alarm: below) for `hold_s` before it is reported. `webhooks` are URLs
+    that get a JSON POST with `webhook_token` as bearer. Each of `commands` is an argv that gets
+    JSON on stdin.
+    """
 
     depth: int = -1
     age_s: float = -1
@@ -71,7 +72,7 @@ def check_url(url: str) -> None:
 
 
 def shown_url(url: str) -> str:
-    """Scheme and host: of many services the rest is the secret."""
+    """Return scheme and host: for many services the rest is the secret."""
     scheme, _, rest = url.partition("://")
     host = _BEHIND_HOST.split(rest, maxsplit=1)[0].rpartition("@")[2]
     return f"{scheme[:10]}://{host[:100]}" if rest else "a URL without a scheme"
@@ -83,7 +84,10 @@ HTTP_LISTEN: Final = "127.0.0.1:4151"
 
 @dataclass(frozen=True, slots=True)
 class TlsOptions:
-    """Paths of PEM files; `client_auth`: "", "require" or "require-verify"; `required`: "", "true" or "tcp-https"."""
+    """TLS of a gateway: paths of PEM files and modes.
+
+    `client_auth` is "", "require" or "require-verify"; `required` is "", "true" or "tcp-https".
+    """
 
     cert: str = ""
     key: str = ""
@@ -95,7 +99,11 @@ class TlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class NsqOptions:
-    """`listen`: HOST:PORT or unix:PATH, each; `given`: a person said so, and what cannot be had is an error, not a warning. Times in ms."""
+    """Options of the NSQ gateway; times are in ms.
+
+    Each of `listen` is HOST:PORT or unix:PATH. `given` means that a person set it: then an
+    address that cannot be used is an error and not a warning.
+    """
 
     listen: tuple[str, ...] = (NSQ_LISTEN,)
     given: bool = False
@@ -117,7 +125,7 @@ class NsqOptions:
     broadcast_address: str = ""
     broadcast_tcp_port: int = 0
     broadcast_http_port: int = 0
-    http_port: int = 0  # where the HTTP gateway beside it listens; 0 without one
+    http_port: int = 0  # port of the HTTP gateway of this broker; 0 without one
     topology_region: str = ""
     topology_zone: str = ""
     connections_max: int = 10_000
@@ -125,10 +133,12 @@ class NsqOptions:
 
 @dataclass(frozen=True, slots=True)
 class HttpOptions:
-    """`listen`: HOST:PORT; `given` as above; `nsq`: what /info, /lookup and /nodes say of the NSQ gateway beside this one, None without.
+    """Options of the HTTP gateway.
 
-    `tls_cert`, `tls_key`: paths of PEM files, both or none. `allowed_hosts`: names under which clients may call, besides those of this
-    machine. `console`: the folder of the console's static files, "" for none.
+    `listen` is HOST:PORT; `given` is as above. `nsq` is the NSQ gateway that /info, /lookup and
+    /nodes describe, None without one. `tls_cert` and `tls_key` are paths of PEM files, both or
+    none. `allowed_hosts` are names by which clients may call, besides those of this machine.
+    `console` is the folder of the console's static files, "" for none.
     """
 
     listen: str = HTTP_LISTEN
@@ -142,10 +152,12 @@ class HttpOptions:
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """Paths, so that what they hold is read by the process that needs it and is in no message.
+    """Access control, as paths, so that only the process that needs a file reads it.
 
-    `access_file`: who may do what (`access.py`), "" for everybody everything. `curve_key_file`: the ZeroMQ gateway's own key pair, made by
-    `zsq keys server`; with it its clients must encrypt. `insecure`: listen beyond loopback without authentication.
+    No message contains the secrets. `access_file` holds the rules (`access.py`); "" allows
+    everything to every client. `curve_key_file` is the key pair of the ZeroMQ gateway, made by `zsq
+    keys server`; with it, clients must encrypt. `insecure` allows listening beyond loopback without
+    authentication.
     """
 
     access_file: str = ""
@@ -156,121 +168,161 @@ class SecurityOptions:
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 
-AUTO_CREATE: Final = ("always", "publishers", "never")  # on whose first use topics are made; by never, channels neither
-SYNC_INTERVAL_MS: Final = 100  # `interval`: EQueue's number; NSQ waits 2 s
+# whose first use creates topics; with never, channels are not created either
+AUTO_CREATE: Final = ("always", "publishers", "never")
+SYNC_INTERVAL_MS: Final = 100  # mode `interval`: EQueue's value; NSQ waits 2 s
 
 # Channel
-WINDOW_BYTES_MAX: Final = 4 * MIB  # blocks a channel holds ahead of its consumers: 20 of 200 KB hide a hop's latency
-CACHE_BYTES_MAX: Final = 4 * MIB  # blocks kept for messages that are requeued; older ones are read from storage again
-CORRUPT_MAX: Final = 10  # blocks that a channel finds changed in its memory within CORRUPT_S; beyond it the process ends and starts anew
+WINDOW_BYTES_MAX: Final = 4 * MIB  # blocks ahead of consumers: 20 of 200 KB hide a hop's latency
+# blocks kept for requeued messages; older ones are read from storage
+CACHE_BYTES_MAX: Final = 4 * MIB
+# blocks changed in a channel's memory within CORRUPT_S; beyond it the process is restarted
+CORRUPT_MAX: Final = 10
 CORRUPT_S: Final = 60
-HOLE_ROWS_MAX: Final = 10_000  # beyond it no new messages are taken until old ones are done
-DEFERRED_ROWS_MAX: Final = 10_000_000  # requeued with a delay, on disk: about 200 bytes each; beyond it no new messages are taken
-DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2  # deferred rows that are due come back while fewer are held, so that new messages still come
-DUE_ROWS_MAX: Final = 1_000  # of one answer
-DUE_LATEST_NS: Final = (REQUEUE_DELAY_MS_MAX + 60_000) * 1_000_000  # no requeue is due later; a minute for clocks that are set
-PROMISED_MAX: Final = 50_000  # messages to be delivered again whose next number one commit promises; the rest of a long run waits
-PROMISED_ROWS_LOW: Final = 4_000  # rows (and half of those messages) that are ready; while there are more, nothing is promised
-SAVE_ROWS_MAX: Final = 50_000  # of one frame: 36 bytes a row at most, so under 2 MB
-SAVE_PAGES_MAX: Final = 200  # of one commit; what a channel holds of a few million in flight, every second one answered
+HOLE_ROWS_MAX: Final = 10_000  # beyond it no new messages are delivered until old ones are finished
+# requeued with a delay, on disk, about 200 bytes each; beyond it no new messages are delivered
+DEFERRED_ROWS_MAX: Final = 10_000_000
+# due deferred rows are read only while fewer are held, so that new messages are still delivered
+DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2
+DUE_ROWS_MAX: Final = 1_000  # rows of one answer
+# no requeue is due later; includes a minute for clocks that are set
+DUE_LATEST_NS: Final = (REQUEUE_DELAY_MS_MAX + 60_000) * 1_000_000
+# redeliveries whose attempt number one commit records; the rest of a long range waits
+PROMISED_MAX: Final = 50_000
+# while more rows are ready, or half of those messages, nothing more is recorded
+PROMISED_ROWS_LOW: Final = 4_000
+SAVE_ROWS_MAX: Final = 50_000  # rows of one frame: 36 bytes each at most, so under 2 MB
+# pages of one commit: enough for a few million in flight with every second one answered
+SAVE_PAGES_MAX: Final = 200
 SAVE_INTERVAL_MS: Final = 200  # a cursor's changes are committed a few times a second
-GATHER_COUNT_MAX: Final = 1_000  # messages of one delivery that do not lie together
+GATHER_COUNT_MAX: Final = 1_000  # messages of one delivery that are not contiguous
 GATHER_BYTES_MAX: Final = 1 * MIB
-LOOKS_MAX: Final = 20_000  # messages that a channel passes in one turn of its loop, looking which of them it wants: some 2 ms
-LOOK_BLOCK: Final = 10  # ... as so many of them counts a block
-ORDERED_PARKED_MAX: Final = 50_000  # messages that an ordered channel passes before it may send them: up to 10 MB
-ORDERED_AHEAD: Final = 2_000  # ... that may be sent: with so many at hand it does not look farther ahead
-ORDERED_BUSY: Final = 64  # messages that are out or could be: with fewer it looks beyond what its blocks on the shelf hold
-ORDERED_LOOK: Final = 4  # to sort a message counts as so many looks (LOOKS_MAX): its key is hashed
-ORDERED_ALONE: Final = 64  # messages without a key that lie together go without being gathered
-ORDERED_MISSED_MAX: Final = 64  # of one delivery, whose blocks have to be read first
-ORDERED_READ_BYTES: Final = 256 * KIB  # of one read for what is parked: it lies close together, unlike what comes again
-ORDERED_DEFERRED_ROWS_MAX: Final = 100_000  # requeued with a delay: they are sorted before a start can go on
+LOOKS_MAX: Final = 20_000  # messages that a channel filters in one turn of its loop: about 2 ms
+LOOK_BLOCK: Final = 10  # a block counts as this many messages of LOOKS_MAX
+# messages that an ordered channel reads before it may send them: up to 10 MB
+ORDERED_PARKED_MAX: Final = 50_000
+# with this many messages ready to send, an ordered channel reads no farther
+ORDERED_AHEAD: Final = 2_000
+# with fewer messages in flight or ready, it reads beyond the blocks that it holds
+ORDERED_BUSY: Final = 64
+ORDERED_LOOK: Final = 4  # sorting a message counts as this many of LOOKS_MAX: its key is hashed
+# this many contiguous messages without a key are sent without being gathered
+ORDERED_ALONE: Final = 64
+ORDERED_MISSED_MAX: Final = 64  # messages of one delivery whose blocks must be read first
+# one read for parked messages, which lie close together, unlike redeliveries
+ORDERED_READ_BYTES: Final = 256 * KIB
+ORDERED_DEFERRED_ROWS_MAX: Final = 100_000  # requeued with a delay; a start must sort them first
 FETCHES_MAX: Final = 4  # outstanding reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
-DYING_TEXT_MAX: Final = 1 * MIB  # characters of errors kept for messages on their way to the dead letters; beyond it they go without
-DEAD_TICK_MS: Final = 100  # a channel with dead letters on their way looks after its link so often
-DEAD_RETRY_S: Final = 1.0  # until dead letters that were refused (a full topic, a full disk) are tried again; doubled by each try
+# characters of error texts kept for dead letters under way; beyond it they are sent without
+DYING_TEXT_MAX: Final = 1 * MIB
+DEAD_TICK_MS: Final = 100  # interval of checks of the link while dead letters are under way
+# delay before refused dead letters (a full topic or disk) are tried again; each try doubles it
+DEAD_RETRY_S: Final = 1.0
 DEAD_RETRY_S_MAX: Final = 30.0
-DEAD_SILENT_S: Final = 5.0  # an answer that takes longer is said in health
-DEAD_IDLE_S: Final = 10.0  # a channel's link to its dead-letter topic is closed so long after its last dead letter
-DEAD_STOP_S: Final = 1.0  # a channel that ends waits so long for dead letters on their way, so that they do not come twice
-PEEK_MAX: Final = 1_000  # messages of each kind that a peek names: its answer is one small frame
-CONSUMER_LATENCIES_MAX: Final = 200  # consumers of a channel that get percentiles of their own: 20 KB each while they finish
-CONSUMER_LATENCY_SLOT_S: Final = 120  # coarser than the channel's: a fifth of its memory; the window reaches over 10 to 12 minutes
-CONSUMER_BYTES_MAX: Final = 16 * MIB  # delivered to one consumer and unanswered: credit counts messages, memory counts bytes
+DEAD_SILENT_S: Final = 5.0  # a longer wait for an answer is shown in health
+# the link to the dead-letter topic is closed this long after the last dead letter
+DEAD_IDLE_S: Final = 10.0
+# a channel that ends waits this long for dead letters under way, so that they do not come twice
+DEAD_STOP_S: Final = 1.0
+PEEK_MAX: Final = 1_000  # messages of each kind in a peek: its answer is one small frame
+# consumers of a channel with separate percentiles: 20 KB each while they finish
+CONSUMER_LATENCIES_MAX: Final = 200
+# coarser than the channel's: a fifth of its memory; the window is 10 to 12 minutes
+CONSUMER_LATENCY_SLOT_S: Final = 120
+# in flight to one consumer: ready counts limit messages, this limits memory
+CONSUMER_BYTES_MAX: Final = 16 * MIB
 
 # Ephemeral channels and topics: in memory
-EPHEMERAL_UNUSED_S: Final = 60.0  # a channel to which no consumer came; one that had some ends with the last
-EPHEMERAL_DEFERRED_ROWS_MAX: Final = 100_000  # of a channel, in storage's memory: some 30 MB
-EPHEMERAL_BYTES_MAX: Final = 64 * MIB  # of a topic's messages that are not finished, and again of those kept to be read again
-EPHEMERAL_SHARE: Final = 8  # ... or this part of the memory file system, where that is less
-EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB  # a smaller memory file system is not used: one topic would fill it
+EPHEMERAL_UNUSED_S: Final = 60.0  # a channel that never had a consumer; others end with the last
+EPHEMERAL_DEFERRED_ROWS_MAX: Final = 100_000  # rows of a channel, in storage's memory: about 30 MB
+# a topic's unfinished messages; as much again for those kept to be read again
+EPHEMERAL_BYTES_MAX: Final = 64 * MIB
+EPHEMERAL_SHARE: Final = 8  # or this part of the memory file system, if that is less
+# a smaller memory file system is not used: one topic would fill it
+EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB
 
 # Topic
-RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; the others read from storage
-CREDIT_POOL_BYTES: Final = 256 * MIB  # all producers' unanswered blocks together
-CREDIT_BYTES: Final = 8 * MIB  # one producer's
+RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; others read storage
+CREDIT_POOL_BYTES: Final = 256 * MIB  # unanswered blocks of all producers
+CREDIT_BYTES: Final = 8 * MIB  # of one producer
 CREDIT_BYTES_MIN: Final = 256 * KIB
-CREDIT_BYTES_LEAST: Final = 16 * KIB  # when the pool is given out, to some 140: so many more as there may be get on, slower
-APPEND_BYTES_MAX: Final = 2 * MIB  # blocks handed to storage as one append
-APPEND_BYTES_LITTLE: Final = 64 * KIB  # less than that waits while another append is on its way
-APPENDS_OUT_MAX: Final = 8  # appends on their way; more wait in the topic and are gathered
-PRODUCERS_MAX: Final = 20_000  # remembered a topic; beyond it the one not used for longest is forgotten
-RECENT_SEQUENCES: Final = 256  # answers remembered for repeated blocks, by producer
+# when the pool is used up, by about 140 producers, all others get this much and are slower
+CREDIT_BYTES_LEAST: Final = 16 * KIB
+APPEND_BYTES_MAX: Final = 2 * MIB  # blocks sent to storage as one append
+APPEND_BYTES_LITTLE: Final = 64 * KIB  # less than that waits while another append is under way
+APPENDS_OUT_MAX: Final = 8  # appends under way; more blocks wait in the topic and are gathered
+# remembered by a topic; beyond it the least recently used one is forgotten
+PRODUCERS_MAX: Final = 20_000
+RECENT_SEQUENCES: Final = 256  # answers of each producer that are remembered for repeated blocks
 PRODUCER_KEPT_S: Final = 7 * 86_400
 
 # Storage
 CHECKPOINT_INTERVAL_MS: Final = 1_000
-INLINE_SYNC_BYTES_MAX: Final = 64 * KIB  # a small lone append is synced in line: a thread's two wake-ups cost more than it gains
-READ_BYTES_MAX: Final = 4 * MIB  # of one answer to a channel
-READER_BYTES_MAX: Final = 1 * MIB  # of one answer to an offset reader
-READER_ANSWERS_MAX: Final = 32  # unread ones a reader; further ones are dropped, and asked for again
-RETENTION_TICK_MS: Final = 1_000  # space is back within seconds
-RETRY_S_MAX: Final = 60.0  # between tries to start a topic that cannot start
-FILES_RETRY_S: Final = 0.25  # until what found no free descriptor is started again; doubled by each try
+# a small lone append is synced in the loop: two wake-ups of a thread cost more
+INLINE_SYNC_BYTES_MAX: Final = 64 * KIB
+READ_BYTES_MAX: Final = 4 * MIB  # one answer to a channel
+READER_BYTES_MAX: Final = 1 * MIB  # one answer to a reader
+# unread answers of a reader; more are dropped, and the reader asks again
+READER_ANSWERS_MAX: Final = 32
+RETENTION_TICK_MS: Final = 1_000  # space is free again within seconds
+RETRY_S_MAX: Final = 60.0  # longest delay between attempts to start a topic that cannot start
+# delay before an actor that found no free descriptor is started again; each try doubles it
+FILES_RETRY_S: Final = 0.25
 FILES_RETRY_S_MAX: Final = 1.0
-FILES_WAIT_S: Final = 10.0  # who asks for such a topic waits so long before an error comes
+FILES_WAIT_S: Final = 10.0  # a request for such a topic waits this long before it fails
 LOCK_WAIT_S: Final = 10.0
-LAST_WORDS_S: Final = 0.2  # a storage that failed, or who cannot start, ends so much later, that its last words go out
+# an actor that failed ends this much later, so that its last messages are sent
+LAST_WORDS_S: Final = 0.2
 
 # Delayed messages
-DELAYED_MOVE_BYTES: Final = 2 * MIB  # moved to the log at a time: publishers wait no longer than writing it takes
-DELAYED_MOVE_ROWS: Final = 2_000  # ... and in blocks; singles cost 10 microseconds each
-DELAYED_RETRY_NS: Final = 1_000_000_000  # after a full disk
-DELAYED_LOOK_NS: Final = 10_000_000_000  # something waits: its storage is scanned at least so often, in case the wall clock is put forward
+DELAYED_MOVE_BYTES: Final = 2 * MIB  # moved at once: publishers wait no longer than the write takes
+DELAYED_MOVE_ROWS: Final = 2_000  # and in blocks: blocks of one message cost 10 microseconds each
+DELAYED_RETRY_NS: Final = 1_000_000_000  # delay after a full disk
+# longest time between scans while messages wait, in case the wall clock is put forward
+DELAYED_LOOK_NS: Final = 10_000_000_000
 DELAYED_LIST_MAX: Final = 1_000
 DELAYED_LIST_BODY_BYTES: Final = 200
 DELAYED_CANCEL_MAX: Final = 1_000  # keys of one order
-DELAYED_CANCEL_ROWS: Final = 5_000  # rows of one turn, where all are cancelled
-DELAYED_CANCEL_BYTES: Final = 32 * MIB  # ... and in bytes: LMDB reads them all, and publishers wait meanwhile
+DELAYED_CANCEL_ROWS: Final = 5_000  # rows of one step, if all are cancelled
+# and in bytes: LMDB reads them all, and publishers wait meanwhile
+DELAYED_CANCEL_BYTES: Final = 32 * MIB
 
 # Staging
-STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # what all writers may have on their way to one topic
-STAGE_CREDIT_BYTES: Final = 4 * MIB  # one writer's
-STAGE_CREDIT_BYTES_MIN: Final = 64 * KIB  # less than a block of Spark's: one at a time, but the executors of a large cluster all get on
-STAGE_WRITERS_MAX: Final = 256  # with credit at a time; the pool may be passed by those with the least
-STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits so long for pushes that are still on their way
-STAGE_GAP_RETELL_S: Final = 1.0  # what was sent again for a gap may have been lost as well
-STAGE_OPEN_KEPT_S: Final = 15 * 60.0  # a stage that is not used any more, and was not finally sealed
-STAGE_SEALED_KEPT_S: Final = 24 * 3600.0  # ... that was: its driver may be down, and come back to commit it
-STAGES_MAX: Final = 20_000  # of a topic: twice what one commit may name
+STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # blocks under way to one topic, of all writers
+STAGE_CREDIT_BYTES: Final = 4 * MIB  # of one writer
+# less than one of Spark's blocks: one at a time, but all executors of a large cluster make progress
+STAGE_CREDIT_BYTES_MIN: Final = 64 * KIB
+# writers with credit; those with the least credit may exceed the pool
+STAGE_WRITERS_MAX: Final = 256
+STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits this long for pushes that are still under way
+STAGE_GAP_RETELL_S: Final = 1.0  # blocks that were sent again for a gap may be lost too
+# an unused stage that was not finally sealed is kept this long
+STAGE_OPEN_KEPT_S: Final = 15 * 60.0
+# an unused stage that was finally sealed: its driver may come back to commit it
+STAGE_SEALED_KEPT_S: Final = 24 * 3600.0
+STAGES_MAX: Final = 20_000  # of a topic: twice as many as one commit may name
 STAGES_PER_LINK_MAX: Final = 64
 STAGE_LINKS_MAX: Final = 10_000
-STAGE_SEALS_MAX: Final = 16  # of one stage that wait
-STAGE_ANSWERS_MAX: Final = 10_000  # unread ones a writer
+STAGE_SEALS_MAX: Final = 16  # waiting seals of one stage
+STAGE_ANSWERS_MAX: Final = 10_000  # unread answers of a writer
 STAGE_TICK_MS: Final = 250
 STAGE_EXPIRE_MS: Final = 1_000
-STAGE_TURN_BYTES: Final = 4 * MIB  # taken in one turn of the loop: publishers wait no longer than writing it takes
-PUSH_MARK: Final = 128  # pushes of one writer that storage holds unread, should it send more than its credit; more wait with the writer
-assert PUSH_MARK * 256 * KIB <= STAGE_CREDIT_POOL_BYTES  # in blocks of the size that Spark's sink makes
-# Pushes for one storage that a gateway holds; further ones are dropped, and pushed again: above the credit of all but very many writers.
+# written in one turn of the loop: publishers wait no longer than this write takes
+STAGE_TURN_BYTES: Final = 4 * MIB
+# unread pushes of one writer that exceeds its credit; more wait at the writer
+PUSH_MARK: Final = 128
+# for blocks of the size that Spark's sink makes
+assert PUSH_MARK * 256 * KIB <= STAGE_CREDIT_POOL_BYTES
+# Pushes for one storage that a gateway holds. More are dropped, and pushed again. It is above the
+# credit of all writers unless there are very many.
 PUSH_GATEWAY_BYTES: Final = 48 * MIB
-PUSH_GATEWAY_MARK: Final = 10_000  # ... and in number
-PUSH_GATEWAY_MARK_MIN: Final = 32  # however large: one writer's large blocks shall not drop the others' small ones
+PUSH_GATEWAY_MARK: Final = 10_000  # and in number
+# however large: one writer's large blocks must not drop the small ones of others
+PUSH_GATEWAY_MARK_MIN: Final = 32
 assert PUSH_GATEWAY_BYTES > STAGE_CREDIT_POOL_BYTES
 
-# Scan: NSQ's numbers (nsqd's queueScanLoop)
+# Scan: NSQ's values (nsqd's queueScanLoop)
 SCAN_INTERVAL_MS: Final = 100
 SCAN_REFRESH_MS: Final = 5_000
 SCAN_SELECTION: Final = 20
@@ -278,58 +330,77 @@ SCAN_WORKERS_MAX: Final = 4
 SCAN_WORKER_SHARE: Final = 0.25
 SCAN_DIRTY_SHARE: Final = 0.25
 SCAN_ANSWER_MS: Final = 1_000
-SCAN_SOON_MS: Final = 50  # a round waits so long for one that does not answer: half an interval, and many times what an answer takes
-SCAN_REPORT_MS: Final = 250  # for a worker that does not report: it has waited the time above, and is slow or hangs
-SCAN_RECONNECT_MAX_MS: Final = 5_000  # between two attempts to reach one that is down; its end is told
+# a round waits this long for an answer: half an interval, and much longer than an answer takes
+SCAN_SOON_MS: Final = 50
+# for a worker without a report: it has waited SCAN_SOON_MS and is slow or hangs
+SCAN_REPORT_MS: Final = 250
+# between attempts to reach an actor that is down; the supervisor reports its end
+SCAN_RECONNECT_MAX_MS: Final = 5_000
 SCAN_MISSED_MAX: Final = 3
 SCAN_HUNG_S: Final = 10.0
 
 # Processes
-PUBLISHERS_SHOWN: Final = 200  # of one topic, to who asks
+PUBLISHERS_SHOWN: Final = 200  # publishers of one topic in a report
 PULSE_MS: Final = 1_000
-DETAILS_BYTES_MAX: Final = 4 * MIB  # of one actor's details (rows of clients): some 5,000 clients; the others are counted only
-STATS_DETAILS_BYTES_MAX: Final = 8 * MIB  # of all rows of clients and publishers in one answer about the whole broker
-FAILURE_CHARS_MAX: Final = 1_000  # of what an actor says as it fails: it is part of many answers
-RELOAD_S: Final = 10.0  # until an actor that was told new settings has answered; a gateway that has not is started again
-RELOAD_FIRST_S: Final = 1.0  # ... and for the first time: an order is lost where a connection breaks in the same moment
-RELOAD_HEALTH_S: Final = 1.0  # ... and so long it may have the old ones before health is bad
-TELL_SCAN_MS: Final = 20  # between two lists of what there is to be scanned, and a tenth of a millisecond for each that is there
-IDLE_PULSE_MS: Final = 10_000  # of an actor to whom nobody says anything: a thousand idle channels shall cost next to nothing
-REPORT_S: Final = 1.0  # until those who were asked for a pulse have answered, and ...
-REPORT_EACH_S: Final = 0.005  # ... so much for each: an answer with details takes 1.5 ms of a processor
-REPORT_S_MAX: Final = 9.0  # twice it, for who waits for the next gathering, is below a client's patience
-STARTS_MAX: Final = 32  # channels of a topic that are on their way up at a time
-STARTS_TURN_MS: Final = 20  # for starts in one turn of the supervisor: forking one takes 2 ms of it, and 20 and more on a busy machine
-LARGE_CHANGE: Final = 50  # processes started, ended or asked for details, after which the supervisor gives memory back once it is quiet
-MEMORY_LOOK_MS: Final = 5_000  # ... which it looks after so often
+# details of one actor (rows of clients): about 5,000 clients; others are only counted
+DETAILS_BYTES_MAX: Final = 4 * MIB
+# rows of clients and publishers in one answer about the whole broker
+STATS_DETAILS_BYTES_MAX: Final = 8 * MIB
+# characters of an actor's failure text, which is part of many answers
+FAILURE_CHARS_MAX: Final = 1_000
+# an actor must answer new settings within this time; a gateway that does not is restarted
+RELOAD_S: Final = 10.0
+# first repeat of such an order, as a connection that breaks may lose it
+RELOAD_FIRST_S: Final = 1.0
+RELOAD_HEALTH_S: Final = 1.0  # an actor may have old settings this long before health is bad
+# between two lists of actors to scan, plus a tenth of a millisecond for each actor
+TELL_SCAN_MS: Final = 20
+# pulse of an actor without messages: a thousand idle channels must cost almost nothing
+IDLE_PULSE_MS: Final = 10_000
+REPORT_S: Final = 1.0  # time in which all actors must answer a request for pulses
+# plus this for each actor: an answer with details takes 1.5 ms of a processor
+REPORT_EACH_S: Final = 0.005
+# twice this, for requests that wait for the next round, is below a client's timeout
+REPORT_S_MAX: Final = 9.0
+STARTS_MAX: Final = 32  # channels of a topic that start at the same time
+# for starts in one turn of the supervisor: a fork takes 2 ms, and 20 or more on a busy machine
+STARTS_TURN_MS: Final = 20
+# after this many starts, ends and reports, the supervisor gives memory back once it is quiet
+LARGE_CHANGE: Final = 50
+MEMORY_LOOK_MS: Final = 5_000  # interval of that check
 START_TIMEOUT_S: Final = 120.0  # recovery reads the last chunk
 STOP_TIMEOUT_S: Final = 10.0
-STOP_COMMIT_S: Final = 5.0  # a channel that ends waits so long for its last commit: storage may have no space for it
+# a channel that ends waits this long for its last commit: storage may have no space
+STOP_COMMIT_S: Final = 5.0
 RESTARTS_MAX: Final = 20
 RESTARTS_WITHIN_S: Final = 60.0
 PROCESSES_MAX: Final = 2_500
 PROCESSES_MAX_LEAST: Final = 64  # on a machine of any size
-# Of the machine's memory for each process, by default: 6 to 11 MiB are its own, the rest is the page cache's.
+# Memory for each process, by default: it holds 6 to 11 MiB, the rest is for the page cache.
 PROCESS_MEMORY_BYTES: Final = 16 * MIB
 TOPICS_MAX: Final = 10_000
-EMPTIED_MAX: Final = 100  # ranges that a topic was emptied of while paused, and that a channel still has to pass
+# ranges that were emptied while the topic was paused, and that a channel has not reached yet
+EMPTIED_MAX: Final = 100
 CHANNELS_MAX: Final = 1_000
 WAITERS_MAX: Final = 10_000
-ASKED_MAX: Final = 100_000  # questions to the supervisor without an answer; of more the oldest get none
+# unanswered requests to the supervisor; beyond it the oldest get no answer
+ASKED_MAX: Final = 100_000
 SOCKETS_MAX: Final = 16_384
-DRAIN_MAX: Final = 256  # messages taken from one socket in one turn of the loop
+DRAIN_MAX: Final = 256  # messages read from one socket in one turn of the loop
 
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
-    """What `zsq serve` is told.
+    """Options of `zsq serve`.
 
-    `gateway`: host:port of the ZeroMQ gateway, "" for none; `gateway_push`: where it takes what PUSH writers send, "" for the
-    port that `push_listen` chooses. `nsq`, `http`: None for none. `sync`: mode of topics made without one. `auto_create`: one of
-    AUTO_CREATE. `stage_timeout_s`: how long an unused stage is kept, sealed or not; 0: STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S.
-    `retention`: what holds for topics that have no setting of their own, by the names of `transport.settings.Retention`. `processes_max`:
-    how many processes may run when a topic or channel is made; 0: by the machine's memory.
-    `message_bytes_max`: the largest message that is taken.
+    `gateway` is host:port of the ZeroMQ gateway, "" for none. `gateway_push` is its address for
+    PUSH writers, "" for the port that `push_listen` chooses. `nsq` and `http` are None for no
+    gateway. `sync` is the mode of topics made without one. `auto_create` is one of AUTO_CREATE.
+    `stage_timeout_s` is how long an unused stage is kept, sealed or not; 0 is STAGE_OPEN_KEPT_S and
+    STAGE_SEALED_KEPT_S. `retention` applies to topics without settings, by the names of
+    `transport.settings.Retention`. A topic or channel is made only while fewer than `processes_max`
+    processes run; 0 takes the limit from the machine's memory. `message_bytes_max` is the size of
+    the largest message that is accepted.
     """
 
     data_dir: Path
@@ -352,7 +423,11 @@ class ServeOptions:
 
 
 def push_listen(serve_options: ServeOptions) -> str:
-    """host:port for PUSH writers: as told, else 4154 beside the usual 4153, else any free port (0) of the same host."""
+    """Return host:port for PUSH writers.
+
+    It is `gateway_push` if set, port 4154 beside the usual 4153, or any free port (0) of the
+    same host.
+    """
     if serve_options.gateway_push or not serve_options.gateway:
         return serve_options.gateway_push
     host, _, port = serve_options.gateway.rpartition(":")

@@ -1,4 +1,7 @@
-"""What each kind of actor is started with: its endpoints, and what holds for its life. Pickled, it crosses to the actor's process."""
+"""Start values of each kind of actor: endpoints, and settings that do not change while it lives.
+
+They are pickled and sent to the actor's process.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,22 @@ from .options import AlarmOptions, HttpOptions, NsqOptions, SecurityOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActorStart:
-    """`front`: the endpoint where it listens."""
+    """Start values of all actors; `front` is the endpoint where the actor listens."""
 
     front: str = ""
 
     def endpoints(self) -> tuple[str, ...]:
-        """Return all endpoints of its own."""
+        """Return all endpoints at which the actor listens."""
         return (self.front,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageStart(ActorStart):
-    """`create`: the topic is new, and its directory is to be made. `closed`: to publishers."""
+    """Start values of a storage.
+
+    `create` means that the topic is new and its directory must be created. `closed` means closed
+    to publishers.
+    """
 
     reader: str
     stage: str
@@ -48,7 +55,7 @@ class StorageStart(ActorStart):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStart(ActorStart):
-    """`storage`: its endpoint. `closed`: to publishers."""
+    """Start values of a topic; `storage` is an endpoint, `closed` means closed to publishers."""
 
     storage: str
     closed: bool
@@ -57,7 +64,11 @@ class TopicStart(ActorStart):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChannelStart(ActorStart):
-    """`topic`, `storage` and `scan` are endpoints. `made_with`: the settings of a channel that is made now. `closed`: to consumers."""
+    """Start values of a channel.
+
+    `topic`, `storage` and `scan` are endpoints. `made_with` are the settings of a new channel.
+    `closed` means closed to consumers.
+    """
 
     topic: str
     storage: str
@@ -70,13 +81,13 @@ class ChannelStart(ActorStart):
 
 
 def channel_of(start: ActorStart) -> str:
-    """The channel that is started with this; "" for another kind of actor."""
+    """Return the channel that is started with this, or "" for another kind of actor."""
     return start.channel if isinstance(start, ChannelStart) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayStart(ActorStart):
-    """`supervisor`: its endpoint, in the run directory."""
+    """Start values of gateways; `supervisor` is its endpoint in the run directory."""
 
     supervisor: str
     security: SecurityOptions = field(default_factory=SecurityOptions)
@@ -84,7 +95,7 @@ class GatewayStart(ActorStart):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroMqStart(GatewayStart):
-    """`listen` and `push`: "host:port"."""
+    """Start values of the ZeroMQ gateway; `listen` and `push` are "host:port"."""
 
     listen: str
     push: str
@@ -103,7 +114,7 @@ class HttpStart(GatewayStart):
 
 
 class AlarmBroker(TypedDict):
-    """What receivers are told of the broker."""
+    """The description of the broker that receivers of alarms get."""
 
     host: str
     node: int
@@ -113,7 +124,7 @@ class AlarmBroker(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmStart(ActorStart):
-    """`broker`: what receivers are told of it."""
+    """Start values of the alarm teller; `broker` describes the broker to receivers."""
 
     alarms: AlarmOptions
     broker: AlarmBroker
