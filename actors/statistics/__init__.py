@@ -1,1 +1,1 @@
-"""Statistics: what `stats` and the overview show, put together from the actors' reports."""
+"""Statistics: `stats` and the overview, computed from the actors' reports."""

@@ -1,4 +1,4 @@
-"""What statistics read of a broker: a narrow, read-only view, so that they know nothing of the supervisor."""
+"""Broker view: a narrow, read-only view of a broker, instead of the supervisor itself."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TopicFacts(Protocol):
 
 
 class TopicView(Protocol):
-    """A topic and its processes. `channels`: None for one whose process does not run."""
+    """A topic and its processes. `channels` has None for a channel whose process does not run."""
 
     @property
     def name(self) -> str: ...
@@ -75,7 +75,7 @@ _NOT_REPORTED: Final[Mapping[str, object]] = {}
 
 
 def topic_pulse(group: TopicView) -> TopicPulse:
-    """Return what the topic's process reported last: the same object until the next pulse."""
+    """Return the last pulse of the topic's process: the same object until the next pulse."""
     return cast("TopicPulse", group.topic.stats if group.topic is not None else _NOT_REPORTED)
 
 
@@ -108,7 +108,11 @@ class AlarmsView(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class BrokerView:
-    """A broker. `singles`: processes that belong to no topic; `settings_trouble`: which gateways do not have the new settings."""
+    """A broker.
+
+    `singles` are the processes that belong to no topic. `settings_trouble` returns which
+    gateways do not have the new settings.
+    """
 
     node: int
     uuid: str

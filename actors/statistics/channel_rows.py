@@ -1,4 +1,4 @@
-"""What `stats` shows of a topic's channels: their pulses, with what the topic and its storage know better. Pure."""
+"""Channels' rows in `stats`: pulses, corrected by reports of topic and storage. Pure."""
 
 from __future__ import annotations
 
@@ -20,16 +20,20 @@ DEFERRED_FULL: Final = (
     f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait, the most that a channel holds"
     f" ({options.EPHEMERAL_DEFERRED_ROWS_MAX:,} an ephemeral one, {options.ORDERED_DEFERRED_ROWS_MAX:,} an ordered one)"
 )
-# What stands in until its process reports for the first time. Views may read each of these without asking whether it is there.
+# Values until the process reports for the first time. Views may read each of them without a check.
 NOT_REPORTED: Final = {name: value for name, value in defaults("channel").items() if name not in ("channel_name", "health")}
 
 
-# What the supervisor alone reads of them.
+# Fields that only the supervisor reads.
 _NOT_SHOWN: Final = {*ChannelPulse.__annotations__, *ChannelDetails.__annotations__} - {*ChannelStats.__annotations__}
 
 
 def channel_rows(group: TopicView, end: int, wall_ns: int, details: Details | None = None) -> list[ChannelStats]:
-    """`end`: as far as their depth counts. `details`: what channels said who were asked just now, by key."""
+    """Return the rows of a topic's channels.
+
+    `end` is the offset up to which their depth counts. `details` are the answers of channels
+    that were just asked for details, by key.
+    """
     topic, oldest = topic_pulse(group), storage_pulse(group).get("oldest_ns", {})
     coming = 0.0 if topic.get("paused") else float(topic.get("rates", {}).get("message_count", 0.0))
     rows = []
@@ -38,17 +42,22 @@ def channel_rows(group: TopicView, end: int, wall_ns: int, details: Details | No
         asked = details.get(child.spec.key, {}) if child is not None and details else {}
         row = _row(name, stats, asked, end, coming, coming_recent(topic))
         row["oldest_message_age_s"] = age_s(row["depth"] + held(stats), oldest.get(name, 0), wall_ns)
-        up = child is not None and child.state == "up" and "next_offset" in stats  # before its first report nobody knows what it holds
+        # before its first report its content is unknown
+        up = child is not None and child.state == "up" and "next_offset" in stats
         row["health"] = said_of(stats) or "OK" if up else "failed" if name in group.failed_channels() else "starting"
         rows.append(row)
     return rows
 
 
 def _row(name: str, stats: ChannelPulse, asked: Mapping[str, object], end: int, coming: float, recent: float) -> ChannelStats:
-    """`coming`: messages a second that come into the topic, over the last minute; `recent`: over the last ten seconds."""
+    """Return a channel's row.
+
+    `coming` is the rate of messages a second into the topic over the last minute, `recent` over
+    the last ten seconds.
+    """
     found = {**NOT_REPORTED, "channel_name": name, **stats, **asked}
     row = cast("ChannelStats", {name: value for name, value in found.items() if name not in _NOT_SHOWN})
-    # The channel may not have heard of the newest messages: the topic knows the end.
+    # The channel may not know of the newest messages; the topic knows the end.
     if "next_offset" in stats:
         row["depth"] = depth(stats, end)
         row["backend_depth"] = unread(stats.get("window_end", end), end, stats.get("emptied", ()))
@@ -59,49 +68,58 @@ def _row(name: str, stats: ChannelPulse, asked: Mapping[str, object], end: int, 
 
 
 def said_of(stats: ChannelPulse) -> str:
-    """What of a channel's pulse belongs into health, "" for nothing."""
+    """Return the part of a channel's pulse that belongs into health, or ""."""
     found = [DEFERRED_FULL if stats.get("deferred_full") else "", stats.get("dead_letter_alarm", "")]
     return "; ".join(filter(None, found))
 
 
 def held(stats: ChannelPulse) -> int:
-    """Messages that do not wait and are not finished."""
+    """Return the number of messages that do not wait and are not finished."""
     return stats.get("in_flight_count", 0) + stats.get("deferred_count", 0) + stats.get("dying_count", 0)
 
 
 def visible_end(group: TopicView) -> int:
-    """Where what channels may see ends: at a pause, or with the log. Storage may know of a commit that the topic has not heard of."""
+    """Return the end of what channels may see: at a pause, or with the log.
+
+    Storage may know of a commit of which the topic does not know yet.
+    """
     topic = topic_pulse(group)
     end = topic.get("end", 0)
     return end if topic.get("paused") else max(end, storage_pulse(group).get("head", 0))
 
 
 def depth(stats: ChannelPulse, end: int) -> int:
-    """What waits, of a channel that has pulsed."""
+    """Return the number of messages that wait in a channel that has sent a pulse."""
     return unread(stats["next_offset"], end, stats.get("emptied", ())) + stats.get("requeued_waiting", 0)
 
 
 def backlog(group: TopicView, channel: str, stats: ChannelPulse, wall_ns: int) -> dict[str, float | None]:
-    """What alarms look at, of a channel that has pulsed, without the work for a whole row."""
+    """Return the values that alarms watch, for a channel that has sent a pulse.
+
+    This is cheaper than a whole row.
+    """
     oldest_ns = storage_pulse(group).get("oldest_ns", {}).get(channel, 0)
     waits = depth(stats, visible_end(group))
     return {"depth": waits, "age_s": age_s(waits + held(stats), oldest_ns, wall_ns)}
 
 
 def age_s(unfinished: int, oldest_ns: int, wall_ns: int) -> float | None:
-    """How old the oldest of so many messages is, stored at `oldest_ns` (0: that is not known)."""
+    """Return the age of the oldest of `unfinished` messages, which was stored at `oldest_ns`.
+
+    It is None if `oldest_ns` is 0, which means not known.
+    """
     if not unfinished:
         return 0.0
     return round(max(0, wall_ns - oldest_ns) / 1e9, 3) if oldest_ns else None
 
 
 def coming_recent(topic: TopicPulse) -> float:
-    """Messages a second that came into the topic's channels within the last ten seconds."""
+    """Return the rate of messages a second into the topic's channels over the last ten seconds."""
     return 0.0 if topic.get("paused") else float(topic.get("rates_recent", topic.get("rates", {})).get("message_count", 0.0))
 
 
 def drain_s(backlog: int, rates: Mapping[str, float], coming: float) -> float | None:
-    """How long so many messages take, while others come at that rate."""
+    """Return the time to finish a backlog at these rates, or None if it does not shrink."""
     if not backlog:
         return 0.0
     gain = sum(rates.get(name, 0.0) for name in ENDS) - coming

@@ -1,7 +1,9 @@
-"""Fresh pulses of many processes, asked for at once; and the ends of processes that somebody waits for.
+"""Gatherings: requests for fresh pulses of many processes at once, and waits for ends of processes.
 
-A gathering waits a second and a little more for each that is asked, then goes on with what is known. Those who ask the same processes while
-one is on its way share the next: of the one that is there, answers may be older than what they have just been told elsewhere.
+A gathering waits a second and a little more for each process that is asked, then continues with
+the known pulses. If the same processes are requested again while a gathering runs, the requests
+share the next one. The answers of the running one may be older than facts that the clients already
+know.
 """
 
 from __future__ import annotations
@@ -21,19 +23,22 @@ _NS_PER_S: Final = 1_000_000_000
 
 Details = Mapping[int, Mapping[str, object]]  # by the child's key; `pulses.py` has the shapes
 Then = Callable[[bool, Details], None]
-"""Called with whether all have answered (or died), and with what those said who were asked for details."""
+"""Called with True if all have answered or ended, and with the details of those that were asked."""
 
-_Scope = tuple[bool, frozenset[int]]  # with details, whom
+_Scope = tuple[bool, frozenset[int]]  # with details or not, and the children's keys
 
 
 def patience_s(asked: int) -> float:
-    """Each answer costs processor time, and there are fewer processors than processes."""
+    """Return how long to wait for so many answers.
+
+    Each answer costs processor time, and there are fewer processors than processes.
+    """
     return min(options.REPORT_S + options.REPORT_EACH_S * asked, options.REPORT_S_MAX)
 
 
 @dataclass(slots=True, eq=False)
 class _Open:
-    """On its way: whom it waits for until when, and who waits for it."""
+    """A gathering that runs: the processes it waits for, its deadline, and its callbacks."""
 
     waiting: set[int]
     then: list[Then]
@@ -47,14 +52,15 @@ class Gatherings:
         self._processes = processes
         self._request = 0
         self._open: dict[int, _Open] = {}
-        self._of_child: dict[int, set[int]] = {}  # key -> the open ones that wait for it
+        self._of_child: dict[int, set[int]] = {}  # key -> gatherings that wait for it
         self._by_scope: dict[_Scope, int] = {}
-        self._next: dict[_Scope, list[Then]] = {}  # who came while one of that scope was on its way
-        self._waiting = 0  # how many those are
-        self._complete: list[int] = []  # by an end; gone on with in the next tick
+        # callbacks that came while a gathering of that scope ran
+        self._next: dict[_Scope, list[Then]] = {}
+        self._waiting = 0  # the number of those callbacks
+        self._complete: list[int] = []  # completed by the end of a process; closed in the next tick
 
     def gather(self, children: Iterable[Child], then: Then, *, detailed: bool = False) -> None:
-        """Ask for fresh pulses, then go on. `Refused` E_LIMIT."""
+        """Ask for fresh pulses, then call `then`. Raises `Refused` (E_LIMIT)."""
         if len(self._open) + self._waiting >= options.WAITERS_MAX:
             raise Refused(E_LIMIT, "too many questions are on their way already")
         scope = detailed, frozenset(child.spec.key for child in children)
@@ -74,7 +80,7 @@ class Gatherings:
         self._add(_Open(asked, then, time.monotonic_ns() + int(patience_s(len(asked)) * _NS_PER_S), scope=scope))
 
     def after_end(self, child: Child | None, then: Callable[[bool], None], patience: float) -> None:
-        """Go on when the process has ended; with `False` if it does not within so many seconds."""
+        """Call `then` with True when the process has ended, or with False after `patience` s."""
         if child is None or child.state == "ended":
             then(True)
             return
@@ -91,7 +97,7 @@ class Gatherings:
             self._close(request, complete=True)
 
     def reported(self, request: int, key: int, details: Mapping[str, object]) -> None:
-        """A pulse that was asked for."""
+        """Take a pulse that was asked for."""
         one = self._open.get(request)
         if one is None or key not in one.waiting:
             return
@@ -103,7 +109,7 @@ class Gatherings:
             self._close(request, complete=True)
 
     def ended(self, key: int) -> None:
-        """The dead answer nothing."""
+        """Stop waiting for a process that ended."""
         for request in self._of_child.pop(key, ()):
             one = self._open[request]
             one.waiting.discard(key)
@@ -111,7 +117,7 @@ class Gatherings:
                 self._complete.append(request)
 
     def tick(self, now_ns: int) -> None:
-        """Go on where all that was waited for has ended; give up on what takes too long."""
+        """Close gatherings that are complete, and those that take too long."""
         complete, self._complete = self._complete, []
         for request in complete:
             self._close(request, complete=True)
@@ -119,7 +125,7 @@ class Gatherings:
             self._close(request, complete=False)
 
     def stop(self) -> None:
-        """Answer everyone who waits."""
+        """Answer all that wait."""
         following, self._next, self._waiting = self._next, {}, 0
         for request in list(self._open):
             self._close(request, complete=False)

@@ -1,12 +1,14 @@
-"""The whole broker at a glance, from the pulses that the supervisor has at hand: nobody is asked for it.
+"""Overview of the whole broker, from pulses that the supervisor already has; no actor is asked.
 
-It is made to be asked for once a second. A row is made anew only when something it is made of has changed, and an answer has the rows
-that changed since the one whose `version` the asker names; so an idle broker of a thousand channels costs its supervisor next to nothing.
-Rows are lists of numbers, and the answer says once which is which. Ages are not told but the time of the oldest message, which stays as it
-is while nothing happens.
+Clients request it once a second. A row is built again only when one of its sources has changed.
+An answer has the rows that changed since the `version` that the client names. So an idle broker of
+a thousand channels costs its supervisor almost nothing. Rows are lists of numbers, and an answer
+names the fields once. The overview has the time of the oldest message instead of its age: that time
+does not change while nothing happens.
 
-A channel tells where it is once a second, and so does its topic, at another moment: of a depth taken from both, what came in between
-would be a backlog that is none. So the topic's end is counted back by its rate to the moment at which the channel spoke.
+A channel reports its position once a second, and so does its topic, at another moment. A depth
+computed from both would count the messages that came in between as a backlog. So the topic's end is
+reduced, by its rate, to the moment of the channel's report.
 """
 
 from __future__ import annotations
@@ -23,11 +25,11 @@ from .channel_rows import coming_recent, depth, drain_s, held, said_of
 from .schema import ENDS, rows_of
 from .statistics import behind_pause, broker_health, log_head, process_rows, said_of_topic, waiting_count
 
-REFRESH_NS: Final = 200_000_000  # several askers share what was made
+REFRESH_NS: Final = 200_000_000  # several clients share the rows of one refresh
 NOT_KNOWN: Final = -1
 _MS: Final = 1_000_000
 
-# What is told as storage and channels report it: fields, and the statistics that each is made of.
+# Fields that are copied from reports of storage and channels, with the statistics of each.
 _OF_STORAGE: Final = {row.view: row.name for row in rows_of("topic") if row.view and row.counted.startswith("storage/")}
 _COUNTED: Final[dict[str, tuple[str, ...]]] = {
     row.view: tuple(one.name for one in rows_of("channel") if one.view == row.view)
@@ -45,12 +47,12 @@ Row = tuple[Any, ...]
 
 
 class _Known:
-    """A row, what it was made of, and since which version it says so."""
+    """A row, its sources, and the version in which it last changed."""
 
     __slots__ = ("health", "made_of", "row", "stats", "storage", "topic", "version")
 
     def __init__(self) -> None:
-        self.stats = self.topic = self.storage = object()  # a pulse, and none that anybody else has
+        self.stats = self.topic = self.storage = object()  # differs from every pulse
         self.health = ""
         self.made_of: tuple[Any, ...] = ()  # of a topic
         self.row: Row = ()
@@ -62,12 +64,16 @@ class Overview:
         self._view = view
         self._topics: dict[str, _Known] = {}
         self._channels: dict[str, dict[str, _Known]] = {}
-        self._version = time.time_ns() // _MS  # the next life's are higher: who has heard this one gets all of it anew
-        self._whole = self._version  # since which version the same topics and channels are there
+        # higher after each start of the broker, so that clients then get all rows again
+        self._version = time.time_ns() // _MS
+        self._whole = self._version  # the version since which the topics and channels are the same
         self._refreshed_ns = 0
 
     def answer(self, asked: Mapping[str, object]) -> answers.OverviewAnswer:
-        """`since`: the version that the asker has. `processes`, `alarms`: whether these are wanted too."""
+        """Return an overview.
+
+        `since` is the version that the client has. `processes` and `alarms` add these rows.
+        """
         since = asked.get("since", 0)
         unknown = asked.keys() - {"since", "processes", "alarms"}
         if type(since) is not int or unknown:
@@ -83,7 +89,8 @@ class Overview:
         if whole:
             found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if asked.get("processes"):
-            # Without their memory: to look at that of a thousand takes as long as all else here.
+            # Without their memory: reading it for a thousand processes takes as long as all else
+            # here.
             found["processes"] = [{"state": "up", **row} for row in process_rows(self._view, memory=False)]
         if asked.get("alarms"):
             alarms = self._view.alarms
@@ -112,7 +119,7 @@ class Overview:
             self._whole = self._version
 
     def _of_channels(self, group: TopicView, rows: dict[str, _Known]) -> bool:
-        """Whether any of them has changed."""
+        """Refresh the rows of channels. Return True if any has changed."""
         topic, storage = topic_pulse(group), storage_pulse(group)
         failed = group.failed_channels()
         changed = False
@@ -137,7 +144,7 @@ class Overview:
         if row != known.row:
             known.row, known.version = row, self._version
 
-    # What belongs to no topic
+    # The broker
 
     def _broker(self) -> answers.BrokerSummary:
         from ... import __version__
@@ -166,7 +173,7 @@ _NOTHING: Final[Mapping[str, Any]] = {}
 
 
 def _oldest(unfinished: int, oldest_ns: int) -> int:
-    """When the oldest message of so many was stored; 0: there is none."""
+    """Return the time when the oldest of `unfinished` messages was stored, or 0 for no message."""
     return (oldest_ns or NOT_KNOWN) if unfinished else 0
 
 

@@ -1,12 +1,13 @@
-"""The table of statistics: one row for each, from which every view is derived.
+"""Statistics table: one row for each statistic, from which every view is derived.
 
-A new counter of a channel is one row here and one line where it is counted. From the row come the counter itself (`COUNTERS`), its default
-before the first report, its place in `zsq stats` and `--json`, in the overview (console, `zsq top`), in nsqd's `/stats`, in `/metrics`,
-and in the tables of docs/operations.md and docs/http.md. This module imports nothing of the package, so that each process
-may read it. The shapes of whole rows are in `transport/reports.py`.
+A new counter of a channel is one row here and one line where it is counted. The row defines the
+counter itself (`COUNTERS`), its default before the first report, and its place in `zsq stats` and
+`--json`, in the overview (console, `zsq top`), in nsqd's `/stats`, in `/metrics`, and in the tables
+of docs/operations.md and docs/http.md. This module imports nothing of the package, so that each
+process may read it. The shapes of whole rows are in `transport/reports.py`.
 
-The order of the rows is the order of the families in `/metrics`. NSQ's names are used where they mean the same, so that `nsq` is only the
-place of a statistic in nsqd's answer.
+The rows are in the order of the families in `/metrics`. Names are NSQ's where they mean the same,
+so `nsq` is only the position of a statistic in nsqd's answer.
 """
 
 from __future__ import annotations
@@ -17,38 +18,42 @@ Level = Literal["broker", "disk", "gateway", "process", "topic", "publisher", "c
 
 
 class Statistic(NamedTuple):
-    """One statistic of each thing of a level."""
+    """One statistic of a level."""
 
     level: Level
     name: str
-    """In `Admin.stats` and `zsq stats --json`; "" where only other views have it."""
+    """The name in `Admin.stats` and `zsq stats --json`; "" if only other views have it."""
     unit: str
     counted: str
     """The file below actors/ that counts or measures it."""
     help: str
-    """Its meaning, in `/metrics` and in the documentation."""
+    """The meaning, in `/metrics` and in the documentation."""
     metric: str = ""
-    """Its Prometheus name; "" where `/metrics` does not have it."""
+    """The Prometheus name; "" if `/metrics` does not have it."""
     view: str = ""
-    """Its name in the overview; rows of one level with the same name are summed there."""
+    """The name in the overview; rows of one level with the same name are summed there."""
     nsq: int = 0
-    """Its place in nsqd's /stats; 0 where nsqd has none."""
+    """The position in nsqd's /stats; 0 if nsqd does not have it."""
     default: Any = 0
-    """What is shown before its process has reported."""
+    """The value before the process has reported."""
     title: str = ""
-    """The heading of its column in `zsq stats`."""
+    """The heading of the column in `zsq stats`."""
     rare: int = 0
-    """Not 0: columns with this number are shown only where one of them is not 0; they come last, in the order of these numbers."""
+    """The group and position of a rare column, or 0.
+
+    Columns with the same number are shown only if one of them is not 0. They come last, in the
+    order of these numbers.
+    """
     top: str = ""
-    """The heading of its column in `zsq top`, where that is a plain number."""
+    """The heading of the column in `zsq top`, if that is a plain number."""
     durable: bool = False
-    """A counter that a channel keeps on disk."""
+    """True for a counter that a channel keeps on disk."""
     ends: bool = False
-    """By this counter messages leave a channel for good."""
+    """True for a counter of messages that leave a channel for good."""
     note: str = ""
-    """The meaning at length, for the documentation."""
+    """The full meaning, for the documentation."""
     more_labels: tuple[str, ...] = ()
-    """Prometheus labels beside those of the level."""
+    """Prometheus labels in addition to those of the level."""
 
     @property
     def kind(self) -> str:
@@ -315,7 +320,7 @@ def rows_of(level: Level) -> tuple[Statistic, ...]:
 
 
 def defaults(level: Level) -> dict[str, Any]:
-    """What each statistic of `Admin.stats` is before its process has reported, by name."""
+    """Return, by name, each statistic of `Admin.stats` before its process has reported."""
     return {row.name: row.default for row in STATISTICS if row.level == level and row.name}
 
 

@@ -1,6 +1,7 @@
-"""What `stats` shows: the actors' last pulses put together, with NSQ's field names where they mean the same.
+"""Statistics of `stats`: the actors' last pulses combined, with NSQ's field names where they match.
 
-What `stats` shows of NSQ's clients: what the channels know of them, with what they said of themselves to the gateway. Pure.
+`add_clients` combines what channels know of NSQ's clients with what the clients sent to the
+gateway.
 """
 
 from __future__ import annotations
@@ -34,20 +35,24 @@ from .channel_rows import age_s, channel_rows, depth, held, said_of, visible_end
 from .gathering import Details
 from .schema import NSQ_CLIENT, defaults, rows_of
 
-# The channel's own figures stand; what only the gateway knows is added.
+# The channel's values stay; fields that only the gateway knows are added.
 OF_GATEWAY: Final = tuple(row.name for row in rows_of("consumer") if row.counted == NSQ_CLIENT)
-# What storage reports of a topic stands as it is.
+# Fields that are copied unchanged from storage's report.
 _OF_STORAGE: Final = {row.name: row.default for row in rows_of("topic") if row.name and row.counted.startswith("storage/")}
 
 
 def label_of(client_id: str, remote: str) -> str:
-    """What a channel calls a client of the gateway: readable, and no other connection's."""
+    """Return the channel's name of a gateway's client: readable and unique to the connection."""
     return f"{client_id[:64]} {remote}"
 
 
 def add_clients(topics: Iterable[TopicStats], clients: Iterable[NsqClientReport]) -> list[ProducerStats]:
-    """Fill the rows of consumers in `topics` in; returned are those that publish, as nsqd's `producers`."""
-    rows = [row for row in clients if {"topic", "channel", "label", *OF_GATEWAY} <= row.keys()]  # a gateway ends nobody but itself
+    """Complete the rows of consumers in `topics`, and return those that publish.
+
+    They are nsqd's `producers`.
+    """
+    # a gateway's bad report must not end another process
+    rows = [row for row in clients if {"topic", "channel", "label", *OF_GATEWAY} <= row.keys()]
     known = {(row["topic"], row["channel"], row["label"]): row for row in rows}
     for topic in topics if known else ():
         for channel in topic["channels"]:
@@ -66,10 +71,11 @@ FAILED_NAMED: Final = 20
 
 
 def unfinished(group: TopicView, channel: str = "") -> int | None:
-    """Messages that a channel (or the fullest of all) has not finished; without channels what waits for a first one. None: not known.
+    """Return the messages that a channel (or the fullest of all) has not finished.
 
-    Up to the log's real end: what lies behind a topic's pause is acknowledged, and not finished by anybody. What is delayed and not due
-    yet counts too, where it is not about one channel.
+    Without channels these are the messages that wait for a first one. None: not known. Messages
+    behind a topic's pause count up to the end of the log: they are acknowledged, and no channel has
+    finished them. Delayed messages that are not due yet count too, unless one channel is named.
     """
     asked = [child for name, child in group.channels.items() if not channel or name == channel]
     known = [channel_pulse(child) for child in asked if child is not None and child.state == "up" and "next_offset" in child.stats]
@@ -83,23 +89,26 @@ def unfinished(group: TopicView, channel: str = "") -> int | None:
 
 
 def reach(group: TopicView) -> dict[str, int]:
-    """Between which offsets a channel of this topic can be."""
+    """Return the offsets between which a channel of this topic can be."""
     return {"start": storage_pulse(group).get("start", 0), "head": visible_end(group)}
 
 
 def waiting_count(group: TopicView) -> int:
-    """What waits for a first channel."""
+    """Return the number of messages that wait for a first channel."""
     stats = storage_pulse(group)
     return max(0, stats.get("head", 0) - stats.get("waiting", 0))
 
 
 def log_head(group: TopicView) -> int:
-    """The log's end as the newest pulses know it, whatever channels may see of it."""
+    """Return the log's end as in the newest pulses, even if channels may not read up to it."""
     return max(topic_pulse(group).get("head", 0), storage_pulse(group).get("head", 0))
 
 
 def behind_pause(group: TopicView) -> int:
-    """Messages that wait for the topic to be unpaused: they are the topic's and no channel's yet, as in NSQ."""
+    """Return the number of messages that wait for the topic to be unpaused.
+
+    They belong to the topic and not to a channel yet, as in NSQ.
+    """
     topic = topic_pulse(group)
     if not topic.get("paused"):
         return 0
@@ -107,7 +116,7 @@ def behind_pause(group: TopicView) -> int:
 
 
 def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:
-    """What is wrong with it, nothing if all is well. `alarms`: about its backlog."""
+    """Return all that is wrong with a topic; empty for nothing. `alarms` are about its backlog."""
     if group.state is not GroupState.UP:
         return [f"{group.state.value} {group.failure}".strip()]
     storage = storage_pulse(group)
@@ -126,7 +135,10 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
 
 
 def write_trouble(group: TopicView, disk: DiskView) -> str:
-    """Why what is published may not be kept now, "" for nothing. Alarms about backlogs, old damage and a first start are none."""
+    """Return why published messages may not be kept now, or "".
+
+    Alarms about backlogs, old damage and a first start are no reasons.
+    """
     if group.state is not GroupState.UP:
         again = group.failure and group.state in (GroupState.STORAGE, GroupState.TOPIC)
         down = again or group.state in (GroupState.CLEARING, GroupState.FAILED)
@@ -143,7 +155,10 @@ def _disk_full(group: TopicView) -> str:
 
 
 def _refused_text(group: TopicView, disk: DiskView, full: str) -> str:
-    """Why publishes are refused for want of space; shortly, where the broker's health says the rest."""
+    """Return why publishes are refused on a full disk.
+
+    The text is short if the broker's health says the rest.
+    """
     return REFUSED_TEXT if disk.says_why(group.name) else f"publishes are refused: {full}"
 
 
@@ -185,7 +200,10 @@ def _topic(view: BrokerView, group: TopicView, channel: str, wall_ns: int, detai
 
 
 def broker_health(view: BrokerView) -> str:
-    """Say what is wrong with the broker as a whole, "OK" for nothing: a full disk, topics that failed, a gateway with old settings."""
+    """Return what is wrong with the broker as a whole, or "OK".
+
+    Reasons are a full disk, topics that failed, and a gateway with old settings.
+    """
     failed = sorted(group.name for group in view.groups.values() if group.state is GroupState.FAILED or group.failed_channels())
     more = f" and {len(failed) - FAILED_NAMED} more" if len(failed) > FAILED_NAMED else ""
     said = [view.disk.health] if view.disk.health else []
@@ -195,7 +213,10 @@ def broker_health(view: BrokerView) -> str:
 
 
 def broker_statistics(view: BrokerView, topic: str, channel: str, details: Details) -> BrokerStats:
-    """Everything, or one topic, or one channel of it. `details`: of those that were asked for them just now."""
+    """Return the statistics of everything, or of one topic, or of one of its channels.
+
+    `details` are the fresh answers of the actors that were asked for details.
+    """
     from ... import __version__
 
     groups = [group for name, group in sorted(view.groups.items()) if not topic or name == topic]
@@ -229,7 +250,7 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
 
 
 def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
-    """Return a row for each process, with the memory that is its alone if that is asked for."""
+    """Return a row for each process, with its private memory if `memory` is set."""
     now, uptime_s = time.monotonic_ns(), round(time.time() - view.started, 1)
     rows: list[ProcessStats] = []
     for name, pid in (("supervisor", os.getpid()), ("forkserver", view.processes.table.forkserver_pid)):
@@ -248,7 +269,7 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
 
 
 def _gateway(child: Child) -> GatewayStats:
-    """Return the row of an NSQ gateway; 0 where it has not reported yet."""
+    """Return the row of an NSQ gateway; values are 0 before its first report."""
     counted = defaults("gateway")
     found = {name: child.stats.get(name, 0) for name in counted} | {"name": child.spec.title, "kind": child.spec.kind}
     return cast("GatewayStats", found)
@@ -258,8 +279,10 @@ _RowT = TypeVar("_RowT", ConsumerStats, ProducerStats, PublisherStats)
 
 
 def _cut(topics: Iterable[TopicStats], producers: list[ProducerStats]) -> tuple[Sequence[ProducerStats], int]:
-    """Cut the rows of clients in `topics`, and the producers, to what one answer may carry. Returned are the producers, and how many rows
-    are left out; counts stay as they are."""
+    """Cut the rows of clients in `topics`, and the producers, to what one answer may carry.
+
+    Return the producers and the number of rows left out. Counts stay as they are.
+    """
     left, left_out = options.STATS_DETAILS_BYTES_MAX, 0
 
     def cut(rows: Sequence[_RowT]) -> Sequence[_RowT]:
