@@ -84,9 +84,10 @@ class OutOfFiles(ZsqError):
 
 
 class RestartIntensity:
-    """Allows `restarts_max` restarts within `within_s`; more must fail the parent.
+    """Allows `restarts_max` restarts within `within_s`.
 
-    So a failure is escalated and does not repeat without end.
+    If there are more, the supervisor gives up. So a failure is escalated and not repeated for
+    ever.
     """
 
     __slots__ = ("_restarts_max", "_times_ns", "_within_ns", "count")

@@ -1,8 +1,8 @@
 """Process facts from the operating system: title, parent's death, private memory, open files.
 
-`Trimming` decides when a process gives freed memory back to the system; otherwise
-`transport/memory.py` keeps it. It is pure. Under load the memory would only be allocated again, and
-a thousand idle channels shall not release memory with each pulse. So memory is released once when a
+`transport/memory.py` makes a process keep freed memory. `Trimming` decides when the process
+gives it back to the system; it is pure. Under load the memory would soon be allocated again, and a
+thousand idle channels must not release memory with each pulse. So memory is released once when a
 process is quiet again, and occasionally where small messages such as scan reports never stop.
 """
 
@@ -47,10 +47,10 @@ def set_title(title: str) -> None:
 
 
 def private_bytes(pid: int | str = "self") -> int:
-    """Return the memory that only this process holds and cannot give back, 0 if it is unreadable.
+    """Return the memory of this process that no other shares and the system cannot reclaim.
 
-    Clean pages do not count. Those that only one process maps are of the state stores' files and
-    belong to the page cache.
+    It is 0 if it cannot be read. Clean pages do not count. Those that only one process maps are
+    of the state stores' files and belong to the page cache.
     """
     total = 0
     try:

@@ -47,7 +47,7 @@ def processes_by_memory() -> int:
 
 @dataclass(slots=True, eq=False)
 class Child:
-    """A row of the table. `state`: starting, up, stopping, ended."""
+    """A row of the table. `state` is starting, up, stopping or ended."""
 
     spec: ChildSpec
     pid: int

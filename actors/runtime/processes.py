@@ -1,8 +1,8 @@
 """Processes of the broker: keys, endpoints, limits on starts, and the time to stop.
 
-The process table below knows which processes live. This module holds the rules of all parts that
-own processes: the total is limited, one turn of the supervisor's loop starts a limited number, and
-a process that does not stop in time is killed.
+`process_table.py` knows which processes live. This module holds the rules that all owners of
+processes share: the total is limited, one turn of the supervisor's loop starts a limited number,
+and a process that does not stop in time is killed.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ def coming_recent(topic: TopicPulse) -> float:
 
 
 def drain_s(backlog: int, rates: Mapping[str, float], coming: float) -> float | None:
-    """Return the time to finish a backlog at these rates, or None if it does not shrink."""
+    """Return the time to finish the backlog at these rates, or None if it does not shrink."""
     if not backlog:
         return 0.0
     gain = sum(rates.get(name, 0.0) for name in ENDS) - coming

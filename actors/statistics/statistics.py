@@ -47,9 +47,9 @@ def label_of(client_id: str, remote: str) -> str:
 
 
 def add_clients(topics: Iterable[TopicStats], clients: Iterable[NsqClientReport]) -> list[ProducerStats]:
-    """Complete the rows of consumers in `topics`, and return those that publish.
+    """Complete the rows of consumers in `topics`, and return the clients that publish.
 
-    They are nsqd's `producers`.
+    nsqd calls these `producers`.
     """
     # a gateway's bad report must not end another process
     rows = [row for row in clients if {"topic", "channel", "label", *OF_GATEWAY} <= row.keys()]
@@ -71,11 +71,12 @@ FAILED_NAMED: Final = 20
 
 
 def unfinished(group: TopicView, channel: str = "") -> int | None:
-    """Return the messages that a channel (or the fullest of all) has not finished.
+    """Return the number of messages that a channel (or the fullest of all) has not finished.
 
-    Without channels these are the messages that wait for a first one. None: not known. Messages
-    behind a topic's pause count up to the end of the log: they are acknowledged, and no channel has
-    finished them. Delayed messages that are not due yet count too, unless one channel is named.
+    Without channels it is the number that wait for a first one. It is None if it is not known.
+    Messages behind a topic's pause count up to the end of the log: they are acknowledged, and no
+    channel has finished them. Delayed messages that are not due yet count too, unless one channel
+    is named.
     """
     asked = [child for name, child in group.channels.items() if not channel or name == channel]
     known = [channel_pulse(child) for child in asked if child is not None and child.state == "up" and "next_offset" in child.stats]
@@ -137,7 +138,7 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
 def write_trouble(group: TopicView, disk: DiskView) -> str:
     """Return why published messages may not be kept now, or "".
 
-    Alarms about backlogs, old damage and a first start are no reasons.
+    Alarms about backlogs, old damage and a first start do not count.
     """
     if group.state is not GroupState.UP:
         again = group.failure and group.state in (GroupState.STORAGE, GroupState.TOPIC)

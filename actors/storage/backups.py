@@ -70,7 +70,10 @@ class BackupState(Enum):
 
 
 class Backups:
-    """`housekeeping` creates and removes links; `answer` sends the answer to an order."""
+    """The part of storage that serves backups of its topic.
+
+    `housekeeping` creates and removes links; `answer` sends the answer to an order.
+    """
 
     def __init__(
         self, store: Store, state: StateCommits, retention: RetentionRunner, delayed: DelayedMessages, title: str,
@@ -92,7 +95,7 @@ class Backups:
             self._drop()
 
     def _check_free(self) -> None:
-        """Raise `Refused` if the topic is in memory (E_UNSUPPORTED) or busy (E_CLOSING)."""
+        """Raise `Refused` if the topic is in memory (E_UNSUPPORTED) or in a backup (E_CLOSING)."""
         if self._retention.in_memory:
             raise Refused(E_UNSUPPORTED, f"{self._title} is in memory: it is gone with the broker, and no part of a backup")
         if self.state in (BackupState.STATE, BackupState.LOG):

@@ -102,7 +102,7 @@ class MemoryRows:
         return first if deferred is None else min(first, deferred)
 
     def due(self, channel: str, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
-        """Do the same as `StateStore.due`."""
+        """Return due holes as `StateStore.due` does."""
         return self._deferred[channel].due(until_ns, limit, late_ns)
 
     def deferred(self, channel: str) -> DeferredTotal:
@@ -141,9 +141,9 @@ class _Deferred:
             del self._by_due[bisect_left(self._by_due, (row.due_ns, start))]
 
     def first(self, start: int) -> int | None:
-        """Return the lowest offset from `start` on.
+        """Return the lowest deferred offset from `start` on, or None.
 
-        This runs many times a second and is not a full scan.
+        This runs many times a second, so it does not visit all rows.
         """
         while self._starts:
             row = self.rows.get(self._starts[0])
@@ -227,8 +227,8 @@ class OldestTimes:
 class Channels:
     """The channels of a topic.
 
-    The `sync` mode decides how far channels may read: to the durable end, or (`interval`) to the
-    written end.
+    `sync` is the sync mode. With `interval` channels may read all that is written, else only
+    what is durable.
     """
 
     def __init__(self, log: Log, state: StateCommits, table: Table, sync: str, *, in_memory: bool = False) -> None:

@@ -133,7 +133,7 @@ class DelayedMessages:
         self.moved_count = 0
         self.summary = store.delayed.summary if store.delayed is not None else DelayedSummary()
 
-    # In
+    # Storing
 
     def producers(self) -> dict[int, tuple[int, tuple[tuple[int, int, int], ...]]]:
         """Return next sequence and last blocks (sequence, due time, serial) of each producer.
@@ -200,7 +200,7 @@ class DelayedMessages:
         if self.summary.next_due_ns and (not before or self.summary.next_due_ns < before):
             self._hint(self._next_scan_ns())
 
-    # Out
+    # Moves
 
     def scan(self, port: Port, mail: Mail, message: p.Scan) -> None:
         now = self._clock.wall_ns()
@@ -272,7 +272,7 @@ class DelayedMessages:
         self._idle()
 
     def _idle(self) -> None:
-        """Run the jobs that waited for the end of the move, and hint the next move."""
+        """Run the jobs that waited for the end of the move, and request the next scan."""
         while self._waiting:
             self._waiting.popleft()()
         if self.summary.next_due_ns:
@@ -351,7 +351,7 @@ class DelayedMessages:
         else:
             self._answer(p.Done(request, {"cancelled": tuple(value)}))
 
-    # Inside
+    # Helpers
 
     def _when_idle(self, job: Callable[[], None]) -> None:
         """Run the job now, or when the move under way has ended."""
@@ -366,7 +366,7 @@ class DelayedMessages:
         self.state = MOVES[self.state][event]
 
     def _use(self) -> DelayedStore:
-        """Return the store, which is created if it does not exist. Runs in the thread."""
+        """Return the store; create it if it does not exist. Runs in the thread."""
         return self._store.make_delayed(self._clock.wall_ns())
 
     def submit(self, then: Callable[[Any], None], job: Callable[[], Any]) -> None:

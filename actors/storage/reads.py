@@ -99,7 +99,7 @@ class Reads:
             except Damaged as damage:
                 self._alarm(str(damage))
 
-    # Readers from outside
+    # Readers
 
     def fetch(self, port: Port, mail: Mail, message: p.Fetch) -> None:
         try:

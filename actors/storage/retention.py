@@ -103,20 +103,20 @@ class RetentionRunner:
         self._measure()
         return {**self.policy.as_dict()}
 
-    # What comes in
+    # Admission
 
     def admit(self) -> None:
         """Raise `Refused` (E_TOPIC_FULL) for a publish if the topic's bound is reached.
 
         Delayed messages that were accepted before are not checked again. An append holds blocks
         of many producers and is refused as a whole. So it is accepted if there is any room,
-        whatever its size. One append at most exceeds the bound (2 MiB, or one block), and no
+        whatever its size. Only one append can exceed the bound (2 MiB, or one block), and no
         producer is refused because of another producer's large block.
         """
         self.admit_bytes(1)
 
     def admit_delayed(self) -> None:
-        """Do the same for messages that enter the log only later.
+        """Raise `Refused` as `admit` does, for messages that enter the log only later.
 
         No rule drops the oldest of them, so in memory they have a separate bound.
         """
@@ -126,10 +126,11 @@ class RetentionRunner:
             raise self._full(f"{text}; wait until some are due, or cancel some", 0)
 
     def admit_staged(self, total: int) -> None:
-        """Do the same for blocks that a writer stages.
+        """Raise `Refused` as `admit` does, for blocks that a writer stages.
 
-        They count from now on, so their commit is not refused later. If a full topic drops its
-        oldest messages, no part of a stage can be dropped. There the bound applies to stages alone.
+        They count from now on, so their commit is not refused later. A topic that drops its
+        oldest messages when it is full cannot drop parts of a stage. There the bound applies to
+        stages alone.
         """
         bound = self.policy.max_bytes
         if bound >= 0 and self.staged_bytes() + total > bound:
@@ -139,7 +140,7 @@ class RetentionRunner:
         self.admit_bytes(total)
 
     def admit_bytes(self, total: int) -> None:
-        """Do the same for `total` bytes, all of which must fit."""
+        """Raise `Refused` as `admit` does, for `total` bytes, all of which must fit."""
         bound = self.policy.rejects_above
         if bound < 0 or self._now_unfinished() + total <= bound:
             return
@@ -195,7 +196,7 @@ class RetentionRunner:
             self._unfinished_at = self._log.written_bytes
             self._measured_ns = time.monotonic_ns()
 
-    # What goes
+    # Removal
 
     def hold(self, then: Callable[[], object]) -> None:
         """Remove nothing from now on. Call `then` once no removal is under way.
@@ -325,7 +326,7 @@ class RetentionRunner:
 class LogUpkeep:
     """Upkeep of a topic's log.
 
-    `alarms` are for people. After the next start, damage that is known then raises no alarm.
+    `alarms` are for people. Damage that is already known at the next start raises no alarm.
     """
 
     def __init__(self, store: Store, title: str, housekeeping: Jobs) -> None:

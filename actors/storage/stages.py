@@ -180,7 +180,7 @@ class Stages:
     # Links
 
     def check_open(self, stage: bytes, transaction: Transaction) -> None:
-        """Check that a stage may be opened, before anything is created.
+        """Check that a stage may be opened, before storage creates it.
 
         Raises `Refused` (E_LIMIT, E_FORBIDDEN), `UsageError` (E_BAD_ARGUMENT), or the error that
         killed the stage.
@@ -441,10 +441,9 @@ class Stages:
         return [stage for stage in dict.fromkeys(stages) if stage in self._stages]
 
     def forget(self, stages: Iterable[bytes], text: str, *, superseded: bool = False) -> None:
-        """Remove stages that were committed without being named, were aborted, or expired.
+        """Remove stages that were committed, aborted, or expired. Waiting seals are answered.
 
-        Waiting seals are answered. `superseded` means that the stages' transaction was
-        committed.
+        `superseded` means that the stages' transaction is committed.
         """
         for stage in stages:
             row = self._stages.pop(stage)

@@ -507,7 +507,7 @@ class StageCommits:
             self._state.batch.transactions.pop(app, None)
             self._state.batch.transactions_gone.append(app)
 
-    # Time
+    # Expiry
 
     def expire(self) -> None:
         """Remove stages that were not used for long, and forget transactions of old jobs."""
