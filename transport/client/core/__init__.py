@@ -1,1 +1,1 @@
-"""The client library's core: sessions and engines that never wait."""
+"""Core of the client library: sessions and engines that never wait."""

@@ -1,4 +1,4 @@
-"""The calls of Admin: what each one asks the supervisor, and what its answer means. Pure."""
+"""Calls of Admin: their requests to the supervisor and the meaning of the replies. No I/O."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Side = Literal["publishers", "consumers"]
 def manage(
     action: str, topic: str, channel: str | None = None, options: Mapping[str, object] | None = None, *, repeatable: bool = True
 ) -> Asking[Any]:
-    """An order to a topic or a channel. `repeatable`: see `Request`."""
+    """Send an order to a topic or a channel. `repeatable`: see `Request`."""
     check_name(topic)
     name = "" if channel is None else check_name(channel, "channel")
     return ask(Question(lambda number: Manage(number, action, topic, name, {**(options or {})}), repeatable))

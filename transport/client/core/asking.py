@@ -1,4 +1,4 @@
-"""What a call of Admin or Reader asks, without waiting, and the form in which settings and places travel. Pure."""
+"""Requests of Admin and Reader as generators, and the encoding of settings and places. No I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ _T = TypeVar("_T")
 
 
 class Question(NamedTuple):
-    """What is asked once. `make`: the message with its number; `repeatable`: asking twice does no harm."""
+    """One request.
+
+    `make` builds the message from its number. `repeatable`: sending it twice is harmless.
+    """
 
     make: Callable[[int], Wire]
     repeatable: bool = True
@@ -22,18 +25,21 @@ class Question(NamedTuple):
 
 Reply = tuple[Wire, list[Block]]
 Asking = Generator[Question, Reply, _T]
-"""What a call of a client asks, without waiting: it yields a question, and is sent the reply or thrown what went wrong. The blocking
-and the asyncio client carry it out."""
+"""The steps of a client call, without waiting.
+
+The generator yields a question. It is sent the reply, or the error is thrown into it. The blocking
+client and the asyncio client run it.
+"""
 
 
 def ask(question: Question) -> Asking[Any]:
-    """What a `Done` carries: a map whose type the question decides."""
+    """Send the question and return the data of the `Done` reply. The question decides its type."""
     answer, _ = yield question
     assert isinstance(answer, Done)
     return answer.data
 
 
-SETTING_MAX: Final = 1 << 62  # fits into a word; the broker says what makes sense
+SETTING_MAX: Final = 1 << 62  # fits into a field of a protocol message; the broker checks which values make sense
 SettingValue = int | float | str | None
 
 
@@ -42,13 +48,16 @@ class Offset(TypedDict):
 
 
 class Time(TypedDict):
-    """`time_ns`: since 1970."""
+    """A time: nanoseconds since 1970."""
 
     time_ns: int
 
 
 def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
-    """Settings as a word carries them. `UsageError` for what cannot be carried."""
+    """Return settings as a protocol message carries them.
+
+    Raises `UsageError` if a value cannot be carried.
+    """
     found: dict[str, SettingValue] = {}
     for name, value in options.items():
         if not isinstance(value, (int, float, str, type(None))) or (isinstance(value, int) and abs(value) > SETTING_MAX):
@@ -58,7 +67,10 @@ def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
 
 
 def on_wire(options: Mapping[str, object]) -> dict[str, SettingValue | Time]:
-    """A channel's settings as a word carries them. `UsageError` for what cannot be carried."""
+    """Return a channel's settings as a protocol message carries them.
+
+    Raises `UsageError` if a value cannot be carried.
+    """
     start = options.get("start")
     found: dict[str, SettingValue | Time] = {**carried({name: value for name, value in options.items() if name != "start"})}
     if start is not None:
@@ -71,7 +83,10 @@ END: Final = 1 << 62  # an offset that no topic reaches
 
 
 def moved_to(where: Place) -> Offset | Time:
-    """A place as seek takes it; the broker keeps it within what is there."""
+    """Return a place as a seek takes it.
+
+    The broker moves it into the range that the topic holds.
+    """
     found = place(where)
     if isinstance(found, str):
         return {"offset": 0 if found == "earliest" else END}
@@ -79,7 +94,7 @@ def moved_to(where: Place) -> Offset | Time:
 
 
 def place(where: object) -> str | int | Time:
-    """A place in a topic: "earliest", "latest", an offset, or a time."""
+    """Check a place in a topic and return it: "earliest", "latest", an offset, or a time."""
     if isinstance(where, datetime):
         where = where.timestamp()
     if isinstance(where, float) and abs(where) < SETTING_MAX / 1e9:

@@ -1,14 +1,14 @@
-"""A consumer's side of one channel as a state machine: deliveries, lease tokens, answers, barriers. Pure.
+"""Consumer session: state machine of one consumer and one channel. No I/O.
 
-A delivery is a block under a lease; its token is good on the link it came by, and void as soon as that link is lost: the
-channel then gives those messages to somebody. So a delivery carries the *epoch* of its link, and answers to one of an
-older epoch are not sent but counted as stale.
+It handles deliveries, lease tokens, answers and barriers. A delivery is a block under a lease. Its
+token is valid on the link that brought it. When that link is lost, the token is void and the
+channel delivers those messages to another consumer. So each delivery carries the *epoch* of its
+link. Answers to a delivery of an older epoch are not sent but counted as stale.
 
-Plain finishes cost one list append each, by whatever thread, without a lock (`list.append` is atomic; see `LeasedBlock.finish`);
-they become words, as ranges, when `collect` is called: at the next receive, or by the shell's timer. A finish is confirmed by a
-barrier: a Fin with a request number for token 0 is answered when all before it on that link is committed.
-
-A delivery in a consumer's hands: a block under a lease, and which of its messages were answered. Pure.
+Any thread can finish a message, without a lock: a plain finish costs one list append, which is
+atomic (see `LeasedBlock.finish`). `collect` turns the finishes into messages with ranges. It is
+called at the next receive, or by the shell's timer. A barrier confirms finishes: a Fin with a
+request number and token 0 is answered when everything before it on that link is committed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ EVERY: Final = -1  # as an index: all messages of the delivery
 
 
 class LeasedBlock:
-    """A block under a lease, and which of its messages were answered. Indexes are positions in the block."""
+    """A block under a lease, with its answered messages. Indexes are positions in the block."""
 
     __slots__ = ("answered", "block", "closed", "epoch", "finished", "queued", "received_ns", "runs", "session", "timeout_ms", "token")
 
@@ -57,31 +57,35 @@ class LeasedBlock:
         self.block = block
         self.epoch = epoch
         self.received_ns = now_ns
-        self.finished: list[int] = []  # finished by the person, not yet told to the channel
-        self.answered: set[int] = set()  # told to the channel, as long as some are not
-        self.closed = False  # all are told
+        self.finished: list[int] = []  # finished by the user, not yet sent to the channel
+        self.answered: set[int] = set()  # sent to the channel, while some others are not
+        self.closed = False  # all answers are sent
         self.queued = False  # in session.dirty
 
     def check_open(self) -> None:
-        """Raise if nobody can be told of an answer any more: the consumer is closed, or belongs to another process."""
+        """Raise `Refused` (E_CLOSING) if no answer can be sent any more.
+
+        The consumer is closed then, or belongs to another process.
+        """
         if self.session.over:
             raise Refused(E_CLOSING, self.session.over)
 
     @property
     def live(self) -> bool:
-        """Whether the lease can still be answered."""
+        """True if the lease can still be answered."""
         return self.epoch == self.session.epoch
 
     def expired(self, now_ns: int) -> bool:
-        """Whether the lease has surely ended: it began before the delivery arrived."""
+        """Return True if the lease has certainly ended: it began before the delivery arrived."""
         return now_ns >= self.received_ns + self.timeout_ms * 1_000_000
 
     def finish(self, index: int) -> bool:
-        """Note one plain finish (`EVERY`: all that is not answered yet), from any thread; True if the session did not have to look
-        at this delivery before.
+        """Note one plain finish, from any thread. `EVERY` finishes all that is not answered yet.
 
-        Append first, then look at `queued`: `collect` clears the flag before it reads the list, so whichever runs first, the
-        index is seen.
+        Return True if this delivery was not in the session's `dirty` queue before.
+
+        The append comes first, then the look at `queued`. `collect` clears the flag before it reads
+        the list. So the index is seen, whichever of the two runs first.
         """
         self.finished.append(index)
         if self.queued:
@@ -91,14 +95,14 @@ class LeasedBlock:
         return True
 
     def finish_many(self, indexes: Sequence[int]) -> None:
-        """`finish` of several at once, in one thread."""
+        """Finish several messages at once, in one thread."""
         self.finished += indexes
         if not self.queued:
             self.queued = True
             self.session.dirty.append(self)
 
     def unanswered(self) -> Sequence[int]:
-        """What neither was answered nor is noted as finished."""
+        """Return the indexes that are neither answered nor noted as finished."""
         if self.closed or EVERY in self.finished:
             return ()
         if not self.finished and not self.answered:
@@ -107,7 +111,10 @@ class LeasedBlock:
         return [i for i in range(self.block.count) if i not in gone]
 
     def fresh(self, indexes: Iterable[int]) -> Sequence[int]:
-        """Those not answered before, each once, ascending. A person may answer a message twice, by two views of it."""
+        """Return the indexes that were not answered before, each once, ascending.
+
+        A user may answer a message twice, through two views of it.
+        """
         if self.closed:
             return ()
         wanted = set(indexes)
@@ -132,7 +139,7 @@ class LeasedBlock:
         raise IndexError(index)
 
     def ranges(self, indexes: Sequence[int]) -> tuple[Range, ...]:
-        """Offsets of these messages (fresh ones) as ranges; () where they are all of the delivery."""
+        """Return the offsets of these unanswered messages as ranges, or () for the whole delivery."""
         if len(indexes) == self.block.count:
             return ()
         if len(self.runs) == 1 and indexes[-1] - indexes[0] + 1 == len(indexes):
@@ -150,14 +157,14 @@ class LeasedBlock:
         return tuple(found)
 
 
-ALL: Final = -1  # a refused range (-1, 0): the whole delivery is not known any more
+ALL: Final = -1  # a refused range (-1, 0): the channel no longer knows the delivery
 
 
 class ConsumerState(Enum):
     DOWN = "down"  # no link
     JOINING = "joining"  # Sub is sent
     OPEN = "open"  # deliveries come as the credit allows
-    LEAVING = "leaving"  # Ready(0) is sent; what still comes goes back with Bye
+    LEAVING = "leaving"  # Ready(0) is sent; deliveries that still come go back with Bye
 
 
 class ConsumerEvent(Enum):
@@ -179,7 +186,10 @@ CONSUMER_TABLE: Final[dict[ConsumerState, dict[ConsumerEvent, ConsumerState]]] =
 
 
 class Confirm:
-    """A request on its way; `done`, then `refused` (ranges that were not ours any more) or `error`."""
+    """A request without an answer yet.
+
+    When `done` is set, `refused` holds the ranges whose lease had ended, and `error` the failure.
+    """
 
     __slots__ = ("done", "error", "refused")
 
@@ -190,7 +200,7 @@ class Confirm:
 
 
 class ConsumerSession:
-    """One consumer of one channel. `ready`: how many messages it may hold."""
+    """One consumer of one channel. `ready`: the number of messages that it may hold."""
 
     def __init__(self, ready: int, message_timeout_ms: int = 0, label: str = "", sample_rate: int = 0) -> None:
         if not 0 < ready <= READY_MAX:
@@ -203,16 +213,16 @@ class ConsumerSession:
         self.message_timeout_ms = message_timeout_ms or MESSAGE_TIMEOUT_MS
         self.heartbeat_ms = HEARTBEAT_MS
         self.epoch = 0
-        self.arrived: deque[LeasedBlock] = deque()  # not yet in the person's hands
-        self.held: dict[int, LeasedBlock] = {}  # by token, of this link, not fully answered
-        self.dirty: deque[LeasedBlock] = deque()  # with finishes to be told
-        self.words: deque[Wire] = deque()  # to be sent
+        self.arrived: deque[LeasedBlock] = deque()  # not taken by the user yet
+        self.held: dict[int, LeasedBlock] = {}  # by token; of this link, not fully answered
+        self.dirty: deque[LeasedBlock] = deque()  # deliveries with finishes to send
+        self.words: deque[Wire] = deque()  # messages to send
         self.confirms: dict[int, Confirm] = {}
-        self.unconfirmed = 0  # plain finishes told on this link since the last confirmed barrier
-        self.unconfirmed_lost = 0  # the same, of links that were lost; the next flush tells
+        self.unconfirmed = 0  # plain finishes sent on this link since the last confirmed barrier
+        self.unconfirmed_lost = 0  # the same, of lost links; the next flush reports them
         self.stale = 0  # answers that came too late
-        self.stale_told = 0  # of those, how many a flush has told of
-        self.node = 0  # of the broker
+        self.stale_told = 0  # the part of them that a flush has reported
+        self.node = 0  # the broker's node number
         self.over = ""  # why no message of this session can be answered any more: it is closed, or of another process
         self._request = 1
         self._told: dict[int, int] = {}  # request -> unconfirmed when it was sent
@@ -220,13 +230,16 @@ class ConsumerSession:
     # What goes out
 
     def begin(self, heartbeat_ms: int) -> Sub:
-        """The first word on a new link."""
+        """Return the first message for a new link."""
         self._step(_E.BEGIN)
         self._request += 1
         return Sub(self._request, PROTOCOL_VERSION, self.ready, self.wanted_timeout_ms, heartbeat_ms, self.label, self.sample_rate)
 
     def collect(self) -> deque[Wire]:
-        """The words to send now, plain finishes first; the caller takes them out of the deque as it sends them."""
+        """Return the messages to send now, plain finishes first.
+
+        The caller removes them from the deque as it sends them.
+        """
         dirty = self.dirty
         while dirty:
             delivery = dirty.popleft()
@@ -235,12 +248,12 @@ class ConsumerSession:
             indexes = delivery.fresh(delivery.finished[:count])
             if indexes:
                 self._fin(delivery, indexes, 0)
-            del delivery.finished[:count]  # what another thread appends meanwhile stays
+            del delivery.finished[:count]  # finishes that another thread appends meanwhile stay
         return self.words
 
     @property
     def untold(self) -> int:
-        """About how many finishes wait to be told."""
+        """The approximate number of finishes that wait to be sent."""
         dirty = self.dirty
         return dirty[0].block.count * len(dirty) if dirty else 0
 
@@ -248,7 +261,7 @@ class ConsumerSession:
         if not self._answerable(delivery):
             self.stale += len(indexes)
             return
-        if not indexes:  # all of it was told before: a barrier confirms that
+        if not indexes:  # all of it was sent before: a barrier confirms that
             self.words.append(Fin(request, 0, ()))
             return
         self._note(delivery, indexes)
@@ -256,7 +269,7 @@ class ConsumerSession:
         self.words.append(Fin(request, delivery.token, delivery.ranges(indexes)))
 
     def requeue(self, delivery: LeasedBlock, indexes: Iterable[int], delay_ms: int, error: str = "") -> None:
-        """`delay_ms` may be BACKOFF or DEAD."""
+        """Requeue messages. `delay_ms` may be BACKOFF or DEAD."""
         self.collect()
         indexes = delivery.fresh(indexes)
         if not self._answerable(delivery):
@@ -272,7 +285,7 @@ class ConsumerSession:
             self.words.append(Touch(0, delivery.token))
 
     def finish_sync(self, delivery: LeasedBlock, indexes: Iterable[int]) -> Confirm:
-        """Finish with an answer. `LeaseLost` comes in the Confirm."""
+        """Finish messages with a confirmation. `LeaseLost` comes in the Confirm."""
         self.collect()
         confirm = Confirm()
         if not self._answerable(delivery):
@@ -286,7 +299,10 @@ class ConsumerSession:
         return confirm
 
     def barrier(self) -> Confirm:
-        """Answered when all that was told before is committed; done at once where there is nothing to wait for."""
+        """Ask for a confirmation that all answers sent before are committed.
+
+        The Confirm is done at once if nothing waits for one.
+        """
         self.collect()
         confirm = Confirm()
         if self.state not in (_S.OPEN, _S.LEAVING) or not (self.words or self.unconfirmed):
@@ -306,7 +322,7 @@ class ConsumerSession:
         return missed
 
     def leave(self) -> None:
-        """No more deliveries, please."""
+        """Ask the channel for no more deliveries."""
         if self.state is _S.OPEN:
             self._step(_E.LEAVE)
             self.words.append(Ready(0))
@@ -321,7 +337,11 @@ class ConsumerSession:
     # What comes in
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
-        """`UsageError` or `CorruptBlock`: the link is to be restarted, nothing of this word was used."""
+        """Process a message from the channel.
+
+        Raises `UsageError` or `CorruptBlock` if it is invalid. Nothing of it was used then, and the
+        caller restarts the link.
+        """
         if type(message) is Deliver:
             return self.on_deliver(message, blocks, now_ns)
         if type(message) is Answer:
@@ -365,7 +385,7 @@ class ConsumerSession:
             every = delivery.block.count if delivery is not None else 1
             self.stale += sum(every if first == ALL else count for first, count in message.refused)
             return Reaction.NOTHING
-        told = self._told.pop(message.request, 0)  # every request is a barrier: what was told before it is committed too
+        told = self._told.pop(message.request, 0)  # every request is a barrier: all answers sent before it are committed too
         self.unconfirmed = max(0, self.unconfirmed - told)
         self._told = {request: count - told for request, count in self._told.items()}
         if message.refused:
@@ -375,7 +395,7 @@ class ConsumerSession:
         return Reaction.NOTHING
 
     def on_failed(self, message: Failed) -> Reaction:
-        """Failed to Sub is the link's business; here it answers one of our requests."""
+        """Process a failed request. The link itself handles a Failed that answers Sub."""
         confirm = self.confirms.pop(message.request, None)
         if confirm is not None:
             self._told.pop(message.request, None)
@@ -384,7 +404,7 @@ class ConsumerSession:
         return Reaction.NOTHING
 
     def lost(self) -> None:
-        """The link is gone: so are all leases and what was not told."""
+        """Note that the link is lost, and with it all leases and all answers that were not sent."""
         self._step(_E.LOST)
         self.epoch += 1
         self.arrived.clear()
@@ -410,7 +430,7 @@ class ConsumerSession:
         return delivery.epoch == self.epoch and self.state in (_S.OPEN, _S.LEAVING)
 
     def _note(self, delivery: LeasedBlock, indexes: Sequence[int]) -> None:
-        """These are answered; a delivery that is answered whole is let go."""
+        """Mark these messages as answered, and drop a delivery that is answered completely."""
         if len(indexes) == delivery.block.count:
             delivery.closed = True
         else:

@@ -1,6 +1,6 @@
-"""A producer's lanes: one topic each, its session and link, and the messages that linger to share a block.
+"""Lanes of a producer: for each topic its session, its link, and the messages that linger.
 
-Nothing here waits; the shells (`producer.py`, `aio.py`) turn the engine.
+Nothing here waits. The shells (`producer.py`, `aio.py`) turn the engine.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from .producer_session import UNKNOWN_OFFSET, PendingBlock, ProducerSession, Rea
 
 log = logging.getLogger("zsq")
 
-BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # of bodies in one block, about
-QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024  # packed and not yet sent; beyond it publishing waits
-DROP_LINGER_MS: Final = 200  # for the farewell
+BATCH_BYTES_MAX: Final = 5 * 1024 * 1024  # of bodies in one block, approximately
+QUEUE_BYTES_MAX: Final = 16 * 1024 * 1024  # packed and not yet sent; above it publishing waits
+DROP_LINGER_MS: Final = 200  # to send Bye
 _PUB: Final = encode(Pub())
 Text = bytes | str | None
 
@@ -60,7 +60,7 @@ def fresh_ids() -> Iterator[int]:
 
 
 class Gather:
-    """Messages that linger: one list a column, and the parcel they will be."""
+    """Lingering messages, one list for each column, and the pending block that they will become."""
 
     __slots__ = ("bodies", "due_ns", "headers", "keys", "pending", "room", "tags")
 
@@ -74,7 +74,7 @@ class Gather:
         self.pending = PendingBlock()
 
     def add_attributes(self, key: bytes | None, tag: bytes | None, headers: bytes | None) -> None:
-        """Of the message added last. Columns are made when a value first needs them."""
+        """Add the attributes of the newest message. A column is created with its first value."""
         self.keys = self._put(self.keys, key)
         self.tags = self._put(self.tags, tag)
         self.headers = self._put(self.headers, headers)
@@ -98,16 +98,16 @@ class Gather:
 
 
 class Lane:
-    """One topic of a producer; the peer of its link."""
+    """A producer's lane to one topic, and the peer of its link."""
 
     def __init__(self, engine: ProducerEngine, topic: str) -> None:
         self.engine = engine
         self.topic = topic
         self.session = ProducerSession(fresh_ids(), engine.patient)
         self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
-        self.refused: ZsqError | None = None  # why there is no link, of the last attempt
-        self.asked = 0  # callers that wait to learn what the broker takes
-        self.link.busy = lambda: self.session.unanswered or self.asked > 0  # a topic that was deleted does not come back for nothing
+        self.refused: ZsqError | None = None  # why the last attempt to get a link failed
+        self.asked = 0  # callers that wait to learn the largest message that the broker takes
+        self.link.busy = lambda: self.session.unanswered or self.asked > 0  # a deleted topic is not created again without need
         self.link.needed = self.link.busy
         self.backoff = Backoff()
         self.gather: Gather | None = None
@@ -125,7 +125,10 @@ class Lane:
             self.link.start(now_ns)
 
     def pump(self, now_ns: int) -> None:
-        """Send what the credit allows. Each send may take the news of the socket with it, so it is drained in turn."""
+        """Send what the credit allows.
+
+        A send may consume the socket's event for input, so the link is drained after each round.
+        """
         session, link = self.session, self.link
         self.engine.turns += 1
         if now_ns < self.backoff.until_ns:
@@ -142,21 +145,21 @@ class Lane:
                 return
 
     def seal(self, now_ns: int) -> None:
-        """What lingers goes now."""
+        """Pack the lingering messages and send them now."""
         gather, self.gather = self.gather, None
         if gather is not None:
             self.push(gather.seal(), now_ns)
 
     @property
     def message_bytes_max(self) -> int:
-        """The largest message that the broker takes; 0 as long as that is not known."""
+        """The largest message that the broker takes; 0 while that is unknown."""
         if not self.link.opened:
             return 0
         found = self.link.opened.get("message_bytes", MESSAGE_BYTES_MAX)
         return found if type(found) is int else MESSAGE_BYTES_MAX
 
     def check_size(self, size: int) -> None:
-        """Refuse a message that the broker would not take, so that those beside it in its block do not fail with it."""
+        """Raise if the broker would not take this message, which protects the others in its block."""
         if size > self.message_bytes_max:
             raise too_big(size, self.message_bytes_max)
 
@@ -186,7 +189,7 @@ class Lane:
         return reaction
 
     def _why_forgotten(self) -> str:
-        """The topic knows less of this producer than it had answered."""
+        """Return why the topic knows less of this producer than it had confirmed."""
         if self._uuid and self._uuid != self.link.opened.get("uuid"):
             return "was deleted and made anew, without what was published before"
         return "lost blocks that it had answered as stored (not in sync mode always?)"
@@ -203,7 +206,7 @@ class Lane:
         self.session.lost()
 
     def on_refused(self, error: ZsqError) -> None:
-        if error.code == E_NOT_FOUND and not self.link.creates:  # is there something to publish by now?
+        if error.code == E_NOT_FOUND and not self.link.creates:  # the topic may exist by now
             if self.session.unanswered or self.asked:
                 self.link.start(time.monotonic_ns())
             return
@@ -213,7 +216,7 @@ class Lane:
 
     def _note_refused(self) -> None:
         self.engine.failed += self.session.refused
-        del self.engine.failed[1000:]  # flush raises the first that nobody was told of
+        del self.engine.failed[1000:]  # flush raises the first one that was not reported
         self.session.refused.clear()
 
 
@@ -240,7 +243,10 @@ class ProducerEngine(Engine):
         return found
 
     def drop(self, topic: str) -> None:
-        """A lane that has nothing unanswered: its link ends. What is published there later begins a new one."""
+        """Remove a lane without unanswered blocks and end its link.
+
+        A later publish starts a new lane.
+        """
         lane = self.lanes.pop(topic)
         lane.link.stop(linger_ms=DROP_LINGER_MS)
         self.links.remove(lane.link)
@@ -248,7 +254,10 @@ class ProducerEngine(Engine):
     def linger(
         self, topic: str, body: bytes, attributes: tuple[bytes | None, bytes | None, bytes | None] | None
     ) -> tuple[PendingBlock, int]:
-        """Add a message to the topic's gather; (parcel, index in it). A full one goes at once."""
+        """Add a message to the topic's gather, and return (pending block, index in it).
+
+        A full gather is sent at once.
+        """
         lane = self.lanes.get(topic) or self.lane(topic)
         gather = lane.gather
         if gather is None:
@@ -276,7 +285,11 @@ class ProducerEngine(Engine):
         return any(lane.session.unanswered or lane.gather for lane in self.lanes.values())
 
     def give_up(self, pending_blocks: Sequence[PendingBlock], make_error: Callable[[bool], ZsqError]) -> ZsqError:
-        """Nobody waits for these any more. What was never sent is taken back and fails; the error says whether that is all."""
+        """Give up waiting for these blocks and return the error.
+
+        Blocks that were never sent are withdrawn and fail. `make_error` gets True if other blocks
+        were sent.
+        """
         sent = [pending for pending in pending_blocks if not any(lane.session.withdraw(pending) for lane in self.lanes.values())]
         error = make_error(bool(sent))
         for pending in pending_blocks:
@@ -284,13 +297,13 @@ class ProducerEngine(Engine):
                 pending.settle(UNKNOWN_OFFSET, error)
         return error
 
-    # What a call does; see `Steps`
+    # Steps of calls; see `Steps`
 
     def push(self, topic: str, blocks: Iterable[Block], delay_ms: int, timeout: float | None) -> Steps[tuple[PendingBlock, ...]]:
-        """Hand blocks over to be sent, as there is room."""
+        """Pass blocks on to be sent, as the queue has room."""
         lane = self.lane(topic)
         if lane.gather is not None:
-            lane.seal(time.monotonic_ns())  # what was published before goes before
+            lane.seal(time.monotonic_ns())  # keeps the order: messages published earlier go first
         pending_blocks = []
         for block in blocks:
             if lane.session.queue_bytes > QUEUE_BYTES_MAX:
@@ -305,7 +318,10 @@ class ProducerEngine(Engine):
             raise self.too_late(timeout, False)
 
     def check_size(self, topic: str, size: int, timeout: float | None) -> Steps[None]:
-        """Of a message that not each broker takes: ask this one, unless it is known."""
+        """Check a message whose size some brokers refuse.
+
+        Ask this broker for its limit if it is unknown.
+        """
         lane = self.lane(topic)
         if not lane.message_bytes_max:
             lane.refused, lane.asked = None, lane.asked + 1
@@ -321,9 +337,9 @@ class ProducerEngine(Engine):
         lane.check_size(size)
 
     def answered(self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None) -> Steps[None]:
-        """Wait until these are answered."""
+        """Wait until these blocks are answered."""
         if any(pending.block is None and not pending.done for pending in pending_blocks):
-            self.seal_all(time.monotonic_ns())  # somebody waits: no more lingering
+            self.seal_all(time.monotonic_ns())  # a caller waits: stop lingering
         last = pending_blocks[-1]
         alone = len(pending_blocks) == 1
         if (yield ((lambda: last.done) if alone else (lambda: last.done and all(one.done for one in pending_blocks)), until_ns(timeout))):
@@ -337,13 +353,13 @@ class ProducerEngine(Engine):
         self.raise_failed()
 
     def too_late(self, timeout: float | None, sent: bool) -> BrokerUnreachable:
-        """The error of a publish that was not answered in time."""
+        """Return the error of a publish that was not answered in time."""
         what = "whether it is stored is not known: it was sent, and is sent again if the broker comes back" if sent else "nothing was sent"
         text = f"{self.address.url} did not confirm within {so_long(timeout)} ({self.trouble() or 'no answer'}); {what}. {advice()}"
         return BrokerUnreachable(E_TIMEOUT, text)
 
     def raise_failed(self) -> None:
-        """The first failure that nobody was told of, once."""
+        """Raise the first failure that was not reported yet. Each failure is raised once."""
         failed, self.failed = self.failed, []
         for pending in failed:
             if not pending.raised and pending.error is not None:
@@ -361,16 +377,19 @@ class ProducerEngine(Engine):
                     self.sooner(lane.gather.due_ns)
 
     def trouble(self) -> str:
-        """What is known about why nothing is answered."""
+        """Return what is known about why no reply comes."""
         found = {f"{lane.topic}: {lane.trouble()}" for lane in self.lanes.values() if lane.session.unanswered}
         return "; ".join(sorted(found)[:3])
 
 
-# What a person gives, as bytes
+# Conversion of a user's values to bytes
 
 
 def as_delay_ms(delay: Delay | None) -> int:
-    """Seconds or a timedelta to whole milliseconds, rounded up: never early. 0 for None and 0."""
+    """Convert seconds or a timedelta to milliseconds. Return 0 for None and 0.
+
+    Rounded up, so that no message comes early.
+    """
     if delay is None:
         return 0
     delay = as_seconds(delay)
@@ -382,7 +401,7 @@ def as_delay_ms(delay: Delay | None) -> int:
 
 
 def as_body(body: Any) -> bytes:
-    """A body as bytes that nobody changes any more; `UsageError` for text or what is too large."""
+    """Return the body as immutable bytes. Raises `UsageError` for text, or if it is too large."""
     if type(body) is not bytes:
         if not isinstance(body, bytes | bytearray | memoryview):
             raise UsageError(E_BAD_ARGUMENT, f"a body is bytes, not {type(body).__name__}; encode text first")
@@ -394,7 +413,7 @@ def as_body(body: Any) -> bytes:
 
 
 def too_big(size: int, size_max: int) -> UsageError:
-    """The error of a message over the limit; the broker's says the same."""
+    """Return the error for a message over the limit. The broker's error has the same text."""
     return UsageError(E_TOO_BIG, f"message of {size} bytes is over the limit of {size_max} bytes")
 
 
@@ -404,7 +423,10 @@ def one_block(body: bytes, attributes: tuple[bytes | None, bytes | None, bytes |
 
 
 def largest_of(bodies: Any) -> int:
-    """The size of the largest body; 0 where they are no sequence of bytes, which packing says better."""
+    """Return the size of the largest body.
+
+    Return 0 if the bodies are no sequence of bytes: packing raises a better error for that.
+    """
     try:
         return max(map(len, bodies), default=0) if isinstance(bodies, list | tuple) else 0
     except TypeError:
@@ -412,7 +434,7 @@ def largest_of(bodies: Any) -> int:
 
 
 def as_text(value: Any, size_max: int, what: str) -> bytes | None:
-    """A key or tag."""
+    """Check a key or tag and return it as bytes."""
     if value is None:
         return None
     if isinstance(value, str):
@@ -450,9 +472,12 @@ def pack_many(
     key: Text = None,
     tag: Text = None,
 ) -> Iterator[Block]:
-    """Blocks of at most 10,000 messages and about 5 MiB, in order. What is wrong is told before the first block is yielded.
+    """Pack messages into blocks of at most 10,000 messages and about 5 MiB, in order.
 
-    `time_ns`: the messages' own time, where it is not to be that of their storing. `key`, `tag`: of all; so are headers that are one map.
+    Invalid arguments are reported before the first block is yielded.
+
+    - `time_ns`: The time of the messages, if it is not the time at which they are stored.
+    - `key`, `tag`: A value for all messages. `headers` may be one map for all, too.
     """
     bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
     count = len(bodies)
@@ -466,7 +491,8 @@ def pack_many(
     for name, column in columns.items():
         if column is not None and len(column) != count:
             raise UsageError(E_BAD_ARGUMENT, f"{len(column)} {name} for {count} messages; give one (or None) for each")
-    # Most calls are one block: packing counts sizes and checks types anyway, so only what is too much for one is looked at twice.
+    # Most calls fit into one block, and packing checks sizes and types anyway. So only messages
+    # that are too large for one block are examined twice.
     try:
         block = packed(bodies, time_ns, **columns)
         if count == 1 or block.length <= BATCH_BYTES_MAX:
@@ -482,7 +508,7 @@ def pack_many(
 
 
 def _column(one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]) -> Column:
-    """A value for each message: the same for all, or their own."""
+    """Return a value for each message: the same one for all, or each its own."""
     if one is not None and each is not None:
         raise UsageError(E_BAD_ARGUMENT, f"{what}= is for all messages and {what}s= has one for each; give one of them")
     if one is not None:
@@ -493,13 +519,13 @@ def _column(one: Any, each: Any, count: int, what: str, checked: Callable[[Any],
 
 
 def packed(bodies: Sequence[bytes], time_ns: int | None, keys: Any = None, tags: Any = None, headers: Any = None) -> Block:
-    """A block of what is bytes already; `time_ns`: the messages' own time."""
+    """Pack values that are bytes already into a block. `time_ns`: the time of the messages."""
     times = None if time_ns is None else [time_ns] * len(bodies)
     return with_address(pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=LARGEST), headers)
 
 
 def _spans(bodies: Sequence[bytes], columns: Mapping[str, Column]) -> Iterator[tuple[int, int]]:
-    """Where to cut: (start, stop) of each block."""
+    """Yield where to cut: (start, stop) of each block."""
     sizes = list(map(len, bodies))
     for column in columns.values():
         if column is not None:

@@ -1,18 +1,23 @@
-"""One link: a DEALER to one target, found, opened, watched, and opened again when it dies.
+"""Link: a DEALER socket to one target that is opened, watched, and opened again when it dies.
 
-Over ipc the supervisor is asked where the target is, and the DEALER connects there; over tcp the gateway is told what to talk to.
-From then on both are the same. A link is dead when its monitor reports a disconnect, the peer says Bye or does not know
-us, nothing came for two heartbeats, or the peer sends what cannot be. Then the socket is closed without linger, and after
-a pause (50 ms, doubling to 1 s, with jitter) everything begins anew, on a new socket: the old one's pipe may outlive its server, and
-what lies in it must never arrive out of order.
+Over ipc, the client asks the supervisor where the target is and connects the DEALER there. Over
+tcp, it asks the gateway to open the target. From then on both are the same.
 
-The state machine is the table; `Link` is the shell that carries it out. What is said on the link is the peer's business (`Peer`).
+A link is dead when its monitor reports a disconnect, when the peer says Bye or does not know the
+client, when nothing came for two heartbeats, or when the peer sends something invalid. The socket
+is then closed without linger. After a pause (50 ms, doubling to 1 s, with jitter) the link starts
+again on a new socket. A new socket is necessary: the old one's pipe may outlive its server, and the
+contents of that pipe must never arrive out of order.
 
-The engine, in this file too, is the part of a client that never waits: its links, what is due when, and who waits for what.
+The table defines the state machine, and `Link` carries it out. The peer (`Peer`) defines the
+protocol that is spoken on the link.
 
-The blocking client (`drive.py`) and the asyncio client (`aio.py`) are two ways to turn the same engine. An engine owns an
-epoll set of its sockets' descriptors. ZeroMQ's are edges: one is readable when there is news, and whoever touches the
-socket takes the news; so after each send the link is drained too, and what a bounded drain leaves over is due at once.
+The engine, also in this file, is the part of a client that never waits. It holds the links, the
+timers, and the waiters. The blocking client (`drive.py`) and the asyncio client (`aio.py`) turn the
+same engine in two ways. An engine owns an epoll set of its sockets' descriptors. ZeroMQ's
+descriptors are edge-triggered: one becomes readable when there are events, and any call on the
+socket consumes these events. So the link is drained after each send, and messages that a bounded
+drain leaves over are due at once.
 """
 
 from __future__ import annotations
@@ -57,34 +62,41 @@ if TYPE_CHECKING:
 
 
 S: Final = 1_000_000_000
-LONGEST_S: Final = 1e9  # 31 years; longer waits are cut to that
-PATIENCE_S: Final = (1, 10, 60)  # who waits for a broker is told after so long, then every minute
-PROBED_NS: Final = 100_000_000  # how often it is looked whether the probe has an answer
+LONGEST_S: Final = 1e9  # 31 years; longer waits are cut to this
+PATIENCE_S: Final = (1, 10, 60)  # a missing broker is logged after these waits, then every minute
+PROBED_NS: Final = 100_000_000  # how often the probe is checked for an answer
 MS: Final = 1_000_000
-ATTEMPT_NS: Final = 10_000 * MS  # to find, open and greet
+ATTEMPT_NS: Final = 10_000 * MS  # to find, open and greet the target
 BACKOFF_MS: Final = 50
 BACKOFF_MS_MAX: Final = 1_000
-LATER_MS: Final = 250  # until a full topic is asked again
-# A broker that wants a key hangs up, and ZeroMQ often hears of that before it has read why. So the first of these are tried again soon.
+LATER_MS: Final = 250  # until a full topic is tried again
+# A broker that requires a key hangs up, and ZeroMQ often reports that before it has read the
+# reason. So the first hang-ups are tried again soon.
 HANG_UPS_MAX: Final = 30
 HANG_UP_MS: Final = 10
-REFUSED_MS: Final = 10  # the pause after a refusal; each one that follows doubles it
+REFUSED_MS: Final = 10  # the pause after a refusal; each further refusal doubles it
 REFUSED_MS_MAX: Final = 1_000
-REFUSED_FORGOTTEN_MS: Final = 10_000  # a refusal so long after the last pause is the first one again
-RECEIVE_MAX: Final = 500  # messages a turn; what is left over is due at once
+REFUSED_FORGOTTEN_MS: Final = 10_000  # a refusal this long after the last pause counts as the first one
+RECEIVE_MAX: Final = 500  # messages a turn; the rest is due at once
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
-AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals of the moment
+AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals that pass
 Ready = list[tuple[int, int]]
 _T = TypeVar("_T")
 Steps = Generator[tuple[Callable[[], bool], int], bool, _T]
-"""What a call does, without waiting: it yields what is to hold and until when that is waited for, and is sent whether it does. `Drive` and
-`Turner` carry it out, one blocking, the other with await."""
+"""The steps of a client call, without waiting.
+
+The generator yields a condition and a deadline. It is sent True if the condition was met in time.
+`Drive` runs it by blocking, `Turner` with await.
+"""
 
 
 def check_timeout(timeout: Any) -> float | None:
-    """A time-out in seconds as a person gives it; None for one that never ends. `UsageError` for what is no number, and for NaN."""
+    """Check a time-out in seconds and return it; None for a time-out that never ends.
+
+    Raises `UsageError` if it is not a number, or if it is NaN.
+    """
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or math.isnan(timeout):
@@ -93,23 +105,29 @@ def check_timeout(timeout: Any) -> float | None:
 
 
 def until_ns(timeout: Any) -> int:
-    """When a wait of so many seconds ends that begins now; `FAR_NS` for None and infinity. One below 0 has ended."""
+    """Return when a wait of this time-out ends that begins now.
+
+    Return `FAR_NS` for None and infinity. A time-out below 0 has ended already.
+    """
     seconds = timeout if type(timeout) is float and 0.0 <= timeout <= LONGEST_S else check_timeout(timeout)
     return FAR_NS if seconds is None else time.monotonic_ns() + int(min(seconds, LONGEST_S) * S)
 
 
 def so_long(timeout: float | None) -> str:
-    """A time-out in a sentence."""
+    """Format a time-out for an error message."""
     return "any time" if timeout is None or math.isinf(timeout) else f"{timeout:g} s"
 
 
 def _told_after(times: int) -> int:
-    """After how many seconds it is told again, of who waited so long that it was told so often."""
+    """Return the seconds of waiting after which the next log line is due, after `times` lines."""
     return PATIENCE_S[times] if times < len(PATIENCE_S) else (times - 1) * PATIENCE_S[-1]
 
 
 class Waiter:
-    """Somebody who waits until `done()`; `wake` is called then, once, under the engine's lock; or when `deadline_ns` has passed."""
+    """A caller that waits until `done()`.
+
+    The engine calls `wake` once, under its lock, when `done()` is true or `deadline_ns` has passed.
+    """
 
     __slots__ = ("deadline_ns", "done", "wake")
 
@@ -120,17 +138,17 @@ class Waiter:
 
 
 class Engine:
-    """Links by descriptor, timers, waiters. Not thread-safe by itself."""
+    """Links by descriptor, timers and waiters. Not thread-safe."""
 
-    patience_ns: Final = PATIENCE_S[0] * S  # before it is told that there is no broker
+    patience_ns: Final = PATIENCE_S[0] * S  # before a missing broker is reported
 
     def __init__(self) -> None:
         self.met = False  # a broker has answered
-        self.hasty = False  # where nothing listens on this machine it fails, unless a broker was met before
-        self.tells = False  # it logs that somebody waits for a broker
-        self._told = 0  # how often it did, of this wait
+        self.hasty = False  # fail if nothing listens on this machine, unless a broker has answered before
+        self.tells = False  # log that a caller waits for a broker
+        self._told = 0  # log lines about the present wait
         self._probe: sockets.Probe | None = None
-        self.answers = ""  # what is known of who answers in place of a broker
+        self.answers = ""  # what is known of the server that answers in place of a broker
         self.epoll = select.epoll()
         self.links: list[Link] = []
         self.due_ns = FAR_NS  # a lower bound of when `timers` has something to do
@@ -162,7 +180,7 @@ class Engine:
     # Turning
 
     def turn(self, ready: Ready) -> None:
-        """Take in what came on the ready descriptors, then what is due."""
+        """Process the events of the ready descriptors, then what is due."""
         self.turns += 1
         now = time.monotonic_ns()
         for fd, _ in ready:
@@ -177,19 +195,19 @@ class Engine:
             self.timers(now)
 
     def timers(self, now_ns: int) -> None:
-        """All that is due: heartbeats, new attempts, what a subclass adds."""
+        """Process everything that is due: heartbeats, new attempts, and the timers of subclasses."""
         self.due_ns = FAR_NS
         for link in list(self.links):
             self.sooner(link.on_time(now_ns))
         for waiter in self.waiters:
             if waiter.deadline_ns <= now_ns:
-                waiter.deadline_ns = FAR_NS  # told once; it sees for itself that it is too late
+                waiter.deadline_ns = FAR_NS  # woken once; the waiter sees for itself that it is too late
                 waiter.wake()
             self.sooner(waiter.deadline_ns)
         self.sooner(self._look_after(now_ns))
 
     def _look_after(self, now_ns: int) -> int:
-        """Tell that there is no broker, or give up; when to look again."""
+        """Report that there is no broker, or give up. Return when to check again."""
         waiting = []
         for link in self.links:
             if link.wanted_ns != FAR_NS and not link.needed():
@@ -216,7 +234,7 @@ class Engine:
         return min(told_ns, now_ns + PROBED_NS) if self._probe is not None and self._probe.answer is None else told_ns
 
     def _ask_what_answers(self, waiting: list[Link], waited_ns: int) -> None:
-        """Something takes the connection and says nothing: find out whether it is another port of the broker."""
+        """Probe a server that accepts the connection and is silent: it may be another port of the broker."""
         link = waiting[0]
         if self.met or link.unheard or link.address.direct or waited_ns < self.patience_ns:
             return
@@ -238,7 +256,7 @@ class Engine:
             log.warning("%s: no broker at %s for %d s (%s); waiting for it. %s", what, link.address.url, seconds, why, advice())
 
     def settle(self) -> None:
-        """Wake whoever has what it waits for."""
+        """Wake the waiters whose condition is met."""
         if self.waiters:
             ended = [waiter for waiter in self.waiters if waiter.done()]
             for waiter in ended:
@@ -246,7 +264,10 @@ class Engine:
                 waiter.wake()
 
     def stop(self, linger_ms: int = 0) -> None:
-        """Close all links; the engine cannot be used again. The epoll set is closed with the last who sleeps on it."""
+        """Close all links. The engine cannot be used again.
+
+        The last caller that sleeps on the epoll set closes it.
+        """
         for link in self.links:
             link.stop(linger_ms)
         self.links.clear()
@@ -256,18 +277,21 @@ log = logging.getLogger("zsq")
 
 
 def _ends(message: Failed) -> bool:
-    """It answers no request: the topic was closed to us, or what permitted us was taken back."""
+    """Return True if this failure answers no request.
+
+    The topic was closed to this client then, or its permission was revoked.
+    """
     return message.code in (E_CLOSED, E_FORBIDDEN) and not message.request
 
 
 class LinkState(Enum):
-    IDLE = "idle"  # nobody needs it
-    LOOKING = "looking"  # the supervisor is asked where the target is
-    OPENING = "opening"  # the gateway is told what to talk to
+    IDLE = "idle"  # not needed
+    LOOKING = "looking"  # Lookup is sent: the supervisor knows where the target is
+    OPENING = "opening"  # Open is sent: the gateway connects to the target
     GREETING = "greeting"  # Hello or Sub is sent
     UP = "up"
     WAITING = "waiting"  # dead; the pause before the next attempt
-    REFUSED = "refused"  # the broker will not; whoever needs it begins again
+    REFUSED = "refused"  # the broker refused; the next call that needs the link starts again
 
 
 class LinkEvent(Enum):
@@ -294,19 +318,23 @@ LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
 
 
 class Backoff:
-    """The pause after refusals: 10 ms, doubled by each refusal up to 1 s, with jitter.
+    """Pause after refusals: 10 ms, doubled by each refusal up to 1 s, with jitter.
 
-    Without it a caller that tries again at once asks a broker in trouble thousands of times a second.
+    Without it, a caller that tries again at once sends thousands of requests a second to a broker
+    in trouble.
     """
 
     __slots__ = ("_count", "until_ns")
 
     def __init__(self) -> None:
-        self.until_ns = 0  # nothing is asked before
+        self.until_ns = 0  # no request is sent before
         self._count = 0
 
     def refused(self, now_ns: int) -> None:
-        """Note a refusal. Those that come during a pause were asked before it began, and do not lengthen it."""
+        """Note a refusal.
+
+        Replies to requests that were sent before the pause began do not lengthen it.
+        """
         if now_ns < self.until_ns:
             return
         if now_ns > self.until_ns + REFUSED_FORGOTTEN_MS * MS:
@@ -321,27 +349,31 @@ class Backoff:
 
 
 class Peer(Protocol):
-    """Who speaks on a link: a session with its shell."""
+    """The user of a link: a session with its shell."""
 
     def greeting(self) -> Wire | None:
-        """The first word, or None where there is none (then the link is up at once)."""
+        """Return the first message, or None if there is none. Then the link is up at once."""
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction: ...
 
     def on_up(self, now_ns: int) -> None:
-        """The greeting is answered: send what waits."""
+        """Send what waits: the greeting is answered."""
 
     def on_received(self, now_ns: int) -> None:
-        """Words came and were taken: perhaps more can be sent now."""
+        """Send more if possible: messages came and were processed."""
 
     def on_lost(self) -> None: ...
 
     def on_refused(self, error: ZsqError) -> None:
-        """The broker will not have this link. What waits for it fails."""
+        """Let everything fail that waits for this link: the broker refused it."""
 
 
 class Link:
-    """`heartbeat_ms` 0: no heartbeats (targets that have no leases and no windows). `again`: codes of refusals that may pass."""
+    """A link to one target.
+
+    - `heartbeat_ms`: 0 for no heartbeats (targets that have no leases and no windows).
+    - `again`: Error codes of refusals that may pass.
+    """
 
     def __init__(
         self, engine: Engine, address: Address, target: Target, peer: Peer, heartbeat_ms: int = 0, again: frozenset[str] = AGAIN
@@ -351,33 +383,33 @@ class Link:
         self.target = target
         self.peer = peer
         self.state = _S.IDLE
-        self.trouble = ""  # what happened last, for error messages
-        self.refusal: ZsqError | None = None  # why the last attempt did not succeed, if the broker said so
-        self.opened: dict[str, Any] = {}  # what the supervisor or the gateway answered about the target
+        self.trouble = ""  # the last event, for error messages
+        self.refusal: ZsqError | None = None  # why the last attempt failed, if the broker gave a reason
+        self.opened: dict[str, Any] = {}  # the reply of the supervisor or the gateway about the target
         self.heartbeat_ms = heartbeat_ms
         self.sent_ns = self.heard_ns = self._beat_ns = 0
-        self.needed: Callable[[], bool] = lambda: True  # whether somebody waits for this link
-        self.wanted_ns = FAR_NS  # since when somebody waits for it in vain; `FAR_NS` while it is up or not needed
+        self.needed: Callable[[], bool] = lambda: True  # True if a caller waits for this link
+        self.wanted_ns = FAR_NS  # since when a caller waits in vain; `FAR_NS` while it is up or not needed
         self.unheard = False  # the last connection was refused
         self._backoff = Backoff()
         self._socket: sockets.Socket | None = None
         self._monitor: sockets.Socket | None = None
         self._fds = (-1, -1)
         self._request = 1
-        self._since_ns = 0  # of this attempt
-        self._again_ns = 0  # waiting: when
+        self._since_ns = 0  # when this attempt began
+        self._again_ns = 0  # when the pause ends (WAITING)
         self._hang_ups = 0  # during the handshake
         self._attempts = 0
-        self._outbox: list[list[Any]] = []  # what the pipe did not take; see `send`
+        self._outbox: list[list[Any]] = []  # frames that the pipe did not take; see `send`
         self.passing = again
-        self.busy: Callable[[], bool] | None = None  # whether something waits for the link: an idle one makes no topic
-        self.creates = target.create  # whether this attempt says so
-        self._known = False  # we were let in once: then what keeps us out may pass, as when the broker is being set up anew
+        self.busy: Callable[[], bool] | None = None  # True if something waits for the link: an idle link creates no topic
+        self.creates = target.create  # True if this attempt may create the target
+        self._known = False  # connected before: then a failed handshake may pass, as while the broker is being configured
 
     # Beginning
 
     def start(self, now_ns: int) -> None:
-        """Begin if it has not begun; after refusals, when their pause is over."""
+        """Start if idle. After a refusal, start when its pause is over."""
         if self.wanted_ns == FAR_NS and not self.up:
             self._want(now_ns)
         if self.state not in (_S.IDLE, _S.REFUSED):
@@ -426,7 +458,7 @@ class Link:
         self._socket, self._monitor = socket, monitor
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
         self.engine.watch(self, *self._fds)
-        self.engine.sooner(0)  # descriptors tell edges: what came before they were watched is looked for then
+        self.engine.sooner(0)  # descriptors are edge-triggered: this looks for events from before they were watched
 
     def _disconnect(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
@@ -436,7 +468,7 @@ class Link:
         self._outbox.clear()
 
     def _reached(self, now_ns: int) -> None:
-        """The socket leads to the target: say the first word."""
+        """Send the first message: the socket leads to the target."""
         self._step(_E.REACHED)
         greeting = self.peer.greeting()
         if greeting is None:
@@ -459,14 +491,14 @@ class Link:
     # Ending
 
     def stop(self, linger_ms: int = 0) -> None:
-        """End for good; with a linger, say Bye first."""
+        """End for good. With a linger, say Bye first."""
         if self.state is _S.UP and linger_ms:
             self.send(_BYE, self.sent_ns)
         self._disconnect(linger_ms)
         self._step(_E.STOP)
 
     def restart(self, now_ns: int, why: str, *, at_once: bool = False) -> None:
-        """This link is of no use any more: begin anew."""
+        """Close this link and start again."""
         self._die(now_ns, why, at_once=at_once)
 
     def _die(self, now_ns: int, why: str, *, at_once: bool = False) -> None:
@@ -486,7 +518,7 @@ class Link:
             self._want(now_ns)
 
     def give_up(self, error: ZsqError) -> None:
-        """Nothing listens there: what waits fails. Whoever needs the link begins again."""
+        """Let everything fail that waits: nothing listens there. The next call starts again."""
         self._disconnect()
         self._step(_E.REFUSE if self.state in (_S.LOOKING, _S.OPENING, _S.GREETING, _S.UP) else _E.STOP)
         self.wanted_ns = FAR_NS
@@ -512,7 +544,7 @@ class Link:
     def _step(self, event: LinkEvent) -> None:
         self.state = LINK_TABLE[self.state][event]
 
-    # Words
+    # Messages
 
     @property
     def up(self) -> bool:
@@ -524,12 +556,15 @@ class Link:
 
     @property
     def down(self) -> bool:
-        """Return True when it does not lead to the target, and is not on its way there at this moment."""
+        """True if the link neither leads to the target nor is being opened at this moment."""
         return self.state in (_S.IDLE, _S.WAITING, _S.REFUSED)
 
     def send(self, frames: list[Any], now_ns: int) -> None:
-        """Send, in order. High-water marks lie above all credits, so a full pipe means a peer that takes nothing: what it does not
-        take waits here until the heartbeat decides."""
+        """Send, in order.
+
+        High-water marks lie above all credits, so a full pipe means a peer that takes nothing.
+        Frames that it does not take wait here until the heartbeat decides.
+        """
         assert self._socket is not None
         self.sent_ns = now_ns
         if self._outbox or not sockets.send_frames(self._socket, frames):
@@ -537,12 +572,12 @@ class Link:
             self.engine.sooner(now_ns + 10 * MS)
 
     def take_in(self, now_ns: int) -> None:
-        """News on the socket: take it, and let the peer go on."""
+        """Receive what has arrived, and let the peer continue."""
         if self.receive(now_ns) and self.state is _S.UP:
             self.peer.on_received(now_ns)
 
     def receive(self, now_ns: int) -> int:
-        """Take all words that are there, up to a bound; how many there were."""
+        """Receive all messages that have arrived, up to a bound. Return how many there were."""
         socket = self._socket
         taken = 0
         if socket is None:
@@ -614,23 +649,23 @@ class Link:
         if self._monitor is None:
             return
         events = sockets.read_events(self._monitor)
-        # To a direct endpoint that was looked up, a refused connection means that its owner is gone; the supervisor and the
-        # gateway have fixed places, so there ZeroMQ's own retries will do.
+        # If the endpoint came from a lookup, a refused connection means that its owner is gone. The
+        # supervisor and the gateway have fixed places, so ZeroMQ's own retries are enough for them.
         fixed = self.state in (_S.LOOKING, _S.OPENING) or not self.address.direct or self.target.kind == "supervisor"
         if events:
-            # ZeroMQ tries again after a handshake that failed, too: there somebody listens.
+            # ZeroMQ also tries again after a failed handshake. Then something listens there.
             self.unheard = bool(events & sockets.RETRY_EVENTS) and not events & (sockets.CONNECTED_EVENTS | HANDSHAKE_EVENTS)
         if events & HANDSHAKE_EVENTS:
             self._shut_out(now_ns, events)
         elif events & sockets.GONE_EVENTS or (not fixed and events & sockets.RETRY_EVENTS):
-            self.receive(now_ns)  # what it said last
+            self.receive(now_ns)  # its last messages
             if self._monitor is not None:
                 self._die(now_ns, "the connection was lost")
         elif self.unheard:
             self.trouble = f"nothing listens at {self.address.url}" if self.address.local else f"nobody answers at {self.address.url}"
 
     def _shut_out(self, now_ns: int, events: int) -> None:
-        """The handshake failed. Who was let in before tries again."""
+        """Process a failed handshake. A client that was connected before tries again."""
         error = verdict(events, self.address)
         if error is not None and not self._known:
             self._refuse(now_ns, error)
@@ -642,7 +677,7 @@ class Link:
                 self.engine.sooner(self._again_ns)
 
     def on_time(self, now_ns: int) -> int:
-        """Do what is due; when to call again."""
+        """Do what is due. Return when to call again."""
         if self.state in (_S.IDLE, _S.REFUSED):
             return FAR_NS
         if self.state is _S.WAITING:
@@ -676,7 +711,7 @@ class Link:
         if now_ns - self.heard_ns > 2 * heartbeat_ns:
             self._die(now_ns, f"nothing came for {2 * self.heartbeat_ms} ms")
             return self._again_ns
-        quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)  # silence of either side calls for a beat, but for one
+        quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)  # silence of either side requires a beat, but only one
         if now_ns - quiet_ns >= heartbeat_ns:
             self.send(_BEAT, now_ns)
             self._beat_ns = quiet_ns = now_ns
