@@ -1,1 +1,4 @@
-"""Words between processes, and the client library; knows no file and no actor."""
+"""Protocol messages between processes, and the client library.
+
+Imports no file code and no actor.
+"""

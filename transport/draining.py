@@ -1,4 +1,4 @@
-"""What a topic still has to be drained of before it can go, in words. Pure."""
+"""Draining: a text that lists what a topic must be drained of before it can be deleted. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def remaining(found: Mapping[str, Any]) -> list[str]:
-    """What a topic (a row of the statistics) still has to be drained of, in words; [] for nothing."""
+    """Return what a topic (a row of the statistics) must still be drained of, or [] if nothing."""
     left = []
     for row in found["channels"]:
         counts = [

@@ -1,4 +1,4 @@
-"""Memory for blocks that come and go a thousand times a second: what is told to the C library's allocator, and why."""
+"""Settings of the C library's allocator for blocks that are allocated a thousand times a second."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ _libc = ctypes.CDLL(None)
 
 @functools.cache
 def keep_memory() -> None:
-    """Do not give each freed block back to the system at once; called when a process first opens a link, and by actors.
+    """Keep freed blocks in the process. Called when a process first opens a link, and by actors.
 
-    By default glibc maps and unmaps 200 KB each time, and the kernel clears every page of it anew: 50 page faults a block and
-    hop (measured: a quarter of the topic's time). With it up to 32 MB that were freed stay with the process.
-    ZSQ_MALLOC=default in the environment leaves the allocator alone.
+    By default glibc maps and unmaps 200 KB each time, and the kernel clears every page of it again.
+    That is 50 page faults for each block and hop (measured: a quarter of the topic's time). With
+    this setting, up to 32 MB of freed memory stay with the process. ZSQ_MALLOC=default in the
+    environment leaves the allocator alone.
     """
     if os.environ.get("ZSQ_MALLOC") == "default":
         return
-    with contextlib.suppress(AttributeError):  # another C library has its own ways
+    with contextlib.suppress(AttributeError):  # another C library may not have this function
         _libc.mallopt(_M_MMAP_THRESHOLD, 16 * 1024 * 1024)
         _libc.mallopt(_M_TRIM_THRESHOLD, 32 * 1024 * 1024)
 
 
 def release_memory() -> None:
-    """Give freed blocks back to the system."""
+    """Return freed blocks to the system."""
     with contextlib.suppress(AttributeError):
         _libc.malloc_trim(0)

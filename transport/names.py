@@ -1,4 +1,7 @@
-"""Which names are legal. A raw name is never a path or an endpoint: those are numbers."""
+"""Names: the rule for legal ones.
+
+A raw name is never used as a path or an endpoint: these are numbers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 
 
 def check_name(name: str, what: str = "topic") -> str:
-    """`name` itself if it is legal (NSQ's rule), else `UsageError` E_BAD_NAME."""
+    """Return `name` if it is legal (NSQ's rule). Raises `UsageError` (E_BAD_NAME) if not."""
     if not isinstance(name, str) or len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
         shown = repr(name)[:80]
         raise UsageError(

@@ -1,7 +1,8 @@
-"""Reports: the shapes of what `stats` answers to every client.
+"""Reports: the shapes of the replies of `stats` to every client.
 
-What each statistic means stands in `actors/statistics/schema.py`. A test compares the rows of that table with the keys of these shapes,
-and both with what the code sends. A list arrives as a tuple after its way over the wire, so the shapes name a `Sequence`.
+`actors/statistics/schema.py` has the meaning of each statistic. A test compares the rows of that
+table with the keys of these shapes, and both with what the code sends. A list arrives as a tuple
+over the wire, so the shapes use `Sequence`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NotRequired, TypedDict
 from .settings import ChannelOptions, RetentionSettings
 
 Rates = Mapping[str, float]
-"""The growth a second of each counter that grew, by the counter's name."""
+"""The growth per second of each counter that grew, by the counter's name."""
 
 
 class Percentile(TypedDict):
@@ -22,7 +23,7 @@ class Percentile(TypedDict):
 
 
 class Latency(TypedDict):
-    """How many messages were finished in the last ten minutes, and how long each share of them took at most."""
+    """The number of messages finished in the last ten minutes, and percentiles of their latency."""
 
     count: int
     percentiles: Sequence[Percentile]
@@ -37,7 +38,7 @@ class PubCount(TypedDict):
 
 
 class NsqClientFacts(TypedDict, total=False):
-    """What only the NSQ gateway knows of a client; a client of ZSQ's own has none of it."""
+    """Facts about a client that only the NSQ gateway knows. A client of ZSQ has none of them."""
 
     hostname: str
     version: str
@@ -59,7 +60,7 @@ class NsqClientFacts(TypedDict, total=False):
 
 
 class ConsumerCounts(TypedDict):
-    """What a channel counts of a consumer."""
+    """The counters that a channel keeps for a consumer."""
 
     message_count: int
     message_bytes: int
@@ -69,7 +70,7 @@ class ConsumerCounts(TypedDict):
 
 
 class ConsumerFacts(ConsumerCounts):
-    """A consumer as its channel knows it at any time."""
+    """A consumer as its channel always knows it."""
 
     client_id: str
     ready_count: int
@@ -80,7 +81,7 @@ class ConsumerFacts(ConsumerCounts):
 
 
 class ConsumerReport(ConsumerFacts):
-    """A consumer as its channel reports it when it is asked for details."""
+    """A consumer as its channel reports it in detailed statistics."""
 
     rates: Rates
     e2e_processing_latency: Latency | None
@@ -107,7 +108,7 @@ class ProducerStats(NsqClientFacts):
 
 
 class PublisherStats(TypedDict):
-    """A client of ZSQ's own that publishes: a row of a topic's `publishers`."""
+    """A ZSQ client that publishes: a row of a topic's `publishers`."""
 
     producer: str
     via: str
@@ -137,7 +138,7 @@ class ChannelCounters(TypedDict):
 
 
 class SupplyFacts(TypedDict):
-    """Where a channel is in its topic, and what waits."""
+    """A channel's position in its topic, and the numbers of waiting messages."""
 
     depth: int
     backend_depth: int
@@ -145,11 +146,11 @@ class SupplyFacts(TypedDict):
     dying_count: int
     next_offset: int
     parked_count: NotRequired[int]
-    """Of an ordered channel: messages that wait for others of their key."""
+    """Only for an ordered channel: messages that wait for others of their key."""
 
 
 class DeliveryFacts(ChannelCounters):
-    """What a channel does with its consumers."""
+    """A channel's deliveries to its consumers."""
 
     in_flight_count: int
     paused: bool
@@ -157,14 +158,14 @@ class DeliveryFacts(ChannelCounters):
 
 
 class ChannelFacts(TypedDict):
-    """What else a channel reports, and stands in `stats`."""
+    """The other fields of a channel that are reported and appear in `stats`."""
 
     rates: Rates
     settings: ChannelOptions
 
 
 class LeftOut(TypedDict, total=False):
-    """Rows of clients that the answer had no room for, where there are any."""
+    """The number of client rows for which the reply had no room. Absent if all rows are there."""
 
     clients_left_out: int
 
@@ -186,7 +187,7 @@ class ChannelStats(SupplyFacts, DeliveryFacts, ChannelFacts, LeftOut):
 
 
 class Recovery(TypedDict, total=False):
-    """What the last start found in a topic's log; empty until the storage has reported."""
+    """The findings of the last start in a topic's log. Empty until the storage has reported."""
 
     text: str
     duration_ms: int
@@ -227,7 +228,7 @@ class StageFacts(TypedDict):
 
 
 class StorageFacts(LogFacts, RetentionFacts, UpkeepFacts, DelayedFacts, StageFacts):
-    """What stands in `stats` as the topic's storage reports it."""
+    """The fields of `stats` that the topic's storage reports."""
 
     transactions: int
 
@@ -267,7 +268,7 @@ class DiskStats(TypedDict):
 
 
 class GatewayStats(TypedDict):
-    """An NSQ gateway that is up."""
+    """An NSQ gateway that is running."""
 
     name: str
     kind: str
@@ -280,23 +281,24 @@ class GatewayStats(TypedDict):
 
 
 class ProcessStats(TypedDict):
-    """A process of the broker. Who may not administer it is told neither names nor pids."""
+    """A process of the broker. Clients that may not administer it get neither names nor pids."""
 
     kind: str
     restarts: int
     name: NotRequired[str]
     pid: NotRequired[int]
     state: NotRequired[str]
-    """`stats` has none of supervisor and forkserver."""
+    """Absent in `stats` for supervisor and forkserver."""
     uptime_s: NotRequired[float]
     private_bytes: NotRequired[int]
-    """The overview has none."""
+    """Absent in the overview."""
 
 
 class AlarmRow(TypedDict):
-    """What is told of an alarm, to clients and to receivers. Topic and channel are empty for one about the broker.
+    """An alarm, as clients and receivers get it. An alarm about the broker has empty topic and
+    channel.
 
-    `value` None: it is not known (any more); times are in ns since 1970.
+    `value` is None if it is not known, or no longer. Times are in ns since 1970.
     """
 
     topic: str
@@ -308,13 +310,13 @@ class AlarmRow(TypedDict):
 
 
 class RaisedAlarm(AlarmRow):
-    """An alarm that is raised now. `text`: only of the disk's."""
+    """An alarm that is raised now. Only alarms of the disk have `text`."""
 
     text: NotRequired[str]
 
 
 class AlarmEvent(AlarmRow):
-    """A step that is told: `event` is raised or cleared."""
+    """A change of an alarm. `event` is raised or cleared."""
 
     event: str
     time_ns: int
@@ -322,7 +324,7 @@ class AlarmEvent(AlarmRow):
 
 
 class AlarmReceiver(TypedDict):
-    """Somebody who is told of alarms, and how that goes."""
+    """A receiver of alarms, and the state of its deliveries."""
 
     name: str
     told_count: int
@@ -332,7 +334,10 @@ class AlarmReceiver(TypedDict):
 
 
 class BrokerLists(TypedDict, total=False):
-    """What `stats` has only where the whole broker was asked about; `gateways`: only for who may see all topics."""
+    """Fields of `stats` that are only present for the whole broker.
+
+    `gateways`: only for clients that may see all topics.
+    """
 
     gateways: Sequence[GatewayStats]
     recent_alarms: Sequence[AlarmEvent]
@@ -340,7 +345,7 @@ class BrokerLists(TypedDict, total=False):
 
 
 class BrokerStats(BrokerLists, LeftOut):
-    """The answer of `stats`."""
+    """The reply of `stats`."""
 
     version: str
     node: int
@@ -349,7 +354,7 @@ class BrokerStats(BrokerLists, LeftOut):
     start_time: int
     health: str
     disk: NotRequired[DiskStats]
-    """Only for who may see all topics."""
+    """Only for clients that may see all topics."""
     alarms: Sequence[RaisedAlarm]
     topics: Sequence[TopicStats]
     producers: Sequence[ProducerStats]

@@ -1,10 +1,13 @@
-"""The settings of a channel and of a topic: one row each, and all else that is said of a setting follows from its row. Pure.
+"""Settings of channels and topics, one row each. Everything else about a setting follows from its
+row.
 
-A new setting is a row here (and its type for callers, further down) plus the code that obeys it. From the rows come: the checks and
-their error texts, the options of `zsq channel`, `zsq sub`, `zsq topic` and `zsq serve`, what these commands show, the console's forms,
-and the tables in docs/channels.md and docs/operations.md.
+A new setting is a row here, its type for callers (further down), and the code that obeys it. The
+rows produce the checks and their error texts, the options of `zsq channel`, `zsq sub`, `zsq topic`
+and `zsq serve`, the output of these commands, the console's forms, and the tables in
+docs/channels.md and docs/operations.md.
 
-This module is in `transport`, because clients name settings too; it imports nothing heavy, because `zsq --help` needs the rows.
+This module is in `transport`, because clients name settings too. It imports nothing heavy, because
+`zsq --help` needs the rows. No I/O.
 """
 
 from __future__ import annotations
@@ -24,14 +27,14 @@ NUMBER_MAX: Final = 1 << 62  # fits into a message of the protocol
 ABOVE_ZERO: Final = 5e-324  # the smallest float
 TAG_SEPARATOR: Final = "||"
 TAGS_MAX: Final = 64  # of one channel
-TAG_BYTES_MAX: Final = 256  # as of a block, which is not imported here: it is heavy
+TAG_BYTES_MAX: Final = 256  # same as for a block, whose module is too heavy to import here
 ATTEMPTS_MAX: Final = 65_535  # NSQ's protocol has 16 bits for it
 BACKOFF_S_MAX: Final = 3_600.0  # the longest delay of a requeue
 KEEP_BYTES: Final = 1024 * MIB
 MAX_BYTES_MIN: Final = 8 * MIB  # one block of the largest size always fits into an empty topic
 MAX_S_MIN: Final = 1
 POLICIES: Final = ("reject", "drop-oldest")
-SYNC_MODES: Final = {  # when a publish is answered; chosen when a topic is made
+SYNC_MODES: Final = {  # when a publish is answered; chosen when a topic is created
     "always": "answered when it is on disk: nothing that was answered is lost, whatever happens",
     "interval": "answered when it is written, synced every 100 ms: a power cut may cost that much",
     "never": "the kernel decides when: a power cut may cost more",
@@ -46,11 +49,11 @@ _KEEP: Final = "{} retained after all channels have finished them{}; none: unlim
 
 
 SettingValue = str | int | float | bool | None
-"""The value of a setting, checked; None: the default holds."""
+"""The checked value of a setting. None: the default applies."""
 
 
 class Kind(StrEnum):
-    """What a setting's value is, and so how it is written and shown."""
+    """The kind of a setting's value. It decides how the value is written and shown."""
 
     FLAG = "flag"
     TEXT = "text"
@@ -66,12 +69,16 @@ _TYPES: Final = {Kind.FLAG: (bool,), Kind.COUNT: (int,), Kind.BYTES: (int,), Kin
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A row. `allowed` and `least` are the ends of error texts: what a value must be, and what a number below `low` must be.
+    """The row of one setting.
 
-    `no_bound`: the number that means that there is no bound, if there is one. `fixed`: chosen when the channel is made.
-    `option`: on the command line, with the name of its value. `shared`: `zsq sub` has a channel's option too, `zsq serve` a topic's.
-    `line`, `shows`, `shows_none`: in which line `zsq ... show` says it, and how. `label`, `hint`, `none_label`: in the console; the docs
-    have `none_label` too.
+    - `allowed`, `least`: The ends of error texts: what a value must be, and what a number below
+      `low` must be.
+    - `no_bound`: The number that means "no bound", if there is one.
+    - `fixed`: True if the setting is chosen when the channel is created.
+    - `option`: The option on the command line, with the name of its value.
+    - `shared`: True if `zsq sub` also has a channel's option, or `zsq serve` a topic's.
+    - `line`, `shows`, `shows_none`: The line of `zsq ... show` that contains it, and its format.
+    - `label`, `hint`, `none_label`: Texts of the console. The docs use `none_label` too.
     """
 
     kind: Kind
@@ -100,11 +107,11 @@ class Setting:
 
     @property
     def parameter(self) -> str:
-        """The name that the option's value has in a command's code, in the environment and in a file of `zsq serve`."""
+        """The option's name in a command's code, in the environment, and in a file of `zsq serve`."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     def check(self, value: object) -> None:
-        """Raise `UsageError` E_BAD_ARGUMENT if the setting cannot have this value."""
+        """Raise `UsageError` (E_BAD_ARGUMENT) if the setting cannot have this value."""
         good, too_low = type(value) in _TYPES.get(self.kind, (str,)), False
         if isinstance(value, int | float):
             good, too_low = good and (value == self.no_bound or self.low <= value <= self.high), good and 0 <= value < self.low
@@ -132,7 +139,7 @@ def _check_values(rows: Iterable[Setting], settings: object) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ChannelSettings:
-    """The settings of a channel, durable, for all its consumers."""
+    """The settings of a channel. They are durable and apply to all its consumers."""
 
     tags: str = _row(
         "", Kind.TEXT, "--tags TAGS", fixed=True, shared=True, allowed="a text like 'a||b'",
@@ -191,13 +198,13 @@ class ChannelSettings:
 
     def __post_init__(self) -> None:
         _check_values(CHANNEL, self)
-        object.__setattr__(self, "tags", TAG_SEPARATOR.join(split_tags(self.tags)))  # one spelling: what is compared must be equal
+        object.__setattr__(self, "tags", TAG_SEPARATOR.join(split_tags(self.tags)))  # one spelling, so that settings can be compared
         check(self.backoff_s <= self.backoff_max_s, f"backoff_s ({self.backoff_s}) is above backoff_max_s ({self.backoff_max_s})")
         if self.dead_letter_topic:
             check_name(self.dead_letter_topic)
 
     def backoff_ns(self, attempts: int) -> int:
-        """Return how long the broker waits after so many deliveries."""
+        """Return how long the broker waits after this number of deliveries."""
         return int(min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts - 1, 0), 60)) * 1e9)
 
     def as_dict(self) -> dict[str, SettingValue]:
@@ -234,7 +241,7 @@ class NewChannelOptions(ChannelOptions, total=False):
 
 
 class StartTime(TypedDict):
-    """The first message that was stored then (since 1970) or later."""
+    """The first message that was stored at this time (ns since 1970) or later."""
 
     time_ns: int
 
@@ -247,7 +254,10 @@ class NewChannelSettings(ChannelOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """A topic's policy; -1: no such bound. Bytes of log files, seconds by the times of messages, chunks as files."""
+    """A topic's retention policy. -1 means no bound.
+
+    Bytes count log files, seconds are by the times of messages, and a chunk is a file.
+    """
 
     keep_bytes: int = _row(
         KEEP_BYTES, Kind.BYTES, "--keep-bytes SIZE", shared=True, allowed=_BOUND, no_bound=NONE,
@@ -296,7 +306,7 @@ class Retention:
 
     @property
     def rejects_above(self) -> int:
-        """Unfinished bytes beyond which publishes are refused; -1: never."""
+        """The unfinished bytes above which publishes are refused; -1: never."""
         return NONE if self.drops else self.max_bytes
 
     def as_dict(self) -> dict[str, SettingValue]:
@@ -323,7 +333,10 @@ class RetentionSettings(TypedDict, total=False):
 
 
 def split_tags(tags: str) -> tuple[str, ...]:
-    """Return the tags of a subscription `a||b`, sorted, each once. "" and "*" (EQueue's word for it) are all tags: ()."""
+    """Return the tags of a subscription `a||b`, sorted, each once.
+
+    "" and "*" (EQueue's notation) mean all tags: ().
+    """
     if tags.strip() in ("", "*"):
         return ()
     found = tuple(sorted({tag.strip() for tag in tags.split(TAG_SEPARATOR)}))
@@ -334,7 +347,7 @@ def split_tags(tags: str) -> tuple[str, ...]:
 
 
 def check(good: bool, text: str) -> None:
-    """Raise `UsageError` E_BAD_ARGUMENT with this text unless it is good."""
+    """Raise `UsageError` (E_BAD_ARGUMENT) with this text unless `good`."""
     if not good:
         raise UsageError(E_BAD_ARGUMENT, text)
 

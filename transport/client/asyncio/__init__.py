@@ -1,1 +1,1 @@
-"""The asyncio clients: the same names and arguments as the blocking ones, with await."""
+"""The asyncio clients: the names and arguments of the blocking ones, with await."""

@@ -1,6 +1,6 @@
-"""The asyncio clients: the same names and arguments as the blocking ones, with await.
+"""The asyncio clients: the names and arguments of the blocking ones, with await.
 
-They turn the same engines, in the loop's own thread: no locks, no threads.
+They turn the same engines in the loop's own thread, without locks or threads.
 
     async with zsq.aio.Producer(url) as producer:
         await producer.publish("clicks", b"hello")
@@ -42,19 +42,23 @@ def run(main: Coroutine[Any, Any, _T], *, debug: bool | None = None) -> _T:
 
 
 class Receipt(ReceiptView):
-    """Of an asyncio producer; to be awaited, or looked at."""
+    """The receipt that `Producer.publish` and `Producer.publish_many` return."""
 
     __slots__ = ()
 
     async def wait(self, timeout: float | None = None) -> int:
-        """The first offset, once all of it is durable. `timeout` in seconds, default: the producer's. Raises what went wrong."""
+        """Wait until all messages are durable, and return the first offset.
+
+        `timeout` is in seconds. The default is the producer's timeout. Raises the error if the
+        publish failed.
+        """
         if not self.done:
             await self._owner._await(self._pending, timeout)
         return self._outcome()
 
 
 class Producer(ProducerBase):
-    """Publishes to any number of topics; see `zsq.Producer` for the arguments."""
+    """Publish messages to any number of topics. See `zsq.Producer` for the arguments."""
 
     _made: Turner[ProducerEngine] | None
 
@@ -77,7 +81,10 @@ class Producer(ProducerBase):
         headers: Mapping[str, HeaderValue] | None = None,
         delay: Delay | None = None,
     ) -> Receipt:
-        """Publish one message; durable when it returns, unless it lingers. `delay`: seconds, see `zsq.Producer.publish`."""
+        """Publish one message. It is durable when this returns, unless it lingers.
+
+        `delay`: seconds or a timedelta, see `zsq.Producer.publish`.
+        """
         delay_ms = as_delay_ms(delay)
         payload = as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
@@ -109,7 +116,11 @@ class Producer(ProducerBase):
         delay: Delay | None = None,
         wait: bool = True,
     ) -> Receipt:
-        """Publish messages in order, cut into blocks; with `wait=False` it returns when they are handed over."""
+        """Publish messages in order, divided into blocks.
+
+        With `wait=False` this returns when the messages are queued. See
+        `zsq.Producer.publish_many`.
+        """
         delay_ms = as_delay_ms(delay)
         time_ns = time.time_ns() if delay_ms else None
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
@@ -135,13 +146,19 @@ class Producer(ProducerBase):
         await turner.carry_out(turner.engine.answered(pending_blocks, self._timeout if timeout is None else timeout))
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all that was published is durable; raises the first error that nobody was told of."""
+        """Wait until everything that was published is durable.
+
+        Raises the first error that no call has raised yet.
+        """
         turner = self._made
         if turner is not None and turner.pid == os.getpid():
             await turner.carry_out(turner.engine.flush(self._timeout if timeout is None else timeout))
 
     async def close(self, timeout: float | None = None) -> None:
-        """Flush, then end. What `flush` raises is raised after the end."""
+        """Flush, then close the producer.
+
+        An error of the flush is raised after the producer is closed.
+        """
         if self._closed:
             return
         self._closed = True

@@ -1,6 +1,6 @@
-"""The asyncio clients that ask: Admin and Reader.
+"""The asyncio Admin and Reader, and the turner of all asyncio clients.
 
-Turning an engine from an event loop: one reader for all its sockets, one timer for all that is due.
+The turner turns an engine from an event loop: one reader for all its sockets, and one timer.
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class Turner(Generic[_EngineT]):
-    """An engine in the running loop; made and used in its thread only. The counterpart of `Drive`."""
+    """An engine in the running loop, made and used in its thread only.
+
+    The counterpart of `Drive`.
+    """
 
     def __init__(self, engine: _EngineT, *, tells: bool = False, hasty: bool = False) -> None:
         """`tells`, `hasty`: see `Engine`."""
@@ -63,7 +66,8 @@ class Turner(Generic[_EngineT]):
         self.stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = FAR_NS
-        # An epoll set can be waited for like any descriptor, and stays readable as long as one of its own is.
+        # An epoll set can be waited for like any descriptor. It stays readable as long as one of
+        # its own is.
         self.loop.add_reader(engine.epoll.fileno(), self._on_ready)
 
     def _on_ready(self) -> None:
@@ -79,7 +83,10 @@ class Turner(Generic[_EngineT]):
             self.settle()
 
     def settle(self) -> None:
-        """After something was sent or taken: wake who waited for it, and see that what is due is done in time."""
+        """Wake the waiters whose condition is met, and make sure that due work is done in time.
+
+        Called after something was sent or received.
+        """
         self.engine.settle()
         self._arm()
 
@@ -93,9 +100,9 @@ class Turner(Generic[_EngineT]):
         self._timer = self.loop.call_later(max(0.0, (due_ns - time.monotonic_ns()) / 1e9), self._on_due)
 
     async def wait(self, done: Callable[[], bool], deadline_ns: int) -> bool:
-        """Until `done()`, or False at the deadline."""
+        """Wait until `done()`. Return False at the deadline."""
         self.settle()
-        turned = False  # a deadline in the past still gets one look
+        turned = False  # a deadline in the past still gets one check
         while not done():
             late = time.monotonic_ns() >= deadline_ns
             if self.stopped or (late and turned):
@@ -107,7 +114,8 @@ class Turner(Generic[_EngineT]):
             future: asyncio.Future[None] = self.loop.create_future()
             waiter = Waiter(done, partial(_wake, future), deadline_ns)
             self.engine.waiters.append(waiter)
-            # No timer of its own for each who waits: it is hardly ever needed, and costs as much as the waiting.
+            # No separate timer for each waiter: it is hardly ever needed, and costs as much as the
+            # waiting.
             self.engine.sooner(deadline_ns)
             self._arm()
             try:
@@ -118,7 +126,7 @@ class Turner(Generic[_EngineT]):
         return True
 
     async def carry_out(self, steps: Steps[_T]) -> _T:
-        """Do what these steps say."""
+        """Run these steps."""
         with contextlib.closing(steps):
             try:
                 step = next(steps)
@@ -146,12 +154,12 @@ class Turner(Generic[_EngineT]):
 
 
 class Asker(AskerBase):
-    """Asks one target; any number of tasks may ask at once."""
+    """A client of one target. Any number of tasks may send requests at once."""
 
     _made: Turner[RequestEngine] | None
 
     async def _carry_out(self, asking: Asking[_T]) -> _T:
-        """Ask what this call asks."""
+        """Run the generator: send its questions and return its result."""
         try:
             question = next(asking)
             while True:
@@ -190,7 +198,7 @@ class Asker(AskerBase):
 
 
 class Admin(AdminBase, Asker):
-    """Topics and channels by command; see `zsq.Admin`."""
+    """Manage topics and channels. See `zsq.Admin`."""
 
     async def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> Made:
         return await self._carry_out(administration.create_topic(name, sync, retention))
@@ -270,7 +278,7 @@ class Admin(AdminBase, Asker):
 
 
 class Reader(ReaderBase, Asker):
-    """Reads a topic by offset; see `zsq.Reader`."""
+    """Read a topic by offset. See `zsq.Reader`."""
 
     async def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
         return await self._carry_out(reading.read(offset, bytes_max))

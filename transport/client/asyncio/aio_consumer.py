@@ -1,4 +1,4 @@
-"""The asyncio consumer: `async for` messages or batches, or let a coroutine handle each message."""
+"""The asyncio consumer: `async for` messages or batches, or run a coroutine for each message."""
 
 from __future__ import annotations
 
@@ -35,12 +35,15 @@ log = logging.getLogger("zsq")
 
 
 class Message(MessageView):
-    """One message, to be answered once: `finish`, `requeue`, or `reject`."""
+    """One message. Answer it once: with `finish`, `requeue`, or `reject`."""
 
     __slots__ = ()
 
     async def finish(self, sync: bool = False) -> None:
-        """Done with it, told to the broker within 20 ms. `sync=True` waits until it is committed; see `zsq.Message.finish`."""
+        """Finish the message. The finish is sent to the broker within 20 ms.
+
+        `sync=True` waits until it is committed. See `zsq.Message.finish`.
+        """
         self._answer()
         batch = self._batch
         if sync:
@@ -49,21 +52,28 @@ class Message(MessageView):
             batch.owner._noted()
 
     async def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
-        """Again, to whichever consumer, after `delay` (seconds or a timedelta) or the channel's backoff; see `zsq.Message.requeue`."""
+        """Deliver the message again, to any consumer.
+
+        The delay is `delay` (seconds or a timedelta) or the channel's backoff. See
+        `zsq.Message.requeue`.
+        """
         self._give_back(when_again(delay, backoff), error)
 
     async def reject(self, error: Reason = "") -> None:
-        """Never again: to the dead letters, now; see `zsq.Message.reject`."""
+        """Send the message to the dead letters, now. See `zsq.Message.reject`."""
         self._give_back(DEAD, error)
 
     async def touch(self) -> None:
-        """More time, for it and all that came with it."""
+        """Restart the message timeout for this message and all others of its delivery."""
         self._batch.delivery.check_open()
         self._batch.owner._touch(self._batch.delivery)
 
 
 class Batch(BatchView[Message]):
-    """A delivery; what was answered message by message is left out of an answer to the whole."""
+    """A delivery of an asyncio consumer.
+
+    An answer to the whole batch leaves out the messages that were already answered one by one.
+    """
 
     __slots__ = ()
     message = Message
@@ -93,13 +103,16 @@ Handler = Callable[[Message], Awaitable[object]]
 
 
 class Consumer(ConsumerBase):
-    """Takes messages of a channel; see `zsq.Consumer` for the arguments. Any number of tasks may take at once."""
+    """Receive messages from a channel. See `zsq.Consumer` for the arguments.
+
+    Any number of tasks may receive at once.
+    """
 
     _made: Turner[ConsumerEngine] | None
     _messages: deque[Message]
 
     def _begin(self) -> None:
-        self._handling = 0  # of the workers, how many await a handler
+        self._handling = 0  # workers that await a handler
         self._ended = False
 
     def _forked(self) -> None:
@@ -117,13 +130,17 @@ class Consumer(ConsumerBase):
     # Taking
 
     async def subscribe(self, timeout: float | None = None) -> None:
-        """Wait until the channel knows this consumer."""
+        """Wait until the channel has accepted this consumer."""
         self._check_open()
         turner = self._turner()
         await turner.carry_out(turner.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing))
 
     async def receive_batch(self, timeout: float | None = None) -> Batch | None:
-        """The next delivery; None after `timeout` seconds (default: wait for ever) or once the consumer closes."""
+        """Return the next delivery.
+
+        Return None after `timeout` seconds (by default it waits without limit), or when the
+        consumer closes.
+        """
         delivery = await self._take(until_ns(timeout))
         return None if delivery is None else Batch(self, delivery)
 
@@ -134,7 +151,11 @@ class Consumer(ConsumerBase):
         return await turner.carry_out(turner.engine.take(deadline_ns, self._timeout, self._is_closing, shared))
 
     async def receive(self, timeout: float | None = None) -> Message | None:
-        """The next message; None after `timeout` seconds (default: wait for ever) or once the consumer closes."""
+        """Return the next message.
+
+        Return None after `timeout` seconds (by default it waits without limit), or when the
+        consumer closes.
+        """
         deadline_ns = until_ns(timeout)
         while not self._closing:
             while self._messages:
@@ -151,12 +172,12 @@ class Consumer(ConsumerBase):
         return None
 
     async def batches(self) -> AsyncIterator[Batch]:
-        """All deliveries, until `close`."""
+        """Iterate over all deliveries, until `close`."""
         while (batch := await self.receive_batch()) is not None:
             yield batch
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """All messages, until `close`."""
+        """Iterate over all messages, until `close`."""
         while (message := await self.receive()) is not None:
             yield message
 
@@ -183,7 +204,7 @@ class Consumer(ConsumerBase):
         turner.settle()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all plain finishes are committed; `LeaseLost` says how many were not."""
+        """Wait until all plain finishes are committed. `LeaseLost` says how many were not."""
         turner = self._made
         if turner is not None and turner.pid == os.getpid():
             await turner.carry_out(turner.engine.flush(self._patience(timeout)))
@@ -199,9 +220,11 @@ class Consumer(ConsumerBase):
         on_error: Callable[[Message, Exception], object] | None = None,
         signals: bool = True,
     ) -> None:
-        """Await `handler(message)` for each message, `concurrency` at a time, until `close`, SIGTERM or SIGINT; then drain and close.
+        """Await `handler(message)` for each message, until `close`, SIGTERM, or SIGINT. Then drain
+        and close.
 
-        The handler is a coroutine function, an object whose `__call__` is one, or a `functools.partial` of those; anything else is
+        At most `concurrency` messages are handled at a time. The handler is a coroutine function,
+        an object whose `__call__` is one, or a `functools.partial` of those. Anything else raises
         `UsageError` before a message is taken. See `zsq.Consumer.run`.
         """
         check_concurrency(concurrency)
@@ -216,7 +239,7 @@ class Consumer(ConsumerBase):
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
         for number in caught:
-            with contextlib.suppress(ValueError, RuntimeError):  # only the main thread's loop can
+            with contextlib.suppress(ValueError, RuntimeError):  # only the main thread's loop can do this
                 loop.add_signal_handler(number, self._stop_taking)
         errors: list[ZsqError] = []
 
@@ -275,8 +298,10 @@ class Consumer(ConsumerBase):
             self._made.settle()
 
     async def close(self, timeout: float | None = None) -> None:
-        """Take nothing more, wait for the handlers of `run`, confirm what was finished; the rest goes back at once. See
-        `zsq.Consumer.close`."""
+        """Stop receiving, wait for the handlers of `run`, and confirm what was finished.
+
+        All other messages are returned to the channel at once. See `zsq.Consumer.close`.
+        """
         if asyncio.current_task() in self._workers:
             self._stop_taking()
             return

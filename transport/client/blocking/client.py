@@ -1,6 +1,6 @@
-"""The client library's face: Producer, Consumer, Admin and Reader, blocking; `aio.py` has the same for asyncio.
+"""The blocking Admin and Reader. Their base classes are shared with asyncio (`aio.py`).
 
-A blocking client that asks one target: a request and its answer at a time for each thread.
+A client sends requests to one target: one request at a time for each thread.
 """
 
 from __future__ import annotations
@@ -45,9 +45,10 @@ _T = TypeVar("_T")
 
 
 class AskerBase:
-    """What the blocking and the asyncio clients that ask one target are made of.
+    """The base of the blocking and asyncio clients that send requests to one target.
 
-    `patient`: a topic that failed and is started again, or a limit, is waited out until the time-out; else it is refused at once.
+    With `patient`, the client waits until the time-out for a failed topic that is started again, or
+    for a limit. Otherwise it is refused at once.
     """
 
     def __init__(self, url: str | None, target: Target, timeout: float | None, *, patient: bool = False, key_file: KeyFile = None) -> None:
@@ -62,7 +63,7 @@ class AskerBase:
         self._begin()
 
     def _begin(self) -> None:
-        """The arguments are good."""
+        """Finish the construction: the arguments are valid."""
         return
 
     def _engine(self) -> RequestEngine:
@@ -74,7 +75,10 @@ class AskerBase:
 
 
 class Asker(AskerBase):
-    """Asks one target, a request at a time for each thread. Fork-safe like the other clients."""
+    """A client of one target, with one request at a time for each thread.
+
+    Fork-safe like the others.
+    """
 
     _made: Drive[RequestEngine] | None
 
@@ -82,7 +86,7 @@ class Asker(AskerBase):
         remember(self)
 
     def _carry_out(self, asking: Asking[_T]) -> _T:
-        """Ask what this call asks."""
+        """Run the generator: send its questions and return its result."""
         try:
             question = next(asking)
             while True:
@@ -97,7 +101,7 @@ class Asker(AskerBase):
             return result
 
     def _send(self, question: Question) -> Request:
-        """Send a request; `_reply` takes its answer."""
+        """Send a request. `_reply` waits for the reply."""
         self._check_open()
         drive = self._made
         if drive is None or drive.pid != os.getpid():
@@ -106,7 +110,7 @@ class Asker(AskerBase):
             return drive.engine.begin(question)
 
     def _reply(self, request: Request) -> Reply:
-        """The answer and its blocks, or what went wrong. The time-out counts from now."""
+        """Return the reply and its blocks, or raise the error. The time-out begins now."""
         drive = self._made
         if drive is None or drive.pid != os.getpid():
             raise Refused(E_CLOSING, "this client was closed, or belongs to the process that asked; make a new one")
@@ -137,14 +141,14 @@ class Asker(AskerBase):
 
 
 class AdminBase(AskerBase):
-    """What the blocking and the asyncio Admin are made of."""
+    """The base of the blocking and the asyncio Admin."""
 
     def __init__(self, url: str | None = None, *, timeout: float | None = TIMEOUT_S, key_file: KeyFile = None) -> None:
         super().__init__(url, Target("supervisor"), timeout, key_file=key_file)
 
 
 class ReaderBase(AskerBase):
-    """What the blocking and the asyncio Reader are made of."""
+    """The base of the blocking and the asyncio Reader."""
 
     @overload
     def __init__(

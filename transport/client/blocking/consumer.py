@@ -1,9 +1,11 @@
-"""The blocking consumer: iterate messages or batches, or let a handler run.
+"""The blocking consumer: iterate messages or batches, or run a handler.
 
-What runs a person's handler: one message at a time in each thread, finish on return, requeue with backoff on an exception.
+A handler gets one message at a time in each thread. The message is finished on return and requeued
+with backoff on an exception.
 
-The backoff is the channel's: whoever runs the broker sets it in one place, for all consumers. Rejected: a backoff with jitter in each
-client, which was there before. Jitter keeps clients apart that do not know of each other; here the channel's credit does that.
+The channel defines the backoff, so the operator sets it in one place for all consumers. Rejected: a
+backoff with jitter in each client, as it was before. Jitter separates clients that do not know of
+each other. Here the channel's credit does that.
 """
 
 from __future__ import annotations
@@ -48,16 +50,17 @@ class Requeue(TypedDict, total=False):
 
 
 def again(message: Any, delay: reasons.Delay | Callable[[Any], reasons.Delay] | None) -> Requeue:
-    """How `Consumer.run` requeues a message."""
+    """Return the arguments with which `Consumer.run` requeues a message."""
     if delay is None:
         return {"backoff": True}
     return {"delay": delay(message) if callable(delay) else delay}
 
 
 def is_coroutine_function(handler: Any) -> bool:
-    """Return True if a call of the handler returns a coroutine: a coroutine function, an object whose `__call__` is one, or a partial.
+    """Return True if a call of the handler returns a coroutine.
 
-    `UsageError` for what cannot be called.
+    This is so for a coroutine function, an object whose `__call__` is one, or a partial of those.
+    Raises `UsageError` if the handler cannot be called.
     """
     while isinstance(handler, functools.partial):
         handler = handler.func
@@ -68,13 +71,16 @@ def is_coroutine_function(handler: Any) -> bool:
 
 
 def check_callable(what: str, value: Any) -> None:
-    """`UsageError` for what cannot be called; None is left to the caller."""
+    """Raise `UsageError` for a value that cannot be called. None passes."""
     if value is not None and not callable(value):
         raise UsageError(E_BAD_ARGUMENT, f"{what} must be callable, not {type(value).__name__}: {value!r:.80}")
 
 
 class Runner:
-    """What each thread of `Consumer.run` does; the first error of the broker's ends all of them."""
+    """The work of each thread of `Consumer.run`.
+
+    The first error from the broker ends all threads.
+    """
 
     def __init__(self, consumer: Consumer, handler: Handler, delay: Delay, on_error: Any) -> None:
         if is_coroutine_function(handler):
@@ -91,7 +97,8 @@ class Runner:
         consumer = self.consumer
         try:
             with consumer._running():
-                # What came while `close` began is given back: `close` did not know that this thread would handle it.
+                # Messages that came while `close` began are given back: `close` did not know of
+                # their handling.
                 while (message := consumer._outside(consumer.receive)) is not None and not consumer._closing:
                     self.handle(message)
         except ZsqError as error:
@@ -109,7 +116,7 @@ class Runner:
             if not message.answered:
                 message.requeue(**again(message, self.delay), error=error)
         else:
-            if inspect.iscoroutine(result):  # of a lambda or a partial: it has not run, so the message is not done
+            if inspect.iscoroutine(result):  # from a lambda or a partial: it has not run, so the message is not finished
                 result.close()
                 message.requeue()
                 raise UsageError(E_BAD_ARGUMENT, "the handler returned a coroutine, which nobody awaits here; use zsq.aio.Consumer")
@@ -119,7 +126,7 @@ class Runner:
 
 @contextlib.contextmanager
 def draining_on_signals(consumer: Consumer) -> Iterator[None]:
-    """SIGTERM and SIGINT drain; a second one acts as it did before."""
+    """Drain on SIGTERM and SIGINT. A second signal acts as it did before."""
     before: dict[int, Any] = {}
 
     def restore() -> None:
@@ -141,7 +148,7 @@ def draining_on_signals(consumer: Consumer) -> Iterator[None]:
 log = logging.getLogger("zsq")
 
 READY: Final = 2500
-ANSWER_S: Final = 30.0  # for an answer of the broker, of a consumer that waits for a broker for ever
+ANSWER_S: Final = 30.0  # time to wait for a reply, in a consumer without a time-out
 FOREIGN: Final = "this message was received by the process that forked this one; only that process can answer it"
 
 
@@ -161,7 +168,7 @@ def check_concurrency(concurrency: int) -> None:
 
 
 class ConsumerOptions(NewChannelOptions, total=False):
-    """The options of a consumer, and those of its channel."""
+    """The options of a consumer and of its channel."""
 
     ready: int
     message_timeout: float | None
@@ -173,7 +180,7 @@ class ConsumerOptions(NewChannelOptions, total=False):
 
 
 class ConsumerBase:
-    """What the blocking and the asyncio consumer are made of."""
+    """The base of the blocking and the asyncio consumer."""
 
     @overload
     def __init__(self, topic: str, channel: str, *, url: str | None = None, **options: Unpack[ConsumerOptions]) -> None: ...
@@ -205,18 +212,21 @@ class ConsumerBase:
         self._timeout = timeout
         make_session(ready, message_timeout, label, sample_rate)
         self._made: Any = None
-        self._messages: deque[Any] = deque()  # of deliveries that were opened message by message
+        self._messages: deque[Any] = deque()  # of deliveries that are handed out message by message
         self._workers: set[Any] = set()  # threads or tasks of `run`
         self._closing = False
         self._begin()
         remember_fork(self)
 
     def _begin(self) -> None:
-        """The arguments are good."""
+        """Finish the construction: the arguments are valid."""
         return
 
     def _forked(self) -> None:
-        """This is a child: messages in hand are the parent's to answer, those that wait here are its to hand out."""
+        """Leave all messages to the parent, in its forked child.
+
+        The parent answers the messages in hand and hands out the waiting ones.
+        """
         self._messages = deque()
         self._workers = set()
         if self._made is not None:
@@ -249,7 +259,10 @@ class ConsumerBase:
         return bool(self._messages)
 
     def _patience(self, timeout: float | None) -> float:
-        """How long an answer is waited for: while a link is up it comes, or the link is lost."""
+        """Return how long to wait for a reply, in seconds.
+
+        While a link is up, the reply comes or the link is lost.
+        """
         found = check_timeout(self._timeout if timeout is None else timeout)
         return ANSWER_S if found is None else found
 

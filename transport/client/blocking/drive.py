@@ -1,18 +1,21 @@
-"""Turning an engine from threads: whoever waits drives; a keeper looks after it when nobody does.
+"""Drive: threads turn an engine. A waiting thread drives it, otherwise a keeper does.
 
-The hot path has no thread switch. A thread that waits (for Stored, for a delivery) sleeps on the engine's epoll set itself, without
-the lock, and takes in what comes, under the lock. If it finds somebody driving already it *follows*: it sleeps on a lock of its
-own until the driver has brought what it waits for, or hands the driving over.
+The hot path has no thread switch. A thread that waits (for Stored, for a delivery) sleeps on the
+engine's epoll set itself, without the lock. It processes events under the lock. If another thread
+drives already, the thread *follows*: it sleeps on a private lock until the driver has processed
+what it waits for, or hands over the driving.
 
-The keeper is a small daemon thread. While others turn the engine it only looks in every 20 ms, for what is due (lingering
-messages, finishes to be told, heartbeats). When nobody turned it for that long, the keeper drives, so that answers are
-taken and a lost link is opened anew while the person's code does something else. It steps back as soon as a caller comes.
+The keeper is a small daemon thread. While others turn the engine, it only checks every 20 ms for
+what is due (lingering messages, finishes to send, heartbeats). When no thread has turned the engine
+for that long, the keeper drives. So replies are processed, and a lost link is opened again, while
+the user's code does something else. The keeper steps back as soon as a caller comes.
 
-Rejected: a thread that always does the I/O. Each publish then costs two thread switches and two waits for the GIL (measured
-elsewhere at 40 to 80 microseconds, more than the rest of the way).
+Rejected: a thread that always does the I/O. Each publish then costs two thread switches and two
+waits for the GIL (measured elsewhere at 40 to 80 microseconds, more than all the rest).
 
-Fork: an engine belongs to the process that made it. The owner looks at `pid` and makes a new Drive in a child; the inherited
-one is kept in `_inherited` and never touched, so no destructor closes a parent's socket.
+Fork: an engine belongs to the process that made it. The owner checks `pid` and makes a new Drive in
+a child. The inherited one is kept in `_inherited` and never touched, so no destructor closes a
+parent's socket.
 """
 
 from __future__ import annotations
@@ -30,18 +33,24 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from ..core.link import FAR_NS, Engine, Steps, Waiter
 
 TICK_NS: Final = 20_000_000
-_SLEEP_NS_MAX: Final = 3_600_000_000_000  # the system takes no more than 24 days; whoever wakes looks what is due
+_SLEEP_NS_MAX: Final = 3_600_000_000_000  # the system allows 24 days at most; a woken thread checks what is due
 _EXIT_S: Final = 5.0
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _T = TypeVar("_T")
-_inherited: list[object] = []  # of the parent, kept for good
+_inherited: list[object] = []  # objects of the parent, kept permanently
 
 
 class Drive(Generic[_EngineT]):
-    """An engine, its lock, and the threads that turn it. All methods but `carry_out` want the lock held."""
+    """An engine, its lock, and the threads that turn it.
+
+    The caller of any method but `carry_out` holds the lock.
+    """
 
     def __init__(self, engine: _EngineT, *, keeper: str = "", hasty: bool = False) -> None:
-        """`keeper`: the thread's name; without one the engine is only turned while somebody waits. `hasty`: see `Engine`."""
+        """`keeper`: the thread's name. Without one the engine is only turned while a caller waits.
+
+        `hasty`: see `Engine`.
+        """
         engine.tells = True
         engine.hasty = hasty
         self.pid = os.getpid()
@@ -54,13 +63,16 @@ class Drive(Generic[_EngineT]):
         self._keeper_name = keeper
         self._keeper: threading.Thread | None = None
         self._keeper_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._keeper_until_ns = 0  # it looks in by then
+        self._keeper_until_ns = 0  # it checks by then
         self._keeper_drives = False
 
     # Waiting
 
     def wait(self, done: Callable[[], bool], deadline_ns: int) -> bool:
-        """Turn the engine until `done()`, or False at the deadline. The lock is held on entry and exit, not meanwhile."""
+        """Turn the engine until `done()`. Return False at the deadline.
+
+        The lock is held on entry and exit, but not in between.
+        """
         if done():
             return True
         waker = threading.Lock()
@@ -68,7 +80,7 @@ class Drive(Generic[_EngineT]):
         waiter = Waiter(done, lambda: self._wake(waker))
         self.engine.waiters.append(waiter)
         try:
-            turned = False  # a deadline in the past still gets one look
+            turned = False  # a deadline in the past still gets one check
             while not done():
                 now = time.monotonic_ns()
                 if (turned and now >= deadline_ns) or self.stopped:
@@ -87,7 +99,7 @@ class Drive(Generic[_EngineT]):
             self._hand_over()
 
     def _drive(self, me: threading.Lock, deadline_ns: int) -> None:
-        """One round: sleep without the lock until something comes or is due, then take it in."""
+        """Do one round: sleep without the lock until something is due, then process it."""
         if self._keeper_drives:
             self._step_back_keeper()
         engine = self.engine
@@ -124,12 +136,12 @@ class Drive(Generic[_EngineT]):
             waker.release()
 
     def _hand_over(self) -> None:
-        """Nobody drives: let one of those who wait do it."""
+        """Let a waiting thread drive if no thread does."""
         if self._driver is None and self.engine.waiters:
             self.engine.waiters[0].wake()
 
     def carry_out(self, steps: Steps[_T]) -> _T:
-        """Take the lock, and do what these steps say."""
+        """Take the lock and run these steps."""
         with self.lock, contextlib.closing(steps):
             try:
                 step = next(steps)
@@ -142,14 +154,17 @@ class Drive(Generic[_EngineT]):
                 self.settle()
 
     def settle(self) -> None:
-        """After a caller has sent or taken something: wake whoever waited for it, and see that what is due will be done."""
+        """Wake the waiters whose condition is met, and make sure that due work will be done.
+
+        Called after a caller has sent or received something.
+        """
         engine = self.engine
         if engine.waiters:
             engine.settle()
         self.need(engine.due_ns)
 
     def need(self, at_ns: int) -> None:
-        """Somebody should look in by then. Without a caller who waits that is the keeper."""
+        """Make sure that the engine is checked by then. The keeper does it if no caller waits."""
         if at_ns < self._keeper_until_ns and self._keeper is not None:
             self._keeper_until_ns = at_ns
             os.eventfd_write(self._keeper_fd, 1)
@@ -158,7 +173,7 @@ class Drive(Generic[_EngineT]):
             self._keeper.start()
 
     def nudge(self) -> None:
-        """Make whoever drives look again, without the lock: for signal handlers."""
+        """Make the driver check again, without the lock. For signal handlers."""
         os.eventfd_write(self._wake_fd, 1)
 
     # The keeper
@@ -196,14 +211,17 @@ class Drive(Generic[_EngineT]):
                     seen = self.engine.turns
 
     def _step_back_keeper(self) -> None:
-        """A caller drives now: two sleeping on the same descriptors would both wake for each message."""
+        """Make the keeper stop driving, because a caller drives now.
+
+        If two slept on the same descriptors, both would wake for each message.
+        """
         self._keeper_drives = False
         os.eventfd_write(self._keeper_fd, 1)
 
     # Ending
 
     def stop(self, linger_ms: int = 0) -> None:
-        """Close the engine, wake all who wait."""
+        """Close the engine and wake all waiters."""
         if self.stopped:
             return
         self.stopped = True
@@ -213,13 +231,16 @@ class Drive(Generic[_EngineT]):
         os.eventfd_write(self._keeper_fd, 1)
 
     def end(self) -> None:
-        """After `stop`, without the lock: wait for the keeper, its descriptors go with the last reference."""
+        """Wait for the keeper, after `stop` and without the lock.
+
+        The last reference closes the descriptors.
+        """
         keeper, self._keeper = self._keeper, None
         if keeper is not None and keeper is not threading.current_thread():
             keeper.join(1.0)
 
     def __del__(self) -> None:
-        """Nobody refers to it, so nobody sleeps on its descriptors."""
+        """Close the descriptors. Without a reference, no thread sleeps on them."""
         if self.pid == os.getpid():
             os.close(self._wake_fd)
             os.close(self._keeper_fd)
@@ -231,12 +252,12 @@ def _drain(fd: int) -> None:
 
 
 _Made = TypeVar("_Made", bound=Drive[Any])
-_making: threading.Lock = threading.Lock()  # several threads may be the first to use a client
+_making: threading.Lock = threading.Lock()  # several threads may use a client for the first time
 
 
 def _after_fork() -> None:
     global _making
-    _making = threading.Lock()  # whoever held it is not here
+    _making = threading.Lock()  # a thread that held it does not exist here
     for client in list(_consumers):
         client._forked()
 
@@ -245,9 +266,10 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def ours(get: Callable[[], _Made | None], make: Callable[[_Made | None], _Made]) -> _Made:
-    """This process's drive of a client: `get()` if it is there, else `make(inherited)`, by one thread only.
+    """Return this process's drive of a client.
 
-    A parent's drive in a forked child is never touched, never collected.
+    This is `get()` if it exists, else `make(inherited)`, called by one thread only. In a forked
+    child, a parent's drive is never touched and never collected.
     """
     with _making:
         found = get()
@@ -259,7 +281,7 @@ def ours(get: Callable[[], _Made | None], make: Callable[[_Made | None], _Made])
 
 
 def inherit(drive: object) -> None:
-    """Keep what belongs to the parent for good, so that no destructor runs on it."""
+    """Keep an object of the parent permanently, so that no destructor runs on it."""
     _inherited.append(drive)
 
 
@@ -269,14 +291,17 @@ class Closes(Protocol):
 
 class Inherits(Protocol):
     def _forked(self) -> Any:
-        """Forget what belongs to the parent process: this is its child."""
+        """Forget what belongs to the parent process, in its child."""
 
 
 _consumers: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def remember_fork(client: Inherits) -> None:
-    """Call `_forked` of this client in each forked child. Clients that look at the process in each call need not be told."""
+    """Call `_forked` of this client in each forked child.
+
+    Clients that check the process in each call do not need this.
+    """
     _consumers.add(client)
 
 
@@ -284,7 +309,7 @@ _open_clients: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def remember(client: Closes) -> None:
-    """Clients still open when the interpreter ends are closed then, as far as 5 s allow."""
+    """Close this client at the end of the interpreter if it is still open, within at most 5 s."""
     _open_clients.add(client)
 
 

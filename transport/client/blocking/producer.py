@@ -1,4 +1,4 @@
-"""The blocking producer: publish, and know when it is durable."""
+"""The blocking producer: publish, and wait until messages are durable."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WHEN_FULL: Final = ("fail", "wait")
 
 
 class ReceiptView:
-    """What became of a publish: of one message, or of those of one `publish_many`."""
+    """The state of a publish: of one message, or of all messages of one `publish_many`."""
 
     __slots__ = ("_index", "_owner", "_pending", "count")
 
@@ -138,7 +138,7 @@ def make_engine(
 
 
 class ProducerBase:
-    """What the blocking and the asyncio producer are made of."""
+    """The base of the blocking and the asyncio producer."""
 
     def __init__(
         self,
@@ -158,12 +158,12 @@ class ProducerBase:
         self._hasty = isinstance(timeout, DefaultTimeout)
         self._lingers = linger_ms > 0
         self._closed = False
-        make_engine(*self._options)  # a wrong argument is told here
+        make_engine(*self._options)  # raises for a wrong argument
         self._made: Any = None
         self._begin()
 
     def _begin(self) -> None:
-        """The arguments are good."""
+        """Finish the construction: the arguments are valid."""
         return
 
     def _check_open(self) -> None:

@@ -1,4 +1,4 @@
-"""Reading a range of offsets as fast as storage can: one request is always ahead of what is being used."""
+"""Range reader: reads a range of offsets as fast as storage can, with one request always ahead."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..core.requester import Request
 from .client import Asker
 from .producer import TIMEOUT_S
 
-GAPS_MAX: Final = 1000  # that are kept; `lost` counts all
+GAPS_MAX: Final = 1000  # gaps that are kept; `lost` counts all
 
 
 class RangeReader(Asker):
@@ -74,7 +74,7 @@ class RangeReader(Asker):
                 found = fetched(self._reply(ahead))
                 self._check_topic()
                 reached = found.next_offset
-                # An answer that leads nowhere: the end of what is there.
+                # A reply without progress: the end of the topic.
                 ahead = self._fetch(reached) if offset < reached < self.end else None
                 for block in found.blocks:
                     if block.first_offset >= self.end:
@@ -96,7 +96,7 @@ class RangeReader(Asker):
         return self._send(fetch(offset, self._bytes_max))
 
     def _forget(self, request: Request) -> None:
-        """Its answer is of no use any more."""
+        """Drop the reply of a request that is no longer needed."""
         drive = self._made
         if drive is not None and drive.pid == os.getpid():
             with drive.lock:

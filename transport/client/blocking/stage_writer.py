@@ -1,12 +1,11 @@
-"""Writing into a topic exactly once: blocks into a stage by a StageWriter, stages into the topic by a StageCommitter.
+"""Exactly-once writing: a StageWriter sends blocks to a stage, a StageCommitter commits stages.
 
-    with StageWriter(url, "clicks", app, version) as writer:      # in each task; a task that is tried again makes a new one
-        for block in blocks:
-            writer.push(block)
-        part = writer.seal()
-    StageCommitter(url, "clicks").commit(app, version, parts)     # in one place; may be repeated
+with StageWriter(url, "clicks", app, version) as writer:      # in each task; a repeated task makes
+a new one for block in blocks: writer.push(block) part = writer.seal() StageCommitter(url,
+"clicks").commit(app, version, parts)     # in one place; may be repeated
 
-Nothing of a stage can be seen before a commit names it; what no commit names is forgotten in time.
+Nothing of a stage is visible before a commit names it. A stage that no commit names is dropped
+after some time.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class LeasedBlock:
         raise IndexError(index)
 
     def ranges(self, indexes: Sequence[int]) -> tuple[Range, ...]:
-        """Return the offsets of these unanswered messages as ranges, or () for the whole delivery."""
+        """Return the offsets of unanswered messages as ranges, or () for the whole delivery."""
         if len(indexes) == self.block.count:
             return ()
         if len(self.runs) == 1 and indexes[-1] - indexes[0] + 1 == len(indexes):

@@ -159,7 +159,7 @@ class Lane:
         return found if type(found) is int else MESSAGE_BYTES_MAX
 
     def check_size(self, size: int) -> None:
-        """Raise if the broker would not take this message, which protects the others in its block."""
+        """Raise if the broker would refuse this message, to protect the others in its block."""
         if size > self.message_bytes_max:
             raise too_big(size, self.message_bytes_max)
 

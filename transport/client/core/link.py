@@ -195,7 +195,7 @@ class Engine:
             self.timers(now)
 
     def timers(self, now_ns: int) -> None:
-        """Process everything that is due: heartbeats, new attempts, and the timers of subclasses."""
+        """Process what is due: heartbeats, new attempts, and the timers of subclasses."""
         self.due_ns = FAR_NS
         for link in list(self.links):
             self.sooner(link.on_time(now_ns))
@@ -234,7 +234,10 @@ class Engine:
         return min(told_ns, now_ns + PROBED_NS) if self._probe is not None and self._probe.answer is None else told_ns
 
     def _ask_what_answers(self, waiting: list[Link], waited_ns: int) -> None:
-        """Probe a server that accepts the connection and is silent: it may be another port of the broker."""
+        """Probe a server that accepts the connection and is silent.
+
+        It may be another port of the broker.
+        """
         link = waiting[0]
         if self.met or link.unheard or link.address.direct or waited_ns < self.patience_ns:
             return

@@ -1,10 +1,10 @@
-"""What a consumer hands to a person: a batch is a lazy view of a delivered block, a message is one of its rows.
+"""Messages as users see them: delivered messages and batches, and messages that were read by
+offset. No I/O.
 
-Both hold the delivery's bytes and nothing else; keys, tags and headers are read from the columns when asked for.
+A batch is a lazy view of a delivered block, and a message is one of its rows. Both hold only the
+bytes of the delivery. Keys, tags and headers are read from the columns when they are needed.
 
-What a person says of a message that is given back: when it may come again, and why. Pure.
-
-What is read by offset: blocks, or one message. Pure.
+The module also converts the delay and the reason that a user gives with a requeue or a reject.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Delay = float | timedelta
 
 
 def as_seconds(delay: Any) -> float:
-    """A delay as a person gives it, in seconds. `UsageError` for what is neither a number nor a timedelta."""
+    """Return a delay in seconds. Raises `UsageError` if it is neither a number nor a timedelta."""
     if isinstance(delay, timedelta):
         return delay.total_seconds()
     if isinstance(delay, bool) or not isinstance(delay, numbers.Real):
@@ -35,7 +35,7 @@ def as_seconds(delay: Any) -> float:
 
 
 def when_again(delay: Delay, backoff: bool) -> int:
-    """Seconds to milliseconds, or BACKOFF; a requeue may wait for an hour at most."""
+    """Return a requeue's delay in milliseconds, or BACKOFF. The longest delay is one hour."""
     delay = as_seconds(delay)
     if backoff:
         if delay:
@@ -47,9 +47,10 @@ def when_again(delay: Delay, backoff: bool) -> int:
 
 
 def as_error(error: Reason) -> str:
-    """A text that any word can carry: an exception as its repr, cut to ERROR_TEXT_MAX characters.
+    """Return a reason as text that can be sent: an exception as its repr.
 
-    It never fails for what an exception says about itself: the message must be given back, whatever its handler raised.
+    The text is cut to ERROR_TEXT_MAX characters. This never fails because of the exception's own
+    methods: the message must be given back, whatever its handler raised.
     """
     if isinstance(error, BaseException):
         try:
@@ -60,7 +61,7 @@ def as_error(error: Reason) -> str:
         raise UsageError(E_BAD_ARGUMENT, f"an error is a text or an exception, not {type(error).__name__}")
     if len(error) > ERROR_TEXT_MAX:
         error = error[: ERROR_TEXT_MAX - 3] + "..."
-    return error.encode(errors="backslashreplace").decode()[:ERROR_TEXT_MAX]  # lone surrogates, as of file names, cannot be sent
+    return error.encode(errors="backslashreplace").decode()[:ERROR_TEXT_MAX]  # lone surrogates, as in file names, cannot be sent
 
 
 ID_DIGITS: Final = 16
@@ -99,7 +100,10 @@ class StoredMessage(NamedTuple):
 
 
 def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
-    """The message of that offset out of what was read there; `NotFound` says why it is not there."""
+    """Return the message of this offset from a read there.
+
+    Raises `NotFound` with the reason if the message is not there.
+    """
     block = found.blocks[0] if found.blocks else None
     if block is None or not block.first_offset <= offset < block.next_offset:
         why = f"it is lost: damaged and set aside; the next one is {found.next_offset if block is None else block.first_offset}"
@@ -120,7 +124,10 @@ def message_at(topic: str, block: Block, index: int) -> StoredMessage:
 
 
 def parse_id(text: str) -> tuple[int | None, int]:
-    """(node, offset) of a message id of 16 hex digits (10 bits of node, 54 of offset), or (None, offset) of a decimal offset."""
+    """Return (node, offset) of a message id, or (None, offset) of a decimal offset.
+
+    An id is 16 hex digits: 10 bits of node and 54 of offset.
+    """
     if len(text) == ID_DIGITS and text.isascii() and all(digit in "0123456789abcdefABCDEF" for digit in text):
         number = int(text, 16)
         return number >> OFFSET_BITS, number & ((1 << OFFSET_BITS) - 1)
@@ -130,13 +137,13 @@ def parse_id(text: str) -> tuple[int | None, int]:
 
 
 class Holder(Protocol):
-    """The consumer a message came by."""
+    """The consumer that received a message."""
 
     topic: str
     channel: str
 
     def _noted(self) -> None:
-        """There are finishes to be told."""
+        """Note that there are finishes to send."""
 
     def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> Any: ...
 
@@ -146,7 +153,7 @@ class Holder(Protocol):
 
 
 class MessageView:
-    """One message: what it says. `body` is bytes."""
+    """The contents of one message. `body` is bytes."""
 
     __slots__ = ("_answered", "_batch", "_index", "body")
 
@@ -289,7 +296,7 @@ _MessageT = TypeVar("_MessageT", bound=MessageView)
 
 
 class BatchView(Generic[_MessageT]):
-    """A delivery: messages of one block, or of several where some are delivered again."""
+    """A delivery: messages of one block, or of several blocks if some are redelivered."""
 
     __slots__ = ("_bodies", "block", "delivery", "owner")
     message: type[_MessageT]

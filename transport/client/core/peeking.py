@@ -1,6 +1,6 @@
-"""Looking at messages without taking part: what a channel would hand out next and what it holds, or a topic's newest. Pure.
+"""Peek: look at the next and the held messages of a channel, or at the newest of a topic. No I/O.
 
-What is on its way meanwhile may be shown as it was a moment ago.
+Messages that move during the peek may be shown in their earlier state.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from .message import Fetched, StoredMessage, message_at
 
 PEEK_MAX: Final = 1_000  # messages of each state
 PEEK_COUNT: Final = 10
-ONE_BLOCK: Final = 1  # byte: a read brings one block at least
+ONE_BLOCK: Final = 1  # byte: a read returns at least one block
 READ_BYTES: Final = 1024 * 1024
-LOOK_BYTES_MAX: Final = 16 * 1024 * 1024  # read for one look: a channel whose tags are rare is looked through up to there
+LOOK_BYTES_MAX: Final = 16 * 1024 * 1024  # the most that one peek reads; it bounds the search in a channel whose tags are rare
 STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")
 _NS_PER_S: Final = 1_000_000_000
 
@@ -76,7 +76,7 @@ def check_count(count: int) -> int:
 
 
 def place_of(topic: str, channel: str | None, count: int) -> Asking[ChannelLook | None]:
-    """What the broker is asked first: where the channel is and what it holds; nothing, of a topic."""
+    """Ask the supervisor where the channel is and what it holds. Return None for a topic."""
     if channel is None:
         return None
     check_name(topic)
@@ -87,7 +87,7 @@ def place_of(topic: str, channel: str | None, count: int) -> Asking[ChannelLook 
 
 
 def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) -> Asking[Peek]:
-    """What is read of the topic then; `data`: the answer to `place_of`."""
+    """Read the messages of the peek. `data`: the reply to `place_of`."""
     if channel is not None and data is not None:
         return (yield from look_at_channel(topic, channel, data, count))
     first = yield from reading.newest(check_count(count))
@@ -96,7 +96,7 @@ def look(topic: str, channel: str | None, data: ChannelLook | None, count: int) 
 
 
 def look_at_newest(topic: str, first: int, head: int, count: int) -> Asking[Peek]:
-    """A topic's messages from `first` on, up to `head`, at most `count`; the newest last."""
+    """Read a topic's messages from `first` up to `head`, at most `count`, the newest last."""
     found: list[Peeked] = []
     at = first
     while at < head and len(found) < count:
@@ -107,13 +107,13 @@ def look_at_newest(topic: str, first: int, head: int, count: int) -> Asking[Peek
             messages = (message_at(topic, block, index) for index in range(start, stop))
             found += (Peeked(message.offset, "stored", message) for message in messages)
         if fetched.next_offset <= at:
-            break  # nothing more is there
+            break  # nothing more exists
         at = fetched.next_offset
     return Peek(found, first, min(max(at, first), head), head, False, {})
 
 
 def look_at_channel(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[Peek]:
-    """What the broker said about a channel, with the messages."""
+    """Read the messages that belong to the broker's reply about a channel."""
     held = yield from _held(topic, data["held"])
     new, looked_to = yield from _new(topic, channel, data, count)
     found = sorted((*held, *new), key=lambda one: STATES.index(one.state) if one.state in STATES else len(STATES))
@@ -140,7 +140,7 @@ def _message(topic: str, offset: int, fetched: Fetched) -> StoredMessage | None:
 
 
 def _new(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[tuple[list[Peeked], int]]:
-    """(what comes next and never was delivered, as far as was looked)."""
+    """Return (the next messages that were never delivered, the end of the search)."""
     found: list[Peeked] = []
     at, head, size = max(data["next_offset"], data["start"]), data["head"], 0
     while at < head and len(found) < count and size < LOOK_BYTES_MAX:
@@ -158,7 +158,7 @@ def _new(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[tupl
 
 
 def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:
-    """Indexes of the messages that the channel takes, by what it is set to."""
+    """Return the indexes of the messages that the channel takes according to its settings."""
     settings = data["settings"]
     tags, max_age_s = settings.get("tags"), settings.get("max_age_s")
     if max_age_s and max_age_s > 0 and data["wall_ns"] - block.header.time_ns > max_age_s * _NS_PER_S:

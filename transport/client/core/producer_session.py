@@ -1,19 +1,25 @@
-"""A producer's side of one topic as a state machine: its window, sequences, credit, and what to send again. Pure.
+"""Producer session: state machine of one producer and one topic. No I/O.
 
-No socket, clock or randomness: words come in, parcels to send come out, fresh producer ids are an argument.
+It manages the window, sequences, credit, and the blocks to send again. It has no socket, clock or
+randomness: messages come in, pending blocks to send come out, and fresh producer ids are an
+argument.
 
-Theory of operation. Blocks travel as parcels. A parcel waits in `queue`, gets the next sequence when it is first sent, and lies in
-`window` until it is answered. When a link is lost, the window goes back to the front of the queue, in order and with its
-numbers: the topic answers a repeated sequence as it did the first time, so nothing is stored twice, and it takes
-exactly the next one, so nothing is skipped.
+Theory of operation. Blocks travel as pending blocks. A pending block waits in `queue`, gets the
+next sequence when it is first sent, and stays in `window` until it is answered. When a link is
+lost, the window goes back to the front of the queue, in order and with its sequences. The topic
+answers a repeated sequence as it did the first time, so nothing is stored twice. It takes exactly
+the next sequence, so nothing is skipped.
 
-A number may be given to another block only if no copy of the first can still be on its way. So when the topic refuses
-a block (a full disk, a limit) its number is free again only if the block was sent once and nothing was sent after
-it. Else the session *settles*: it waits until all before the refused one are answered, then takes a new producer id,
-under which what remains is numbered from 0. Old copies of it, in whatever pipe, stay below a gap that nobody will fill.
+A sequence may be given to another block only if no copy of the first block can still arrive. So
+when the topic refuses a block (a full disk, a limit), its sequence is free again only if the block
+was sent once and nothing was sent after it. Otherwise the session *settles*: it waits until all
+blocks before the refused one are answered. Then it takes a new producer id and numbers the
+remaining blocks from 0. Old copies of them, in whatever pipe, stay behind a gap that is never
+filled.
 
-Rejected: renumbering under the old id on a new link. A copy that still lies in the old link's pipe may then be taken for the
-block that has its number now: one message doubled, another lost.
+Rejected: renumbering under the old id on a new link. The topic could take a copy that is still in
+the old link's pipe for the block that has its sequence now. One message would be doubled and
+another one lost.
 """
 
 from __future__ import annotations
@@ -28,11 +34,12 @@ from ...errors import E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_DISK_FULL, E_HELLO, 
 from ...wire.protocol import HEARTBEAT_MS, PROTOCOL_VERSION, WINDOW_BLOCKS_MAX, Delayed, Hello, Stored, Unstored, Welcome, Wire
 from ...wire.rows import check_rows, heartbeat
 
-UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer remembers where
+UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer knows where
 
-# Codes that blame the link or the moment, not the block: begin again and send it again.
+# Codes that concern the link or the moment, not the block: open a new link and send it again.
 _BEGIN_AGAIN: Final = frozenset({E_SEQUENCE, E_HELLO, E_CLOSING})
-# Codes that say there is no room: a patient producer waits for it, with the same blocks under the same numbers.
+# Codes for missing room: a patient producer waits and sends the same blocks with the same
+# sequences.
 NO_ROOM: Final = frozenset({E_TOPIC_FULL, E_DISK_FULL})
 
 
@@ -40,18 +47,18 @@ class ProducerState(Enum):
     DOWN = "down"  # no link
     GREETING = "greeting"  # Hello is sent
     OPEN = "open"  # blocks go out as the credit allows
-    SETTLING = "settling"  # a refused number has later ones behind it: only what is before it is still awaited
+    SETTLING = "settling"  # a refused sequence has later ones behind it: only earlier ones are still awaited
 
 
 class ProducerEvent(Enum):
     BEGIN = "begin"  # a new link: Hello goes out
     WELCOME = "Welcome"
-    FORGOTTEN = "Welcome that forgot"  # the topic expects less than it had told us is stored
+    FORGOTTEN = "Welcome that forgot"  # the topic expects less than it had confirmed as stored
     STORED = "Stored, Delayed"
-    REFUSED = "Unstored"  # this block failed, its number is free
+    REFUSED = "Unstored"  # this block failed, its sequence is free
     SPOILED = "Unstored, later ones sent"
-    AGAIN = "Unstored, begin again"  # E_SEQUENCE, E_HELLO, E_CLOSING; to the patient also E_TOPIC_FULL, E_DISK_FULL
-    SETTLED = "settled"  # nothing is awaited under the old id: go on under a new one
+    AGAIN = "Unstored, begin again"  # E_SEQUENCE, E_HELLO, E_CLOSING; if patient also E_TOPIC_FULL, E_DISK_FULL
+    SETTLED = "settled"  # nothing is awaited under the old id: continue under a new one
     LOST = "link lost"
 
 
@@ -70,7 +77,7 @@ PRODUCER_TABLE: Final[dict[ProducerState, dict[ProducerEvent, ProducerState]]] =
 
 
 class Reaction(Enum):
-    """What the link shall do after a word."""
+    """The link's next step after a message."""
 
     NOTHING = "nothing"
     UP = "up"  # the greeting is answered
@@ -80,10 +87,11 @@ class Reaction(Enum):
 
 
 class PendingBlock:
-    """A block on its way to be stored. Publishers share it with the session: they look at `done`, `error`, `first_offset`.
+    """A block on its way to be stored.
 
-    `delay_ms` 0: at once. Of a delayed one the answer is `key`: due time and serial of its first message, None where the topic no longer
-    remembers them.
+    Publishers share it with the session: they read `done`, `error` and `first_offset`. `delay_ms`
+    is 0 for a block without delay. The answer to a delayed block is `key`: due time and serial of
+    its first message, or None if the topic no longer knows them.
     """
 
     __slots__ = ("block", "count", "delay_ms", "done", "error", "first_offset", "key", "length", "raised", "sends", "sequence")
@@ -95,20 +103,23 @@ class PendingBlock:
         self.count = block.count if block is not None else 0
         self.length = block.length if block is not None else 0
         self.sequence = -1
-        self.sends = 0  # how often it was given to a link
+        self.sends = 0  # how often it was passed to a link
         self.done = False
         self.first_offset = UNKNOWN_OFFSET
         self.error: ZsqError | None = None
-        self.raised = False  # somebody was told of the error
+        self.raised = False  # the error was reported
 
     def seal(self, block: Block) -> None:
-        """The block is packed: for parcels that gathered their messages one by one."""
+        """Set the packed block, for messages that were gathered one by one."""
         self.block = block
         self.count = block.count
         self.length = block.length
 
     def wire_header(self, producer_id: int) -> bytes:
-        """The block's header under this producer and sequence; its columns stay as they are."""
+        """Return the block's header with this producer id and its sequence.
+
+        The columns stay as they are.
+        """
         assert self.block is not None
         assert self.sequence >= 0
         h = self.block.header
@@ -117,17 +128,20 @@ class PendingBlock:
     def settle(self, first_offset: int, error: ZsqError | None = None) -> None:
         self.first_offset = first_offset
         self.error = error
-        self.block = None  # its memory can go
+        self.block = None  # frees its memory
         self.done = True
 
 
 class ProducerSession:
-    """The window of one producer and topic. `ids` gives fresh random ids of 63 bits. `patient`: wait for room where there is none."""
+    """The window of one producer and topic.
+
+    `ids` yields fresh random ids of 63 bits. With `patient`, blocks wait when there is no room.
+    """
 
     def __init__(self, ids: Iterator[int], patient: bool = False) -> None:
         self._ids = ids
         self.patient = patient
-        self.no_room: Unstored | None = None  # the last refusal for want of room, until a block is stored
+        self.no_room: Unstored | None = None  # the last refusal for lack of room, until a block is stored
         self._granted = 0
         self.state = _S.DOWN
         self.producer_id = next(ids)
@@ -138,14 +152,14 @@ class ProducerSession:
         self.credit_bytes = 0
         self.next_sequence = 0
         self.heartbeat_ms = HEARTBEAT_MS
-        self.forgotten = 0  # how often the topic knew less than it had promised
-        self.refused: list[PendingBlock] = []  # failed and not yet looked at by the shell
-        self._cut = -1  # settling: this number was refused
+        self.forgotten = 0  # how often the topic knew less than it had confirmed
+        self.refused: list[PendingBlock] = []  # failed and not yet processed by the shell
+        self._cut = -1  # settling: the refused sequence
 
     # What goes out
 
     def begin(self, heartbeat_ms: int) -> Hello:
-        """The first word on a new link."""
+        """Return the first message for a new link."""
         self._step(_E.BEGIN)
         return Hello(PROTOCOL_VERSION, self.producer_id, heartbeat_ms)
 
@@ -154,9 +168,10 @@ class ProducerSession:
         self.queue_bytes += pending.length
 
     def take(self) -> PendingBlock | None:
-        """The next parcel to send on this link, numbered, or None: nothing waits, or the credit is used up.
+        """Return the next pending block to send on this link, with its sequence.
 
-        One larger than the whole credit goes alone.
+        Return None if nothing waits or the credit is used up. A block larger than the whole credit
+        is sent alone.
         """
         queue = self.queue
         if not queue or self.state not in (_S.OPEN, _S.SETTLING):
@@ -183,7 +198,11 @@ class ProducerSession:
     # What comes in
 
     def on_word(self, message: Wire) -> Reaction:
-        """`UsageError` E_BAD_COMMAND for a word that has no place here: the link is to be restarted."""
+        """Process a message from the topic.
+
+        Raises `UsageError` (E_BAD_COMMAND) if it is not allowed in this state. The caller then
+        restarts the link.
+        """
         if type(message) is Stored:
             return self.on_stored(message)
         if type(message) is Unstored:
@@ -199,8 +218,10 @@ class ProducerSession:
         if self.queue and self.queue[0].sequence >= 0:
             oldest = self.queue[0].sequence
         if message.expected < oldest:
-            # What was answered as stored is gone (a power cut in sync mode `interval` or `never`, or a row that expired).
-            # None of the unanswered can be stored under the old id, because the topic takes them in order.
+            # Blocks that were confirmed as stored are lost (a power cut in sync mode `interval` or
+            # `never`,
+            # or an expired row). The unanswered ones cannot be stored under the old id: the topic
+            # takes them in order.
             self._step(_E.FORGOTTEN)
             self.forgotten += 1
             self._renumber()
@@ -210,7 +231,7 @@ class ProducerSession:
         self.credit_bytes = 0 if self.no_room else message.credit_bytes  # one block at a time, until one of them finds room
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         if message.expected > self.next_sequence:
-            self._cut = self.next_sequence  # somebody else uses our id: finish what is out, then take another
+            self._cut = self.next_sequence  # another producer uses this id: finish what is sent, then take another id
         if self._cut >= 0:
             self._step(_E.SPOILED)
             if self._settled():
@@ -229,7 +250,10 @@ class ProducerSession:
         return Reaction.RENEW if self._settled() else Reaction.NOTHING
 
     def on_delayed(self, message: Delayed) -> Reaction:
-        """It waits in the topic: as durable as what is stored, and answered in the same row of numbers."""
+        """Settle a delayed block.
+
+        It waits in the topic. It is as durable as a stored block and answered in the same sequence.
+        """
         self._step(_E.STORED)
         self._found_room()
         pending = self.window.pop(message.sequence, None)
@@ -268,12 +292,15 @@ class ProducerSession:
         return Reaction.RENEW if self._settled() else Reaction.NOTHING
 
     def lost(self) -> None:
-        """The link is gone, whatever the state."""
+        """Note that the link is lost, in any state."""
         self._step(_E.LOST)
         self._rewind()
 
     def withdraw(self, pending: PendingBlock) -> bool:
-        """Take back a parcel that was never sent (its publisher gave up); False if it may be stored by now."""
+        """Take back a block that was never sent, because its publisher gave up.
+
+        Return False if it may be stored by now.
+        """
         if pending.sends or pending.done:
             return False
         try:
@@ -284,7 +311,10 @@ class ProducerSession:
         return True
 
     def fail(self, error: ZsqError) -> None:
-        """Nothing can be sent: all that waits fails. What was sent may be stored or not, so its numbers are given up too."""
+        """Let all waiting blocks fail, because nothing can be sent.
+
+        Blocks that were sent may be stored or not, so their sequences are abandoned too.
+        """
         self._rewind()
         waiting, self.queue = self.queue, deque()
         self.queue_bytes = 0
@@ -307,16 +337,18 @@ class ProducerSession:
             self.no_room, self.credit_bytes = None, self._granted
 
     def _rewind(self) -> None:
-        """What was sent and not answered is to be sent again, first and in order."""
+        """Queue the unanswered blocks again, first and in order."""
         self.queue.extendleft(reversed(self.window.values()))
         self.queue_bytes += self.window_bytes
         self.window.clear()
         self.window_bytes = 0
 
     def _take_back(self) -> None:
-        """What was sent after the refused number cannot be stored under this id: it loses its number and waits.
+        """Remove the sequences of all blocks after the refused one: they cannot be stored under
+        this id.
 
-        So does all that waits already: numbers go out in order, so what has one there has a higher one.
+        This includes everything in the queue. Sequences are assigned in order, so each one there is
+        higher than the refused one.
         """
         later = [pending for sequence, pending in self.window.items() if sequence > self._cut]
         for pending in later:
@@ -329,9 +361,10 @@ class ProducerSession:
             pending.sequence = -1
 
     def _give_up(self, message: Unstored) -> None:
-        """A topic that is closed would refuse what waits one by one, a link each: all of it fails now.
+        """Let all waiting blocks fail if the topic is closed.
 
-        What may be stored was sent before the refused one, and lies in the window: it is still awaited.
+        A closed topic would refuse them one by one, with a new link each time. Blocks that may be
+        stored were sent before the refused one. They are in the window and still awaited.
         """
         if message.code != E_CLOSED:
             return
@@ -342,7 +375,7 @@ class ProducerSession:
             self.refused.append(pending)
 
     def _settled(self) -> bool:
-        """If all numbers before the cut are answered: take a new id."""
+        """Take a new id if all sequences before the cut are answered. Return True if so."""
         if self._cut < 0 or self.window or (self.queue and self.queue[0].sequence >= 0):
             return False
         self._step(_E.SETTLED)

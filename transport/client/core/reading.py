@@ -1,4 +1,7 @@
-"""The calls of Reader: what each one asks the storage of a topic, and what its answer means. Pure."""
+"""Calls of Reader: their requests to the storage of a topic and the meaning of the replies.
+
+No I/O.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ def fetched(reply: Reply) -> Fetched:
 
 
 def read(offset: int, bytes_max: int) -> Asking[Fetched]:
-    """Ask a second time where a block is damaged: it is set aside then, and what follows it is read."""
+    """Read blocks, and try once more if a block is damaged.
+
+    Storage has set that block aside by then, so the second read returns what follows it.
+    """
     question = fetch(offset, bytes_max)
     for attempt in (1, 2):
         try:

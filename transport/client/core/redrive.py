@@ -1,10 +1,13 @@
-"""Dead letters go back to where they died: which of them where, and which stay for what reason. Pure; who reads and publishes asks it.
+"""Redrive: decide for each dead letter to which channel it returns, or why it stays. No I/O.
 
-A dead letter is read by the channel `redrive` of its topic, published, and finished only after it is durable where it went; so whoever is
-killed in between has sent it twice, never lost it. It is addressed to the channel that gave it up: the topic's other channels have had it.
+The caller reads and publishes. It reads a dead letter by the channel `redrive` of its topic,
+publishes it, and finishes it only when it is durable in the target. So a process that is killed in
+between sends a letter twice but never loses it. A letter is addressed to the channel that gave it
+up, because the topic's other channels have received it.
 
-Headers prove nothing, because whoever may publish to the dead-letter topic can write them. So the broker is asked about each new route
-before anything is published on it (`Manage` redrive). It says whether the named channel's dead letters go to this topic, and whether the
+Headers prove nothing, because every client that may publish to the dead-letter topic can write
+them. So the broker is asked about each new route before anything is published on it (`Manage`
+redrive). It checks whether the named channel's dead letters go to this topic, and whether the
 caller may publish to the target.
 """
 
@@ -16,25 +19,25 @@ from ...wire import dead_letter
 from ...wire.codec import HeaderValue
 
 CHANNEL: Final = "redrive"
-POLL_S: Final = 0.5  # how long nothing must come until nothing more waits
-READY: Final = 1_000  # messages that are taken ahead, and one publish at most
-ROUTES_MAX: Final = 1_000  # of one run: forged headers may name a new one in every letter
+POLL_S: Final = 0.5  # silence after which nothing more is expected
+READY: Final = 1_000  # messages that are taken ahead, and the most in one publish
+ROUTES_MAX: Final = 1_000  # of one run: each forged letter may name a new route
 TOO_MANY: Final = f"they name more than {ROUTES_MAX} different places; --to says where to send them"
 NO_LETTER: Final = "no dead letters of a channel: their headers name no topic, channel and uuid"
 _LEFT_FOR: Final = frozenset(
     {E_BAD_ARGUMENT, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND}
-)  # codes of the broker's answer that concern one route only
+)  # error codes in the broker's reply that concern one route only
 NOT_COME: Final = f"they did not come within the time-out: another consumer of channel {CHANNEL} holds them, or it is paused; try again"
 
 
 class ChannelName(NamedTuple):
     topic: str
     channel: str | None
-    """The only one that gets it; None: all of that topic."""
+    """The only channel that gets it; None: all channels of that topic."""
 
 
 class Origin(NamedTuple):
-    """Where a letter's headers say that it died. `uuid`: of the topic."""
+    """The place where a letter died, according to its headers. `uuid`: the topic's."""
 
     topic: str
     uuid: str
@@ -42,7 +45,7 @@ class Origin(NamedTuple):
 
 
 class LetterRoute(NamedTuple):
-    """Where a letter is to go, and what was said of where it comes from. `chosen`: the target topic was named by `--to`."""
+    """The target of a letter and its claimed origin. `chosen`: `--to` names the target topic."""
 
     place: ChannelName
     origin: Origin
@@ -50,7 +53,7 @@ class LetterRoute(NamedTuple):
 
 
 class Letter(Protocol):
-    """What is looked at of a message."""
+    """The part of a message that a redrive reads."""
 
     @property
     def offset(self) -> int: ...
@@ -63,7 +66,7 @@ LetterT = TypeVar("LetterT", bound=Letter)
 
 
 class LetterGroup(NamedTuple, Generic[LetterT]):
-    """One publish: where, what, and with which headers."""
+    """One publish: its target, messages and headers."""
 
     place: ChannelName
     messages: list[LetterT]
@@ -71,7 +74,7 @@ class LetterGroup(NamedTuple, Generic[LetterT]):
 
 
 class Backlog(TypedDict):
-    """What the statistics of a channel say of messages that are not finished."""
+    """The unfinished messages of a channel, from its statistics."""
 
     depth: int
     deferred_count: int
@@ -79,7 +82,11 @@ class Backlog(TypedDict):
 
 
 class Redrive:
-    """One run. `to`, `channel`: in place of where they died; `end`: dead letters from there on came later, and are left alone."""
+    """One redrive.
+
+    - `to`, `channel`: Targets that replace the places where the letters died.
+    - `end`: Letters from this offset on are newer than the run and are left alone.
+    """
 
     def __init__(self, to: str | None, channel: str | None, end: int) -> None:
         self._to = to
@@ -105,19 +112,29 @@ class Redrive:
         return LetterRoute(ChannelName(origin.topic, self._channel or origin.channel), origin, False)
 
     def unknown(self, letters: Iterable[Letter]) -> list[LetterRoute]:
-        """Routes that the broker was not asked about yet. Ask it, and tell `known` the answer, before `groups`."""
+        """Return the routes that the broker was not asked about yet.
+
+        Ask it and pass the reply to `known`, before `groups`.
+        """
         routes = dict.fromkeys(self._route(letter) for letter in letters)
         new = [route for route in routes if route is not None and route not in self._known]
         return new[: max(0, ROUTES_MAX - len(self._known))]
 
     def known(self, route: LetterRoute, error: ZsqError | None = None) -> None:
-        """The broker's answer: None where letters may go by this route. Errors that do not concern the route are raised."""
+        """Note the broker's reply: None if letters may take this route.
+
+        Errors that do not concern the route are raised.
+        """
         if error is not None and error.code not in _LEFT_FOR:
             raise error
         self._known[route] = "" if error is None else error.text or error.code
 
     def groups(self, letters: Sequence[LetterT], limit: int) -> list[LetterGroup[LetterT]]:
-        """What is to be published, up to `limit` of these. What is left is not answered: it goes back when the consumer closes."""
+        """Return the publishes for up to `limit` of these letters.
+
+        Letters that are left out are not answered. They return to the channel when the consumer
+        closes.
+        """
         groups: dict[ChannelName, LetterGroup[LetterT]] = {}
         taken = 0
         for letter in letters:
@@ -139,10 +156,13 @@ class Redrive:
         return list(groups.values())
 
     def was_sent(self, group: LetterGroup[Any]) -> None:
-        """Durable where it went, and finished here."""
+        """Note that these letters are durable in their target and finished here."""
         self.sent[group.place] = self.sent.get(group.place, 0) + len(group.messages)
 
     def waiting(self, row: Backlog) -> int:
-        """Dead letters that are neither finished nor here, by the channel's statistics: they wait, or another consumer holds them; who was
-        killed does for a while."""
+        """Return how many dead letters are neither finished nor here, by the channel's statistics.
+
+        They wait, or another consumer holds them. A consumer that was killed holds them for a
+        while, too.
+        """
         return row["depth"] + row["deferred_count"] + row["in_flight_count"] - sum(self.left.values())

@@ -1,4 +1,4 @@
-"""Requests and their answers: the engine below Admin and Reader. Nothing here waits."""
+"""Requests and their replies: the engine below Admin and Reader. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -27,19 +27,22 @@ from .asking import Question, Reply
 from .link import AGAIN, Backoff, Engine, Link, Steps, so_long, until_ns
 from .producer_session import Reaction
 
-IDLE_NS: Final = 20_000_000_000  # a link that was silent for so long is opened anew: its other end may have forgotten it
+IDLE_NS: Final = 20_000_000_000  # after this silence a link is opened again: its other end may have forgotten it
 
 BACKOFFS_MAX: Final = 1_000  # topics whose refusals are remembered
-PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})  # refusals of a link that a patient asker waits out
+PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})  # refusals of a link that a patient client waits out
 
 
 def topic_of(message: Wire) -> str:
-    """The topic that a request names; "" for one that names none."""
+    """Return the topic that a request names, or ""."""
     return str(getattr(message, "topic", ""))
 
 
 class Request:
-    """One request on its way. `repeatable`: asking twice does no harm, so it is sent again when the link is lost."""
+    """One request without a reply yet.
+
+    `repeatable`: sending it twice is harmless, so it is sent again when the link is lost.
+    """
 
     __slots__ = ("answer", "blocks", "done", "error", "message", "number", "repeatable", "sent")
 
@@ -60,7 +63,10 @@ class Request:
 
 
 class RequestEngine(Engine):
-    """Requests by number, over one link; its peer. `patient`: what the broker refuses for now is asked again until the time-out."""
+    """Requests by number over one link, and the peer of the link.
+
+    With `patient`, requests that the broker refuses for now are repeated until the time-out.
+    """
 
     def __init__(self, address: Address, target: Target, *, patient: bool = False) -> None:
         super().__init__()
@@ -70,11 +76,11 @@ class RequestEngine(Engine):
         self.add(self.link)
         self._requests: dict[int, Request] = {}
         self._number = 0
-        self._backoffs: dict[str, Backoff] = {}  # by topic: one that is in trouble does not hold up the others
+        self._backoffs: dict[str, Backoff] = {}  # by topic: a topic in trouble does not delay the others
         self.link.needed = lambda: bool(self._requests)
 
     def ask(self, number: int, message: Wire, *, repeatable: bool) -> Request:
-        """`word` carries `number`. It is sent as soon as there is a link."""
+        """Send `message`, which carries `number`, as soon as there is a link."""
         now = time.monotonic_ns()
         request = self._requests[number] = Request(number, message, repeatable)
         if self.link.up and now - self.link.heard_ns > IDLE_NS:
@@ -87,13 +93,13 @@ class RequestEngine(Engine):
         return request
 
     def begin(self, question: Question) -> Request:
-        """Ask; `reply` waits for what comes."""
+        """Send a question. `reply` waits for the reply."""
         self._number += 1
         return self.ask(self._number, question.make(self._number), repeatable=question.repeatable)
 
     def reply(self, request: Request, timeout: float | None) -> Steps[Reply]:
-        """The answer and its blocks; raises what went wrong. The time-out counts from now."""
-        # A forked child has the requests of its parent, but not their answers.
+        """Return the reply and its blocks, or raise the error. The time-out begins now."""
+        # A forked child has the requests of its parent, but not their replies.
         if not request.done and self._requests.get(request.number) is not request:
             raise Refused(E_CLOSING, "this client was closed, or the request belongs to the process that asked; ask again")
         if not (yield (lambda: request.done, until_ns(timeout))):
@@ -105,14 +111,14 @@ class RequestEngine(Engine):
 
     @property
     def uuid(self) -> str:
-        """Of the topic, as the broker told when the link was opened."""
+        """The topic's uuid, as the broker reported it when the link was opened."""
         return str(self.link.opened.get("uuid", ""))
 
     def give_up(self, request: Request) -> None:
         self._requests.pop(request.number, None)
 
     def _send_waiting(self, now_ns: int) -> None:
-        """Send what was not sent on this link, unless its topic refused the one before just now."""
+        """Send what was not sent on this link, unless its topic has just refused a request."""
         for request in [request for request in self._requests.values() if not request.sent]:
             backoff = self._backoffs.get(topic_of(request.message))
             if backoff is not None and now_ns < backoff.until_ns:
@@ -133,7 +139,7 @@ class RequestEngine(Engine):
 
     def on_up(self, now_ns: int) -> None:
         self._send_waiting(now_ns)
-        self.sooner(0)  # the sends may have taken the news of answers with them
+        self.sooner(0)  # the sends may have consumed the events for replies
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         if not isinstance(message, Done | Failed | Blocks):
@@ -148,7 +154,7 @@ class RequestEngine(Engine):
         return Reaction.NOTHING
 
     def _note(self, request: Request, now_ns: int) -> None:
-        """Remember who refused, for the next request."""
+        """Remember a topic that refused, for the next request."""
         topic = topic_of(request.message)
         if isinstance(request.error, Refused):
             if topic not in self._backoffs and len(self._backoffs) >= BACKOFFS_MAX:
@@ -158,7 +164,7 @@ class RequestEngine(Engine):
             self._backoffs.pop(topic, None)
 
     def on_received(self, now_ns: int) -> None:
-        """Answers settle requests; nothing more is to be sent."""
+        """Do nothing: replies settle requests, and nothing more needs to be sent."""
 
     def on_lost(self) -> None:
         for number, request in list(self._requests.items()):

@@ -1,8 +1,9 @@
-"""What a stage's writer turns: a link that says what has arrived, and beside it the PUSH socket that the blocks go over. Nothing waits.
+"""Stage engine: a link for progress messages, and beside it the PUSH socket for the blocks.
 
-Both are made anew together: what lies in an old PUSH socket's pipe is given up with it, and what has left it is at worst a block
-that storage has already. The PUSH socket is never read or waited for: credit keeps less in it than its high-water mark, and
-if it takes nothing all the same, a timer tries again.
+Nothing here waits. Both are always replaced together. The contents of an old PUSH socket's pipe are
+dropped with it, and a block that has left the pipe is at worst a block that storage already has.
+The PUSH socket is never read or waited for. The credit keeps its contents below its high-water
+mark. If it takes nothing all the same, a timer tries again.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ from .producer_session import Reaction
 from .stage_session import PASSING, StageSession
 
 MS: Final = 1_000_000
-LOOK_NS: Final = 20 * MS  # how long words may lie unread while blocks are pushed
+LOOK_NS: Final = 20 * MS  # how long messages may stay unread while blocks are pushed
 RETRY_NS: Final = 10 * MS
 BYE_LINGER_MS: Final = 200
 LOCAL_ROUTE: Final = b"-"
 
 
 class StageEngine(Engine):
-    """One stage; the peer of its link."""
+    """The engine of one stage, and the peer of its link."""
 
     def __init__(self, address: Address, target: Target, session: StageSession, heartbeat_ms: int | None = None) -> None:
         super().__init__()
@@ -49,14 +50,17 @@ class StageEngine(Engine):
     # Blocks
 
     def go(self, now_ns: int) -> None:
-        """Blocks were added: push them, and look at what came if it is time: few calls, while there is credit."""
+        """Push the added blocks, and read messages if it is time.
+
+        While there is credit, calls are few.
+        """
         session = self.session
         if session.ended:
             return
         if not self.link.up:
             self.link.start(now_ns)
             return
-        self.turns += 1  # no need for anybody else to turn it
+        self.turns += 1  # so that no other thread needs to turn it
         asked = self.pump(now_ns)
         if asked or session.out_bytes * 2 > session.credit_bytes or now_ns - self._looked_ns > LOOK_NS:
             self._looked_ns = now_ns
@@ -64,7 +68,10 @@ class StageEngine(Engine):
             self._end()
 
     def pump(self, now_ns: int) -> bool:
-        """Push what the credit allows, and ask for the seal that is due: whether one was."""
+        """Push what the credit allows, and request the seal that is due.
+
+        Return True if one was requested.
+        """
         push, session = self._push, self.session
         if push is None:
             return False
@@ -76,12 +83,15 @@ class StageEngine(Engine):
         seal = session.take_seal()
         if seal is not None:
             self.link.send([b"", encode(seal)], now_ns)
-            self.sooner(0)  # the send may have taken the news of words with it
+            self.sooner(0)  # the send may have consumed the events for messages
         self.sooner(session.due_ns())
         return seal is not None
 
     def abandon(self, now_ns: int) -> None:
-        """Nobody will commit this stage: say so, if there is a link to say it on. Else storage forgets it in time."""
+        """Tell storage that this stage will not be committed, if there is a link.
+
+        Else storage drops it later.
+        """
         if self.link.up:
             self.link.send([b"", encode(Abort(0, "", 0, (self.session.stage,)))], now_ns)
 
@@ -102,7 +112,7 @@ class StageEngine(Engine):
         self._end()
 
     def _end(self) -> None:
-        """What is sealed, committed or failed needs no link any more."""
+        """Close the sockets when the stage is sealed, committed or failed."""
         session = self.session
         if session.ended and self.link.state is not LinkState.IDLE:
             if session.error is not None:
@@ -137,7 +147,7 @@ class StageEngine(Engine):
             self._push = sockets.make_push(str(endpoint), self.address.credentials)
         except zmq.ZMQError as error:
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
-        self.link.target = replace(self.link.target, create=False)  # a topic that is deleted from now on stays so
+        self.link.target = replace(self.link.target, create=False)  # a topic that is deleted from now on is not created again
         self._push_endpoint = str(endpoint)
         self._head = [route, b"", encode(Push(self.session.stage))]
         self.pump(now_ns)
@@ -166,7 +176,7 @@ class StageEngine(Engine):
         self.session.fail(error)
 
     def too_late(self, timeout: float | None) -> ZsqError:
-        """Why nothing moved for so long."""
+        """Return the error for a time-out without progress."""
         session, link = self.session, self.link
         refusal = session.refusal or link.refusal
         where = f"{link.target} at {self.address.url}"

@@ -1,24 +1,26 @@
-"""A stage writer's side as a state machine: its window, credit, seals, and what to push again. Pure.
+"""Stage session: state machine of a stage's writer. No I/O.
 
-No socket, clock or randomness: words come in with the time, blocks to push and seals to ask for come out.
+It manages the window, credit, seals, and the blocks to push again. It has no socket, clock or
+randomness: messages come in with the time, and blocks to push and seals to request come out.
 
-Theory of operation. A stage's blocks are numbered from 0. Four numbers move along them, always in this order:
+Theory of operation. A stage's blocks are numbered from 0. Four numbers move along them, always in
+this order:
 
-    base       below it everything is durable, told by a seal's answer; the writer no longer has those blocks
-    received   below it everything has arrived, told by Staged
-    sent       below it everything was pushed on the present link
-    total      what the user has handed over
+base       below it all blocks are durable (from the reply to a seal); the writer has dropped them
+received   below it all blocks have arrived (from Staged) sent       below it all blocks were pushed
+on the present link total      the number of blocks that the user has added
 
-From `base` to `total` is the window, bounded in bytes by waiting (`room`); from `received` to `sent` is what is out, bounded by the
-credit (one block may always be out). PUSH tells nothing of what it loses, so any doubt moves `sent` back to what storage
-expects (go-back-N): it takes exactly the next number and ignores what is older, so a block pushed twice is stored once,
-and one that is lost stops those behind it. Interim seals go out while blocks go on: they move `base`, one at a time, each for
-all that was sent by then, so that their number follows the speed of the disk.
+The window extends from `base` to `total`. Its bytes are bounded: a writer without room waits
+(`room`). The blocks from `received` to `sent` are out. The credit bounds them, but one block may
+always be out. PUSH does not report what it loses, so any doubt moves `sent` back to the block that
+storage expects (go-back-N). Storage takes exactly the next number and ignores older ones. So a
+block that is pushed twice is stored once, and a lost block stops those behind it. Interim seals are
+sent while blocks are pushed, and they move `base`. Only one is out at a time, and it covers all
+blocks sent by then. So the number of seals follows the speed of the disk.
 
-Doubts are: Missing; a lost link; no Staged for a while although blocks are out (each time twice as long, for slow networks). After the
-latter two it all begins on new sockets with OpenStage, whose answer says where to go on.
-
-The states of a stage's writer and what leads from one to another. Pure.
+Three events are doubts: Missing, a lost link, and no Staged for a while although blocks are out
+(each time twice as long, for slow networks). After the last two, everything starts again on new
+sockets with OpenStage. Its reply contains the block to continue with.
 """
 
 from __future__ import annotations
@@ -55,9 +57,9 @@ class StageState(Enum):
     OPENING = "opening"  # OpenStage is sent
     OPEN = "open"  # blocks go out as the credit allows
     PAUSED = "paused"  # the broker cannot take more at the moment
-    SEALED = "sealed"  # finally: all is durable
-    COMMITTED = "committed"  # the transaction is, whoever wrote it: nothing more is wanted
-    FAILED = "failed"  # for good; `error` says why
+    SEALED = "sealed"  # the final seal: all is durable
+    COMMITTED = "committed"  # the transaction is committed, by whichever writer: nothing more is needed
+    FAILED = "failed"  # permanently; `error` has the reason
 
 
 class StageEvent(Enum):
@@ -95,28 +97,28 @@ ENDED: Final = frozenset({_S.SEALED, _S.COMMITTED, _S.FAILED})
 
 
 WINDOW_BYTES: Final = 32 * 1024 * 1024
-SEALS_A_WINDOW: Final = 4  # an interim seal is due when this part of the window is sent and not sealed
+SEALS_A_WINDOW: Final = 4  # an interim seal is due when 1/4 of the window is sent and not sealed
 OUT_BLOCKS_MAX: Final = 900  # below the PUSH socket's high-water mark of 1,000
 STALL_NS: Final = 5_000_000_000
 STALL_DOUBLINGS_MAX: Final = 3
-PAUSE_NS: Final = 1_000_000_000  # before what was refused for the moment is pushed again
+PAUSE_NS: Final = 1_000_000_000  # before blocks are pushed again after a refusal that may pass
 FAR_NS: Final = 1 << 62
 
 PASSING: Final = frozenset(
     {E_DISK_FULL, E_LIMIT, E_TOPIC_FAILED, E_TOPIC_FULL}
 )  # refusals that the writer waits out: the broker tries again too
-_AGAIN: Final = frozenset({E_CLOSING, E_UNREACHABLE})  # those that blame the link
+_AGAIN: Final = frozenset({E_CLOSING, E_UNREACHABLE})  # codes that concern the link
 
 _S, _E = StageState, StageEvent
 
 
 class WindowEntry(NamedTuple):
-    """A block of the window as it goes out, and what the stage amounts to with it."""
+    """A block of the window as it is sent, with the totals of the stage up to it."""
 
     header: bytes
     payload: Any
     length: int
-    size_bytes: int  # of the stage up to and with this block
+    size_bytes: int  # of the stage up to and including this block
     checksum: int
 
 
@@ -133,28 +135,28 @@ class StageSession:
         self.partition = partition
         self.state = _S.DOWN
         self.error: ZsqError | None = None
-        self.refusal: ZsqError | None = None  # what it waits out; None once something moved
+        self.refusal: ZsqError | None = None  # the refusal that it waits out; None after progress
         self.base = self.received = self.sent = self.total = 0
         self.size_bytes = self.messages = self.checksum = 0  # of all blocks
         self.credit_bytes = 0
         self.progress = 0  # grows when more has arrived, or is durable, than ever before
-        self.final = False  # there will be no more blocks
-        self.pressed = False  # somebody waits for room
+        self.final = False  # no more blocks will be added
+        self.pressed = False  # a caller waits for room
         self._window_bytes_max = window_bytes_max
         self._window: dict[int, WindowEntry] = {}
         self._base_bytes = self._received_bytes = self._sent_bytes = 0  # of the stage up to there
         self._best_received = 0
         self._request = 0
         self._opening = 0  # request number of the OpenStage that is not answered
-        self._sealing: Seal | None = None  # not answered
-        self._moved_ns = 0  # since when nothing arrived although something was out
+        self._sealing: Seal | None = None  # request without a reply
+        self._moved_ns = 0  # since when nothing arrived although blocks were out
         self._stalls = 0
         self._resume_ns = 0
 
     # What goes out
 
     def begin(self) -> OpenStage:
-        """The first word on a new link."""
+        """Return the first message for a new link."""
         self._step(_E.BEGIN)
         self._request += 1
         self._opening = self._request
@@ -169,11 +171,11 @@ class StageSession:
         return self._sent_bytes - self._received_bytes
 
     def room(self, length: int) -> bool:
-        """Whether a block of so many bytes may be added; one alone always may."""
+        """Return True if a block of this length may be added. An empty window takes any block."""
         return self.size_bytes - self._base_bytes + length <= self._window_bytes_max or not self._window
 
     def add(self, block: Block) -> None:
-        """The next block of the stage; it gets its number here."""
+        """Add the next block of the stage. It gets its number here."""
         assert not self.final
         if self.state in ENDED:
             return
@@ -186,7 +188,10 @@ class StageSession:
         self.total += 1
 
     def take(self, now_ns: int) -> WindowEntry | None:
-        """The next block to push on this link, or None: nothing waits, or the credit is used up."""
+        """Return the next block to push on this link, or None.
+
+        None means that nothing waits or that the credit is used up.
+        """
         if self.sent == self.total or self.state is not _S.OPEN:
             return None
         entry = self._window[self.sent]
@@ -201,11 +206,15 @@ class StageSession:
         return entry
 
     def untake(self) -> None:
-        """What was taken last could not be pushed."""
+        """Take back the last block from `take`, because it could not be pushed."""
         self._go_back(self.sent - 1)
 
     def take_seal(self) -> Seal | None:
-        """A seal that is due: the final one once all is sent; interim ones as the window fills, one at a time."""
+        """Return the seal that is due, or None.
+
+        The final seal is due when all blocks are sent. Interim seals are due as the window fills,
+        one at a time.
+        """
         if self._sealing is not None or self.state is not _S.OPEN:
             return None
         final = self.final and self.sent == self.total
@@ -219,11 +228,11 @@ class StageSession:
         return self._sealing
 
     def finish(self) -> None:
-        """All blocks were added: seal for good."""
+        """Note that all blocks were added, so that the final seal can be sent."""
         self.final = True
 
     def part(self) -> StagePart:
-        """What a commit names."""
+        """Return the description of this stage for a commit."""
         return self.stage, self.total, self.messages, self.size_bytes, self.checksum
 
     @property
@@ -233,7 +242,11 @@ class StageSession:
     # What comes in
 
     def on_word(self, message: Wire, now_ns: int) -> Reaction:
-        """`UsageError` E_BAD_COMMAND for a word that has no place here: the link is to be restarted."""
+        """Process a message from storage.
+
+        Raises `UsageError` (E_BAD_COMMAND) if it is not allowed in this state. The caller then
+        restarts the link.
+        """
         if type(message) is Staged:
             return self._on_staged(message.stage, message.received, now_ns)
         if type(message) is Done:
@@ -261,7 +274,7 @@ class StageSession:
         if message.request:
             self._sealing = None
         if not self.received <= message.expected <= self.total:
-            return Reaction.RENEW  # it knew more before: only OpenStage's answer is to be trusted
+            return Reaction.RENEW  # it knew more before: only the reply to OpenStage can be trusted
         self._arrived(message.expected, now_ns)
         if self.state is _S.OPEN:
             self._go_back(message.expected)
@@ -300,7 +313,7 @@ class StageSession:
             return self.fail(UsageError(E_BAD_COMMAND, text))
         self._step(_E.OPENED)
         self.credit_bytes = credit_bytes
-        self.received = expected  # may be below what had arrived: what is not durable dies with storage
+        self.received = expected  # may be lower than before: what is not durable is lost when storage ends
         self._received_bytes = self._bytes_at(expected)
         self._go_back(expected)
         self._arrived(expected, now_ns)
@@ -325,12 +338,12 @@ class StageSession:
         return Reaction.NOTHING
 
     def lost(self) -> None:
-        """The link is gone, whatever the state."""
+        """Note that the link is lost, in any state."""
         self._step(_E.LOST)
         self._sealing = None
 
     def fail(self, error: ZsqError) -> Reaction:
-        """It cannot go on."""
+        """End the session with this error."""
         opening = self.state is _S.OPENING
         if not self.ended:
             self.error = error
@@ -340,7 +353,7 @@ class StageSession:
     # Time
 
     def due_ns(self) -> int:
-        """When `on_time` has something to do."""
+        """Return when `on_time` has something to do."""
         if self.state is _S.PAUSED:
             return self._resume_ns
         if self.state is _S.OPEN and self.sent > self.received:
@@ -371,12 +384,12 @@ class StageSession:
         self._sealing = None
 
     def _bytes_at(self, number: int) -> int:
-        """Of the stage's blocks below `number`, which is not below `base`."""
+        """Return the bytes of the stage's blocks below `number`, which must not be below `base`."""
         return self._window[number - 1].size_bytes if number > self.base else self._base_bytes
 
     def _arrived(self, received: int, now_ns: int) -> None:
         if not self.received <= received <= self.total:
-            return  # a word of before
+            return  # an outdated message
         if received > self.received:
             self._moved_ns = now_ns
             self._stalls = 0

@@ -1,4 +1,7 @@
-"""A consumer's engine: its session and link, and the words that go out. Nothing here waits."""
+"""Consumer engine: a consumer's session, its link, and the messages that it sends.
+
+Nothing here waits.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,14 @@ from .producer_session import Reaction
 
 log = logging.getLogger("zsq")
 
-TELL_NS: Final = 20_000_000  # plain finishes are told at the latest after this
-TELL_SHARE: Final = 4  # while more is at hand, finishes are told when they are this part of the credit: fewer wake-ups of everybody
+TELL_NS: Final = 20_000_000  # plain finishes are sent at the latest after this
+TELL_SHARE: Final = 4  # while more messages are at hand, finishes are sent at this part of the credit: fewer wake-ups
 CLOSED: Final = "the consumer of this message is closed: the message was given back, and is delivered again"
 WORDS_MAX: Final = 5_000  # sent at a time, before the socket is drained
 
 
 class ConsumerEngine(Engine):
-    """One consumer of one channel; the peer of its link."""
+    """The engine of one consumer of one channel, and the peer of its link."""
 
     def __init__(
         self, address: Address, topic: str, channel: str, session: ConsumerSession, heartbeat_ms: int | None, settings: Mapping[str, object]
@@ -43,11 +46,14 @@ class ConsumerEngine(Engine):
         self.down_ns = time.monotonic_ns()  # since when there is no link
         self.closing = False
         self._compared = False
-        self.on_void: Callable[[], object] = lambda: None  # all leases are void: forget what nobody began to handle
+        self.on_void: Callable[[], object] = lambda: None  # all leases are void: drop the messages that no handler has begun
         self.add(self.link)
 
     def start(self) -> None:
-        """Not while a refusal is to be told first: else each call would raise what the attempt of the one before has met."""
+        """Start the link, unless a refusal must be raised first.
+
+        Otherwise each call would raise the result of the previous call's attempt.
+        """
         if self.error is None:
             self.link.start(time.monotonic_ns())
 
@@ -58,7 +64,7 @@ class ConsumerEngine(Engine):
         session, link = self.session, self.link
         if not link.up:
             if session.dirty:
-                session.collect()  # leases are void by now: it counts them
+                session.collect()  # leases are void by now: this counts them
             return
         words = session.collect()
         while words and link.up:
@@ -84,11 +90,11 @@ class ConsumerEngine(Engine):
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.session.node = self.link.opened.get("node", 0)
         self._compare(self.link.opened.get("settings"))
-        self.link.passing = AGAIN | {E_LIMIT}  # it has a place: if one is missing later, its own lost link still holds it
+        self.link.passing = AGAIN | {E_LIMIT}  # it has a place: if none is free later, its own lost link still holds it
         self.error = None
 
     def _compare(self, settings: object) -> None:
-        """Warn, once, of settings that were given and do not hold, because the channel was there before."""
+        """Warn, once, about settings without effect, because the channel existed before."""
         if self._compared or not isinstance(settings, dict):
             return
         self._compared = True
@@ -99,7 +105,7 @@ class ConsumerEngine(Engine):
             log.warning(text, self.target.topic, self.target.channel, ", ".join(differ))
 
     def on_received(self, now_ns: int) -> None:
-        """Nothing follows from words by itself: a person answers."""
+        """Do nothing: answers depend on the user."""
 
     def on_lost(self) -> None:
         self.down_ns = time.monotonic_ns()
@@ -109,16 +115,17 @@ class ConsumerEngine(Engine):
     def on_refused(self, error: ZsqError) -> None:
         self.error = error
 
-    # For who waits
+    # For waiting callers
 
     @property
     def open(self) -> bool:
         return self.session.state is ConsumerState.OPEN
 
     def unreachable(self, timeout: float | None) -> int:
-        """When to give up waiting for a link: `FAR_NS` while there is one, and for a time-out of None.
+        """Return when to give up waiting for a link.
 
-        A lost link holds its place for two heartbeats. So a full channel is waited for longer than a short time-out.
+        Return `FAR_NS` while there is a link, and for a time-out of None. A lost link holds its
+        place for two heartbeats. So a full channel is awaited for longer than a short time-out.
         """
         seconds = check_timeout(timeout)
         if self._full() is not None:
@@ -130,17 +137,17 @@ class ConsumerEngine(Engine):
         return refusal if refusal is not None and refusal.code == E_LIMIT else None
 
     def news(self, was_up: bool) -> bool:
-        """Something to look at for who waits for a delivery."""
+        """Return True if a caller that waits for a delivery must check again."""
         return bool(self.session.arrived) or self.error is not None or self.link.up != was_up
 
     def raise_refused(self) -> None:
-        """What the broker refused, told once; the next call tries again."""
+        """Raise the broker's refusal, once. The next call tries again."""
         error, self.error = self.error, None
         if error is not None:
             raise error
 
     def give_up_at(self, now_ns: int, timeout: float | None) -> None:
-        """Raise if there was no link for the whole time-out; the next call waits as long again."""
+        """Raise if there was no link for the whole time-out. The next call waits as long again."""
         if now_ns >= self.unreachable(timeout):
             self.down_ns = now_ns
             full = self._full()
@@ -153,7 +160,7 @@ class ConsumerEngine(Engine):
         text = f"{what} {self.target} at {self.address.url} within {so_long(timeout)} ({why}). {advice()}"
         return BrokerUnreachable(E_TIMEOUT, text)
 
-    # What a call does; see `Steps`. `closing`: whether the consumer takes nothing more
+    # Steps of calls; see `Steps`. `closing`: True if the consumer takes no more messages
 
     def subscribe(self, timeout: float | None, closing: Callable[[], bool]) -> Steps[None]:
         self.error = None
@@ -167,8 +174,11 @@ class ConsumerEngine(Engine):
     def take(
         self, deadline_ns: int, timeout: float | None, closing: Callable[[], bool], shared: Callable[[], bool]
     ) -> Steps[LeasedBlock | None]:
-        """The next delivery. None at the deadline, once the consumer closes, or when there is something `shared`: messages of a delivery
-        that somebody else took."""
+        """Return the next delivery.
+
+        Return None at the deadline, when the consumer closes, or when `shared()` is true: then
+        messages remain of a delivery that another caller took.
+        """
         session = self.session
         self.start()
         if not session.arrived or session.untold >= session.ready // TELL_SHARE:
@@ -192,9 +202,12 @@ class ConsumerEngine(Engine):
         yield from self._confirmed(self.session.finish_sync(delivery, indexes), timeout)
 
     def flush(self, timeout: float) -> Steps[None]:
-        """Wait until all plain finishes are committed. `LeaseLost` if some were lost or late since the last flush."""
+        """Wait until all plain finishes are committed.
+
+        Raises `LeaseLost` if some were lost or late since the last flush.
+        """
         session = self.session
-        with contextlib.suppress(LeaseLost):  # counted by the session, and told below
+        with contextlib.suppress(LeaseLost):  # counted by the session, and reported below
             yield from self._confirmed(session.barrier(), timeout)
         if missed := session.take_missed():
             raise LeaseLost(E_LEASE, f"{missed} finishes were not confirmed or came too late; those messages may be delivered again")
@@ -216,7 +229,7 @@ class ConsumerEngine(Engine):
         self.tell(time.monotonic_ns())
 
     def leave(self, idle: Callable[[], bool], deadline_ns: int) -> Steps[None]:
-        """Take nothing more, wait until the handlers are `idle`, and confirm what was finished."""
+        """Take no more messages, wait until the handlers are `idle`, and confirm the finishes."""
         session = self.session
         try:
             session.leave()
@@ -226,7 +239,7 @@ class ConsumerEngine(Engine):
             confirm = session.barrier()
             self.tell(time.monotonic_ns())
             yield (lambda: confirm.done, deadline_ns)
-            # Also those that were lost since the last flush: nobody else says so.
+            # Includes finishes that were lost since the last flush: nothing else reports them.
             if missed := session.take_missed() + session.unconfirmed:
                 text = "%s: the consumer ends, and %d finishes were not confirmed or came too late; those messages may be delivered again"
                 log.warning(text, f"{self.target.topic}/{self.target.channel}", missed)
