@@ -1,1 +1,1 @@
-"""The wire: messages between processes, their codec, sockets and addresses."""
+"""Protocol messages between processes, their codec, sockets and addresses."""

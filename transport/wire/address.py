@@ -1,9 +1,10 @@
-"""Where a broker is: the URL a person gives, and what a link shall reach there.
+"""Addresses: the URL of a broker, and the target that a link reaches there.
 
     tcp://host:4153        the ZeroMQ gateway
     ipc:///path/to/run     a broker's run directory on this machine, its actors directly
 
-A run directory whose paths would be too long for a socket lies elsewhere; then `/path/to/run.json` names it.
+A run directory whose paths would be too long for a socket is elsewhere. Then `/path/to/run.json`
+names it.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ IPC_PATH_BYTES_MAX: Final = 107
 
 
 class DefaultTimeout(float):
-    """A time-out in seconds that nobody chose.
+    """A default time-out in seconds, which the user did not choose.
 
-    A client with this one, or a command of `zsq`, fails after 1 s where no broker listens on this machine. A time-out that somebody gave
-    is waited for in full, because the broker may be about to start.
+    With it, a client or a command of `zsq` fails after 1 s if no broker listens on this machine. A
+    time-out that the user gave is waited for in full, because the broker may be about to start.
     """
 
 
@@ -38,14 +39,18 @@ def _is_url(value: object) -> bool:
 
 
 def url_last(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a constructor take its positional arguments also in the old order: the URL, then `names`. That order is deprecated."""
+    """Let a constructor also accept its positional arguments in the old order: the URL, then
+    `names`.
+
+    That order is deprecated.
+    """
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
         def made(self: Any, *given: Any, **options: Any) -> None:
             if given and len(given) + sum(name in options for name in names) > len(names) and "url" not in options:
                 maker, wanted = type(self).__name__, ", ".join(names)
-                if not _is_url(given[0]) and _is_url(given[-1]):  # the new order, and the URL as one more behind it
+                if not _is_url(given[0]) and _is_url(given[-1]):  # the new order, followed by the URL
                     text = f"the URL is given by name: write {maker}({wanted}, url=...), with what else there is by name too"
                     raise UsageError(E_BAD_ARGUMENT, text)
                 text = f"{maker}(url, {wanted}) is deprecated; write {maker}({wanted}, url=url)"
@@ -60,7 +65,7 @@ def url_last(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a link talks to; made on first use if `create`."""
+    """The actor that a link talks to. With `create`, it is created on first use."""
 
     kind: str
     topic: str = ""
@@ -75,9 +80,12 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """`direct`: to a run directory, not to a gateway. `credentials`: with what the gateway is met, None for none.
+    """The address of a broker.
 
-    `by`: of a gateway of our own, in whose name it asks: what comes to be by that is in the audit log under it.
+    - `direct`: True for a run directory, False for a gateway.
+    - `credentials`: The keys for the gateway, or None.
+    - `by`: For one of the broker's own gateways, the user in whose name it sends requests. The
+      audit log records what they create under this name.
     """
 
     url: str
@@ -87,17 +95,20 @@ class Address:
 
     @property
     def heartbeat_ms(self) -> int:
-        """The default for its links."""
+        """The default heartbeat of its links."""
         return LOCAL_HEARTBEAT_MS if self.direct else HEARTBEAT_MS
 
     def place(self) -> tuple[str, int]:
-        """Host and port of a gateway."""
+        """Return host and port of a gateway."""
         host, _, port = self.url.removeprefix("tcp://").rpartition(":")
         return host.strip("[]"), int(port)
 
     @property
     def local(self) -> bool:
-        """Return True if this machine alone can answer there: then a connection that fails was refused, and nothing listens."""
+        """True if only this machine can answer there.
+
+        Then a connection that fails was refused, and nothing listens.
+        """
         if self.direct:
             return True
         host, _ = self.place()
@@ -107,7 +118,10 @@ class Address:
             return host == "localhost"
 
     def endpoint(self) -> str:
-        """What to connect to first: the gateway, or the supervisor. Read anew for each attempt: a broker may have moved."""
+        """Return the first endpoint to connect to: the gateway's, or the supervisor's.
+
+        It is read again for each attempt, because a broker may have moved.
+        """
         if not self.direct:
             return self.url
         path = Path(self.url.removeprefix("ipc://"))
@@ -123,13 +137,14 @@ def _moved(path: Path) -> Path:
     try:
         return Path(json.loads(Path(f"{path}.json").read_bytes())["run"])
     except (OSError, ValueError, KeyError, TypeError):
-        return path  # not there (yet)
+        return path  # does not exist (yet)
 
 
 def parse(url: str | None, key_file: KeyFile = None) -> Address:
-    """`None`: $ZSQ_URL, or tcp://127.0.0.1:4153. Over ipc no keys are needed, and none are looked for.
+    """Return the address of a URL. None means $ZSQ_URL, or tcp://127.0.0.1:4153.
 
-    `UsageError` E_BAD_ARGUMENT for what is no such URL, E_BAD_KEY for what is no key file.
+    Keys are not needed over ipc, so they are not looked for. Raises `UsageError` if the URL is not
+    valid (E_BAD_ARGUMENT), or if the key file is not (E_BAD_KEY).
     """
     url = url or os.environ.get("ZSQ_URL") or DEFAULT_URL
     scheme, _, rest = url.partition("://")

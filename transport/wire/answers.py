@@ -1,4 +1,4 @@
-"""What the broker answers to commands: the maps that `Done.data` carries, by the keys that each one has. Pure."""
+"""Replies of the broker to commands: the shapes of `Done.data`."""
 
 from __future__ import annotations
 
@@ -10,41 +10,44 @@ from ..settings import ChannelOptions, RetentionSettings
 
 
 class Nothing(TypedDict):
-    """An answer that says only that it is done."""
+    """A reply without data: the command is done."""
 
 
 class Made(TypedDict):
-    """Of a topic or a channel that was to be made. `existed`: it was there, and nothing was changed."""
+    """The reply to the creation of a topic or a channel.
+
+    `existed`: it existed before, and nothing was changed.
+    """
 
     existed: bool
 
 
 class TopicConfigured(TypedDict):
-    """`retention`: all that holds now."""
+    """`retention`: all settings in effect."""
 
     retention: RetentionSettings
 
 
 class ChannelConfigured(TypedDict):
-    """`settings`: all that hold now."""
+    """`settings`: all settings in effect."""
 
     settings: ChannelOptions
 
 
 class Closed(TypedDict):
-    """`closed`: to whom the topic is closed now."""
+    """`closed`: the clients to which the topic is closed now."""
 
     closed: Literal["", "publishers", "consumers"]
 
 
 class Moved(TypedDict):
-    """`offset`: where the channel is now."""
+    """`offset`: the channel's new place."""
 
     offset: int
 
 
 class Ends(TypedDict):
-    """An offset of a topic, with the oldest one kept (`start`) and the next one to come (`head`)."""
+    """An offset of a topic, the oldest one kept (`start`), and the next one to come (`head`)."""
 
     offset: int
     start: int
@@ -52,13 +55,19 @@ class Ends(TypedDict):
 
 
 class Size(Ends):
-    """`bytes`: about how many lie between two offsets. `offset`: where about as many as were asked for end."""
+    """`bytes`: the approximate number between two offsets.
+
+    `offset`: where about `bytes_max` of them end.
+    """
 
     bytes: int
 
 
 class HeldRow(TypedDict):
-    """A run of messages that a channel holds. In flight: with `consumer`, and for how long; deferred: with `due_ns`."""
+    """A run of messages that a channel holds.
+
+    Messages in flight have `consumer`, `held_ms` and `left_ms`. Deferred messages have `due_ns`.
+    """
 
     state: str
     offset: int
@@ -71,7 +80,10 @@ class HeldRow(TypedDict):
 
 
 class ChannelLook(TypedDict):
-    """Where a channel is and what it holds. `wall_ns`: the broker's clock; `counts`: messages in each state, but "new"."""
+    """A channel's position and the messages that it holds.
+
+    `wall_ns`: the broker's clock. `counts`: the number of messages in each state, except "new".
+    """
 
     next_offset: int
     start: int
@@ -84,7 +96,7 @@ class ChannelLook(TypedDict):
 
 
 class DelayedRow(TypedDict):
-    """A delayed message that waits. `size`: of its body; `body`: the first 200 bytes."""
+    """A delayed message that waits. `size`: of its body. `body`: its first 200 bytes."""
 
     key: str
     due_ns: int
@@ -95,7 +107,10 @@ class DelayedRow(TypedDict):
 
 
 class DelayedCount(TypedDict):
-    """What waits. `next_due_ns` 0: nothing does. `lost`: what damage has cost."""
+    """The delayed messages that wait.
+
+    `next_due_ns`: 0 if none waits. `lost`: the number of messages lost to damage.
+    """
 
     messages: int
     bytes: int
@@ -104,7 +119,10 @@ class DelayedCount(TypedDict):
 
 
 class BrokerSummary(TypedDict):
-    """What belongs to no topic. `alarms`: how many there are now; `alarmed_ns`: when the newest change of one was."""
+    """The facts that belong to no topic.
+
+    `alarms`: the number of alarms now. `alarmed_ns`: the time of the newest change of an alarm.
+    """
 
     version: str
     node: int
@@ -119,7 +137,7 @@ class BrokerSummary(TypedDict):
 
 
 class OverviewAlarms(TypedDict):
-    """Alarms that hold now, their newest changes, and who is told."""
+    """The alarms that are raised now, their newest changes, and the receivers."""
 
     now: Sequence[RaisedAlarm]
     recent: Sequence[AlarmEvent]
@@ -127,11 +145,15 @@ class OverviewAlarms(TypedDict):
 
 
 OverviewRow = tuple[Any, ...]
-"""Numbers and texts; `topic_fields` and `channel_fields` say which is which."""
+"""Numbers and texts. `topic_fields` and `channel_fields` name their places."""
 
 
 class OverviewAnswer(TypedDict):
-    """All topics, each with its channels, by name; `whole`: not only those that changed, and with the fields' names."""
+    """Topics by name, each with its channels.
+
+    `whole`: True if these are all topics, not only changed ones. Then the fields' names are
+    included.
+    """
 
     version: int
     whole: bool
@@ -143,11 +165,14 @@ class OverviewAnswer(TypedDict):
     alarms: NotRequired[OverviewAlarms]
 
 
-_From = TypedDict("_From", {"from": str})  # a name that a class cannot have
+_From = TypedDict("_From", {"from": str})  # `from` cannot be an attribute of a class
 
 
 class AuditEntry(_From):
-    """A line of the audit log. One that counts lines that were lost has only `time`, `action` and `count`."""
+    """An entry of the audit log.
+
+    An entry that counts lost lines has only `time`, `action` and `count`.
+    """
 
     time: str
     action: str
@@ -161,7 +186,10 @@ class AuditEntry(_From):
 
 
 class LogActivity(TypedDict):
-    """What was written and read of log files since the start; those with `_s` are rates. `bad`: damaged blocks."""
+    """Writes to and reads from log files since the start. Fields with `_s` are rates.
+
+    `bad`: the number of damaged blocks.
+    """
 
     written_bytes: int
     ring_reads: int
@@ -185,7 +213,10 @@ class ChunkSum(LogActivity):
 
 
 class ChunkRow(LogActivity):
-    """One log file. Its bytes and the times of its first and last message are None where they are not known."""
+    """One log file.
+
+    Its bytes, and the times of its first and last message, are None if they are not known.
+    """
 
     first_offset: int
     messages: int
@@ -196,7 +227,7 @@ class ChunkRow(LogActivity):
 
 
 class Chunks(TypedDict):
-    """A topic's log files: the newest 1,000, the older ones in a sum, and all in a sum."""
+    """A topic's log files: the newest 1,000, the sum of the older ones, and the sum of all."""
 
     chunks: Sequence[ChunkRow]
     total: ChunkSum
@@ -204,7 +235,10 @@ class Chunks(TypedDict):
 
 
 class Committed(TypedDict):
-    """`repeated`: this version was committed before; `first_offset` is -1 where another version was."""
+    """The reply to a commit.
+
+    `repeated`: this version was committed before. `first_offset` is -1 if another version was.
+    """
 
     first_offset: int
     messages: int
@@ -212,7 +246,10 @@ class Committed(TypedDict):
 
 
 class Aborted(TypedDict):
-    """`dropped`: how many stages. `committed`: whether the transaction is."""
+    """The reply to an abort.
+
+    `dropped`: the number of stages. `committed`: True if the transaction is committed.
+    """
 
     dropped: int
     committed: bool

@@ -1,9 +1,10 @@
-"""Messages to frames and back; the only place that knows msgpack.
+"""Codec: protocol messages to frames and back. The only module that knows msgpack.
 
-`encode` and `decode` are inverse for every word of `protocol.py`. What a peer sends is never trusted: a frame
-that is no msgpack, an unknown opcode, a wrong number or type of fields each raise `UsageError` E_BAD_COMMAND
-with what was wrong. So does what is nested too far: Python could not show it, nor msgpack write it again for another actor.
-A list takes memory for what is there, not for what it says of itself: see `_unpack`.
+`encode` and `decode` are inverse for every message of `protocol.py`. The data of a peer is never
+trusted. A frame that is not msgpack, an unknown opcode, and a wrong number or type of fields each
+raise `UsageError` (E_BAD_COMMAND) with the reason. So does data that is nested too deeply: Python
+could not show it, and msgpack could not pack it again for another actor. A list takes memory for
+its actual elements, not for the number that it claims: see `_unpack`.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from ..errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_TOO_BIG, UsageError
 from .protocol import FRAMES_MAX, OPTIONS_BYTES_MAX, OPTIONS_NESTED_MAX, WORDS, Lookup, Manage, Open, Stats, Wire
 
 HEADERS_MAX: Final = 64  # of one message
-NESTED_MAX: Final = 32  # lists and maps, one in the other, in a word; the statistics have 9
+NESTED_MAX: Final = 32  # nested lists and maps in a protocol message; the statistics have 9
 _SMALL_BYTES: Final = 1024
-_NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # with one of these each list and each map begins
-_ASKING: Final[frozenset[type[Wire]]] = frozenset({Open, Lookup, Manage, Stats})  # words of at most OPTIONS_BYTES_MAX
+_NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # each list and each map begins with one of these
+_ASKING: Final[frozenset[type[Wire]]] = frozenset({Open, Lookup, Manage, Stats})  # messages of at most OPTIONS_BYTES_MAX
 _ASKING_OPS: Final = frozenset(message.op for message in _ASKING)
 _CONTAINERS: Final = frozenset({tuple, dict})
 HeaderValue = str | bytes | int | float | bool | None
 
 
 def field_kinds(message: type[Wire]) -> dict[str, type]:
-    """Return what msgpack makes of each field of a word."""
+    """Return the type of each field of a message as msgpack unpacks it."""
     hints = get_type_hints(message)
     kinds = {field.name: getattr(hints[field.name], "__origin__", hints[field.name]) for field in dataclasses.fields(message)}
     return {name: dict if is_typeddict(kind) else kind for name, kind in kinds.items()}
@@ -47,7 +48,7 @@ _PLANS: Final = {op: _plan(message) for op, message in WORDS.items()}
 def _getter(message: type[Wire]) -> Callable[[Any], tuple[Any, ...]]:
     names = [f.name for f in dataclasses.fields(message)]
     source = f"lambda w: ({message.op}, {''.join(f'w.{n}, ' for n in names)})"
-    getter: Callable[[Any], tuple[Any, ...]] = eval(source)  # one tuple display a word: 4 times as fast as dataclasses.astuple
+    getter: Callable[[Any], tuple[Any, ...]] = eval(source)  # one tuple display for each message: 4 times as fast as dataclasses.astuple
     return getter
 
 
@@ -55,7 +56,11 @@ _GETTERS: Final = {message: _getter(message) for message in WORDS.values()}
 
 
 def encode(message: Wire) -> bytes:
-    """The control frame of a word. `UsageError` E_TOO_BIG for one with options over OPTIONS_BYTES_MAX, which nobody would take."""
+    """Return the control frame of a message.
+
+    Raises `UsageError` (E_TOO_BIG) if its options exceed OPTIONS_BYTES_MAX: the receiver would
+    refuse it.
+    """
     frame = bytes(msgpack.packb(_GETTERS[type(message)](message)))
     if len(frame) > OPTIONS_BYTES_MAX and type(message) in _ASKING:
         raise _too_large(type(message).__name__, len(frame))
@@ -68,7 +73,10 @@ _BARE: Final = {
 
 
 def decode(frame: Any) -> Wire:
-    """The word of a control frame, or `UsageError` E_BAD_COMMAND."""
+    """Return the message of a control frame.
+
+    Raises `UsageError` (E_BAD_COMMAND) if it is invalid.
+    """
     if type(frame) is bytes and (known := _BARE.get(frame)) is not None:
         return known
     if len(frame) > OPTIONS_BYTES_MAX:
@@ -97,7 +105,10 @@ def _too_large(name: str, size: int) -> UsageError:
 
 
 def _check_large(frame: Any) -> None:
-    """Refuse a large frame before anything is made of it, if its word has options, or if it is not packed as `encode` packs."""
+    """Refuse a large frame before it is unpacked.
+
+    It is refused if its message has options, or if it is not packed as `encode` packs.
+    """
     first, op = bytes(frame[:2])
     if first & 0xF0 != 0x90 or op & 0x80:
         raise UsageError(E_BAD_COMMAND, f"unknown command of {len(frame)} bytes")
@@ -106,7 +117,10 @@ def _check_large(frame: Any) -> None:
 
 
 def _check_count(message: type[Wire], options: Any) -> None:
-    """An empty map is one byte in a frame and 64 in memory."""
+    """Refuse options with too many lists and maps.
+
+    An empty map is one byte in a frame and 64 in memory.
+    """
     level: list[Any] = [options]
     count = 0
     while level:
@@ -118,8 +132,12 @@ def _check_count(message: type[Wire], options: Any) -> None:
 
 
 def _unpack(data: Any, **options: Any) -> Any:
-    """A stranger's bytes. msgpack before 1.2.4 takes memory for as many values as a list says it has, up to the number of bytes, on each
-    of 1,024 levels: 8 GiB for 1 MiB. Stepping over it first, which makes nothing, finds whether all is there: a sixth of the time."""
+    """Unpack bytes of an untrusted peer.
+
+    msgpack before 1.2.4 allocates memory for as many values as a list claims to have, up to the
+    number of bytes, on each of 1,024 levels: 8 GiB for 1 MiB. Stepping over the data first creates
+    nothing and finds out whether it is complete. It takes a sixth of the time.
+    """
     if len(data) > _SMALL_BYTES:
         stepping = msgpack.Unpacker(None, max_buffer_size=len(data))
         stepping.feed(data)
@@ -131,9 +149,10 @@ def _unpack(data: Any, **options: Any) -> Any:
 
 
 def _check_nested(frame: bytes, found: Any) -> None:
-    """Of a map, which is passed on, or written, as it is. The rows of words (ranges, runs) are checked by who takes them, to be of numbers.
+    """Refuse a map that is nested too deeply, because maps are passed on, or written, as they are.
 
-    A frame of few lists and maps needs no look at what is in them.
+    The rows of messages (ranges, runs) are checked by their receivers, which require numbers. A
+    frame with few lists and maps needs no check of their contents.
     """
     if len(frame) - len(frame.translate(None, _NESTING)) <= NESTED_MAX:
         return
@@ -150,7 +169,7 @@ def _check_nested(frame: bytes, found: Any) -> None:
 
 
 def block_frames(blocks: Sequence[Block]) -> list[Any]:
-    """Two frames a block: its header in wire form, and the object that carries its columns, as it is."""
+    """Return two frames for each block: its header in wire form, and its payload object."""
     frames: list[Any] = []
     for block in blocks:
         frames.append(block.wire_header())
@@ -159,7 +178,10 @@ def block_frames(blocks: Sequence[Block]) -> list[Any]:
 
 
 def frames_blocks(frames: Sequence[Any]) -> list[Block]:
-    """Blocks from their frames (bytes, or anything with a `buffer` like a zmq.Frame). Only headers are checked."""
+    """Return blocks from their frames (bytes, or anything with a `buffer` like a zmq.Frame).
+
+    Only headers are checked.
+    """
     if len(frames) % 2 or len(frames) > FRAMES_MAX:
         raise UsageError(E_BAD_COMMAND, f"blocks come as two frames each, at most {FRAMES_MAX} frames, not {len(frames)}")
     blocks = []
@@ -174,7 +196,10 @@ def frames_blocks(frames: Sequence[Any]) -> list[Block]:
 
 
 def pack_headers(headers: Mapping[str, HeaderValue]) -> bytes:
-    """Message headers as the one msgpack map that a block carries; at most HEADERS_MAX of them (`UsageError` E_TOO_BIG)."""
+    """Return message headers as the one msgpack map that a block carries.
+
+    Raises `UsageError` (E_TOO_BIG) for more than HEADERS_MAX headers.
+    """
     if len(headers) > HEADERS_MAX:
         raise UsageError(E_TOO_BIG, f"{len(headers)} headers are over the limit of {HEADERS_MAX}")
     try:
@@ -184,7 +209,7 @@ def pack_headers(headers: Mapping[str, HeaderValue]) -> bytes:
 
 
 def unpack_headers(data: bytes | None) -> dict[str, HeaderValue]:
-    """The headers of one message; {} where there are none."""
+    """Return the headers of one message, or {} if it has none."""
     if not data:
         return {}
     try:
@@ -197,17 +222,20 @@ def unpack_headers(data: bytes | None) -> dict[str, HeaderValue]:
 
 
 def pack_value(value: Any) -> bytes:
-    """For stores: any value of msgpack's types as bytes."""
+    """Return any value of msgpack's types as bytes, for stores."""
     return bytes(msgpack.packb(value))
 
 
 def unpack_value(data: Any) -> Any:
-    """For stores: the value (lists come as tuples)."""
+    """Return the value of packed bytes, for stores. Lists become tuples."""
     return msgpack.unpackb(data, use_list=False, strict_map_key=False)
 
 
 def fitting(found: Mapping[str, object], bytes_max: int) -> dict[str, object]:
-    """Cut the lists of rows (of maps) in `found` to `bytes_max` bytes together; `NAME_left_out`: how many rows of a list are missing."""
+    """Cut the lists of rows (maps) in `found` to `bytes_max` bytes together.
+
+    `NAME_left_out` is the number of rows that are missing in a list.
+    """
     cut: dict[str, object] = {}
     for name, value in found.items():
         cut[name] = value
@@ -220,7 +248,7 @@ def fitting(found: Mapping[str, object], bytes_max: int) -> dict[str, object]:
 
 
 def first_rows(rows: Sequence[Any], bytes_max: int) -> tuple[Sequence[Any], int]:
-    """The first rows that take at most `bytes_max` bytes in a frame, and how many bytes are left."""
+    """Return the first rows that take at most `bytes_max` bytes in a frame, and the bytes left."""
     for number, row in enumerate(rows):
         size = len(pack_value(row))
         if size > bytes_max:

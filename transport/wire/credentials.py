@@ -1,9 +1,11 @@
-"""A client's keys for the ZeroMQ gateway: what is in the file that `key_file=`, `--key-file` and $ZSQ_KEY_FILE name.
+"""Credentials: a client's keys for the ZeroMQ gateway, from a key file.
 
-CURVE is meant, ZeroMQ's encryption: the server proves who it is by its public key, which the client knows beforehand, and the client by
-its own pair. The file is TOML: `public`, `secret` and `server`, each a key of 32 bytes written as 40 characters (Z85). A server's own file
-has no `server`. What others on the machine may read is no secret, so such a file is refused (`open_to_others`).
-Texts of errors have no key in them.
+`key_file=`, `--key-file` and $ZSQ_KEY_FILE name the file. The keys are for CURVE, ZeroMQ's
+encryption. The server proves its identity by its public key, which the client knows beforehand. The
+client proves its identity by its own pair. The file is TOML: `public`, `secret` and `server`, each
+a key of 32 bytes written as 40 characters (Z85). A server's own file has no `server`. A file that
+other users of the machine may read is not secret, so it is refused (`open_to_others`). Error texts
+never contain a key.
 """
 
 from __future__ import annotations
@@ -27,12 +29,15 @@ __all__ = ["KEY_FILE_VARIABLE", "Credentials", "KeyFile", "is_key", "load", "ope
 KEY_FILE_VARIABLE: Final = "ZSQ_KEY_FILE"
 KEY_FILE_BYTES_MAX: Final = 64 * 1024
 KEY_BYTES: Final = 32
-KEY_CHARS: Final = 40  # five for four bytes
+KEY_CHARS: Final = 40  # five for each four bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """Who a client is, and whom it trusts. May be pickled to where the file is not; its text has no secret in it."""
+    """A client's own keys, and the server key that it trusts.
+
+    Can be pickled for machines without the file. Its repr does not contain the secret.
+    """
 
     public: str
     secret: str = field(repr=False)
@@ -45,7 +50,11 @@ KeyFile = str | os.PathLike[str] | Credentials | None
 
 
 def resolve(key_file: KeyFile) -> Credentials | None:
-    """`None`: the file that $ZSQ_KEY_FILE names, if it names one; "": none. `UsageError` E_BAD_KEY for what holds no keys."""
+    """Return the credentials for `key_file`.
+
+    None means the file that $ZSQ_KEY_FILE names, if it names one. "" means none. Raises
+    `UsageError` (E_BAD_KEY) if the file contains no keys.
+    """
     if isinstance(key_file, Credentials):
         return key_file
     if key_file is None:
@@ -55,13 +64,17 @@ def resolve(key_file: KeyFile) -> Credentials | None:
 
 
 def load(path: str) -> Credentials:
-    """A client's file. `UsageError` E_BAD_KEY."""
+    """Read a client's key file. Raises `UsageError` (E_BAD_KEY) if it is not valid."""
     found = read_key_file(path, ("public", "secret", "server"))
     return Credentials(found["public"], found["secret"], found["server"], path)
 
 
 def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
-    """The keys of these names. Where a secret is among them, the file must be closed to others, and `public` belong to it."""
+    """Return the keys with these names from a file.
+
+    If a secret is among them, other users must have no access to the file, and `public` must belong
+    to the secret.
+    """
     try:
         with Path(path).open("rb") as file:
             found = os.fstat(file.fileno())
@@ -92,18 +105,19 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
 
 
 def is_key(text: str) -> bool:
-    """Return True when this is a key of KEY_BYTES, written in KEY_CHARS of Z85."""
+    """Return True if this is a key of KEY_BYTES, written as KEY_CHARS of Z85."""
     try:
         return len(text) == KEY_CHARS and len(z85.decode(text)) == KEY_BYTES
-    except (KeyError, ValueError, struct.error):  # a character that Z85 has not, or five that are more than four bytes hold
+    except (KeyError, ValueError, struct.error):  # a character outside of Z85, or five characters for more than four bytes
         return False
 
 
 def open_to_others(path: str | os.PathLike[str], found: os.stat_result, *, secret: bool = False) -> str:
-    """Why other users could change this file or folder (or read it, if it is a secret), and what to do; "" if they cannot.
+    """Return why other users could change this file or folder, and what to do; "" if they cannot.
 
-    The rules are PostgreSQL's. It belongs to this user or to root. Group and others may not write. A secret they may not read either, but
-    the group may read a secret of root's: so a service without root's rights shares a certificate's key with others.
+    With `secret`, reading counts, too. The rules are PostgreSQL's. The owner is this user or root.
+    Group and others may not write. They may not read a secret either, but the group may read a
+    secret of root's. So a service without root's rights can share a certificate's key with others.
     """
     own, owner, mode = os.geteuid(), found.st_uid, stat.S_IMODE(found.st_mode)
     named = shlex.quote(os.fspath(path))

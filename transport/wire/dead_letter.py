@@ -1,12 +1,12 @@
-"""A dead letter: a message that a channel gave up, in another topic, with headers that say where it came from and why. Pure.
+"""Dead letters: messages that a channel gave up, in another topic, with headers about their origin.
 
-Body, key, tag and own headers stay as they were, and its own time is the one at which it was first stored. Headers have a largest
-size, and the message may have used all of it: then the error is cut first, and after it own headers are left out, the largest
-first; `zsq-dead-left-out` counts them.
+Body, key, tag and own headers stay as they were. The message keeps the time at which it was first
+stored. Headers have a largest size, and the message may have used all of it. Then the error is cut
+first. After that own headers are left out, the largest first, and `zsq-dead-left-out` counts them.
 
-Messages for one channel of a topic only: the header `zsq-channel` names it, and the block says by a flag that it holds such. Pure.
-
-The flag is set by who packs the block, so that a channel looks into no other one. It may stand on a block that holds none.
+The module also handles messages for only one channel of a topic. The header `zsq-channel` names the
+channel, and a flag of the block says that it contains such messages. The packer of the block sets
+the flag, so that a channel inspects no other block. A block with the flag may contain none.
 """
 
 from __future__ import annotations
@@ -20,19 +20,25 @@ from ..errors import E_BAD_ARGUMENT, UsageError
 from .codec import HEADERS_MAX, HeaderValue, pack_headers, unpack_headers
 
 CHANNEL_HEADER: Final = "zsq-channel"
-_PACKED: Final = bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()  # as it stands in a msgpack map
+_PACKED: Final = bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()  # as it appears in a msgpack map
 assert len(CHANNEL_HEADER) < 32
 
 
 def with_address(block: Block, headers: Iterable[bytes | None] | None) -> Block:
-    """The block with its flag, if it needs it; `headers`: as they were packed into it. One search, whatever their number."""
+    """Return the block, with its flag if it needs it.
+
+    `headers`: as they were packed into it. This is one search, whatever their number.
+    """
     if headers is None or _PACKED not in b"".join(filter(None, headers)):
         return block
     return Block(block.header._replace(flags=block.header.flags | ADDRESSED), block.payload, block.columns)
 
 
 def addressees(block: Block) -> Iterator[tuple[int, str]]:
-    """(index, channel) of the messages that are addressed to one; what is no header of ours addresses nobody."""
+    """Yield (index, channel) of the messages that are addressed to one channel.
+
+    A message with invalid headers is addressed to none.
+    """
     column = block.headers
     if column is None or _PACKED not in bytes(column.data):
         return
@@ -49,26 +55,29 @@ def addressees(block: Block) -> Iterator[tuple[int, str]]:
 PREFIX: Final = "zsq-dead-"
 REDRIVEN: Final = "zsq-redriven-"
 TOPIC: Final = f"{PREFIX}topic"
-UUID: Final = f"{PREFIX}uuid"  # of that topic: one that was deleted and made again has another
+UUID: Final = f"{PREFIX}uuid"  # of that topic: a topic that was deleted and created again has another
 OFFSET: Final = f"{PREFIX}offset"
 CHANNEL: Final = f"{PREFIX}channel"
 ATTEMPTS_MADE: Final = f"{PREFIX}attempts"
 REASON: Final = f"{PREFIX}reason"
 ERROR: Final = f"{PREFIX}error"
 TIME: Final = f"{PREFIX}time"  # when it died, nanoseconds since 1970
-LEFT_OUT: Final = f"{PREFIX}left-out"  # how many own headers there was no room for
-UNREADABLE: Final = f"{PREFIX}headers"  # own headers that were no map, as they were
+LEFT_OUT: Final = f"{PREFIX}left-out"  # number of own headers for which there was no room
+UNREADABLE: Final = f"{PREFIX}headers"  # own headers that were not a map, unchanged
 
 ATTEMPTS: Final = "max_attempts"  # reasons
 REJECT: Final = "rejected"
 FOUND: Final = "it was out, or waited, when its channel ended; what became of its last delivery is not known"
 
-_ROOM: Final = 2  # headers that a redrive may add: the channel it is for, and one to spare
-_ROOM_BYTES: Final = 256  # ... with their bytes, and what longer names cost
+_ROOM: Final = 2  # headers that a redrive may add: its target channel, and one to spare
+_ROOM_BYTES: Final = 256  # ... with their bytes, and the additional bytes of longer names
 
 
 def pack_dead(own: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
-    """The headers of a dead letter, packed: the message's own ones with those of its death, within the limits whatever they were."""
+    """Return the packed headers of a dead letter: the message's own ones and those of its death.
+
+    They are within the limits, whatever the own ones were.
+    """
     try:
         return _pack(_own(own), dict(about))
     except UsageError:
@@ -95,7 +104,11 @@ def _pack(kept: dict[str, HeaderValue], told: dict[str, HeaderValue]) -> bytes:
 
 
 def _own(data: bytes | None) -> dict[str, HeaderValue]:
-    """Those that stay. A letter that dies again tells of its last death; whom it was sent to by a redrive is over."""
+    """Return the own headers that stay.
+
+    A letter that dies again describes its last death, and is no longer addressed to a redrive's
+    target.
+    """
     found = unpack_headers(data)
     if not all(type(name) is str for name in found):
         raise UsageError(E_BAD_ARGUMENT, "a header's name is text")
@@ -108,11 +121,15 @@ def _leave_out(headers: dict[str, HeaderValue], count: int) -> None:
 
 
 def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[str, HeaderValue]:
-    """The headers of a dead letter that is sent back: what told of its death is history now; only `channel` gets it, if one is named."""
+    """Return the headers of a dead letter that is sent back.
+
+    The headers of its death become history. If `channel` is given, only this channel gets the
+    letter.
+    """
     own = {name: value for name, value in headers.items() if name != CHANNEL_HEADER}
     told = {
         name for name in own if type(name) is str and name.startswith(PREFIX)
-    }  # a stranger's client may have packed other names than text
+    }  # a client of another program may have packed names that are not text
     found = {name: value for name, value in own.items() if name not in told and not (type(name) is str and name.startswith(REDRIVEN))}
     found |= {REDRIVEN + name.removeprefix(PREFIX): own[name] for name in own if name in told}
     return found | ({CHANNEL_HEADER: channel} if channel is not None else {})

@@ -1,10 +1,11 @@
-"""What it means that a broker broke off ZeroMQ's handshake, said so that a person knows what to do. Pure.
+"""Handshake errors: why a broker broke off ZeroMQ's handshake, and what the user can do. No I/O.
 
-ZeroMQ itself would try again without a word, for ever. Its monitor tells three things apart:
+ZeroMQ itself would try again silently, for ever. Its monitor distinguishes three cases:
 
-* the other side speaks another mechanism: it wants a key and there is none here, or the other way round;
-* it knows no such client (ZAP's 400);
-* it just hung up. So ends who was shown a wrong server key, but also a proxy without a broker behind it: a text, no verdict.
+* The other side uses another mechanism: it wants a key and none is given here, or the reverse.
+* It does not know this client (ZAP's 400).
+* It just hung up. A client with a wrong server key is treated so, but so is one that reaches a
+  proxy without a broker. This gives only a text, not a verdict.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .address import Address
 
 HUNG_UP: Final = 0x0800  # ZeroMQ: HANDSHAKE_FAILED_NO_DETAIL
-OTHER_MECHANISM: Final = 0x2000  # HANDSHAKE_FAILED_PROTOCOL, of which only this one says something
+OTHER_MECHANISM: Final = 0x2000  # HANDSHAKE_FAILED_PROTOCOL, of which only this detail is meaningful
 UNKNOWN_KEY: Final = 0x4000  # HANDSHAKE_FAILED_AUTH
 HANDSHAKE_EVENTS: Final = HUNG_UP | OTHER_MECHANISM | UNKNOWN_KEY
 TLS_ALERT: Final = b"\x15\x03"
@@ -27,7 +28,10 @@ MECHANISM_MISMATCH: Final = 0x11000002  # the detail of a PROTOCOL event
 
 
 def verdict(events: int, address: Address) -> ZsqError | None:
-    """Why there will be no connection, as long as nobody changes something; None where that is not known."""
+    """Return the reason that will prevent connections until a user changes something.
+
+    Return None if that is not known.
+    """
     url, credentials = address.url, address.credentials
     if events & UNKNOWN_KEY:
         shown = credentials.public if credentials is not None else "none"
@@ -46,7 +50,10 @@ def verdict(events: int, address: Address) -> ZsqError | None:
 
 
 def what_answers(answer: bytes, url: str) -> tuple[str, bool]:
-    """Return what an answer to a plain `GET /info` says about the port of `url`, and whether it is surely the wrong one."""
+    """Return what an answer to a plain `GET /info` says about the port of `url`.
+
+    The second value is True if it is surely the wrong port.
+    """
     port = f"clients connect to the port of `zsq serve --listen`, by default {DEFAULT_URL.rpartition(':')[2]}"
     head = answer.partition(b"\r\n\r\n")[0].lower()
     if answer.startswith(b"HTTP/"):
@@ -64,7 +71,7 @@ def what_answers(answer: bytes, url: str) -> tuple[str, bool]:
 
 
 def suspicion(address: Address) -> str:
-    """What the other side may mean by just hanging up."""
+    """Return what it may mean that the other side just hung up."""
     if address.credentials is None:
         return f"{address.url} hung up at once: perhaps it wants a key, see {option('key_file')}"
     return f"{address.url} hung up during the handshake: perhaps `server` in {address.credentials.source} is not its public key"

@@ -1,4 +1,7 @@
-"""The parts of a word's tuples, and numbers that things hang on: the codec sees only that there is a tuple, or a number. Pure."""
+"""Checks of the rows and numbers in protocol messages.
+
+The codec checks only the type of a field.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from typing import Any, Final
 from ..errors import E_BAD_COMMAND, UsageError
 from .protocol_client import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
 
-NUMBER_MAX: Final = 1 << 62  # the sum of two of them can still be said
+NUMBER_MAX: Final = 1 << 62  # the sum of two of them can still be sent
 
 
 def check_rows(rows: Sequence[Any], width: int, what: str) -> None:
-    """`UsageError` E_BAD_COMMAND if these are not tuples of so many whole numbers, at most 2^62 and not below -1."""
+    """Raise `UsageError` (E_BAD_COMMAND) unless these are tuples of `width` integers.
+
+    Each must be from -1 to 2^62.
+    """
     try:
         numbers = [*chain.from_iterable(rows)]
         good = not rows or ({*map(len, rows)} == {width} and {*map(type, numbers)} == {int} and min(numbers) >= -1)
@@ -26,5 +32,8 @@ def check_rows(rows: Sequence[Any], width: int, what: str) -> None:
 
 
 def heartbeat(told_ms: int) -> int:
-    """As it may be: with 0 a link would do nothing but say that it lives."""
+    """Return a peer's heartbeat, moved into the allowed range.
+
+    With 0 a link would only send beats.
+    """
     return min(HEARTBEAT_MS_MAX, max(HEARTBEAT_MS_MIN, told_ms))

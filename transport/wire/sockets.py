@@ -1,10 +1,12 @@
-"""ZeroMQ sockets that speak the codec: every option explicit, one context a process, frames received without a copy.
+"""ZeroMQ sockets for the codec: explicit options, one context a process, receiving without a copy.
 
-A context is made when it is first needed, and again in a forked child: the inherited one (its threads did not
-survive the fork) is kept untouched for good, so that no destructor ever runs on it.
+A context is made when it is first needed, and again in a forked child. The inherited context (its
+threads did not survive the fork) is kept permanently and never touched, so that no destructor runs
+on it.
 
-What a frame costs here: a copying send of 200 KB took 70 microseconds of this thread, one without a copy 15; so large payloads
-go without. Small frames are copied, which is cheaper than tracking them.
+The cost of a frame: a copying send of 200 KB took 70 microseconds of this thread, one without a
+copy 15. So large payloads are sent without a copy. Small frames are copied, which is cheaper than
+tracking them.
 """
 
 from __future__ import annotations
@@ -29,8 +31,9 @@ from .credentials import Credentials
 from .handshake import HANDSHAKE_EVENTS, MECHANISM_MISMATCH, OTHER_MECHANISM
 from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WINDOW_BLOCKS_MAX, Wire
 
-COPY_BYTES_MAX: Final = 64 * 1024 - 1  # larger frames are sent without a copy; the binding copies smaller ones anyhow, after a longer look
-# Above every credit (blocks of a producer, deliveries and their answers of a consumer), so that credit bounds, not a silent mark.
+COPY_BYTES_MAX: Final = 64 * 1024 - 1  # larger frames are sent without a copy; the binding copies smaller ones anyhow, after a longer check
+# Above every credit (blocks of a producer, deliveries and their answers of a consumer). So the
+# credit is the bound, not a silent high-water mark.
 PUSH_HIGH_WATER_MARK: Final = 1_000  # messages; a stage's writer has fewer out
 HIGH_WATER_MARK: Final = 2 * READY_MAX + 10_000
 SOCKETS_MAX: Final = 16_384
@@ -46,7 +49,7 @@ GONE_EVENTS: Final = int(zmq.EVENT_DISCONNECTED)
 RETRY_EVENTS: Final = int(zmq.EVENT_CLOSED) | int(zmq.EVENT_CONNECT_RETRIED)
 _EVENT: Final = struct.Struct("=HI")
 
-# The binding's own methods, without the conversions to enums of those above them: a block needs ten calls.
+# The binding's own methods, without the enum conversions of its wrappers: a block needs ten calls.
 _send: Final[Any] = zmq.backend.Socket.send
 _recv: Final[Any] = zmq.backend.Socket.recv
 _get: Final[Any] = zmq.backend.Socket.get
@@ -60,7 +63,7 @@ _contexts: dict[int, zmq.Context[Socket]] = {}  # by pid; inherited ones stay he
 
 
 def context() -> zmq.Context[Socket]:
-    """This process's own context."""
+    """Return this process's own context."""
     pid = os.getpid()
     found = _contexts.get(pid)
     if found is None or found.closed:
@@ -72,7 +75,7 @@ def context() -> zmq.Context[Socket]:
 
 
 def _secure(socket: Socket, credentials: Credentials | None) -> None:
-    """From now on it talks to one server only, and in cipher."""
+    """Make the socket encrypt, and talk to one server only."""
     if credentials is not None:
         socket.setsockopt(zmq.CURVE_SERVERKEY, credentials.server.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, credentials.public.encode())
@@ -80,7 +83,10 @@ def _secure(socket: Socket, credentials: Credentials | None) -> None:
 
 
 def make_dealer(credentials: Credentials | None = None) -> Socket:
-    """An unconnected DEALER. It keeps trying to connect; what is sent meanwhile waits in its pipe."""
+    """Return an unconnected DEALER.
+
+    It keeps trying to connect. What is sent meanwhile waits in its pipe.
+    """
     socket: Socket = context().socket(zmq.DEALER)
     _secure(socket, credentials)
     socket.setsockopt(zmq.LINGER, 0)
@@ -94,7 +100,10 @@ def make_dealer(credentials: Credentials | None = None) -> Socket:
 
 
 def make_push(endpoint: str, credentials: Credentials | None = None) -> Socket:
-    """A connected PUSH. It has no answers: what it takes may never arrive, so somebody must count what does."""
+    """Return a connected PUSH.
+
+    It gets no replies, and what it takes may never arrive. So another link must count what arrives.
+    """
     socket: Socket = context().socket(zmq.PUSH)
     _secure(socket, credentials)
     socket.setsockopt(zmq.LINGER, 0)
@@ -112,7 +121,7 @@ def make_push(endpoint: str, credentials: Credentials | None = None) -> Socket:
 
 
 def make_router(endpoint: str) -> Socket:
-    """A bound ROUTER: never drops in silence, refuses frames over the limit."""
+    """Return a bound ROUTER. It never drops silently, and refuses frames over the limit."""
     socket: Socket = context().socket(zmq.ROUTER)
     socket.setsockopt(zmq.LINGER, 0)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
@@ -124,12 +133,18 @@ def make_router(endpoint: str) -> Socket:
 
 
 def watch(socket: Socket) -> Socket:
-    """A monitor that tells when the peer is reached, is gone, cannot be reached, or broke off the handshake."""
+    """Return a monitor of the connection.
+
+    It reports that the peer is reached, gone, or unreachable, or broke off the handshake.
+    """
     return socket.get_monitor_socket(CONNECTED_EVENTS | GONE_EVENTS | RETRY_EVENTS | HANDSHAKE_EVENTS)
 
 
 def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:
-    """End a socket and its monitor; `linger_ms`: how long the context may go on sending what was sent."""
+    """Close a socket and its monitor.
+
+    `linger_ms`: how long the context may still send what was queued.
+    """
     if monitor is not None:
         socket.disable_monitor()
         monitor.close(linger=0)
@@ -137,7 +152,7 @@ def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:
 
 
 def read_events(monitor: Socket) -> int:
-    """All that the monitor has to say, as one set of bits; never waits."""
+    """Return all pending events of the monitor as one set of bits. Never waits."""
     found = 0
     while True:
         try:
@@ -149,42 +164,48 @@ def read_events(monitor: Socket) -> int:
 
 
 def send_frames(socket: Socket, frames: Sequence[Any]) -> bool:
-    """Send now or not at all; False where the pipe is full. Large frames are not copied and must not be changed afterwards."""
+    """Send now or not at all. Return False if the pipe is full.
+
+    Large frames are not copied and must not be changed afterwards.
+    """
     last = len(frames) - 1
     try:
         for index, frame in enumerate(frames):
             _send(socket, frame, _NOW if index == last else _NOW_MORE, len(frame) <= COPY_BYTES_MAX)
     except zmq.Again:
-        # Only the first frame can fail so: a message that has begun is let in whole.
+        # Only the first frame can fail so: the rest of a message is always accepted.
         return False
     return True
 
 
 def send_word(socket: Socket, envelope: Sequence[bytes], message: Wire, blocks: Sequence[Block] = ()) -> bool:
-    """`envelope`: routing ids, none for a DEALER."""
+    """Send a protocol message. `envelope`: routing ids, none for a DEALER."""
     return send_frames(socket, [*envelope, b"", encode(message), *block_frames(blocks)])
 
 
 def readable(socket: Socket) -> bool:
-    """Whether a whole message is there."""
+    """Return True if a whole message has arrived."""
     return bool(_get(socket, _EVENTS) & _POLLIN)
 
 
 def recv_frames(socket: Socket) -> list[Any] | None:
-    """The next message's frames, not copied; None where there is none."""
+    """Return the next message's frames, not copied, or None if there is none."""
     try:
         frame = _recv(socket, _NOW, False)
     except zmq.Again:
         return None
     frames = [frame]
     while frame.more:
-        frame = _recv(socket, _NOW, False)  # a message comes whole
+        frame = _recv(socket, _NOW, False)  # a message arrives whole
         frames.append(frame)
     return frames
 
 
 def recv_word(socket: Socket) -> tuple[list[bytes], Wire, list[Any]] | None:
-    """(envelope, word, block frames) of the next message, None where there is none; `UsageError` E_BAD_COMMAND for what is no word."""
+    """Return (envelope, message, block frames) of the next message, or None if there is none.
+
+    Raises `UsageError` (E_BAD_COMMAND) if it is not a valid protocol message.
+    """
     frames = recv_frames(socket)
     return None if frames is None else open_frames(frames)
 
@@ -200,13 +221,14 @@ def open_frames(frames: Sequence[Any]) -> tuple[list[bytes], Wire, list[Any]]:
 
 
 class Probe:
-    """Asks by a plain connection what answers at a port where nobody speaks ZeroMQ's protocol; once, in a thread of its own.
+    """A probe that finds out, once and in its own thread, what answers at a port without ZeroMQ.
 
-    The thread may wait for the resolver, which an event loop cannot. It sends one harmless request of HTTP, reads a little, and ends.
+    The thread may wait for the resolver, which an event loop cannot. It opens a plain connection,
+    sends one harmless HTTP request, reads a little, and ends.
     """
 
     def __init__(self, host: str, port: int) -> None:
-        self.answer: bytes | None = None  # what came; None as long as nothing is known
+        self.answer: bytes | None = None  # the received bytes; None while nothing is known
         thread = threading.Thread(target=self._ask, args=(host, port), name="zsq probe", daemon=True)
         thread.start()
 
