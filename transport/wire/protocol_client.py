@@ -1,12 +1,12 @@
-"""The words between clients and the broker, and the limits both keep. Pure.
+"""Protocol messages between clients and the broker, and the limits that both sides keep.
 
-The words of delayed publish: producer to topic, topic to storage. Pure.
+Delayed publish has messages from producer to topic and from topic to storage.
 
-The words of staging: how PUSH producers (Spark executors) put blocks into a topic exactly once. Pure.
-
-A *stage* is what one writer sends, named by 16 random bytes. Its blocks go one way over PUSH, numbered from 0; a second link
-(Open kind "stage") says what has arrived, seals it, and commits or aborts. A *transaction* is (`app`, `version`): versions
-of an app ascend, and one is committed at most once. Nothing of a stage is visible before the commit that names it.
+Staging lets PUSH producers (Spark executors) put blocks into a topic exactly once. A *stage* is
+what one writer sends, named by 16 random bytes. Its blocks go one way over PUSH, numbered from 0. A
+second link (Open kind "stage") reports what has arrived, seals the stage, and commits or aborts it.
+A *transaction* is (`app`, `version`): versions of an app ascend, and each is committed at most
+once. Nothing of a stage is visible before the commit that names it.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ __all__ = [
 
 PROTOCOL_VERSION: Final = 1
 
-FRAME_BYTES_MAX: Final = 16 * 1024 * 1024  # MAXMSGSIZE of bound sockets: a frame over our limits still gets its E_TOO_BIG
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024  # MAXMSGSIZE of bound sockets: a frame over the limits below still gets its E_TOO_BIG
 OPTIONS_BYTES_MAX: Final = 64 * 1024  # of a control frame with options (Open, Lookup, Manage) or names (Stats): more is E_TOO_BIG
 OPTIONS_NESTED_MAX: Final = 1_000  # lists and maps in such a frame
 FRAMES_MAX: Final = 1024  # of one message
@@ -112,15 +112,15 @@ MESSAGE_TIMEOUT_MS: Final = 60_000
 MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
 MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
 REQUEUE_DELAY_MS_MAX: Final = 3_600_000
-BACKOFF: Final = -1  # a requeue's delay: the channel's own
-DEAD: Final = -2  # ... none: to the dead letters
-EXPIRED: Final = -3  # ... none, and it counts as a time-out: of who keeps a deadline for each message of a delivery
+BACKOFF: Final = -1  # a requeue's delay: the channel's backoff
+DEAD: Final = -2  # ... no delay: to the dead letters
+EXPIRED: Final = -3  # ... no delay, and it counts as a time-out: for a consumer that keeps a deadline for each message of a delivery
 ERROR_TEXT_MAX: Final = 512
 WINDOW_BLOCKS_MAX: Final = 4096  # unanswered blocks of one link; sockets' high-water marks lie above it
 READY_MAX: Final = 100_000
 SAMPLE_RATE_MAX: Final = 99  # percent; all is 0, as in NSQ
 RANGES_MAX: Final = 10_000  # of one answer
-RUN_BYTES_MAX: Final = 256 * 1024  # blocks that travel together, unless one alone is larger
+RUN_BYTES_MAX: Final = 256 * 1024  # of blocks that travel together, unless one alone is larger
 PRODUCER_WINDOW_BYTES: Final = 16 * 1024 * 1024
 DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
 
@@ -130,7 +130,10 @@ Range = tuple[int, int]  # first offset, count
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """Base of all messages. `request` 0 means: no answer wanted, or not an answer."""
+    """Base of all protocol messages.
+
+    `request` 0 means that no reply is wanted, or that the message is not a reply.
+    """
 
     op: ClassVar[int] = 0
 
@@ -140,14 +143,17 @@ class Wire:
 
 @dataclass(frozen=True, slots=True)
 class Beat(Wire):
-    """I am here. Sent when nothing else was sent for one heartbeat interval; answered with a Beat by brokers to clients."""
+    """A sign of life, sent when nothing else was sent for one heartbeat interval.
+
+    Brokers answer each Beat of a client with a Beat.
+    """
 
     op: ClassVar[int] = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Done(Wire):
-    """Request carried out; `data` depends on the request."""
+    """The reply to a request that was carried out. `data` depends on the request."""
 
     op: ClassVar[int] = 2
     request: int
@@ -156,7 +162,7 @@ class Done(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Failed(Wire):
-    """Request refused; nothing was changed unless the text says so."""
+    """The reply to a request that was refused. Nothing was changed unless the text says so."""
 
     op: ClassVar[int] = 3
     request: int
@@ -166,7 +172,11 @@ class Failed(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Bye(Wire):
-    """The sender ends. From a broker: open a new link after a lookup. From a consumer: what it holds is requeued at once."""
+    """The sender ends.
+
+    From a broker: open a new link after a lookup. From a consumer: the channel requeues what it
+    holds at once.
+    """
 
     op: ClassVar[int] = 4
 
@@ -176,10 +186,12 @@ class Bye(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Open(Wire):
-    """Make this link talk to: "supervisor", "topic" (to publish), "reader" (offset reads), "channel", "stage" (to write exactly once).
+    """Connect this link to a target: "supervisor", "topic" (to publish), "reader" (offset reads),
+    "channel", "stage" (to write exactly once).
 
-    Topics and channels are made on first use if `create`; `settings` as in Lookup. Answered by Done or Failed; Done.data has {"uuid": str,
-    "node": int} and `settings` as in Lookup, for stages also {"push_port": int, "route": bytes}; nothing for "supervisor".
+    With `create`, topics and channels are created on first use. `settings` is as in Lookup.
+    Answered by Done or Failed. Done.data has {"uuid": str, "node": int}, and `settings` as in
+    Lookup. For stages it also has {"push_port": int, "route": bytes}. For "supervisor" it is empty.
     """
 
     op: ClassVar[int] = 10
@@ -196,11 +208,13 @@ class Open(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Lookup(Wire):
-    """Where is it? Done.data: {"topic", "reader", "stage", "push": endpoints, "channel": endpoint or "", "uuid": str, "node": int}.
+    """Ask for the endpoints of a topic. Done.data: {"topic", "reader", "stage", "push": endpoints,
+    "channel": endpoint or "", "uuid": str, "node": int}.
 
-    `settings` of the channel (names in docs/channels.md): a channel that is made takes them; of one that is there, `tags` and `ordered`
-    must be the same (E_BAD_ARGUMENT), since they say what its consumers get, and the others are passed over. To who gave some, Done.data
-    tells those of the channel as they hold ("settings"). `by`: as with Manage.
+    `settings` are settings of the channel (names in docs/channels.md). A new channel takes them. An
+    existing channel must have the same `tags` and `ordered` (else E_BAD_ARGUMENT), since they
+    decide what its consumers get. The other settings are ignored then. If the request has settings,
+    Done.data contains those of the channel that are in effect ("settings"). `by`: as in Manage.
     """
 
     op: ClassVar[int] = 11
@@ -214,14 +228,17 @@ class Lookup(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Manage(Wire):
-    """`action`: create, delete, pause, unpause, empty, configure; on the topic, or on the channel if one is named. `options` by action.
-    list, of nothing: Done.data has `topics`, a map from names to the names of their channels.
-    overview, of nothing: Done.data has rows of topics and channels, those that changed after version `since`; see docs/console.md.
+    """Manage a topic, or a channel if one is named. `action`: create, delete, pause, unpause,
+    empty, configure. `options` depend on the action.
 
-    On topics also: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close and open (`to`: publishers, consumers).
-    On channels also: seek (to `offset`, or to `time_ns`), peek (Done.data: what waits next, by offset, and what is held).
+    Only on topics: chunks (Done.data: their statistics), delayed (`do`: list, count, cancel), close
+    and open (`to`: publishers, consumers). Only on channels: seek (to `offset`, or to `time_ns`),
+    peek (Done.data: what waits next, by offset, and what is held). Without a topic: list (Done.data
+    has `topics`, a map from names to the names of their channels), and overview (Done.data has rows
+    of topics and channels, those that changed after version `since`; see docs/console.md).
 
-    `by`, for the audit log: `user`, `from` (an address) and `via` (which gateway). Set by gateways in place of what came from outside.
+    `by`, for the audit log: `user`, `from` (an address) and `via` (the gateway). Gateways set it
+    and replace what came from outside.
     """
 
     op: ClassVar[int] = 12
@@ -235,7 +252,10 @@ class Manage(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Stats(Wire):
-    """Done.data: the statistics (see docs), of everything or of one topic or channel, freshly asked from the actors."""
+    """Ask for statistics of everything, or of one topic or channel.
+
+    Done.data: the statistics (see docs), freshly collected from the actors.
+    """
 
     op: ClassVar[int] = 13
     request: int
@@ -248,7 +268,10 @@ class Stats(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Hello(Wire):
-    """A producer begins, or begins again on a new socket. Answered by Welcome."""
+    """The first message of a producer on a link, also when it begins again on a new socket.
+
+    Answered by Welcome.
+    """
 
     op: ClassVar[int] = 20
     version: int
@@ -258,7 +281,11 @@ class Hello(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Welcome(Wire):
-    """`expected`: the producer's next sequence. `credit_bytes`: how many bytes of unanswered blocks it may have out."""
+    """The reply to Hello.
+
+    `expected`: the producer's next sequence. `credit_bytes`: how many bytes of unanswered blocks it
+    may have out.
+    """
 
     op: ClassVar[int] = 21
     incarnation: int
@@ -269,14 +296,20 @@ class Welcome(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Pub(Wire):
-    """One block (two frames follow); its header carries producer id and sequence. Answered by Stored or Unstored."""
+    """Publish one block (two frames follow).
+
+    Its header carries producer id and sequence. Answered by Stored or Unstored.
+    """
 
     op: ClassVar[int] = 22
 
 
 @dataclass(frozen=True, slots=True)
 class Stored(Wire):
-    """These blocks are as durable as the topic promises: (sequence, first offset or -1 where it is no longer remembered)."""
+    """These blocks are as durable as the topic promises: (sequence, first offset).
+
+    The offset is -1 if it is no longer remembered.
+    """
 
     op: ClassVar[int] = 23
     blocks: tuple[tuple[int, int], ...]
@@ -284,7 +317,11 @@ class Stored(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Unstored(Wire):
-    """Block `sequence` was not taken. `expected` is the sequence that would be, -1 where that is not known. E_HELLO: say Hello first."""
+    """Block `sequence` was refused.
+
+    `expected`: the sequence that the topic would take, or -1 if it is not known. E_HELLO: send
+    Hello first.
+    """
 
     op: ClassVar[int] = 24
     sequence: int
@@ -298,9 +335,11 @@ class Unstored(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Sub(Wire):
-    """A consumer begins with `ready` messages of credit; `message_timeout_ms` 0 is the default. Answered by Subscribed or Failed.
+    """The first message of a consumer, with `ready` messages of credit. `message_timeout_ms` 0 is
+    the default. Answered by Subscribed or Failed.
 
-    `sample_rate` 1 to 99: this consumer takes that percentage of what comes its way, the rest is finished and counted; 0: all.
+    `sample_rate` 1 to 99: this consumer takes that percentage of the messages selected for it, and
+    the others are finished and counted. 0: all.
     """
 
     op: ClassVar[int] = 30
@@ -324,7 +363,9 @@ class Subscribed(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Deliver(Wire):
-    """A delivery (one block follows): its lease token, the runs in the block's order, and how long the lease lasts."""
+    """A delivery (one block follows): its lease token, its runs in the block's order, and the
+    duration of the lease.
+    """
 
     op: ClassVar[int] = 32
     token: int
@@ -334,7 +375,7 @@ class Deliver(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Ready(Wire):
-    """Credit: how many messages this consumer may hold at a time (NSQ's RDY)."""
+    """The consumer's credit: how many messages it may hold at a time (NSQ's RDY)."""
 
     op: ClassVar[int] = 33
     ready: int
@@ -342,7 +383,10 @@ class Ready(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Fin(Wire):
-    """Finished: those `ranges` of the delivery, all of it if empty. With a request number, answered by Answer after the commit."""
+    """Finish these `ranges` of the delivery, or all of it if empty.
+
+    With a request number, it is answered by Answer after the commit.
+    """
 
     op: ClassVar[int] = 34
     request: int
@@ -352,10 +396,12 @@ class Fin(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Req(Wire):
-    """Again: those `ranges` (all if empty) after `delay_ms` (0: at once; at most an hour, clamped; BACKOFF: as the channel's settings say).
+    """Requeue these `ranges` of the delivery (all if empty) after `delay_ms` (0: at once; at most
+    an hour, clamped; BACKOFF: by the channel's settings).
 
-    DEAD: never again, to the dead letters now; EXPIRED: at once, as if the lease of those had ended. `error`: why, in at most
-    ERROR_TEXT_MAX characters; a dead letter tells it.
+    DEAD: not again, but to the dead letters now. EXPIRED: at once, as if the lease of these
+    messages had ended. `error`: the reason, at most ERROR_TEXT_MAX characters, which a dead letter
+    contains.
     """
 
     op: ClassVar[int] = 35
@@ -368,7 +414,7 @@ class Req(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Touch(Wire):
-    """More time for the delivery: its timeout from now, at most the maximum since it was sent."""
+    """Restart the timeout of the delivery from now, up to the maximum since it was sent."""
 
     op: ClassVar[int] = 36
     request: int
@@ -377,10 +423,11 @@ class Touch(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Answer(Wire):
-    """To Fin, Req, Touch: the ranges that were not under this lease any more and stayed as they were.
+    """The reply to Fin, Req and Touch: the ranges that were no longer under this lease and stayed
+    as they were.
 
-    To an answer without a request number it is sent only if there are such. The range (-1, 0) stands for all of a
-    delivery that is not known (any more).
+    For a message without a request number it is sent only if there are such ranges. The range (-1,
+    0) stands for all of a delivery that the channel does not know, or no longer knows.
     """
 
     op: ClassVar[int] = 37
@@ -394,7 +441,11 @@ class Answer(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Fetch(Wire):
-    """Blocks from the one that holds `offset` on, about `bytes_max` of them (at least one, if there is one). Answered by Blocks."""
+    """Read blocks from the one that contains `offset` on, about `bytes_max` bytes (at least one
+    block if any exists).
+
+    Answered by Blocks.
+    """
 
     op: ClassVar[int] = 40
     request: int
@@ -404,9 +455,11 @@ class Fetch(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Blocks(Wire):
-    """Blocks follow, consecutive. `start`: oldest offset kept; `head`: the durable end (next offset to come).
+    """The reply to Fetch. Consecutive blocks follow. `start`: oldest offset kept. `head`: the
+    durable end (next offset to come).
 
-    `next_offset`: where reading goes on. It is above the last block where what lies between is lost (damage).
+    `next_offset`: where to continue reading. It is above the end of the last block if messages in
+    between are lost (damage).
     """
 
     op: ClassVar[int] = 41
@@ -418,8 +471,11 @@ class Blocks(Wire):
 
 @dataclass(frozen=True, slots=True)
 class OffsetAt(Wire):
-    """To storage's reader. Done.data {"offset": the first one stored at `time_ns` (since 1970) or later, the durable end if there is
-    none; "start", "head": as in Blocks}. With `newest` (1 to 10,000) in place of a time: where that many messages lie before the end."""
+    """Ask storage for an offset by time. Done.data {"offset": the first one stored at `time_ns`
+    (since 1970) or later, or the durable end if there is none; "start", "head": as in Blocks}. With
+    `newest` (1 to 10,000) instead of a time, "offset" is where the newest messages of that number
+    begin.
+    """
 
     op: ClassVar[int] = 42
     request: int
@@ -429,8 +485,10 @@ class OffsetAt(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Measure(Wire):
-    """To storage's reader: how many bytes lie between two offsets? Done.data {"bytes": about, by the index; "offset": the largest at most
-    `end` that has no more than about `bytes_max` between `start` and it, but some; "start", "head"}. `end` -1: the durable end."""
+    """Ask storage for the number of bytes between two offsets. Done.data {"bytes": approximate, by
+    the index; "offset": the largest one, at most `end`, that has no more than about `bytes_max`
+    between `start` and it, but some; "start", "head"}. `end` -1: the durable end.
+    """
 
     op: ClassVar[int] = 43
     request: int
@@ -444,9 +502,11 @@ DELAY_MS_MAX: Final = 366 * 86_400_000
 
 @dataclass(frozen=True, slots=True)
 class PubDelayed(Wire):
-    """Producer to topic: one block (two frames follow), to be in the topic `delay_ms` after this arrives, never earlier.
+    """Publish one block (two frames follow) that comes into the topic `delay_ms` after the arrival
+    of this message, never earlier.
 
-    Its header carries producer id and sequence, from the same row of numbers as Pub's. Answered by Delayed or Unstored.
+    Its header carries producer id and sequence, from the same series of sequences as Pub's.
+    Answered by Delayed or Unstored.
     """
 
     op: ClassVar[int] = 25
@@ -455,7 +515,8 @@ class PubDelayed(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Delayed(Wire):
-    """Block `sequence` is durable and waits: due time (wall clock) and serial of its first message, -1 where they are no longer remembered.
+    """Block `sequence` is durable and waits: due time (wall clock) and serial of its first message,
+    -1 if they are no longer remembered.
 
     The key of message i is due time and serial + i, 8 bytes each, big-endian, in hex: 32 digits.
     """
@@ -468,10 +529,11 @@ class Delayed(Wire):
 
 @dataclass(frozen=True, slots=True)
 class AppendDelayed(Wire):
-    """Topic to storage: blocks follow, as many as `delays_ms`. Answered by Kept once they are durable, or Failed: then none is kept.
+    """Topic to storage: blocks follow, as many as `delays_ms`. Answered by Kept when they are
+    durable, or by Failed: then none is kept.
 
-    It has a place among the Appends, and their `epoch`. A failure concerns nothing but these blocks: the topic sends nothing more of
-    the same producers before the answer.
+    It has a place in the order of the Appends, and their `epoch`. A failure concerns only these
+    blocks: the topic sends nothing more of the same producers before the reply.
     """
 
     op: ClassVar[int] = 53
@@ -482,7 +544,9 @@ class AppendDelayed(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Kept(Wire):
-    """Storage to topic: durable, each block with (due time, serial of its first message)."""
+    """Storage to topic: the delayed blocks are durable, each with (due time, serial of its first
+    message).
+    """
 
     op: ClassVar[int] = 54
     request: int
@@ -495,20 +559,24 @@ class Kept(Wire):
 STAGE_BYTES: Final = 16  # of a stage's name: a uuid
 STAGE_PARTS_MAX: Final = 10_000  # of one commit
 TRANSACTION_APP_BYTES_MAX: Final = 256  # of the app's name as UTF-8
-TRANSACTION_KINDS: Final = ("app", "job")  # remembered for good; for 7 days
+TRANSACTION_KINDS: Final = ("app", "job")  # remembered permanently; for 7 days
 
 StagePart = tuple[bytes, int, int, int, int]  # stage, blocks, messages, bytes (as blocks), checksum
 
 
 def checksum_after(checksum: int, columns_crc: int) -> int:
-    """A stage's checksum with one more block (0 at first): CRC-32C over the blocks' own checksums, so what counts is content and order."""
+    """Return a stage's checksum after one more block (0 at first).
+
+    It is CRC-32C over the blocks' own checksums, so it depends on their content and order only.
+    """
     return int(crc32c(columns_crc.to_bytes(4, "little"), checksum))
 
 
 def check_stage_topic(name: str) -> str:
-    """`name` itself if transactions can go there; asked before anything is sent, for a topic that is not there would be made.
+    """Return `name` if a transaction can write to this topic.
 
-    `UsageError` E_BAD_NAME; E_UNSUPPORTED for an ephemeral one.
+    Called before anything is sent, because an absent topic would be created. Raises `UsageError`
+    for a bad name (E_BAD_NAME) or an ephemeral topic (E_UNSUPPORTED).
     """
     if is_ephemeral(check_name(name)):
         text = f"a topic in memory takes no transactions, and {name!r} is one: they are kept until they are durable; use one on disk"
@@ -517,11 +585,11 @@ def check_stage_topic(name: str) -> str:
 
 
 def check_transaction(app: str, version: int, kind: str) -> None:
-    """`UsageError` E_BAD_ARGUMENT for what names no transaction."""
+    """Raise `UsageError` (E_BAD_ARGUMENT) if this is no valid transaction."""
     try:
         size = len(app.encode()) if isinstance(app, str) else 0
     except UnicodeEncodeError:
-        size = 0  # lone surrogates, as of file names, cannot be sent
+        size = 0  # lone surrogates, as in file names, cannot be sent
     if not 1 <= size <= TRANSACTION_APP_BYTES_MAX:
         raise UsageError(E_BAD_ARGUMENT, f"a transaction's app is text of 1 to {TRANSACTION_APP_BYTES_MAX} bytes, not {app!r:.60}")
     if not isinstance(version, int) or not 0 <= version < 1 << 63:
@@ -532,11 +600,11 @@ def check_transaction(app: str, version: int, kind: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class OpenStage(Wire):
-    """A writer begins, or goes on after the link was lost.
+    """The first message of a writer on a link, also when it continues after a lost link.
 
-    Done.data: {"expected": next block number to push (what is below it is durable or has arrived), "sealed": blocks that are
-    durable, "credit_bytes": unarrived bytes it may have out, "committed": True where this transaction is committed already
-    (then nothing is staged)}.
+    Done.data: {"expected": next block number to push (blocks below it are durable or have arrived),
+    "sealed": blocks that are durable, "credit_bytes": unarrived bytes it may have out, "committed":
+    True if this transaction is committed already (then nothing is staged)}.
     """
 
     op: ClassVar[int] = 44
@@ -550,8 +618,10 @@ class OpenStage(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Push(Wire):
-    """Over PUSH, one block follows; its header's sequence is its number in the stage. Nothing answers, and what does not fit is dropped:
-    the writer learns from Staged and Missing what has arrived. One frame of routing goes before: see OpenStage."""
+    """Send one block over PUSH; the block follows. The sequence in its header is its number in the
+    stage. It has no reply, and a block that does not fit is dropped: the writer learns from Staged
+    and Missing what has arrived. One frame of routing precedes it, see OpenStage.
+    """
 
     op: ClassVar[int] = 45
     stage: bytes
@@ -559,7 +629,10 @@ class Push(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Staged(Wire):
-    """Blocks below `received` have arrived (not yet durable). Sent when that grew, to where the stage was opened."""
+    """Blocks below `received` have arrived (they are not durable yet).
+
+    Sent when that number grew, to the link that opened the stage.
+    """
 
     op: ClassVar[int] = 46
     stage: bytes
@@ -568,10 +641,12 @@ class Staged(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Seal(Wire):
-    """Make durable what was pushed: `blocks` of `size_bytes` with this `checksum` since the stage began. `final`: there will be no more.
+    """Make durable what was pushed: `blocks` of `size_bytes` with this `checksum` since the stage
+    began. `final`: no more blocks will come.
 
-    Answered when all of it has arrived and is on disk: Done {"messages": count, "superseded": True where the
-    transaction was committed without this stage}; Missing where something has not come within a bounded wait.
+    Answered when everything has arrived and is on disk: Done {"messages": count, "superseded": True
+    if the transaction was committed without this stage}. Answered by Missing if a block has not
+    come within a bounded wait.
     """
 
     op: ClassVar[int] = 47
@@ -585,7 +660,10 @@ class Seal(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Missing(Wire):
-    """Push again from block `expected` on. `request` is a Seal's, or 0 where a gap was seen."""
+    """Push again from block `expected` on.
+
+    `request` is that of a Seal, or 0 if storage found a gap.
+    """
 
     op: ClassVar[int] = 48
     request: int
@@ -595,10 +673,12 @@ class Missing(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Commit(Wire):
-    """All `parts` (finally sealed stages) become part of the topic at once, in this order, or nothing does; other stages of the
-    transaction are dropped. Done.data: {"first_offset", "messages", "repeated": True where it was committed before}.
+    """All `parts` (finally sealed stages) become part of the topic at once, in this order, or none
+    does. Other stages of the transaction are dropped. Done.data: {"first_offset", "messages",
+    "repeated": True if it was committed before}.
 
-    E_NOT_FOUND: a part is not there (any more); E_BAD_ARGUMENT: it is not sealed or not as described.
+    E_NOT_FOUND: a part does not exist, or no longer. E_BAD_ARGUMENT: a part is not sealed, or not
+    as described.
     """
 
     op: ClassVar[int] = 49
@@ -611,7 +691,10 @@ class Commit(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Abort(Wire):
-    """Drop `stages`, and with `app` all of that transaction. After the commit it changes nothing. Done.data: {"dropped", "committed"}."""
+    """Drop `stages`, and with `app` all stages of that transaction.
+
+    After the commit it changes nothing. Done.data: {"dropped", "committed"}.
+    """
 
     op: ClassVar[int] = 38
     request: int

@@ -1,4 +1,4 @@
-"""The words between the actors; gateways let none of them in. Pure."""
+"""Protocol messages between the actors. Gateways let none of them in."""
 
 from __future__ import annotations
 
@@ -22,10 +22,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True)
 class Append(Wire):
-    """Blocks follow, in order. Answered by Appended or Failed; of a failed append nothing is stored.
+    """Store the blocks that follow, in order. Answered by Appended or Failed. Of a failed append
+    nothing is stored.
 
-    After a failure storage takes only appends of the next `epoch`, so that those already on their way fail too
-    and no producer's sequence gets a gap.
+    After a failure storage takes only appends of the next `epoch`. So those already on their way
+    fail too, and no producer's sequence gets a gap.
     """
 
     op: ClassVar[int] = 50
@@ -35,7 +36,10 @@ class Append(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Appended(Wire):
-    """Stored as the topic's sync mode promises: first offset of the append (its blocks follow on), and the time of all of them."""
+    """The append is stored as the topic's sync mode promises.
+
+    It contains the append's first offset (the blocks are consecutive) and the time of all of them.
+    """
 
     op: ClassVar[int] = 51
     request: int
@@ -45,7 +49,7 @@ class Appended(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Head(Wire):
-    """Storage to its topic and topic to its channels: the durable end is now here."""
+    """Storage to its topic, and topic to its channels: the new durable end."""
 
     op: ClassVar[int] = 52
     head: int
@@ -56,7 +60,10 @@ class Head(Wire):
 
 @dataclass(frozen=True, slots=True)
 class OpenTopic(Wire):
-    """Topic to storage: what was recovered. Done.data: {"producers": {id: (next sequence, recent)}, "head": int, "visible_end": int}."""
+    """Topic to storage: asks for the recovered state.
+
+    Done.data: {"producers": {id: (next sequence, recent)}, "head": int, "visible_end": int}.
+    """
 
     op: ClassVar[int] = 59
     request: int
@@ -64,11 +71,12 @@ class OpenTopic(Wire):
 
 @dataclass(frozen=True, slots=True)
 class OpenChannel(Wire):
-    """Channel to storage: my row, made now with these settings (`transport/settings.py`; `start` among them) if it is not there.
+    """Channel to storage: asks for its row. If it does not exist, it is created with these settings
+    (`transport/settings.py`; `start` among them).
 
-    The row of an `#ephemeral` channel is in storage's memory only, and goes with its process.
-    Done.data: {"row", "holes": those that are not deferred, "deferred": (rows, messages, next due time), "end", "start", "more"}. While
-    `more` is true, another Done with further holes follows.
+    The row of an `#ephemeral` channel is only in storage's memory, and is removed with its process.
+    Done.data: {"row", "holes": those that are not deferred, "deferred": (rows, messages, next due
+    time), "end", "start", "more"}. While `more` is true, another Done with further holes follows.
     """
 
     op: ClassVar[int] = 60
@@ -79,11 +87,13 @@ class OpenChannel(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Save(Wire):
-    """Channel to storage: commit these rows. `holes_put`: (start, count, attempts, due_ns); `holes_gone`: starts. Done after the commit.
+    """Channel to storage: commits these rows. `holes_put`: (start, count, attempts, due_ns).
+    `holes_gone`: starts. Done after the commit.
 
-    A row with a due time is *deferred*: it lies in the state store only, ordered by that time, until Due brings it back. The same start
-    put with due time 0, or gone, is deferred no more. `clear`: all deferred rows go before these puts. `more`: what follows
-    in the next Save belongs to the same commit (a frame has a largest size); only the last one is answered.
+    A row with a due time is *deferred*: it is only in the state store, ordered by that time, until
+    Due returns it. If the same start is put with due time 0, or is gone, it is no longer deferred.
+    `clear`: all deferred rows are removed before these puts. `more`: the next Save belongs to the
+    same commit (a frame has a largest size). Only the last one is answered.
     """
 
     op: ClassVar[int] = 61
@@ -98,7 +108,7 @@ class Save(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Attach(Wire):
-    """Channel to topic: I want blocks from `next_offset` on; Offers follow, or Behind.
+    """Channel to topic: asks for blocks from `next_offset` on. Offers follow, or Behind.
 
     `credit_bytes` is the total granted since the link began.
     """
@@ -111,7 +121,7 @@ class Attach(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Credit(Wire):
-    """Channel to topic: the total of bytes granted since the link began is now this."""
+    """Channel to topic: the new total of bytes granted since the link began."""
 
     op: ClassVar[int] = 63
     credit_bytes: int
@@ -119,7 +129,7 @@ class Credit(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Offer(Wire):
-    """Topic to channel: blocks follow, consecutive."""
+    """Topic to channel: consecutive blocks follow."""
 
     op: ClassVar[int] = 64
     head: int
@@ -127,7 +137,10 @@ class Offer(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Behind(Wire):
-    """Topic to channel: what you want next is not in my hands; read from storage, then attach again."""
+    """Topic to channel: the topic no longer holds the channel's next block in memory.
+
+    The channel reads it from storage, then attaches again.
+    """
 
     op: ClassVar[int] = 65
     head: int
@@ -135,7 +148,10 @@ class Behind(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Pause(Wire):
-    """Topic to storage: fix (or free) the end that channels may see. Done.data: {"visible_end": int, -1 if free}."""
+    """Topic to storage: fixes (or frees) the end that channels may see.
+
+    Done.data: {"visible_end": int, -1 if free}.
+    """
 
     op: ClassVar[int] = 66
     request: int
@@ -144,10 +160,12 @@ class Pause(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Empty(Wire):
-    """Topic to storage: clear what waits for a first channel, or, in two steps, what waits behind the topic's pause.
+    """Topic to storage: clears the messages that wait for a first channel, or, in two steps, those
+    that wait behind the topic's pause.
 
-    `end` -1: the first step. Done.data: {"start", "end": what waits behind the pause}; nothing does where they are equal.
-    Else the second step, once every channel has agreed to pass that: the pause is at `end` from now on. Done.data: {"visible_end"}.
+    `end` -1: the first step. Done.data: {"start", "end": what waits behind the pause}. They are
+    equal if nothing waits. Otherwise the second step follows when every channel has agreed to pass
+    these messages: the pause is at `end` from now on. Done.data: {"visible_end"}.
     """
 
     op: ClassVar[int] = 67
@@ -157,10 +175,12 @@ class Empty(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Due(Wire):
-    """Channel to storage: which of my deferred rows are due by `until_ns` (wall clock)? The earliest `limit` of them.
+    """Channel to storage: asks for the deferred rows that are due by `until_ns` (wall clock), the
+    earliest `limit` of them.
 
-    Done.data: {"rows": ((start, count, attempts, due_ns), ...), "next_due_ns": of the earliest one behind those, 0 for none,
-    "deferred": messages in all deferred rows}. They stay deferred until a Save says otherwise.
+    Done.data: {"rows": ((start, count, attempts, due_ns), ...), "next_due_ns": of the earliest one
+    after those, 0 for none, "deferred": messages in all deferred rows}. They stay deferred until a
+    Save changes that.
     """
 
     op: ClassVar[int] = 68
@@ -172,7 +192,9 @@ class Due(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Dropped(Wire):
-    """Storage to channel: offsets below `start` are not there any more, finished or not (the topic's bound, `drop-oldest`)."""
+    """Storage to channel: offsets below `start` no longer exist, finished or not (the topic's
+    bound, `drop-oldest`).
+    """
 
     op: ClassVar[int] = 69
     start: int
@@ -183,7 +205,7 @@ class Dropped(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ScanOrder(Wire):
-    """Scan loop to a worker: ask these (key, endpoint) to process what is due."""
+    """Scan loop to a worker: asks it to let these targets (key, endpoint) process what is due."""
 
     op: ClassVar[int] = 70
     request: int
@@ -200,7 +222,9 @@ class Scan(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Scanned(Wire):
-    """Channel or storage to scan worker: whether something was due, and the next due time (monotonic ns of this machine, 0 for none)."""
+    """Channel or storage to scan worker: true if something was due, and the next due time
+    (monotonic ns of this machine, 0 for none).
+    """
 
     op: ClassVar[int] = 72
     request: int
@@ -210,9 +234,11 @@ class Scanned(Wire):
 
 @dataclass(frozen=True, slots=True)
 class ScanReport(Wire):
-    """Worker to scan loop: (key, 1 dirty / 0 clean / -1 no answer / -2 none yet, next due) of each target.
+    """Worker to scan loop: (key, 1 dirty / 0 clean / -1 no answer / -2 none yet, next due) of each
+    target.
 
-    The first one soon; of those of whom there is no answer yet, another one as soon as there is, or will be none.
+    The first report comes soon. For targets without an answer yet, another one follows as soon as
+    they have answered, or will not answer.
     """
 
     op: ClassVar[int] = 73
@@ -222,7 +248,7 @@ class ScanReport(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Hint(Wire):
-    """Channel or storage to scan loop: my next due time became earlier."""
+    """Channel or storage to scan loop: its next due time became earlier."""
 
     op: ClassVar[int] = 74
     key: int
@@ -231,7 +257,7 @@ class Hint(Wire):
 
 @dataclass(frozen=True, slots=True)
 class HangUp(Wire):
-    """Scan loop to a worker: these endpoints are gone."""
+    """Scan loop to a worker: these endpoints no longer exist."""
 
     op: ClassVar[int] = 75
     endpoints: tuple[str, ...]
@@ -242,7 +268,7 @@ class HangUp(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Born(Wire):
-    """Child to supervisor: up; where it listens, and what it recovered."""
+    """Child to supervisor: it is up, with its endpoints and what it recovered."""
 
     op: ClassVar[int] = 80
     key: int
@@ -252,7 +278,10 @@ class Born(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Pulse(Wire):
-    """Child to supervisor, each second or when asked: alive, with statistics. `request` echoes Ask, else 0; `details` if wanted."""
+    """Child to supervisor, each second or when asked: a sign of life with statistics.
+
+    `request` is that of Ask, else 0. `details` only if wanted.
+    """
 
     op: ClassVar[int] = 81
     key: int
@@ -263,7 +292,10 @@ class Pulse(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Ask(Wire):
-    """Supervisor to child: send a Pulse now, with what takes some work (consumers, latencies, memory) if that is wanted."""
+    """Supervisor to child: asks for a Pulse now.
+
+    With `detailed` it includes what takes some work (consumers, latencies, memory).
+    """
 
     op: ClassVar[int] = 82
     request: int
@@ -272,14 +304,16 @@ class Ask(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Stop(Wire):
-    """Supervisor to child: finish what is in progress, answer who waits, end."""
+    """Supervisor to child: finish what is in progress, answer all waiting requests, and end."""
 
     op: ClassVar[int] = 83
 
 
 @dataclass(frozen=True, slots=True)
 class Targets(Wire):
-    """Supervisor to scan loop: the channels and storages there are, as (key, endpoint); workers as endpoints."""
+    """Supervisor to scan loop: all channels and storages, as (key, endpoint), and all workers, as
+    endpoints.
+    """
 
     op: ClassVar[int] = 85
     channels: tuple[tuple[int, str], ...]
@@ -288,7 +322,7 @@ class Targets(Wire):
 
 @dataclass(frozen=True, slots=True)
 class PoolSize(Wire):
-    """Scan loop to supervisor: this many workers are wanted."""
+    """Scan loop to supervisor: the number of workers that it wants."""
 
     op: ClassVar[int] = 86
     workers: int
@@ -304,7 +338,7 @@ class Hung(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Over(Wire):
-    """Ephemeral channel to supervisor: the last consumer has left, delete me."""
+    """Ephemeral channel to supervisor: its last consumer has left, so it is to be deleted."""
 
     op: ClassVar[int] = 89
     key: int
@@ -312,7 +346,9 @@ class Over(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Alarm(Wire):
-    """Supervisor to the teller of alarms: these events, as dictionaries (see docs/channels.md), to all receivers."""
+    """Supervisor to the sender of alarms: these events, as dictionaries (see docs/channels.md), for
+    all receivers.
+    """
 
     op: ClassVar[int] = 90
     events: tuple[dict[str, Any], ...]
@@ -320,7 +356,9 @@ class Alarm(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Gone(Wire):
-    """Supervisor to gateways: an endpoint's owner died. To topics and channels: a gateway died, and all peers behind its routing id."""
+    """Supervisor to gateways: the owner of an endpoint died. Supervisor to topics and channels: a
+    gateway died, and with it all peers behind its routing id.
+    """
 
     op: ClassVar[int] = 88
     who: str

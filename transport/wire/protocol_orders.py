@@ -1,7 +1,8 @@
-"""The supervisor's orders to actors, and the answers that it reads. Gateways let none of them in. Pure.
+"""Orders of the supervisor to actors, and the replies that it reads. Gateways let none of them in.
 
-Each order is a word of its own, and its type says what answers it, if it is not refused (Failed). What only goes on to the client who asked
-is Done with that client's data. The supervisor gives each order its number.
+Each order is a separate message. Its type defines the reply to it, if it is not refused (Failed). A
+reply that is only passed on to the client is a Done with the client's data. The supervisor gives
+each order its number.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ AnswerT = TypeVar("AnswerT", bound=Wire)
 
 @dataclass(frozen=True, slots=True)
 class Order(Wire, Generic[AnswerT]):
-    """Base of all orders, each with the type of its answer."""
+    """Base of all orders, with the type of the reply."""
 
     request: int
 
 
 @dataclass(frozen=True, slots=True)
 class OrderAnswer(Wire):
-    """Base of the answers that the supervisor reads."""
+    """Base of the replies that the supervisor reads."""
 
     request: int
 
 
-# What the supervisor reads
+# Replies that the supervisor reads
 
 
 @dataclass(frozen=True, slots=True)
 class Position(OrderAnswer):
-    """An offset of the topic: the one that was asked for."""
+    """An offset of the topic: the one that the order asked for."""
 
     op: ClassVar[int] = 91
     offset: int
@@ -51,7 +52,10 @@ class Position(OrderAnswer):
 
 @dataclass(frozen=True, slots=True)
 class BehindPause(OrderAnswer):
-    """Topic to supervisor: what waits behind the pause. Nothing does where `start` and `end` are equal."""
+    """Topic to supervisor: the messages that wait behind the pause.
+
+    `start` and `end` are equal if none waits.
+    """
 
     op: ClassVar[int] = 92
     start: int
@@ -79,7 +83,10 @@ class DeadLettersGo(OrderAnswer):
 
 @dataclass(frozen=True, slots=True)
 class SetSealed(Order[Position]):
-    """Take no more, for the topic is about to be deleted (or go on). Position: where the topic ends."""
+    """Stop (or resume) taking blocks, because the topic is about to be deleted.
+
+    Position: the end of the topic.
+    """
 
     op: ClassVar[int] = 95
     is_sealed: bool
@@ -87,7 +94,7 @@ class SetSealed(Order[Position]):
 
 @dataclass(frozen=True, slots=True)
 class SetRetention(Order[Done]):
-    """What the topic keeps from now on. Done.data: {"retention"}."""
+    """Set what the topic retains from now on. Done.data: {"retention"}."""
 
     op: ClassVar[int] = 96
     retention: RetentionSettings
@@ -95,7 +102,7 @@ class SetRetention(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class ListChunks(Order[Done]):
-    """Say which chunks there are. Done.data: {"chunks", ...}."""
+    """List the chunks. Done.data: {"chunks", ...}."""
 
     op: ClassVar[int] = 97
 
@@ -110,14 +117,21 @@ class FindOffset(Order[Position]):
 
 @dataclass(frozen=True, slots=True)
 class CountDelayed(Order[Done]):
-    """Count the delayed messages. Done.data: their number, bytes, next due time, and how many were lost."""
+    """Count the delayed messages.
+
+    Done.data: their number, bytes, next due time, and how many were lost.
+    """
 
     op: ClassVar[int] = 99
 
 
 @dataclass(frozen=True, slots=True)
 class ListDelayed(Order[Done]):
-    """List at most `limit` delayed messages behind the key `after` (due time, serial); () for the first ones. Done.data: {"messages"}."""
+    """List at most `limit` delayed messages after the key `after` (due time, serial); () for the
+    first ones.
+
+    Done.data: {"messages"}.
+    """
 
     op: ClassVar[int] = 100
     after: tuple[int, ...]
@@ -126,7 +140,10 @@ class ListDelayed(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class CancelDelayed(Order[Done]):
-    """Cancel the delayed messages with these keys (due time, serial), or without any key some of all. Done.data: {"cancelled", "more"}."""
+    """Cancel the delayed messages with these keys (due time, serial).
+
+    Without keys, cancel some of all. Done.data: {"cancelled", "more"}.
+    """
 
     op: ClassVar[int] = 101
     keys: tuple[tuple[int, int], ...]
@@ -134,7 +151,10 @@ class CancelDelayed(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class BackUpState(Order[Done]):
-    """Take the topic's state for the backup of this id, and remove nothing of the log until BackUpLog."""
+    """Copy the topic's state for the backup of this id.
+
+    Until BackUpLog nothing of the log is removed.
+    """
 
     op: ClassVar[int] = 102
     id: str
@@ -142,7 +162,7 @@ class BackUpState(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class BackUpLog(Order[Done]):
-    """Take the topic's log for the backup of this id. Done.data: where it lies, and what is in it."""
+    """Copy the topic's log for the backup of this id. Done.data: its place and contents."""
 
     op: ClassVar[int] = 103
     id: str
@@ -150,7 +170,7 @@ class BackUpLog(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class EndBackup(Order[Done]):
-    """Drop what was taken for the backup of this id."""
+    """Drop the copies for the backup of this id."""
 
     op: ClassVar[int] = 104
     id: str
@@ -158,7 +178,7 @@ class EndBackup(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class LeaveChannel(Order[Done]):
-    """An ephemeral channel is about to go: what comes from here on is not its own."""
+    """An ephemeral channel is about to be deleted. Messages from here on are not for it."""
 
     op: ClassVar[int] = 105
     channel: str
@@ -166,18 +186,18 @@ class LeaveChannel(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class DropChannel(Order[Done]):
-    """The channel's process has ended: remove its rows. Done after the commit."""
+    """Remove the rows of a channel whose process has ended. Done after the commit."""
 
     op: ClassVar[int] = 106
     channel: str
 
 
-# To a topic, to a channel
+# To a topic or to a channel
 
 
 @dataclass(frozen=True, slots=True)
 class SetClosed(Order[Done]):
-    """To all processes of a topic: whom it is closed to from now on."""
+    """To all processes of a topic: the clients to which it is closed from now on."""
 
     op: ClassVar[int] = 107
     to_publishers: bool
@@ -186,7 +206,7 @@ class SetClosed(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class SetPaused(Order[Done]):
-    """To a topic or channel: pause, or go on."""
+    """To a topic or channel: pause it, or let it continue."""
 
     op: ClassVar[int] = 108
     is_paused: bool
@@ -194,14 +214,16 @@ class SetPaused(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class EmptyTopic(Order[BehindPause]):
-    """Clear what waits for a first channel, and say what waits behind the pause."""
+    """Clear the messages that wait for a first channel, and ask for those that wait behind the
+    pause.
+    """
 
     op: ClassVar[int] = 109
 
 
 @dataclass(frozen=True, slots=True)
 class MovePause(Order[Done]):
-    """Every channel passes what lies before `end`: the topic's pause is there from now on."""
+    """Move the topic's pause to `end`. Every channel has passed the messages before it."""
 
     op: ClassVar[int] = 110
     end: int
@@ -209,7 +231,7 @@ class MovePause(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class EmptyChannel(Order[Done]):
-    """Pass all that the channel has not finished. `head`: the end of the topic."""
+    """Pass everything that the channel has not finished. `head`: the end of the topic."""
 
     op: ClassVar[int] = 111
     head: int
@@ -217,7 +239,7 @@ class EmptyChannel(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class Skip(Order[Done]):
-    """Pass what lies from `start` up to `end`. Done when that is durable."""
+    """Pass the messages from `start` up to `end`. Done when that is durable."""
 
     op: ClassVar[int] = 112
     start: int
@@ -226,9 +248,10 @@ class Skip(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class Seek(Order[Position]):
-    """Move the channel to `offset`, within what the log holds (`start`, `head`). Position: where it is then, durable.
+    """Move the channel to `offset`, within what the log holds (`start`, `head`). Position: its new
+    place, durable.
 
-    `clamp`: an offset beyond the end means the end. `forward`: move only if that is farther on.
+    `clamp`: an offset beyond the end means the end. `forward`: move only forward.
     """
 
     op: ClassVar[int] = 113
@@ -241,7 +264,10 @@ class Seek(Order[Position]):
 
 @dataclass(frozen=True, slots=True)
 class Peek(Order[Done]):
-    """Show at most `limit` messages of each state of the channel. `start`, `head`: what the log holds."""
+    """Show at most `limit` messages of each state of the channel.
+
+    `start`, `head`: what the log holds.
+    """
 
     op: ClassVar[int] = 114
     limit: int
@@ -251,7 +277,7 @@ class Peek(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class ConfigureChannel(Order[ChannelConfigured]):
-    """Change these settings of the channel; None takes one back to its default."""
+    """Change these settings of the channel. None resets one to its default."""
 
     op: ClassVar[int] = 115
     changes: ChannelOptions
@@ -259,17 +285,20 @@ class ConfigureChannel(Order[ChannelConfigured]):
 
 @dataclass(frozen=True, slots=True)
 class WhereDeadLettersGo(Order[DeadLettersGo]):
-    """Say to which topic the channel's dead letters go."""
+    """Ask for the topic to which the channel's dead letters go."""
 
     op: ClassVar[int] = 116
 
 
-# To anybody
+# To any actor
 
 
 @dataclass(frozen=True, slots=True)
 class Reload(Order[Done]):
-    """Take these settings: all that may change while an actor lives. Those of a gateway are words of their own."""
+    """Apply these settings: all that may change while an actor runs.
+
+    The orders to gateways are separate messages.
+    """
 
     op: ClassVar[int] = 117
     log_level: str
@@ -277,7 +306,7 @@ class Reload(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class ReloadGateway(Reload):
-    """The same to the ZeroMQ gateway; `access_file` is read again."""
+    """Reload for the ZeroMQ gateway. It reads `access_file` again."""
 
     op: ClassVar[int] = 118
     access_file: str
@@ -285,7 +314,7 @@ class ReloadGateway(Reload):
 
 @dataclass(frozen=True, slots=True)
 class ReloadNsqGateway(ReloadGateway):
-    """The same to the NSQ gateway, with its options of TLS."""
+    """Reload for the NSQ gateway, with its TLS options."""
 
     op: ClassVar[int] = 119
     cert: str
@@ -298,7 +327,7 @@ class ReloadNsqGateway(ReloadGateway):
 
 @dataclass(frozen=True, slots=True)
 class ReloadHttpGateway(ReloadGateway):
-    """The same to the HTTP gateway, with the paths of its certificate and key."""
+    """Reload for the HTTP gateway, with the paths of its certificate and key."""
 
     op: ClassVar[int] = 120
     cert: str
@@ -307,6 +336,6 @@ class ReloadHttpGateway(ReloadGateway):
 
 @dataclass(frozen=True, slots=True)
 class LookAtNames(Order[Done]):
-    """To an NSQ gateway: topics or channels came or went."""
+    """To an NSQ gateway: topics or channels were created or deleted."""
 
     op: ClassVar[int] = 121
