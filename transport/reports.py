@@ -165,7 +165,7 @@ class ChannelFacts(TypedDict):
 
 
 class LeftOut(TypedDict, total=False):
-    """The number of client rows for which the reply had no room. Absent if all rows are there."""
+    """The number of client rows for which the reply had no room. Absent if no row is missing."""
 
     clients_left_out: int
 

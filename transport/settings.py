@@ -314,8 +314,7 @@ class Retention:
 
 
 class RetentionSettings(TypedDict, total=False):
-    """How long a topic keeps messages. -1: no limit. None: the value that the broker was started
-    with.
+    """The retention of a topic. -1: no limit. None: the value that the broker was started with.
 
     The unit is a chunk (a log file). `keep_*` limits the messages that every channel has finished.
     They are removed when any of these limits is exceeded (by default 1 GiB). `max_*` limits

@@ -138,7 +138,7 @@ class Wire:
     op: ClassVar[int] = 0
 
 
-# Anybody to anybody
+# Between any processes
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ class HangUp(Wire):
     endpoints: tuple[str, ...]
 
 
-# Supervisor and children
+# Supervisor and child processes
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ class Consumer(ConsumerBase):
             made = self._made = Turner(self._engine(), tells=True, hasty=isinstance(self._timeout, DefaultTimeout))
         return made
 
-    # Taking
+    # Receiving
 
     async def subscribe(self, timeout: float | None = None) -> None:
         """Wait until the channel has accepted this consumer."""

@@ -74,7 +74,7 @@ class RangeReader(Asker):
                 found = fetched(self._reply(ahead))
                 self._check_topic()
                 reached = found.next_offset
-                # A reply without progress: the end of the topic.
+                # An answer that leads nowhere: the end of what is there.
                 ahead = self._fetch(reached) if offset < reached < self.end else None
                 for block in found.blocks:
                     if block.first_offset >= self.end:
@@ -96,7 +96,7 @@ class RangeReader(Asker):
         return self._send(fetch(offset, self._bytes_max))
 
     def _forget(self, request: Request) -> None:
-        """Drop the reply of a request that is no longer needed."""
+        """Its answer is of no use any more."""
         drive = self._made
         if drive is not None and drive.pid == os.getpid():
             with drive.lock:

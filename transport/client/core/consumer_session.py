@@ -227,7 +227,7 @@ class ConsumerSession:
         self._request = 1
         self._told: dict[int, int] = {}  # request -> unconfirmed when it was sent
 
-    # What goes out
+    # Outgoing messages
 
     def begin(self, heartbeat_ms: int) -> Sub:
         """Return the first message for a new link."""
@@ -334,7 +334,7 @@ class ConsumerSession:
         if self.state is _S.OPEN:
             self.words.append(Ready(ready))
 
-    # What comes in
+    # Incoming messages
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         """Process a message from the channel.
@@ -418,7 +418,7 @@ class ConsumerSession:
             confirm.error = LeaseLost(E_LEASE, "the link was lost before the finish was confirmed; its messages may be delivered again")
             confirm.done = True
 
-    # Inside
+    # Internal
 
     def _step(self, event: ConsumerEvent) -> None:
         after = CONSUMER_TABLE[self.state].get(event)

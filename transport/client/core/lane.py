@@ -115,7 +115,7 @@ class Lane:
         self._uuid = ""  # of the topic that the last link led to
         engine.add(self.link)
 
-    # Out
+    # Outgoing messages
 
     def push(self, pending: PendingBlock, now_ns: int) -> None:
         self.session.add(pending)
@@ -167,7 +167,7 @@ class Lane:
         full = self.session.no_room
         return f"{full.code} {full.text}" if full is not None else self.link.trouble or self.link.state.value
 
-    # In: the link's peer
+    # Incoming messages: the link's peer
 
     def greeting(self) -> Wire:
         return self.session.begin(self.engine.heartbeat_ms)

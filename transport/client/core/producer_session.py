@@ -156,7 +156,7 @@ class ProducerSession:
         self.refused: list[PendingBlock] = []  # failed and not yet processed by the shell
         self._cut = -1  # settling: the refused sequence
 
-    # What goes out
+    # Outgoing messages
 
     def begin(self, heartbeat_ms: int) -> Hello:
         """Return the first message for a new link."""
@@ -195,7 +195,7 @@ class ProducerSession:
     def unanswered(self) -> bool:
         return bool(self.window or self.queue)
 
-    # What comes in
+    # Incoming messages
 
     def on_word(self, message: Wire) -> Reaction:
         """Process a message from the topic.
@@ -324,7 +324,7 @@ class ProducerSession:
         if any(pending.sends for pending in waiting):
             self._renumber()
 
-    # Inside
+    # Internal
 
     def _step(self, event: ProducerEvent) -> None:
         after = PRODUCER_TABLE[self.state].get(event)

@@ -153,7 +153,7 @@ class StageSession:
         self._stalls = 0
         self._resume_ns = 0
 
-    # What goes out
+    # Outgoing messages
 
     def begin(self) -> OpenStage:
         """Return the first message for a new link."""
@@ -239,7 +239,7 @@ class StageSession:
     def ended(self) -> bool:
         return self.state in ENDED
 
-    # What comes in
+    # Incoming messages
 
     def on_word(self, message: Wire, now_ns: int) -> Reaction:
         """Process a message from storage.
@@ -370,7 +370,7 @@ class StageSession:
         self._stalls = min(self._stalls + 1, STALL_DOUBLINGS_MAX)
         return Reaction.RENEW
 
-    # Inside
+    # Internal
 
     def _step(self, event: StageEvent) -> None:
         after = STAGE_TABLE[self.state].get(event)

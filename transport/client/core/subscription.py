@@ -57,7 +57,7 @@ class ConsumerEngine(Engine):
         if self.error is None:
             self.link.start(time.monotonic_ns())
 
-    # Out
+    # Outgoing messages
 
     def tell(self, now_ns: int) -> None:
         """Send the answers that were gathered."""
@@ -78,7 +78,7 @@ class ConsumerEngine(Engine):
         if self.session.dirty or self.session.words:
             self.tell(now_ns)
 
-    # In: the link's peer
+    # Incoming messages: the link's peer
 
     def greeting(self) -> Wire:
         return self.session.begin(self.heartbeat_ms)
