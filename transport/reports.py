@@ -295,10 +295,10 @@ class ProcessStats(TypedDict):
 
 
 class AlarmRow(TypedDict):
-    """An alarm, as clients and receivers get it. An alarm about the broker has empty topic and
-    channel.
+    """An alarm, as clients and receivers get it.
 
-    `value` is None if it is not known, or no longer. Times are in ns since 1970.
+    An alarm about the broker has empty topic and channel. `value` is None if it is not known, or no
+    longer. Times are in ns since 1970.
     """
 
     topic: str

@@ -1,5 +1,4 @@
-"""Settings of channels and topics, one row each. Everything else about a setting follows from its
-row.
+"""Settings of channels and topics: one row for each, from which everything else follows.
 
 A new setting is a row here, its type for callers (further down), and the code that obeys it. The
 rows produce the checks and their error texts, the options of `zsq channel`, `zsq sub`, `zsq topic`
@@ -107,7 +106,7 @@ class Setting:
 
     @property
     def parameter(self) -> str:
-        """The option's name in a command's code, in the environment, and in a file of `zsq serve`."""
+        """The option's name in a command's code, the environment, and a file of `zsq serve`."""
         return self.flag.removeprefix("--").replace("-", "_")
 
     def check(self, value: object) -> None:

@@ -39,10 +39,9 @@ def _is_url(value: object) -> bool:
 
 
 def url_last(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a constructor also accept its positional arguments in the old order: the URL, then
-    `names`.
+    """Let a constructor also accept its positional arguments in the old order.
 
-    That order is deprecated.
+    That order, the URL and then `names`, is deprecated.
     """
 
     def decorate(init: Callable[..., None]) -> Callable[..., None]:

@@ -137,7 +137,7 @@ class Offer(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Behind(Wire):
-    """Topic to channel: the topic no longer holds the channel's next block in memory.
+    """Topic to channel: the topic does not hold the channel's next block in memory.
 
     The channel reads it from storage, then attaches again.
     """
@@ -164,7 +164,7 @@ class Empty(Wire):
     that wait behind the topic's pause.
 
     `end` -1: the first step. Done.data: {"start", "end": what waits behind the pause}. They are
-    equal if nothing waits. Otherwise the second step follows when every channel has agreed to pass
+    equal if nothing waits. Otherwise the second step follows when every channel has agreed to skip
     these messages: the pause is at `end` from now on. Done.data: {"visible_end"}.
     """
 

@@ -83,7 +83,7 @@ class DeadLettersGo(OrderAnswer):
 
 @dataclass(frozen=True, slots=True)
 class SetSealed(Order[Position]):
-    """Stop (or resume) taking blocks, because the topic is about to be deleted.
+    """Stop taking blocks, because the topic is about to be deleted, or resume it.
 
     Position: the end of the topic.
     """
@@ -223,7 +223,7 @@ class EmptyTopic(Order[BehindPause]):
 
 @dataclass(frozen=True, slots=True)
 class MovePause(Order[Done]):
-    """Move the topic's pause to `end`. Every channel has passed the messages before it."""
+    """Move the topic's pause to `end`. Every channel has skipped the messages before it."""
 
     op: ClassVar[int] = 110
     end: int
@@ -231,7 +231,7 @@ class MovePause(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class EmptyChannel(Order[Done]):
-    """Pass everything that the channel has not finished. `head`: the end of the topic."""
+    """Skip everything that the channel has not finished. `head`: the end of the topic."""
 
     op: ClassVar[int] = 111
     head: int
@@ -239,7 +239,7 @@ class EmptyChannel(Order[Done]):
 
 @dataclass(frozen=True, slots=True)
 class Skip(Order[Done]):
-    """Pass the messages from `start` up to `end`. Done when that is durable."""
+    """Skip the messages from `start` up to `end`. Done when that is durable."""
 
     op: ClassVar[int] = 112
     start: int

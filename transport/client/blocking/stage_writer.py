@@ -1,8 +1,10 @@
 """Exactly-once writing: a StageWriter sends blocks to a stage, a StageCommitter commits stages.
 
-with StageWriter(url, "clicks", app, version) as writer:      # in each task; a repeated task makes
-a new one for block in blocks: writer.push(block) part = writer.seal() StageCommitter(url,
-"clicks").commit(app, version, parts)     # in one place; may be repeated
+    with StageWriter(url, "clicks", app, version) as writer:      # in each task, also in a retry
+        for block in blocks:
+            writer.push(block)
+        part = writer.seal()
+    StageCommitter(url, "clicks").commit(app, version, parts)     # in one place; may be repeated
 
 Nothing of a stage is visible before a commit names it. A stage that no commit names is dropped
 after some time.

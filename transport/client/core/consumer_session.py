@@ -186,7 +186,7 @@ CONSUMER_TABLE: Final[dict[ConsumerState, dict[ConsumerEvent, ConsumerState]]] =
 
 
 class Confirm:
-    """A request without an answer yet.
+    """The outcome of a request.
 
     When `done` is set, `refused` holds the ranges whose lease had ended, and `error` the failure.
     """

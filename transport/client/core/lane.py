@@ -388,7 +388,7 @@ class ProducerEngine(Engine):
 def as_delay_ms(delay: Delay | None) -> int:
     """Convert seconds or a timedelta to milliseconds. Return 0 for None and 0.
 
-    Rounded up, so that no message comes early.
+    The result is rounded up, so that no message comes early.
     """
     if delay is None:
         return 0

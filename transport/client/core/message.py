@@ -1,5 +1,4 @@
-"""Messages as users see them: delivered messages and batches, and messages that were read by
-offset. No I/O.
+"""Messages and batches as users see them, delivered or read by offset. No I/O.
 
 A batch is a lazy view of a delivered block, and a message is one of its rows. Both hold only the
 bytes of the delivery. Keys, tags and headers are read from the columns when they are needed.

@@ -219,9 +219,8 @@ class ProducerSession:
             oldest = self.queue[0].sequence
         if message.expected < oldest:
             # Blocks that were confirmed as stored are lost (a power cut in sync mode `interval` or
-            # `never`,
-            # or an expired row). The unanswered ones cannot be stored under the old id: the topic
-            # takes them in order.
+            # `never`, or an expired row). The unanswered ones cannot be stored under the old id:
+            # the topic takes them in order.
             self._step(_E.FORGOTTEN)
             self.forgotten += 1
             self._renumber()
@@ -344,9 +343,9 @@ class ProducerSession:
         self.window_bytes = 0
 
     def _take_back(self) -> None:
-        """Remove the sequences of all blocks after the refused one: they cannot be stored under
-        this id.
+        """Remove the sequences of all blocks after the refused one.
 
+        They cannot be stored under this id.
         This includes everything in the queue. Sequences are assigned in order, so each one there is
         higher than the refused one.
         """

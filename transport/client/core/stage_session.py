@@ -6,9 +6,10 @@ randomness: messages come in with the time, and blocks to push and seals to requ
 Theory of operation. A stage's blocks are numbered from 0. Four numbers move along them, always in
 this order:
 
-base       below it all blocks are durable (from the reply to a seal); the writer has dropped them
-received   below it all blocks have arrived (from Staged) sent       below it all blocks were pushed
-on the present link total      the number of blocks that the user has added
+    base       below it all blocks are durable (from a seal's reply) and the writer has dropped them
+    received   below it all blocks have arrived (from Staged)
+    sent       below it all blocks were pushed on the present link
+    total      the number of blocks that the user has added
 
 The window extends from `base` to `total`. Its bytes are bounded: a writer without room waits
 (`room`). The blocks from `received` to `sent` are out. The credit bounds them, but one block may
