@@ -1,1 +1,1 @@
-"""Programs on top: command line, benchmarks; nobody imports them."""
+"""Programs: command line, console, Spark source, tools. The other layers do not import them."""

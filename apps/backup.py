@@ -1,11 +1,14 @@
-"""Making a backup of a data directory, with its broker running or stopped; and restoring one.
+"""Backup of a data directory, with its broker running or stopped, and restore.
 
-Running: the broker's storages take what is to be copied (`storage/checks/backup.py`), the copying is done here. First all topics' states,
-then all topics' logs: so whatever a channel had finished by then, and its consumer had published before that, to whatever topic, is
-in the backup.
-The lock file says that somebody is at it: when this process dies, the storages let go by themselves.
+With a running broker, the storages select the files (`storage/checks/backup.py`) and this process
+copies them. It takes the states of all topics first, then the logs of all topics. Suppose a channel
+had finished a message by then, and its consumer had published another because of it. Then that
+other message is in the backup, whatever its topic.
 
-Stopped: the files as they lie, under the directory's own lock.
+The lock file shows the storages that a backup is running. If this process dies, they release what
+they hold.
+
+With a stopped broker, this process copies the files as they are and holds the directory's lock.
 """
 
 from __future__ import annotations
@@ -46,15 +49,15 @@ from ..transport.errors import (
 
 AUDIT: Final = "audit.log"
 REGISTRY_BYTES_MAX: Final = 64 * 1024 * 1024
-ROUNDS_MAX: Final = 20  # of looking for topics that were made meanwhile
-LOCK_WAIT_S: Final = 2.0  # a storage that looks whether somebody holds the lock holds it for a moment
+ROUNDS_MAX: Final = 20  # rounds of looking for topics that were created meanwhile
+LOCK_WAIT_S: Final = 2.0  # seconds; a storage that checks the lock holds it for a moment
 PACE_STEP_S: Final = 0.05
 
 Advance = Callable[[int], None]
 
 
 class Pace:
-    """At most so many bytes a second, by waiting; 0: as fast as it goes."""
+    """Limits copying to `bytes_s` bytes a second by waiting. 0 means no limit."""
 
     def __init__(self, bytes_s: int, advance: Advance) -> None:
         self._bytes_s = bytes_s
@@ -72,7 +75,7 @@ class Pace:
 
 
 class _Storages(Admin):
-    """Asks each topic's storage for its part."""
+    """Sends backup requests to the storage of each topic."""
 
     def part(self, topic: str, do: str, name: str) -> dict[str, Any]:
         found: dict[str, Any] = self._carry_out(manage("backup", topic, None, {"do": do, "id": name}, repeatable=False))
@@ -81,7 +84,7 @@ class _Storages(Admin):
 
 @dataclass(slots=True)
 class BackupPlan:
-    """`since`: an older backup, "" for none. `without`: topics that are left out."""
+    """Settings of a backup: `since` is an older backup or "", `without` names topics to leave out."""
 
     data_dir: Path
     target: Path
@@ -93,7 +96,10 @@ class BackupPlan:
 
 
 def back_up(files: Files, plan: BackupPlan) -> Manifest:
-    """Whole under its name when this returns; if it fails, nothing has that name. `ZsqError`, `OSError`."""
+    """Make a backup. It is complete when this returns; on failure, nothing has the target's name.
+
+    Raises `ZsqError` or `OSError`.
+    """
     target = str(plan.target)
     if files.exists(target):
         raise UsageError(E_BAD_ARGUMENT, f"{target} is there already: a backup is made in a new folder")
@@ -126,7 +132,7 @@ def _manifest(files: Files, backup: str) -> Manifest:
 
 
 def _clear(files: Files, partial: str) -> None:
-    """What a try that was killed has left."""
+    """Remove what an interrupted backup has left."""
     if not files.exists(partial):
         return
     if set(files.list(partial)) - {DATA_NAME, MANIFEST_NAME}:
@@ -136,7 +142,7 @@ def _clear(files: Files, partial: str) -> None:
 
 @contextlib.contextmanager
 def _lock(files: Files, data_dir: Path) -> Iterator[None]:
-    """One backup of a directory at a time."""
+    """Hold the lock that allows only one backup of a directory at a time."""
     if not files.exists(str(data_dir / REGISTRY_NAME)):
         raise NotFound(E_NOT_FOUND, f"{data_dir} is no data directory of zsq: it has no {REGISTRY_NAME}; is it mounted?")
     deadline = time.monotonic() + LOCK_WAIT_S
@@ -166,7 +172,7 @@ def _copy(files: Files, plan: BackupPlan, writer: Writer) -> Manifest:
 
 
 class _Copying:
-    """What both ways share."""
+    """The part of a backup that is the same with a running and a stopped broker."""
 
     def __init__(self, files: Files, plan: BackupPlan, writer: Writer, began_ns: int) -> None:
         self.files = files
@@ -189,7 +195,7 @@ class _Copying:
         self.manifest.topics[name] = {"number": row.number, "uuid": row.uuid, "start": None, "end": None, **more}
 
     def finish(self, content: Content) -> Manifest:
-        """The registry: the topics that are here, and no others."""
+        """Write the registry of exactly the copied topics, and return the manifest."""
         kept = {name: row for name, row in content.topics.items() if self.manifest.topics.get(name, {}).get("uuid") == row.uuid}
         content.topics = kept
         self.writer.write(REGISTRY_NAME, encode(content))
@@ -223,7 +229,10 @@ class _Stopped(_Copying):
 
 
 class _Running(_Copying):
-    """`_taken`: of each topic what its storage answered; None before its log was asked for."""
+    """Backup with a running broker.
+
+    `_taken` has the answer of each topic's storage, None until its log was requested.
+    """
 
     def run(self) -> Manifest:
         self._id = os.urandom(8).hex()
@@ -243,7 +252,11 @@ class _Running(_Copying):
         return self.finish(content)
 
     def _take_states(self) -> Content:
-        """Until there is no topic whose state is not taken: what is published to one made meanwhile may be why a message is finished."""
+        """Take the states of all topics until no topic is missing.
+
+        A topic created meanwhile counts too: a message may be finished because of a message
+        published to it.
+        """
         missing: dict[str, TopicRow] = {}
         for _ in range(ROUNDS_MAX):
             content = self.registry()
@@ -257,7 +270,7 @@ class _Running(_Copying):
         raise Refused(E_INTERNAL, f"topics are made faster than they can be taken: {', '.join(sorted(missing)[:5])}; try again")
 
     def _asked(self, name: str, row: TopicRow, do: str) -> None:
-        """A topic that was deleted meanwhile is none of the backup any more."""
+        """Request a part of a topic's backup. A topic that was deleted meanwhile is dropped."""
         try:
             answer = self._admin.part(name, do, self._id)
         except ZsqError as error:
@@ -290,7 +303,7 @@ class _Running(_Copying):
         self._let_go(name)
 
     def _let_go(self, name: str) -> None:
-        """Best effort: a storage looks after it itself."""
+        """Release a topic's storage. Errors are ignored, because the storage also watches the lock."""
         self._taken.pop(name, None)
         with contextlib.suppress(ZsqError):
             self._admin.part(name, "end", self._id)
@@ -300,14 +313,17 @@ class _Running(_Copying):
 
 
 def check(files: Files, backup: str, advance: Advance = lambda count: None) -> tuple[Manifest, list[str]]:
-    """Each byte is read: what is wrong, as sentences."""
+    """Read every byte of a backup, and return the manifest and a sentence for each problem."""
     manifest = _manifest(files, backup)
     problems = [format_.check_file(files, f"{backup}/{DATA_NAME}/{row.path}", row, advance) for row in manifest.files]
     return manifest, [problem for problem in problems if problem]
 
 
 def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda count: None) -> Manifest:
-    """A new data directory, whole when this returns; if it fails, there is none. `ZsqError`, `OSError`."""
+    """Restore a backup to a new data directory.
+
+    The directory is complete when this returns. On failure it does not exist. Raises `ZsqError` or `OSError`.
+    """
     manifest = _manifest(files, backup)
     target = str(data_dir.absolute())
     if files.exists(target) and (not files.is_folder(target) or files.list(target)):
@@ -336,7 +352,7 @@ def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda
 
 
 def _give_uuid(files: Files, data_dir: str, writer: Writer) -> None:
-    """The restored broker is another one than the original, which may still run: it gets a uuid of its own. Topics keep theirs."""
+    """Give the restored broker another uuid: the original may still run. Topics keep theirs."""
     path = f"{data_dir}/{REGISTRY_NAME}"
     content = decode(files.read_file(path, REGISTRY_BYTES_MAX), path)
     content.uuid = uuid.uuid4().hex

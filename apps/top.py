@@ -1,7 +1,7 @@
-"""What `zsq top` shows: rows of topics, channels or processes, sorted and filtered; and what a key changes. Knows no terminal.
+"""State of `zsq top`: rows of topics, channels or processes, and effects of keys; no terminal.
 
-Picture    takes overviews, each of which has only what changed, and keeps the whole
-Screen     view, order, filter, place: a key's change is one method, and `rows` what is to be drawn
+Picture    takes overviews, each with only the changes, and keeps the whole
+Screen     view, order, filter and position: a key calls one method, and `rows` are drawn
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Row = dict[str, Any]
 
 
 class TableColumn(NamedTuple):
-    """`shown`: a value as text; columns are sorted by their values, texts from A, numbers from the largest."""
+    """A column. `shown` formats a value. Texts are sorted from A, numbers from the largest."""
 
     key: str
     title: str
@@ -35,7 +35,7 @@ class TableColumn(NamedTuple):
 
 
 def count(value: Any) -> str:
-    """In five characters or so."""
+    """Format a number in about five characters."""
     if not value:
         return "-"
     number = float(value)
@@ -55,7 +55,7 @@ def size(value: Any) -> str:
 
 
 def age(seconds: Any) -> str:
-    """-1: not known."""
+    """Format an age in seconds. -1 or None means that it is not known."""
     if seconds is None or seconds < 0:
         return "?"
     if not seconds:
@@ -97,7 +97,7 @@ COLUMNS: Final[dict[str, tuple[TableColumn, ...]]] = {
         TableColumn("said", "state"),
     ),
 }  # fmt: skip
-FIRST: Final = {"channels": "depth", "topics": "backlog", "processes": "cpu"}  # what each view is sorted by at first
+FIRST: Final = {"channels": "depth", "topics": "backlog", "processes": "cpu"}  # the column by which each view is sorted at first
 
 
 class Summary(TypedDict):
@@ -112,11 +112,11 @@ class Summary(TypedDict):
 
 
 class Picture:
-    """The whole broker as last told. `version` is what the next overview is asked since."""
+    """The whole broker as of the last overview. The next overview is requested since `version`."""
 
     def __init__(self) -> None:
         self.version = 0
-        self.broker: BrokerSummary  # from the first overview on
+        self.broker: BrokerSummary  # set by the first overview
         self._topics: dict[str, tuple[OverviewRow, Mapping[str, OverviewRow]]] = {}
         self._processes: Sequence[ProcessStats] = ()
         self._topic_fields: Sequence[str] = ()
@@ -133,7 +133,7 @@ class Picture:
         self._processes = told.get("processes", self._processes)
 
     def rows(self, view: str, now_ns: int, used: Mapping[int, tuple[float | None, int]] | None = None) -> list[Row]:
-        """`used`: processor share and memory by pid, where that is known."""
+        """Return the rows of a view. `used` has processor share and memory by pid, where known."""
         if view == "processes":
             return [self._process(one, used or {}) for one in self._processes]
         if view == "topics":
@@ -181,7 +181,7 @@ def _age(oldest_ns: int, now_ns: int) -> float:
 
 @dataclass(slots=True)
 class Screen:
-    """How it is looked at. `typing`: the filter is being written."""
+    """The settings of the display. `typing` is True while the user types the filter."""
 
     view: str = "channels"
     order: dict[str, str] = field(default_factory=lambda: dict(FIRST))
@@ -193,7 +193,7 @@ class Screen:
     first: int = 0
 
     def arranged(self, rows: Iterable[Row]) -> list[Row]:
-        """Those that have the filter in one of their texts, in order."""
+        """Return the rows that have the filter in one of their texts, in order."""
         wanted = self.filter.lower()
         texts = [column.key for column in COLUMNS[self.view] if column.is_text]
         found = [row for row in rows if not wanted or any(wanted in str(row[key]).lower() for key in texts)]
@@ -207,12 +207,16 @@ class Screen:
         return found
 
     def window(self, rows: Sequence[Row], height: int) -> Sequence[Row]:
-        """What of them is to be seen; the place is kept where there is something."""
+        """Return the visible rows. The position is kept as far as the rows allow."""
         self.first = max(0, min(self.first, len(rows) - height))
         return rows[self.first : self.first + max(height, 0)]
 
     def press(self, key: str, height: int = 20) -> None:
-        """A character, or the name of a key: up, down, left, right, pageup, pagedown, home, end, enter, escape, backspace."""
+        """Process a key.
+
+        `key` is a character or a name: up, down, left, right, pageup, pagedown, home, end, enter,
+        escape, backspace.
+        """
         if self.typing:
             self._type(key)
         elif key in ("q", "Q", "\x03", "\x04"):
@@ -249,7 +253,7 @@ class Screen:
 
 
 class Usage:
-    """Processor time and memory of processes of this machine, by /proc; between two looks."""
+    """Processor time and memory of this machine's processes, read from /proc."""
 
     def __init__(self, root: str = "/proc", ticks_s: int = 100, page_bytes: int = 4096) -> None:
         self._root = root
@@ -258,7 +262,11 @@ class Usage:
         self._before: dict[int, tuple[int, float]] = {}
 
     def look(self, pids: Iterable[int], now_s: float | None = None) -> dict[int, tuple[float | None, int]]:
-        """The share of one processor since the look before (None: there was none), and the memory, shared pages included."""
+        """Return the processor share of each process since the last call, and its memory in bytes.
+
+        The share is a percentage of one processor, or None in the first call. Memory includes
+        shared pages.
+        """
         now_s = time.monotonic() if now_s is None else now_s
         found: dict[int, tuple[float | None, int]] = {}
         seen: dict[int, tuple[int, float]] = {}

@@ -1,4 +1,4 @@
-"""ZSQ as a data source of Spark: `register(spark)`, then `.format("zsq")` reads, writes and streams."""
+"""Spark data source: `register(spark)` makes `.format("zsq")` read, write and stream."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ __all__ = ["register"]
 def register(spark: SparkSession) -> bool:
     """Make `.format("zsq")` known to this session.
 
-    Return True if that was needed. Return False, and log it at level INFO, where Spark had found the package `pyspark_zsq` by itself.
-    Calling it again does no harm.
+    Return True if that was needed. Return False, and log it at level INFO, if Spark had found the
+    package `pyspark_zsq` by itself. Repeated calls do no harm.
     """
     try:
         from pyspark.errors import AnalysisException

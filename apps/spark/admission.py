@@ -1,4 +1,7 @@
-"""Streaming reads for PySpark 4.2 and later: admission control, Trigger.AvailableNow, how far behind the query is."""
+"""Streaming reads for PySpark 4.2 and later, with admission control and Trigger.AvailableNow.
+
+Spark also reports how far behind the query is.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["AdmittingReader"]
 
 
 class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
-    """Spark tells where the query stands, and how much it may take."""
+    """The stream reader to which Spark passes the query's position and a read limit."""
 
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.offsets_max:
@@ -21,13 +24,16 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         place = StreamPosition.from_json(start)
         offsets_max = bytes_max = 0
-        if not isinstance(limit, ReadAllAvailable):  # both limits may be set, and Spark knows of one
+        # Spark passes only one limit, although both options may be set.
+        if not isinstance(limit, ReadAllAvailable):
             offsets_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.offsets_max
             bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
         latest = self._plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max)
         channel = self._follow(place)
         if channel is not None:
-            channel.advance(place.offsets)  # Spark asks what comes next when all before is done: this is the only word of the last batch
+            # Spark asks for the next batch when it is done with all earlier ones. No other call
+            # reports the end of the last batch.
+            channel.advance(place.offsets)
         return latest.as_json()
 
     def prepareForTriggerAvailableNow(self) -> None:

@@ -1,10 +1,17 @@
-"""From blocks to Arrow: the source's record batches out of the blocks' own buffers. No object is made for a row, headers excepted.
+"""Conversion of blocks to Arrow: the source's record batches over the blocks' own buffers.
 
-A block's columns have Arrow's layout, so `body`, `key` and `tag` are wrapped, not copied. A block that is a slice of another keeps
-its offset values; then the first is subtracted from all by one call to Arrow's kernels. What is the same in each row (topic, partition)
-is made once for the largest block and sliced. A batch of 128 rows takes Spark twice as long a row as one of 1024, so blocks of
-fewer messages are laid together, which copies them. Numbers are given to Arrow as typed scalars: each plain one costs it 80
-microseconds in a search for numpy where that is not installed.
+No Python object is made for a row, except for its headers.
+
+A block's columns have Arrow's layout, so `body`, `key` and `tag` are wrapped, not copied. A block
+that is a slice of another keeps its offset values. One call of Arrow's kernels then subtracts the
+first from all. Values that are the same in each row (topic, partition) are made once for the
+largest block and sliced.
+
+Spark takes twice as long for a row in a batch of 128 rows as in one of 1024. Therefore blocks of
+fewer messages are joined, which copies them.
+
+Arrow gets numbers as typed scalars. For each plain number it searches for numpy, which takes 80
+microseconds where numpy is not installed.
 """
 
 from __future__ import annotations
@@ -23,8 +30,8 @@ from .schema import HEADERS
 
 __all__ = ["BatchMaker", "arrow_schema"]
 
-ROWS_MIN: Final = 1024  # of a batch, where there are so many
-JOIN_BYTES_MAX: Final = 4 * 1024 * 1024  # and where that many are no more than this
+ROWS_MIN: Final = 1024  # the rows of a batch, if there are that many
+JOIN_BYTES_MAX: Final = 4 * 1024 * 1024  # a batch of this size is large enough, even with fewer rows
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _HEADER_LIST: Final = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
@@ -39,27 +46,27 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "tag": pa.string(),
     HEADERS: _HEADER_LIST,
 }
-LOG_TIME: Final = 1  # Kafka's numbers of timestampType: when the log took it,
-OWN_TIME: Final = 0  # or a time that the message brought
+LOG_TIME: Final = 1  # Kafka's values of timestampType: the time when the log stored the message,
+OWN_TIME: Final = 0  # or a time that the producer set
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Exactly what Spark makes of the source's schema: it refuses batches whose types differ."""
+    """Return the schema that Spark derives from the source's: Spark refuses batches of other types."""
     return pa.schema([(name, _TYPES[name]) for name in columns])
 
 
-# What does not depend on the block: made once a process, sliced for each batch
+# Values that do not depend on the block: made once a process, sliced for each batch
 
 
 @cache
 def _numbers() -> pa.Array:
-    """0, 1, 2 ... for the largest block."""
+    """Return 0, 1, 2 ... for the largest block."""
     return pa.array(range(BLOCK_COUNT_MAX), pa.int64())
 
 
 @cache
 def _same(value: Any, kind: pa.DataType) -> pa.Array:
-    """`value` for each row of the largest block."""
+    """Return `value` for each row of the largest block."""
     return pa.repeat(pa.scalar(value, kind), BLOCK_COUNT_MAX)
 
 
@@ -72,7 +79,10 @@ def _nulls(kind: pa.DataType) -> pa.Array:
 
 
 def wrap(column: Column | None, count: int, kind: pa.DataType) -> pa.Array:
-    """A block's column as an Arrow array of `kind` (binary or string) over the same bytes; nulls where the block has none."""
+    """Return a block's column as an Arrow array of `kind` (binary or string) over the same bytes.
+
+    The array is all nulls if the block does not have the column.
+    """
     if column is None:
         return _nulls(kind).slice(0, count)
     offsets = pa.py_buffer(column.offsets)
@@ -91,13 +101,13 @@ def _times(block: Block) -> pa.Array:
     own = pa.Array.from_buffers(pa.int64(), block.count, [None, pa.py_buffer(times)])
     thousand = pa.scalar(1000, pa.int64())
     micros = pc.divide(own, thousand)
-    if pc.min(own).as_py() < 0:  # it rounds toward zero: before 1970 that is up
+    if pc.min(own).as_py() < 0:  # the division rounds toward zero, which is up before 1970
         micros = pc.subtract(micros, pc.less(own, pc.multiply(micros, thousand)).cast(pa.int64()))
     return micros.view(_TIME)
 
 
 def _header_rows(block: Block) -> pa.Array:
-    """The one column that costs objects: each row's map is unpacked."""
+    """Unpack the headers of each row. This is the only column that makes Python objects."""
     if block.headers is None:
         return _nulls(_HEADER_LIST).slice(0, block.count)
     rows = [
@@ -108,7 +118,7 @@ def _header_rows(block: Block) -> pa.Array:
 
 
 def _as_bytes(value: HeaderValue) -> bytes | None:
-    """Bytes as they are, text as UTF-8, numbers and truth as JSON writes them."""
+    """Return bytes unchanged, text as UTF-8, and numbers and booleans as JSON writes them."""
     if value is None or isinstance(value, bytes):
         return value
     if isinstance(value, bool):
@@ -135,7 +145,7 @@ class BatchMaker:
         self._makers = [makers[name] for name in columns]
 
     def batch(self, block: Block, start: int, stop: int) -> pa.RecordBatch:
-        """The block's messages of the offsets `start` to `stop`, of which it has at least one."""
+        """Return the block's messages from `start` to `stop` (exclusive), at least one."""
         made = pa.RecordBatch.from_arrays([make(block) for make in self._makers], schema=self.schema)
         first = max(start, block.first_offset)
         last = min(stop, block.next_offset)
@@ -143,7 +153,11 @@ class BatchMaker:
         return made if last - first == block.count else made.slice(first - block.first_offset, last - first)
 
     def batches(self, blocks: Iterable[Block], start: int, stop: int) -> Iterator[pa.RecordBatch]:
-        """Batches of those messages, of at least 1024 rows where there are so many; `blocks` each hold some of them."""
+        """Yield the messages from `start` to `stop` (exclusive) as batches.
+
+        A batch has at least 1024 rows or 4 MiB of blocks, except for the last one. Each of
+        `blocks` holds some of the messages.
+        """
         waiting: list[pa.RecordBatch] = []
         rows = size = 0
         for block in blocks:

@@ -1,4 +1,4 @@
-"""The data source `zsq`: what Spark finds under `.format("zsq")`."""
+"""The data source `zsq`: the class behind `.format("zsq")`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ __all__ = ["ZsqDataSource", "stream_reader"]
 
 
 def stream_reader(options: SourceOptions) -> DataSourceStreamReader:
-    """The class that this PySpark can drive: `latestOffset` with arguments would make an older one fail, without them it ignores limits."""
+    """Return the reader that this PySpark can use.
+
+    `latestOffset` with arguments makes older versions fail. Without arguments, newer versions
+    ignore limits.
+    """
     try:
         from .admission import AdmittingReader
     except ImportError:
@@ -29,7 +33,10 @@ def stream_reader(options: SourceOptions) -> DataSourceStreamReader:
 
 
 class ZsqDataSource(DataSource):
-    """Made on the driver for each load and save. $ZSQ_URL and $ZSQ_KEY_FILE are the driver's; what they say goes to the executors."""
+    """The data source, made on the driver for each load and save.
+
+    $ZSQ_URL and $ZSQ_KEY_FILE are read on the driver. Their contents go to the executors.
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -44,7 +51,7 @@ class ZsqDataSource(DataSource):
         return replace(options, credentials=parse(options.url, options.key_file or None).credentials)
 
     def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:
-        """A schema of the user's own cannot be honoured: Spark does not convert what a source yields."""
+        """Refuse a schema that the user wrote: Spark does not convert the rows of a source."""
         if schema.simpleString() != simple(options.columns):
             raise wrong(
                 f"the source makes the columns {ddl(options.columns)}; leave out .schema(...), choose columns by option 'columns',"
@@ -53,7 +60,8 @@ class ZsqDataSource(DataSource):
         return options
 
     def schema(self) -> str:
-        # What batch and stream both refuse is said at load() already, the rest when the plan is made.
+        # load() already refuses what both batch and stream refuse. The rest is refused when the
+        # plan is made.
         return ddl(self._source(None).columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:

@@ -1,8 +1,9 @@
-"""What `.option(...)` says, checked and typed: one class for the source, one for the sink. Pure.
+"""Options of the source and the sink, checked and typed: one class for each. Pure.
 
-Names are those of Spark's Kafka connector wherever they mean the same. Spark hands all names over in lower case. A name that is
-none of ours but looks like one, or belongs to the Kafka connector, is refused with what to write instead: a misspelt
-`startingOffset` would else silently read from somewhere else. Anything more foreign is left alone (`path`, `checkpointLocation`).
+Names are those of Spark's Kafka connector wherever they mean the same. Spark passes all names in
+lower case. An unknown name is refused with a hint if it resembles an option of ZSQ or belongs to
+the Kafka connector. Otherwise a misspelt `startingOffset` would silently read from another place.
+All other names are ignored (`path`, `checkpointLocation`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ SOURCE_NAMES: Final = (
 )  # fmt: skip
 SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile")
 _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
-# What Spark itself, or a person who follows its guides, adds to any format.
+# Options that Spark itself, or a user who follows its guides, adds to any format.
 _FOREIGN: Final = frozenset({"checkpointlocation", "path", "paths", "queryname", "mergeschema", "timezone"})
 _KAFKA: Final = {
     "subscribepattern": "write option 'subscribe' with the topics, separated by commas",
@@ -49,7 +50,10 @@ _KAFKA: Final = {
 
 
 class Point(NamedTuple):
-    """Where in a topic: `kind` is "earliest", "latest", "offset" (`value` is one) or "time" (milliseconds since 1970)."""
+    """A place in a topic: `kind` is "earliest", "latest", "offset" or "time".
+
+    `value` is the offset, or the time in milliseconds since 1970.
+    """
 
     kind: str
     value: int = 0
@@ -61,8 +65,11 @@ LATEST: Final = Point("latest")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _BrokerOptions:
-    """How clients reach the broker. `key_file` is the option's; `credentials` what is in it, put in on the driver and pickled to the
-    executors, who have no such file. They are in no text."""
+    """The options by which clients reach the broker.
+
+    `key_file` is the option's value. `credentials` is the content of the file. The driver reads it
+    and pickles it for the executors, which do not have the file. No text shows it.
+    """
 
     url: str
     timeout_s: float
@@ -71,13 +78,13 @@ class _BrokerOptions:
 
     @property
     def keys(self) -> KeyFile:
-        """For clients: what the environment of an executor names is not asked for."""
+        """The credentials for clients. An executor's environment variable is not used."""
         return self.credentials or ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(_BrokerOptions):
-    """`starting` and `ending` have a point for each topic. A limit that is not set is 0."""
+    """Options of the source. `starting` and `ending` have a point for each topic. 0 means no limit."""
 
     topics: tuple[str, ...]
     columns: tuple[str, ...]
@@ -92,7 +99,10 @@ class SourceOptions(_BrokerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions(_BrokerOptions):
-    """`topic` is "" where the column says it; `app` is "" and `version` -1 where the user named no transaction."""
+    """Options of the sink: `topic` is "" if a column names it.
+
+    `app` is "" and `version` -1 if the user named no transaction.
+    """
 
     topic: str
     app: str
@@ -104,9 +114,10 @@ def wrong(text: str) -> UsageError:
 
 
 def source_options(options: Mapping[str, str], url: str, *, streaming: bool | None) -> SourceOptions:
-    """Of `spark.readStream` or `spark.read` (None: not known which); `url` is the broker's where no option names one.
+    """Return the options of `spark.readStream` or `spark.read` (`streaming` None: not known yet).
 
-    `UsageError` says what to write.
+    `url` is the broker's if no option names one. Raises `UsageError` (E_BAD_ARGUMENT), which says
+    what to write instead.
     """
     given = _given(options)
     topics = _topics(given)
@@ -137,7 +148,10 @@ def source_options(options: Mapping[str, str], url: str, *, streaming: bool | No
 
 
 def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> SinkOptions:
-    """Of `df.write` or `df.writeStream`. `UsageError` says what to write."""
+    """Return the options of `df.write` or `df.writeStream`.
+
+    Raises `UsageError` (E_BAD_ARGUMENT), which says what to write instead.
+    """
     given = _given(options)
     app, version = given.get("txnAppId", ""), _whole(given, "txnVersion", least=0, missing=-1)
     if ("txnAppId" in given) != ("txnVersion" in given):
@@ -154,7 +168,7 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
 
 
 def _given(options: Mapping[str, str]) -> dict[str, str]:
-    """Our options by their proper names; refuses what looks like one of them and is not."""
+    """Return the options of ZSQ under their proper names, and refuse names that resemble them."""
     found = {}
     for name, value in options.items():
         lower = name.lower()
@@ -201,7 +215,10 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _points(given: Mapping[str, str], side: str, topics: tuple[str, ...]) -> dict[str, Point] | None:
-    """The side's point for each topic, by the form that the Kafka connector prefers; None where no option says anything."""
+    """Return the point of `side` for each topic, or None if no option sets it.
+
+    If several options set it, the one that the Kafka connector prefers is used.
+    """
     stamp, stamps, offsets = f"{side}Timestamp", f"{side}OffsetsByTimestamp", f"{side}Offsets"
     if stamp in given:
         return dict.fromkeys(topics, Point("time", _whole(given, stamp, least=0)))
@@ -218,7 +235,7 @@ def _points(given: Mapping[str, str], side: str, topics: tuple[str, ...]) -> dic
 
 
 def _by_topic(given: Mapping[str, str], name: str, topics: tuple[str, ...], *, least: int) -> dict[str, int]:
-    """A number for each topic, from {"topic": number} or the Kafka connector's {"topic": {"0": number}}."""
+    """Return a number for each topic: {"topic": number} or Kafka's {"topic": {"0": number}}."""
     usual = '"earliest", "latest" or ' if name.endswith("Offsets") else ""
     form = f'option {name!r} {given[name][:80]!r}: it takes {usual}JSON as {{"{topics[0]}": 17}}'
     try:
@@ -246,7 +263,7 @@ _SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb":
 
 
 def _whole(given: Mapping[str, str], name: str, *, least: int = 1, missing: int = 0, sizes: bool = False) -> int:
-    """A whole number, at least `least`; with `sizes` also as Spark writes them (64m)."""
+    """Return a whole number of at least `least`. With `sizes`, also accept Spark's form (64m)."""
     if name not in given:
         return missing
     text = given[name].lower()

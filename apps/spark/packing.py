@@ -1,7 +1,10 @@
-"""From Arrow to blocks: the sink's record batches packed out of Arrow's own buffers. No object is made for a row, headers excepted.
+"""Conversion of Arrow to blocks: the sink's record batches are packed from Arrow's own buffers.
 
-Blocks are 128 to 256 KB: a batch of Spark's (10,000 rows, or up to 64 MB) is cut into equal parts by bytes, found by bisection in its
-offsets; batches that are smaller wait for each other. Each block is one join of slices of the batch's buffers.
+No Python object is made for a row, except for its headers.
+
+Blocks have 128 to 256 KB. A batch of Spark (10,000 rows, or up to 64 MB) is cut into parts of equal
+bytes. Bisection in the batch's offsets finds the cuts. Smaller batches wait for each other. Each
+block is one join of slices of the batch's buffers.
 """
 
 from __future__ import annotations
@@ -23,13 +26,18 @@ from .schema import HEADERS
 
 __all__ = ["BLOCK_BYTES", "Packer", "rows_as_batches", "several_topics", "topic_of"]
 
-BLOCK_BYTES: Final = 256 * 1024  # of a block at most, unless one message is larger; the least is half of it, but for the last one
+# The most bytes of a block, unless one message is larger. Only the last block has less than half of
+# it.
+BLOCK_BYTES: Final = 256 * 1024
 _NOTHING: Final = memoryview(b"")
 
 
 class Strip(NamedTuple):
-    """One binary column of a batch as views: int32 `offsets` (rows + 1; the first need not be 0) into `data`; the bit of row 0 in
-    `bitmap` is `bit`; None where no value is null."""
+    """One binary column of a batch as views.
+
+    The int32 `offsets` (rows + 1 of them) point into `data`. The first offset may be above 0. `bit`
+    is the index in `bitmap` of row 0. `bitmap` is None if no value is null.
+    """
 
     offsets: memoryview
     data: memoryview
@@ -37,14 +45,17 @@ class Strip(NamedTuple):
     bit: int
 
     def column(self, start: int, stop: int) -> Column:
-        """Rows `start` to `stop` as a block's column."""
+        """Return the rows from `start` to `stop` (exclusive) as a block's column."""
         offsets = self.offsets[start : stop + 1]
         validity = None if self.bitmap is None else slice_bitmap(self.bitmap, self.bit + start, stop - start)
         return Column(offsets, self.data[offsets[0] : offsets[-1]], validity)
 
 
 def strip_of(array: pa.Array) -> Strip | None:
-    """The buffers of a binary or string array, large ones made small; None where all is null."""
+    """Return the buffers of a binary or string array, or None if all values are null.
+
+    Large types are cast to the ones with 32-bit offsets.
+    """
     if pa.types.is_null(array.type) or array.null_count == len(array):
         return None
     if pa.types.is_large_binary(array.type):
@@ -60,7 +71,10 @@ def strip_of(array: pa.Array) -> Strip | None:
 
 
 def _checked_text(array: pa.Array, name: str) -> pa.Array:
-    """Text is UTF-8 in ZSQ. Neither Spark nor Arrow sees to it: bytes may be cast to a string unchecked. Arrow's cast from binary does."""
+    """Refuse text that is not UTF-8, which ZSQ requires.
+
+    Spark and Arrow can cast bytes to a string unchecked. Arrow's cast from binary checks.
+    """
     if array.null_count == len(array):
         return array
     try:
@@ -72,14 +86,14 @@ def _checked_text(array: pa.Array, name: str) -> pa.Array:
 
 
 def _header_strip(array: pa.Array) -> Strip | None:
-    """The one column that costs objects: each row's headers are packed as a block carries them."""
+    """Pack the headers of each row as a block carries them. Only this column makes Python objects."""
     if array.null_count == len(array):
         return None
     return strip_of(pa.array([_packed(row) for row in array.to_pylist()], pa.binary()))
 
 
 def _packed(row: list[Any] | None) -> bytes | None:
-    """`row` is of an array of structs or, as Arrow hands maps over, of pairs."""
+    """Pack one row's headers: `row` is a list of structs or, for maps, Arrow's list of pairs."""
     if row is None:
         return None
     pairs = [(header["key"], header["value"]) if isinstance(header, dict) else header for header in row if header is not None]
@@ -94,7 +108,10 @@ def _packed(row: list[Any] | None) -> bytes | None:
 
 
 def topic_of(batch: pa.RecordBatch, before: str) -> str:
-    """The one topic that column 'topic' names in all rows; `before` is what earlier batches said ("" for none)."""
+    """Return the one topic that column 'topic' names in all rows.
+
+    `before` is the topic of earlier batches ("" for none).
+    """
     column = batch.column("topic")
     names = pc.unique(column.slice(0, 1) if column.null_count == len(column) else column).to_pylist()
     if before and before not in names:
@@ -114,7 +131,7 @@ def several_topics(names: list[Any]) -> UsageError:
     )
 
 
-_ROWS: Final = 10_000  # of a batch that is made from rows
+_ROWS: Final = 10_000  # the rows of a batch that is made from rows
 _OF_SPARK: Final = {
     "array<struct<key:string,value:binary>>": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     "array<struct<key:string,value:string>>": pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])),
@@ -126,7 +143,10 @@ _OF_SPARK: Final = {
 
 
 def rows_as_batches(rows: Iterable[Any], fields: Sequence[tuple[str, str]]) -> Iterator[pa.RecordBatch]:
-    """Record batches from Spark's rows, where Spark does not give Arrow; `fields` are names and Spark's types, which were checked."""
+    """Yield record batches of Spark's rows, for a Spark version that does not pass Arrow batches.
+
+    `fields` are names and Spark's types, already checked.
+    """
     kinds = pa.schema([(name, _OF_SPARK.get(kind, pa.string())) for name, kind in fields])
     source = iter(rows)
     while found := list(islice(source, _ROWS)):
@@ -136,7 +156,7 @@ def rows_as_batches(rows: Iterable[Any], fields: Sequence[tuple[str, str]]) -> I
 
 
 class Packer:
-    """Packs record batches of one `write()` into blocks; which columns there are is the same in each batch."""
+    """Packs the record batches of one `write()` into blocks. All batches have the same columns."""
 
     def __init__(self, block_bytes: int = BLOCK_BYTES) -> None:
         self._block_bytes = block_bytes
@@ -145,7 +165,7 @@ class Packer:
         self._waiting_bytes = 0
 
     def blocks(self, batch: pa.RecordBatch) -> Iterator[Block]:
-        """Blocks of what is enough for one; the rest waits for the next batch or `rest`."""
+        """Yield blocks of all waiting rows if they fill one. Otherwise they wait for the next call."""
         if not batch.num_rows:
             return
         nulls = batch.column("value").null_count
@@ -158,7 +178,7 @@ class Packer:
             yield from self.rest()
 
     def rest(self) -> Iterator[Block]:
-        """Blocks of all that waits."""
+        """Yield blocks of all waiting rows."""
         batches, self._waiting = self._waiting, []
         self._waiting_rows = self._waiting_bytes = 0
         if batches:
@@ -180,7 +200,10 @@ class Packer:
 
 
 def cuts(strips: list[Strip], rows: int, block_bytes: int) -> list[int]:
-    """Where to cut: the ends of parts of about equal bytes, each at most `block_bytes` (unless one row is more) and 10,000 rows."""
+    """Return the ends of parts of about equal bytes.
+
+    A part has at most `block_bytes`, unless one row has more, and at most `BLOCK_COUNT_MAX` rows.
+    """
     firsts = sum(strip.offsets[0] for strip in strips)
 
     def weight(row: int) -> int:

@@ -46,13 +46,13 @@ __all__ = [
 
 
 VERSION: Final = 1
-PARTITION_BYTES: Final = 64 * 1024 * 1024  # a task that reads less spends its time on being started
-PARTITIONS_MAX: Final = 10_000  # of one batch
+PARTITION_BYTES: Final = 64 * 1024 * 1024  # a smaller task takes longer to start than to read
+PARTITIONS_MAX: Final = 10_000  # the most partitions of one batch
 
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """The next offset of each topic, and the topics' uuids."""
+    """A stream's position: the next offset of each topic, and the topics' uuids."""
 
     offsets: Mapping[str, int]
     uuids: Mapping[str, str]
@@ -67,7 +67,10 @@ class StreamPosition:
 
     @classmethod
     def from_json(cls, read: Any) -> StreamPosition:
-        """`UsageError` for what this version did not write; also takes its text."""
+        """Read a position from an object or its JSON text.
+
+        Raises `UsageError` (E_BAD_ARGUMENT) if this version cannot have written it.
+        """
         try:
             found = json.loads(read) if isinstance(read, str) else read
             version = found["version"]
@@ -85,7 +88,10 @@ class StreamPosition:
 
 
 class OffsetRange(NamedTuple):
-    """Offsets `start` to `stop` (exclusive) of a topic, about `size_bytes` of them; `uuid`: of the topic when this was planned."""
+    """Offsets `start` to `stop` (exclusive) of a topic, with about `size_bytes` of messages.
+
+    `uuid` is the topic's when the range was planned.
+    """
 
     topic: str
     start: int
@@ -186,8 +192,11 @@ class TopicLogs:
 
 
 class FollowingChannel:
-    """The channel that follows a query, so that its backlog shows. It only follows: where the query goes on is in Spark's checkpoint. So
-    nothing here fails the query. To move it on clears what it holds, so it must be the query's own."""
+    """The channel that follows a query and so shows the query's backlog.
+
+    Spark's checkpoint decides where the query continues, so no error here fails the query. Moving
+    the channel clears its messages. The channel must therefore belong to this query only.
+    """
 
     def __init__(self, url: str, name: str, key_file: KeyFile = None) -> None:
         self._name = name
@@ -196,10 +205,14 @@ class FollowingChannel:
         self._told: dict[str, int] = {}
 
     def begin(self, place: StreamPosition, logs: Logs, *, new: bool) -> None:
-        """Make the channel where there is none yet, at this place; done once for each topic. `new`: so is the query."""
+        """Create the channel at this position, once for each topic, if it does not exist.
+
+        `new` says that the query has no checkpoint.
+        """
         for topic in sorted(place.offsets.keys() - self._ready):
             try:
-                # Making a channel makes its topic too, so look first. One that was made again has no such offset.
+                # Creating a channel also creates its topic, so look first. A recreated topic does
+                # not have this offset.
                 if logs.extent(topic).uuid != place.uuids[topic]:
                     continue
                 if self._admin.create_channel(topic, self._name).get("existed"):
@@ -211,7 +224,7 @@ class FollowingChannel:
                 LOGGER.warning("channel %s/%s could not be made, the query goes on without it for now: %s", topic, self._name, error)
 
     def _check(self, topic: str, new: bool) -> None:
-        """It was there already: warn unless it looks like this query's own."""
+        """Warn if an existing channel does not look like this query's own."""
         found = [channel for one in self._admin.stats(topic, self._name)["topics"] for channel in one["channels"]]
         consumers = sum(channel.get("client_count", 0) for channel in found)
         if new or consumers:
@@ -219,7 +232,10 @@ class FollowingChannel:
             LOGGER.warning(text, topic, self._name, f"has {consumers} consumers" if consumers else "was there before this query began")
 
     def advance(self, offsets: Mapping[str, int]) -> None:
-        """Spark is done with what is below these offsets. Nothing is told twice: an idle query asks many times a second."""
+        """Move the channel to these offsets: Spark is done with all before them.
+
+        No offset is sent twice, because an idle query calls this many times a second.
+        """
         for topic in sorted(offsets.keys() & self._ready):
             if self._told.get(topic) == offsets[topic]:
                 continue
@@ -250,14 +266,14 @@ class _Plan:
         return extent.start if point.kind == "earliest" else extent.head
 
     def _lost(self, text: str) -> None:
-        """Offsets are not there: fail, or say so and go on."""
+        """Raise `DataLoss` (E_DATA_LOSS), or only log it if failOnDataLoss is false."""
         if self._options.fail_on_data_loss:
             advice = "If that is right, set option 'failOnDataLoss' to 'false' to go on with what is there, or begin with a new checkpoint"
             raise DataLoss(E_DATA_LOSS, f"{text}. {advice}")
         LOGGER.warning("%s. The query goes on with what is there, as failOnDataLoss is false", text)
 
     def _within(self, topic: str, start: int, stop: int, extent: Extent) -> tuple[int, int]:
-        """The range as far as it is kept; what is not is data loss."""
+        """Return the part of the range that the topic still keeps. A missing part is data loss."""
         if stop > start and start < extent.start:
             gone = min(stop, extent.start)
             self._lost(f"offsets {start} to {gone - 1} of topic {topic} are not kept any more: it now begins at {extent.start}")
@@ -275,7 +291,7 @@ class _Plan:
 
 
 class BatchPlan(_Plan):
-    """One read from the starting to the ending points, as the topics are when it is planned."""
+    """One read from the starting to the ending points. Both are resolved when it is planned."""
 
     def partitions(self) -> list[OffsetRange]:
         spans = []
@@ -288,7 +304,10 @@ class BatchPlan(_Plan):
 
 
 class StreamPlan(_Plan):
-    """A query's micro-batches. Spark keeps the place; what is kept here is only the target of Trigger.AvailableNow."""
+    """The plan of a query's micro-batches.
+
+    Spark keeps the position. This object keeps only the target of Trigger.AvailableNow.
+    """
 
     def __init__(self, options: SourceOptions, logs: Logs) -> None:
         super().__init__(options, logs)
@@ -298,7 +317,7 @@ class StreamPlan(_Plan):
         return {topic: self.logs.extent(topic) for topic in self._options.topics}
 
     def initial(self) -> StreamPosition:
-        """Where a query without a checkpoint begins."""
+        """Return the position at which a query without a checkpoint begins."""
         extents = self._extents()
         offsets = {}
         for topic, extent in extents.items():
@@ -307,18 +326,18 @@ class StreamPlan(_Plan):
         return StreamPosition(offsets, {topic: extent.uuid for topic, extent in extents.items()})
 
     def head(self) -> StreamPosition:
-        """How far the topics reach now."""
+        """Return the present end of each topic."""
         extents = self._extents()
         return StreamPosition(
             {topic: extent.head for topic, extent in extents.items()}, {topic: extent.uuid for topic, extent in extents.items()}
         )
 
     def stop_at_present_head(self) -> None:
-        """Trigger.AvailableNow: what comes after this call is not for this run."""
+        """Exclude all later messages from this run (Trigger.AvailableNow)."""
         self._target = self._extents()
 
     def latest(self, start: StreamPosition, *, offsets_max: int = 0, bytes_max: int = 0) -> StreamPosition:
-        """The end of the next micro-batch; 0 is no limit. `start` itself where nothing waits."""
+        """Return the end of the next micro-batch, which is `start` if no messages wait. 0: no limit."""
         extents = self._extents()
         offsets, waiting = {}, {}
         for topic, extent in extents.items():
@@ -337,7 +356,10 @@ class StreamPlan(_Plan):
         return StreamPosition(ends, {topic: extent.uuid for topic, extent in extents.items()})
 
     def _first(self, topic: str, place: StreamPosition, extent: Extent) -> int:
-        """Where reading of a topic goes on after `place`; a topic that the query did not read before begins at its oldest message."""
+        """Return the offset at which the query continues in a topic after `place`.
+
+        A topic that the query has not read before begins at its oldest message.
+        """
         if topic not in place.offsets:
             return extent.start
         first = place.offsets[topic]
@@ -347,7 +369,10 @@ class StreamPlan(_Plan):
         return self._within(topic, first, extent.head, extent)[0]
 
     def _by_bytes(self, offsets: Mapping[str, int], waiting: Mapping[str, int], bytes_max: int) -> dict[str, int]:
-        """As `admit`, by bytes: each topic its share, and at least what storage can tell apart."""
+        """Limit the messages as `admit` does, by bytes.
+
+        Each topic gets its share, and at least the smallest amount that storage can measure.
+        """
         some = {topic: count for topic, count in waiting.items() if count}
         sizes = {topic: max(1, self.logs.measure(topic, offsets[topic], offsets[topic] + count).bytes) for topic, count in some.items()}
         admitted = dict(waiting)
@@ -358,7 +383,10 @@ class StreamPlan(_Plan):
         return admitted
 
     def partitions(self, start: StreamPosition, end: StreamPosition) -> list[OffsetRange]:
-        """The micro-batch's tasks. The same places give the same ranges, and a range gives the same messages."""
+        """Return the ranges of the micro-batch's tasks.
+
+        The same positions give the same ranges, and a range gives the same messages.
+        """
         spans = []
         for topic, stop in end.offsets.items():
             if topic not in self._options.topics:
@@ -369,7 +397,7 @@ class StreamPlan(_Plan):
                 self._lost(f"topic {topic} was deleted and made again: what it held up to offset {stop} is gone (uuid {end.uuids[topic]})")
                 first, stop = max(extent.start, start.offsets.get(topic, 0)), min(stop, extent.head)
             elif start.uuids.get(topic) != extent.uuid:
-                first, stop = self._within(topic, extent.start, stop, extent)  # new to the query, or made again and told so before
+                first, stop = self._within(topic, extent.start, stop, extent)  # new, or recreated and reported by `latest`
             else:
                 first, stop = self._within(topic, start.offsets[topic], stop, extent)
             spans.append(self._measured(topic, first, stop, extent.uuid))

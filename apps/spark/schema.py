@@ -1,4 +1,4 @@
-"""Which columns the source makes and the sink takes, in Spark's words. Pure."""
+"""Columns that the source makes and the sink accepts, with their Spark types. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TYPES: Final = {
     HEADERS: "array<struct<key:string,value:binary>>",
 }
 COLUMNS: Final = tuple(_TYPES)
-SOURCE_COLUMNS: Final = tuple(name for name in COLUMNS if name != HEADERS)  # headers cost an object a row: on demand, as in Kafka's
+SOURCE_COLUMNS: Final = tuple(name for name in COLUMNS if name != HEADERS)  # headers cost an object a row: optional, as in Kafka's
 
 SINK_COLUMNS: Final = ("value", "key", "tag", HEADERS, "topic")
 _TEXT: Final = ("string", "varchar", "char")
@@ -37,17 +37,24 @@ _ACCEPTED: Final = {
 
 
 def ddl(columns: Sequence[str]) -> str:
-    """The source's schema as Spark reads it."""
+    """Return the source's schema as DDL."""
     return ", ".join(f"{name} {_TYPES[name]}" for name in columns)
 
 
 def simple(columns: Sequence[str]) -> str:
-    """The same as Spark's `simpleString`; reading DDL takes a Spark session, which Spark's Python processes have not."""
+    """Return the source's schema in the form of Spark's `simpleString`.
+
+    To parse DDL takes a Spark session, which Spark's Python processes do not have.
+    """
     return f"struct<{','.join(f'{name}:{_TYPES[name]}' for name in columns)}>"
 
 
 def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
-    """`fields`: name and Spark's simpleString of its type; `topic`: the option's. `UsageError` names the column and what is accepted."""
+    """Check the names and types of the sink's columns.
+
+    `fields` are names and Spark's simpleString of the types. `topic` is the option's value. Raises
+    `UsageError` (E_BAD_ARGUMENT), which names the column and the accepted types.
+    """
     names = [name for name, _ in fields]
     for name, kind in fields:
         if name not in _ACCEPTED:

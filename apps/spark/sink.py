@@ -1,8 +1,10 @@
-"""Writing: executors are PUSH producers whose rows are staged; the driver's commit makes them part of the topic, once and all together.
+"""Sink: executors stage rows as PUSH producers, the driver's commit adds them to the topic.
 
-A `write()` call is one stage, named by its own uuid: a retried, speculative or zombie task stages anew, and only what the commit names
-counts. The transaction is (query id, number of the batch) of a streaming query, (txnAppId, txnVersion) where the user names one, else a
-uuid of the job. A transaction is committed at most once, so a batch that Spark repeats after a crash is answered and not stored again.
+A `write()` call is one stage with a uuid. A retried, speculative or zombie task makes another
+stage, and only the stages that the commit names count. A streaming query's transaction is (query
+id, batch number). A batch write's is (txnAppId, txnVersion) if the user sets them, otherwise a uuid
+of the job. A transaction is committed at most once. If Spark repeats a batch after a crash, the
+commit is answered and nothing is stored again.
 """
 
 from __future__ import annotations
@@ -30,19 +32,20 @@ from .schema import check_sink_columns
 
 __all__ = ["BatchWriter", "SinkTransaction", "StagedPartition", "stream_writer"]
 
-try:  # came with PySpark 4.1
+try:  # since PySpark 4.1
     from pyspark.sql.datasource import DataSourceStreamArrowWriter
 
     ARROW_STREAMS = True
 except ImportError:
     ARROW_STREAMS = False
 
-# Spark's own names of what a task may know about its query; not public, so a test looks after them.
-QUERY_ID: Final = "sql.streaming.queryId"  # the same after a restart from the checkpoint
+# Spark's names of the properties that tell a task its query. They are not public, so a test checks
+# them.
+QUERY_ID: Final = "sql.streaming.queryId"  # stays the same after a restart from the checkpoint
 BATCH_ID: Final = "streaming.sql.batchId"
-ABORT_TIMEOUT_S: Final = 10.0  # stages that are not aborted go by themselves after a time
-ATTEMPT_S: Final = 15.0  # a commit may be repeated, and a link to a host that died in silence must not use up the time-out
-PAUSE_S: Final = 0.5  # before a commit that was refused for now is tried again
+ABORT_TIMEOUT_S: Final = 10.0  # seconds; stages that are not aborted are dropped later without it
+ATTEMPT_S: Final = 15.0  # Seconds. A commit may be repeated, and a link to a host that failed silently must not use up the time-out.
+PAUSE_S: Final = 0.5  # seconds before a commit that was refused temporarily is tried again
 ADVICE: Final = {
     "app": "Start it again when the broker is well: what is repeated is not stored twice",
     "job": "Look whether it is in the topic before you write it again; with txnAppId and txnVersion a repeat is not stored twice",
@@ -50,7 +53,7 @@ ADVICE: Final = {
 
 
 class SinkTransaction(NamedTuple):
-    """`kind` "app": remembered for good; "job": for days."""
+    """The transaction of a write. The broker keeps `kind` "app" forever and "job" for days."""
 
     app: str
     version: int
@@ -58,7 +61,10 @@ class SinkTransaction(NamedTuple):
 
 
 class StagedPartition(WriterCommitMessage):
-    """What a task tells the driver: its sealed stage (None where it had no rows, or the transaction is committed already)."""
+    """A task's message to the driver with its sealed stage.
+
+    `part` is None if the task had no rows, or if the transaction is committed already.
+    """
 
     def __init__(self, topic: str, part: StagePart | None, transaction: SinkTransaction) -> None:
         self.topic = topic
@@ -67,7 +73,10 @@ class StagedPartition(WriterCommitMessage):
 
 
 def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-    """On the driver, before anything runs: `UsageError` for a mode or columns that cannot be."""
+    """Check the mode and the columns on the driver, before any task runs.
+
+    Raises `UsageError` (E_BAD_ARGUMENT).
+    """
     if overwrite:
         raise wrong(
             'a topic is not overwritten: write with mode("append") (streams: outputMode("append"));'
@@ -77,7 +86,10 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
 
 
 def stage_rows(options: SinkOptions, transaction: SinkTransaction, partition: int, batches: Iterable[pa.RecordBatch]) -> StagedPartition:
-    """On an executor: push the rows as blocks and seal them. What is returned is on the broker's disk, and not visible yet."""
+    """Push the rows as blocks and seal them, on an executor.
+
+    The sealed rows are on the broker's disk, but not visible yet.
+    """
     topic = options.topic
     packer = Packer()
     writer: StageWriter | None = None
@@ -95,7 +107,7 @@ def stage_rows(options: SinkOptions, transaction: SinkTransaction, partition: in
             for block in packer.blocks(batch):
                 writer.push(block)
             if writer.committed:
-                break  # somebody wrote this batch before: its rows need not even be made
+                break  # the transaction is committed already, so its other rows need not be packed
         if writer is None:
             return StagedPartition(topic, None, transaction)
         for block in packer.rest():
@@ -107,9 +119,10 @@ def stage_rows(options: SinkOptions, transaction: SinkTransaction, partition: in
 
 
 def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: SinkTransaction | None, what: str) -> None:
-    """On the driver: make the sealed stages part of their topic, trying until the time-out. `known`: the transaction, if it is known here.
+    """Add the sealed stages to their topic, on the driver. Try until the time-out.
 
-    Where no task had rows, the version of an app is recorded all the same, if the topic is there: what is below it must be skipped.
+    `known` is the transaction, if the driver knows it. If no task had rows, the version of an app
+    is still recorded if the topic exists. Lower versions must be skipped from then on.
     """
     told = [message for message in messages if isinstance(message, StagedPartition)]
     staged = [message for message in told if message.topic and message.part is not None]
@@ -135,7 +148,7 @@ def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
     except NotFound:
         if parts:
             raise
-        return  # nothing goes into a topic that is not there
+        return  # an absent topic has no transactions to record
     if done.get("repeated"):
         LOGGER.info("%s was in topic %s already: nothing was stored again", what, topic)
 
@@ -155,10 +168,11 @@ def _commit(options: SinkOptions, topic: str, transaction: SinkTransaction, part
 
 
 def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: SinkTransaction | None, what: str) -> None:
-    """Drop what was staged. Never raises: Spark is failing the batch already, and what stays goes by itself after a time.
+    """Drop the staged rows. Never raises: Spark fails the batch anyway, and stages expire.
 
-    A job's transaction is its own, so all of it goes. One of an app may be tried again by a successor whose stages an old driver must not
-    touch: there only the stages that the messages name go, the rest with the transaction's next commit or in time.
+    A job's transaction is never used again, so all its stages are dropped. A successor may try an
+    app's transaction again, and an old driver must not touch its stages. There only the stages that
+    the messages name are dropped. The transaction's next commit or the expiry drops the rest.
     """
     try:
         named: dict[str, list[bytes]] = {}
@@ -167,7 +181,7 @@ def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
                 named.setdefault(message.topic, []).append(message.part[0])
         app, version = (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
         if app and options.topic:
-            named.setdefault(options.topic, [])  # what tasks have staged that did not get as far as to tell it
+            named.setdefault(options.topic, [])  # includes the stages of tasks that failed before they could report them
         for topic, stages in named.items():
             patience = min(ABORT_TIMEOUT_S, options.timeout_s)
             with StageCommitter(options.url, topic, timeout=patience, create=False, key_file=options.keys) as committer:
@@ -178,7 +192,10 @@ def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
 
 
 class BatchWriter(DataSourceArrowWriter):
-    """`df.write.format("zsq")`. Made once on the driver and pickled, so the job's uuid is the same for all its tasks and the commit."""
+    """Writer of `df.write.format("zsq")`.
+
+    It is made once on the driver and pickled, so all tasks and the commit share the job's uuid.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         check_sink(options, schema, overwrite)
@@ -202,7 +219,7 @@ class BatchWriter(DataSourceArrowWriter):
 
 
 def stream_transaction() -> tuple[SinkTransaction, int]:
-    """In a task: the transaction of its micro-batch, and the number of its partition."""
+    """Return the transaction of this task's micro-batch, and the number of its partition."""
     context = TaskContext.get()
     query, batch = (context.getLocalProperty(name) if context else None for name in (QUERY_ID, BATCH_ID))
     if not query or not str(batch or "").isdecimal():
@@ -216,7 +233,10 @@ def stream_transaction() -> tuple[SinkTransaction, int]:
 
 
 class _StreamWriter(DataSourceStreamWriter):
-    """The driver's side of `df.writeStream.format("zsq")`, made anew for each call: all it knows comes with the messages."""
+    """Driver's side of `df.writeStream.format("zsq")`.
+
+    Spark makes another object for each call, so all state comes with the messages.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         check_sink(options, schema, overwrite)
@@ -233,7 +253,7 @@ class _StreamWriter(DataSourceStreamWriter):
 
 
 class RowStreamWriter(_StreamWriter):
-    """For PySpark 4.0, which hands rows to streaming writers."""
+    """Writer for PySpark 4.0, which passes rows to streaming writers."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         super().__init__(options, schema, overwrite)
@@ -246,7 +266,7 @@ class RowStreamWriter(_StreamWriter):
 if ARROW_STREAMS:
 
     class ArrowStreamWriter(_StreamWriter, DataSourceStreamArrowWriter):  # pyright: ignore[reportPossiblyUnboundVariable]
-        """For PySpark 4.1 and later."""
+        """Writer for PySpark 4.1 and later, which pass Arrow batches."""
 
         def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
             return stage_rows(self._options, *stream_transaction(), iterator)

@@ -1,4 +1,4 @@
-"""Reading: a partition's offsets as Arrow batches on an executor, and the plan of a batch on the driver."""
+"""Batch reads: a partition's offsets as Arrow batches on an executor, and the plan on the driver."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ __all__ = ["BatchReader", "RangePartition", "partitions_of", "read_range"]
 
 
 class RangePartition(InputPartition):
-    """One task: offsets `start` to `stop` of a topic, and of no other that was made under its name after the planning."""
+    """One task: offsets `start` to `stop` (exclusive) of a topic.
+
+    `uuid` guards against a topic that was recreated under the same name after the planning.
+    """
 
     def __init__(self, topic: str, start: int, stop: int, uuid: str) -> None:
         super().__init__((topic, start, stop, uuid))
@@ -31,8 +34,11 @@ def partitions_of(spans: Sequence[OffsetRange]) -> list[RangePartition]:
 
 
 def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.RecordBatch]:
-    """On an executor: the partition's messages, in order. Storage reads ahead while Spark takes what is here."""
-    if not isinstance(part, RangePartition):  # Spark's stand-in where there was nothing to plan
+    """Yield the partition's messages in order, on an executor.
+
+    Storage reads ahead while Spark processes a batch.
+    """
+    if not isinstance(part, RangePartition):  # Spark's placeholder if no partition was planned
         return
     with RangeReader(
         options.url, part.topic, part.start, part.stop,
@@ -46,7 +52,7 @@ def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.Reco
 
 
 class BatchReader(DataSourceReader):
-    """`spark.read.format("zsq")`."""
+    """Reader of `spark.read.format("zsq")`."""
 
     def __init__(self, options: SourceOptions) -> None:
         self._options = options

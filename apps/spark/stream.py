@@ -1,4 +1,4 @@
-"""Streaming reads, as every PySpark 4 has them: where a query begins, its micro-batches, and the channel that follows it."""
+"""Streaming reads in every PySpark 4: the first position, the micro-batches, the following channel."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ __all__ = ["FollowingReader", "PlainStreamReader"]
 
 
 class FollowingReader(DataSourceStreamReader):
-    """What `spark.readStream.format("zsq")` does in every version of Spark.
+    """The part of `spark.readStream.format("zsq")` that all versions of Spark share.
 
-    The driver's side lives in one Python process for the query's life and keeps its connections there. The object is also pickled, for
-    `read` on executors, before the first connection is made.
+    The driver's side lives in one Python process for the query's life and keeps its connections
+    there. The object is also pickled, for `read` on executors, before the first connection is made.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -35,7 +35,10 @@ class FollowingReader(DataSourceStreamReader):
         return self._made
 
     def _follow(self, place: StreamPosition, *, new: bool = False) -> FollowingChannel | None:
-        """The channel, made where the query starts if there is none yet. After planning: that finds out whether the topics are there."""
+        """Return the channel, and create it at the query's start if it does not exist.
+
+        Call this after planning, because the planning finds out whether the topics exist.
+        """
         if not self._options.channel:
             return None
         if self._channel is None:
@@ -73,10 +76,12 @@ class FollowingReader(DataSourceStreamReader):
 
 
 class PlainStreamReader(FollowingReader):
-    """For PySpark 4.0 and 4.1, whose `latestOffset` is not told where the query stands.
+    """Reader for PySpark 4.0 and 4.1, whose `latestOffset` does not get the query's position.
 
-    The limits then count from what this process knows: the last place it answered or was told. After a restart on a checkpoint with
-    nothing left to repeat it knows none, and the first micro-batch takes all there is; so does the only one of Trigger.AvailableNow.
+    Limits therefore count from the last position that this process returned or received. After a
+    restart from a checkpoint without an unfinished batch, the process knows no position. Then the
+    first micro-batch takes all messages. The only micro-batch of Trigger.AvailableNow does the
+    same.
     """
 
     def __init__(self, options: SourceOptions) -> None:
@@ -96,9 +101,9 @@ class PlainStreamReader(FollowingReader):
             self._at = self._plan.head()
         else:
             self._at = self._plan.latest(self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max)
-        return self._at.as_json()  # an end: the channel begins at a start, which is not known here
+        return self._at.as_json()  # this is an end; the channel begins at a start, which is not known here
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         if self._at is None:
-            self._at = StreamPosition.from_json(end)  # a batch of before the restart is repeated
+            self._at = StreamPosition.from_json(end)  # Spark repeats a batch from before the restart
         return super().partitions(start, end)
