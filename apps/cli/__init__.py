@@ -1,4 +1,4 @@
-"""The command line: `zsq serve`, `pub`, `sub` and their friends."""
+"""Command line: `zsq serve`, `pub`, `sub` and the other commands."""
 
 from .app import main
 

@@ -1,9 +1,10 @@
-"""The root command, and the one place where errors become a line on stderr and an exit code.
+"""Root command, which loads all other commands and turns errors into exit codes.
 
-0 done, 1 failed, 2 wrong usage, 3 broker not reached. Nothing here imports ZeroMQ, rich or the client:
-`zsq --help` should feel immediate, so each command is imported when it is named, and imports what it needs when it runs.
+An error becomes one line on stderr. The exit codes are 0 done, 1 failed, 2 wrong usage, 3 broker
+not reached.
 
-A group whose commands are imported when they are used: `zsq --help` and each single command should come at once.
+`zsq --help` must be immediate, so nothing here imports ZeroMQ, rich or the client. A command is
+imported when it is used, and imports what it needs when it runs.
 """
 
 from __future__ import annotations
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
 
 
 class CommandPlace(NamedTuple):
-    """Where a command is (`module:name`, of this package), and what help says of it in a few words."""
+    """A command's place (`module:name` in this package) and its short help."""
 
     where: str
     text: str
 
 
 class LazyGroup(click.Group):
-    """`sections`: title -> command's name -> its place, in the order of help. `add_command` works as ever."""
+    """A group whose commands are imported when they are used. `add_command` works as usual.
+
+    `sections` maps titles to the places of commands by name, in the order of the help.
+    """
 
     def __init__(self, *arguments: Any, sections: Mapping[str, Mapping[str, CommandPlace]], **more: Any) -> None:
         super().__init__(*arguments, **more)
@@ -48,14 +52,14 @@ class LazyGroup(click.Group):
         if cmd_name not in self.commands and cmd_name in self._places:
             module, _, name = self._places[cmd_name].where.partition(":")
             self.commands[cmd_name] = getattr(import_module(f".{module}", __package__), name)
-        if ctx.resilient_parsing and cmd_name in self.commands:  # somebody pressed TAB
+        if ctx.resilient_parsing and cmd_name in self.commands:  # the user pressed TAB
             from .completion import complete_names
 
             complete_names(self.commands[cmd_name])
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Of a slip of the pen it says what was meant: click would know only of what is imported already."""
+        """Suggest the nearest name for an unknown command. click would know only imported commands."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and not ctx.resilient_parsing and name not in self.list_commands(ctx):
             from difflib import get_close_matches
@@ -65,14 +69,14 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """Nothing is imported for it either."""
+        """Complete the names of commands without importing them."""
         from click.shell_completion import CompletionItem
 
         found = [CompletionItem(name, help=place.text) for name, place in self._places.items() if name.startswith(incomplete)]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Nothing is imported for it."""
+        """Write the help of the sections without importing their commands."""
         width = max(map(len, self.list_commands(ctx)))
         for title, section in self.sections.items():
             with formatter.section(title):
@@ -150,7 +154,10 @@ def app(url: str | None, key_file: str | None) -> None:
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
-    """Carry out a command line (default: this process's) and return its exit code; never a traceback for an expected error."""
+    """Run a command line (default: this process's) and return its exit code.
+
+    An expected error never gives a traceback.
+    """
     if sys.stdin is None:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - closed by who started us (`<&-`): empty
     try:
@@ -162,7 +169,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return error.exit_code
     except SystemExit:
         if "PacifyFlushWrapper" in type(sys.stdout).__name__:
-            return DONE  # the pipe is broken: click has put this in place of stdout, and ends with 1
+            return DONE  # click replaces stdout if the pipe is broken, and exits with 1
         raise
     except (click.Abort, KeyboardInterrupt):
         return _fail("E_INTERRUPTED interrupted", FAILED)
@@ -173,19 +180,20 @@ def run(arguments: Sequence[str] | None = None) -> int:
     except ZsqError as error:
         return _fail(str(error), FAILED)
     except BrokenPipeError:
-        return DONE  # whoever read our output has had enough
+        return DONE  # the reader of the output has closed the pipe
     except OSError as error:
         code_name = errno.errorcode.get(error.errno or 0, E_INTERNAL)
         return _fail(f"{code_name} {error.strerror or error}" + (f": {error.filename}" if error.filename else ""), FAILED)
 
 
 def main() -> NoReturn:
-    """The entry point of `zsq` and `python -m zsq`."""
+    """Run `zsq` or `python -m zsq`."""
     code = run()
     try:
         sys.stdout.flush()
     except BrokenPipeError:
-        # Else the interpreter finds the pipe broken once more at its end, and complains.
+        # Otherwise the interpreter would find the broken pipe again when it ends, and print an
+        # error.
         with contextlib.suppress(OSError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)

@@ -1,4 +1,4 @@
-"""zsq completion: words for the TAB key; names of topics and channels come from the broker, if it answers quickly."""
+"""zsq completion: completion of commands, and of topics and channels if the broker answers quickly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from click.types import StringParamType
 from ...transport.settings import CHANNEL, Kind
 
 VARIABLE: Final = "_ZSQ_COMPLETE"
-QUICK_S: Final = 0.5  # nobody waits longer for a TAB
+QUICK_S: Final = 0.5  # seconds that a user may wait after TAB
 TOPICS: Final = ("topic", "dead_topic", "to", *(row.parameter for row in CHANNEL if row.kind is Kind.TOPIC))
 CHANNELS: Final = ("channel",)
 
@@ -35,7 +35,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 class _Name(StringParamType):
-    """Of a topic, or of a channel of the topic that stands before it."""
+    """The name of a topic, or of a channel of the topic given before it."""
 
     def __init__(self, *, channel: bool) -> None:
         self._channel = channel
@@ -48,7 +48,7 @@ class _Name(StringParamType):
 
 
 def _known(url: Any) -> dict[str, list[str]]:
-    """What there is; nothing where anything goes wrong, for a TAB has no place for errors."""
+    """Return the channels of each topic, or nothing after any error: completion cannot show errors."""
     from ...transport.client.blocking.client import Admin
 
     try:
@@ -59,7 +59,7 @@ def _known(url: Any) -> dict[str, list[str]]:
 
 
 def complete_names(command: click.Command) -> None:
-    """Give its arguments and options that name topics and channels of a broker their words."""
+    """Complete the arguments and options of a command that name a broker's topics and channels."""
     if isinstance(command, click.Group):
         for one in command.commands.values():
             complete_names(one)

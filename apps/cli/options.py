@@ -1,4 +1,4 @@
-"""What commands share: where the broker is, how long to wait, and being stopped by a signal."""
+"""Options of all commands: address of the broker, keys, time-out; and handling of stop signals."""
 
 from __future__ import annotations
 
@@ -17,14 +17,15 @@ import click
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from .quantities import Number
 
-# These repeat transport's, which takes 80 ms to import (a test compares them): help should come at once.
+# These repeat constants of transport (a test compares them). Its import takes 80 ms, too much for
+# help.
 DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
 BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
-MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # what a broker may be told to take
+MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # the highest limit that a broker can be set to
 
 TIMEOUT_S: Final = 10.0
-HINT_S: Final = 1.0  # until a person who waits at a terminal hears why
+HINT_S: Final = 1.0  # seconds before a user at a terminal gets a hint
 KEY_FILE: Final = "ZSQ_KEY_FILE"
 GIVES_UP: Final = "Seconds to wait for the broker before exit code 3."
 NOBODY_LISTENS: Final = " If not set and nothing listens on this machine: 1 s."
@@ -34,26 +35,33 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Value(NamedTuple):
-    """What an option takes, by click: its name in the help, and its type with its bounds."""
+    """An option's value for click: its name in the help, and its type with bounds."""
 
     metavar: str | None = None
     type: click.ParamType[Any] | None = None
 
 
 def with_broker(command: Command) -> Command:
-    """Add `--url`, `--key-file` and `--timeout` (seconds); the command receives `url` resolved: its own, that of `zsq --url`, ZSQ_URL, the
-    default. What `--key-file` says goes to the clients by the way that is open for all of them: ZSQ_KEY_FILE."""
+    """Add `--url`, `--key-file` and `--timeout` (seconds) to a command.
+
+    The command receives the resolved `url`: its own, that of `zsq --url`, ZSQ_URL, or the default.
+    `--key-file` reaches the clients through the environment variable ZSQ_KEY_FILE, which all of
+    them read.
+    """
     return _with_broker(command, GIVES_UP + NOBODY_LISTENS)
 
 
 def with_broker_followed(command: Command) -> Command:
-    """The same, for a command that goes on until it is stopped: without `--timeout` it waits for a broker that it has met for as long as
-    it takes. It passes `timeout` to `followed`."""
+    """Add the same options to a command that runs until it is stopped.
+
+    Without `--timeout` it waits without limit for a broker after the first connection. It passes
+    `timeout` to `followed`.
+    """
     return _with_broker(command, GIVES_UP + NOBODY_LISTENS + " After the first connection, the command waits without limit.")
 
 
 def followed(timeout: float) -> float:
-    """The time-out for what comes after the broker was met: that which somebody gave, or none."""
+    """Return the time-out after the first connection: the user's, or infinity if none was given."""
     from ...transport.wire.address import DefaultTimeout
 
     return DefaultTimeout(math.inf) if isinstance(timeout, DefaultTimeout) else timeout
@@ -85,7 +93,10 @@ def _with_broker(command: Command, how_long: str) -> Command:
 
 
 def _chosen(context: click.Context, parameter: click.Parameter, value: float) -> float:
-    """The time-out, marked where nobody gave one: clients then do not wait for a broker that is not there."""
+    """Return the time-out, marked if the user gave none.
+
+    Clients with the mark do not wait for a broker if nothing listens on this machine.
+    """
     if context.resilient_parsing or context.get_parameter_source(str(parameter.name)) is not click.core.ParameterSource.DEFAULT:
         return value
     from ...transport.wire.address import DefaultTimeout
@@ -105,7 +116,10 @@ def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> s
 
 
 def hint(url: str) -> None:
-    """For a person who waits: a broker that is being started answers in a moment, one that was forgotten never."""
+    """Tell a waiting user that nothing listens at the address.
+
+    A broker that is starting answers soon, but one that nobody has started never does.
+    """
     import socket
 
     host, _, port = url.removeprefix("tcp://").rpartition(":")
@@ -113,12 +127,12 @@ def hint(url: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), HINT_S).close()
     except OSError as error:
         click.echo(f"zsq: nobody answers at {url} yet ({error.strerror or error}); still trying", err=True)
-    except (ValueError, OverflowError):  # it will be told what is wrong with it
+    except (ValueError, OverflowError):  # the client reports what is wrong with the address
         return
 
 
 def _remember_key_file(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    """For as long as the command runs."""
+    """Set ZSQ_KEY_FILE while the command runs."""
     found = value or context.find_root().params.get("key_file")
     if not found:
         return
@@ -135,12 +149,15 @@ def _remember_key_file(context: click.Context, _: click.Parameter, value: str | 
 
 
 def yes_option(command: Command) -> Command:
-    """`--yes`, for a command that removes messages; the command takes `yes` and passes it to `confirm`."""
+    """Add `--yes` to a command that removes messages. The command passes `yes` to `confirm`."""
     return click.option("--yes", is_flag=True, help="Do not ask for confirmation. Needed if standard input is not a terminal.")(command)
 
 
 def confirm(what: str, yes: bool) -> None:
-    """Ask a person at the terminal; without one, `UsageError` unless `--yes` was given. `what`: `delete topic 'x': 5 messages ...`."""
+    """Ask the user at the terminal to confirm `what`, such as `delete topic 'x': 5 messages ...`.
+
+    Without a terminal and without `--yes`, raises `UsageError` (E_BAD_ARGUMENT).
+    """
     if yes:
         return
     if not sys.stdin.isatty():
@@ -152,7 +169,7 @@ def confirm(what: str, yes: bool) -> None:
 
 
 class Stopping(threading.Event):
-    """Set by a signal."""
+    """Event that a signal sets."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,11 +177,14 @@ class Stopping(threading.Event):
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """While inside, a signal also raises `KeyboardInterrupt`: for waiting on a broker, where nothing is half done."""
+        """Let a signal also raise `KeyboardInterrupt` inside the context.
+
+        Use it while the command waits for a broker, when no work is half done.
+        """
         self.waits = True
         try:
             if self.is_set():
-                raise KeyboardInterrupt  # it came before the waiting began
+                raise KeyboardInterrupt  # the signal came before the wait
             yield
         finally:
             self.waits = False
@@ -172,7 +192,10 @@ class Stopping(threading.Event):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Stopping]:
-    """While inside, SIGINT and SIGTERM set the event instead of ending the process; a second one ends it as usual."""
+    """Let SIGINT and SIGTERM set the event instead of ending the process.
+
+    A second signal ends the process as usual.
+    """
     stopping = Stopping()
     before: dict[signal.Signals, Any] = {}
 

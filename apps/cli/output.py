@@ -1,9 +1,11 @@
-"""What commands print. One convention: `--json` makes it JSON on stdout, notes for people stay on stderr.
+"""Output of commands. `--json` prints JSON on stdout, notes for users stay on stderr.
 
-One object of several lines for one answer; one object a line (JSON lines) where it is a list that may be long or has no end.
+A single answer is one object over several lines. A list that may be long or endless has one object
+per line (JSON lines).
 
-Tables begin with names (topic, channel, consumer), and a name has at least `NAME_MIN` characters of its column. Where a terminal is too
-narrow for all figures, they go on in a second table with the same names.
+The first columns of a table are names (topic, channel, consumer), with at least `NAME_MIN`
+characters each. If a terminal is too narrow for all columns, the others continue in a second table
+with the same names.
 """
 
 from __future__ import annotations
@@ -24,38 +26,38 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 NAME_MIN: Final = 20
-TEXT_MAX: Final = 40  # of a column of words that are no name: longer ones go on in the next line
-FILE_COLUMNS: Final = 160  # where stdout is no terminal: a table that is cut to 80 columns is of no use in a file
+TEXT_MAX: Final = 40  # the most characters of a text column that is no name; longer texts are wrapped
+FILE_COLUMNS: Final = 160  # the width if stdout is no terminal: a table cut to 80 columns is of no use in a file
 GAP: Final = 2
 
 
 def json_option(command: Command) -> Command:
-    """`--json`, for an answer that is one object; the command takes `as_json`."""
+    """Add `--json` for an answer that is one object. The command takes `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")(command)
 
 
 def json_lines_option(command: Command) -> Command:
-    """`--json`, for a list; the command takes `as_json`."""
+    """Add `--json` for a list. The command takes `as_json`."""
     return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)
 
 
 def tell(found: Any) -> None:
-    """One answer."""
+    """Print one answer as JSON."""
     click.echo(json.dumps(found, indent=2, default=str))
 
 
 def tell_line(found: Any) -> None:
-    """One of a list."""
+    """Print one object of a list as JSON."""
     click.echo(json.dumps(found, default=str))
 
 
 def say(text: str, *, err: bool = False) -> None:
-    """Print lines for people; control characters in them, which came from elsewhere, are shown and not obeyed."""
+    """Print lines for users, with control characters escaped: they may come from messages."""
     click.echo(escaped(text, keep="\n"), err=err)
 
 
 def meant(name: str, names: Iterable[str]) -> str:
-    """Return a question about a name that is not known: whether one of those that are was meant. Empty where none is like it."""
+    """Return a question that suggests the known name most like `name`, or "" if none is like it."""
     from difflib import get_close_matches
 
     close = get_close_matches(name, list(names), n=1)
@@ -63,17 +65,23 @@ def meant(name: str, names: Iterable[str]) -> str:
 
 
 def body_for(out: IO[bytes]) -> Callable[[bytes], bytes]:
-    """Return how a message's body is written to `out`: as it is, or for a terminal with its control characters as escapes."""
+    """Return the function that prepares a message's body for `out`.
+
+    A file gets the body unchanged. For a terminal, control characters are escaped.
+    """
     return shown_body if out.isatty() else bytes
 
 
 def shown_body(body: bytes) -> bytes:
-    """Return a body as text that a terminal only shows: tabs and ends of lines stay."""
+    """Return a body as text that is safe for a terminal. Tabs and line ends stay."""
     return escaped(body.decode(errors="backslashreplace"), keep="\t\n").encode()
 
 
 def wide_console(columns: int = FILE_COLUMNS) -> Console:
-    """Return the console on stdout; where that is no terminal, as wide as COLUMNS of the environment says, else `columns`."""
+    """Return the console on stdout.
+
+    If stdout is no terminal, the width is that of the environment variable COLUMNS, else `columns`.
+    """
     from rich.console import Console
 
     console = Console()
@@ -82,14 +90,17 @@ def wide_console(columns: int = FILE_COLUMNS) -> Console:
 
 
 class Heading(NamedTuple):
-    """A column. `is_text`: words, from the left; else figures, from the right."""
+    """A column's title. `is_text` columns are aligned left, numbers right."""
 
     title: str
     is_text: bool = False
 
 
 class Grid:
-    """A table that fits any width. Its first columns are names; of the others as many stand side by side as fit, the rest below."""
+    """A table for any width. The first columns are names.
+
+    The other columns stand side by side as far as they fit. The rest continue below.
+    """
 
     def __init__(self, title: str, names: Sequence[str], others: Sequence[str | Heading]) -> None:
         self._title = escaped(title)
@@ -98,12 +109,12 @@ class Grid:
         self._rows: list[tuple[str, ...]] = []
 
     def add(self, *cells: str) -> None:
-        """Add a row: its names, then all others."""
+        """Add a row: the cells of the name columns, then all others."""
         assert len(cells) == len(self._names) + len(self._others)
         self._rows.append(tuple(escaped(cell) for cell in cells))
 
     def tables(self, width: int) -> Iterator[Table]:
-        """Yield one table, or several with the same names, for a terminal of so many columns."""
+        """Yield one table, or several with the same names, for a terminal of `width` columns."""
         names, pages = laid_out(width, [self._wide(at) for at in range(len(self._names))], self._wanted())
         for number, page in enumerate(pages):
             yield self._table(f"{self._title} ({number + 1} of {len(pages)})" if len(pages) > 1 else self._title, names, page)
@@ -136,17 +147,18 @@ class Grid:
 
 
 class ColumnPlace(NamedTuple):
-    """A column of a page: which one of those that are no names, and how wide."""
+    """A column's place on a page: its index among the columns that are no names, and its width."""
 
     at: int
     width: int
 
 
 def laid_out(width: int, names: Sequence[int], others: Sequence[int]) -> tuple[list[int], list[list[ColumnPlace]]]:
-    """Return the widths of the name columns, and which of the others stand on each page. Pure.
+    """Return the widths of the name columns, and the other columns of each page. Pure.
 
-    `names`, `others`: how wide their longest cells are. Names get what they need as long as they leave half of the width; longer ones are
-    shortened to their share of it, and to no less than `NAME_MIN`. What a page has to spare, they get back.
+    `names` and `others` are the widths of their longest cells. Names get the width they need if
+    that leaves half of the terminal. Otherwise they are cut to an equal share of one half, but not
+    below `NAME_MIN`. Width that no page uses goes back to the names.
     """
     given = [min(one, max(NAME_MIN, (width // 2) // max(1, len(names)) - GAP)) for one in names]
     room = width - sum(one + GAP for one in given) + 1

@@ -1,6 +1,6 @@
-"""A progress bar for work that takes long: on stderr, only where that is a terminal, and gone when the work is done.
+"""Progress bar on stderr for long work. It is shown only on a terminal, and removed at the end.
 
-Files that tell how much goes through them: what a progress bar shows of work that knows nothing of bars.
+`CountedFiles` counts the bytes of work that does not know about progress bars.
 """
 
 from __future__ import annotations
@@ -15,20 +15,26 @@ from typing import Any, Final
 from ...storage.files import Files
 
 Advance = Callable[[int], None]
-REFRESHES_S: Final = 5  # work may advance a million times a second: rich is told of it, and draws, so often only
+REFRESHES_S: Final = 5  # rich hears of progress, and draws, only so often: work may advance a million times a second
 
 
 def shown() -> bool:
-    """Whether a bar would be seen: not in a pipe, a file or an editor's terminal, and not if nobody wants one (TERM=dumb)."""
+    """Return True if the user would see a bar.
+
+    False for a pipe, a file, an editor's terminal, or if the user wants none (TERM=dumb).
+    """
     try:
         return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")
-    except (AttributeError, ValueError):  # closed
+    except (AttributeError, ValueError):  # stderr is closed
         return False
 
 
 @contextlib.contextmanager
 def bar(title: str, total: int | None, *, unit: str = "bytes") -> Iterator[Advance]:
-    """Gives what is to be called with how much was done. `unit`: bytes, or what is counted. `total` None: not known."""
+    """Yield the function to call with the amount of work done.
+
+    `unit` is "bytes" or the name of the counted items. `total` is None if it is not known.
+    """
     if not shown():
         yield lambda done: None
         return
@@ -42,7 +48,8 @@ def bar(title: str, total: int | None, *, unit: str = "bytes") -> Iterator[Advan
     time = rich.TimeElapsedColumn() if total is None else rich.TimeRemainingColumn()
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *size, time)
     waiting, told_at = 0, monotonic()
-    # stdout is left alone: what is written there is the answer, and rich would take it to the bar's terminal.
+    # stdout is not redirected. It carries the answer, and rich would print it to the bar's
+    # terminal.
     with rich.Progress(
         *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, refresh_per_second=REFRESHES_S
     ) as progress:
@@ -60,7 +67,7 @@ def bar(title: str, total: int | None, *, unit: str = "bytes") -> Iterator[Advan
 
 
 class CountedFiles(Files):
-    """`read`, `written`: called with bytes."""
+    """Files that call `read` and `written` with the number of bytes."""
 
     def __init__(self, *, read: Callable[[int], None] | None = None, written: Callable[[int], None] | None = None) -> None:
         super().__init__()
@@ -80,7 +87,7 @@ class CountedFiles(Files):
 
 
 def bytes_below(folder: Path, pattern: str) -> int:
-    """What the files of that pattern hold; those that go meanwhile do not count."""
+    """Return the bytes of all files that match the pattern. Files removed meanwhile do not count."""
     total = 0
     for path in folder.glob(pattern):
         try:

@@ -1,6 +1,7 @@
-"""Sizes and times as people write them: 10GiB, 1.5MB, 7d, 1h30m; and texts, of which a variable holds one a line. Pure.
+"""Parsing of sizes (10GiB, 1.5MB), times (7d, 1h30m), texts, and positions in a topic. Pure.
 
-Where in a topic, as people write it: earliest, latest, an offset, a message's id, or a time. Pure.
+A position is earliest, latest, an offset, a message's id, or a time. A variable may hold several
+texts, one per line.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ UNITS_BYTES: Final = {
 UNITS_S: Final = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 NO_BOUND: Final = ("none", "-1")
 BYTES_MAX: Final = 1 << 62
-COUNT_DIGITS_MAX: Final = 18  # below 2 to the 62nd, as all numbers of settings
+COUNT_DIGITS_MAX: Final = 18  # keeps numbers below 2**62, as for all settings
 SECONDS_MAX: Final = 100 * 366 * 86_400
 
 _SIZE: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]*)", re.ASCII)
@@ -33,7 +34,10 @@ _PART: Final = re.compile(r"(\d+(?:\.\d+)?)\s*([a-z]+)\s*", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """1GiB, 500MB (powers of 1000), 64k (powers of 1024, as of dd), 4096. `ValueError` says what is wrong."""
+    """Return the bytes of 1GiB, 500MB (powers of 1000), 64k (powers of 1024, as in dd), or 4096.
+
+    Raises `ValueError`, which says what is wrong.
+    """
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in UNITS_BYTES:
         raise ValueError(f"{text!r} is not a size: write a number of bytes, or one with KiB, MiB, GiB, TiB (or kB, MB, GB, TB)")
@@ -44,7 +48,10 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_seconds(text: str) -> float:
-    """90, 90s, 15m, 1h30m, 7d, 2w, 500ms: seconds. `ValueError` says what is wrong."""
+    """Return the seconds of 90, 90s, 15m, 1h30m, 7d, 2w or 500ms.
+
+    Raises `ValueError`, which says what is wrong.
+    """
     given = text.strip().lower()
     if re.fullmatch(r"\d+(\.\d+)?", given, re.ASCII):
         given += "s"
@@ -62,7 +69,7 @@ def parse_seconds(text: str) -> float:
 
 
 def spelled(seconds: float) -> str:
-    """90061.5 as 1d1h1m1.5s: so that it can be typed again."""
+    """Return seconds in the form that `parse_seconds` accepts: 90061.5 as 1d1h1m1.5s."""
     left = round(seconds, 3)
     found = ""
     for unit, size in (("d", 86_400), ("h", 3_600), ("m", 60)):
@@ -73,7 +80,7 @@ def spelled(seconds: float) -> str:
 
 
 def parse_count(text: str) -> int:
-    """A number of 0 or more."""
+    """Return a number of 0 or more. Raises `ValueError`, which says what is wrong."""
     if not (text.isascii() and text.strip().isdecimal()):
         raise ValueError(f"{text!r} is not a number of 0 or more")
     if len(text.strip()) > COUNT_DIGITS_MAX:
@@ -82,10 +89,10 @@ def parse_count(text: str) -> int:
 
 
 class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
-    """`none` is -1, no bound; `default`, where it is allowed, is given back as it is."""
+    """A number with a unit. `none` becomes -1 (no bound). `default`, if allowed, stays a text."""
 
     parse: Callable[[str], float]
-    """Text to number; `ValueError` says what is wrong. Each kind gives its own."""
+    """Parses the text. Raises `ValueError`, which says what is wrong. Each subclass sets it."""
 
     def __init__(self, *, default: bool = False, no_bound: tuple[str, ...] = NO_BOUND) -> None:
         self.takes_default = default
@@ -121,7 +128,7 @@ class Count(_Quantity):
 
 
 class Lines(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
-    """A text that may hold spaces: several of them in one variable are separated by line ends."""
+    """A text that may contain spaces. In an environment variable, line ends separate several texts."""
 
     name = "text"
     envvar_list_splitter = "\n"
@@ -131,7 +138,7 @@ class Lines(click.ParamType):  # type: ignore[type-arg]  # generic to the checke
 
 
 class Number(click.FloatRange):
-    """One that can be counted up to: no NaN, nothing infinite."""
+    """A finite number: NaN and infinity are refused."""
 
     name = "number"
 
@@ -147,7 +154,7 @@ class Number(click.FloatRange):
         return number
 
 
-ID_BITS: Final = 54  # these repeat transport's (a test compares them): help should come at once
+ID_BITS: Final = 54  # these repeat constants of transport (a test compares them), whose import would delay help
 ID_DIGITS: Final = 16
 OFFSET_MAX: Final = 10**15 - 1
 WORDS: Final = ("earliest", "latest")
@@ -164,13 +171,16 @@ _EPOCH: Final = re.compile(r"@(\d{1,11}(?:\.\d{1,9})?)", re.ASCII)
 
 
 class MessageId(int):
-    """An offset that was given as an id; `node`: of which broker."""
+    """An offset that the user gave as a message's id. `node` is the number of the broker."""
 
     node: int
 
 
 def parse_place(text: str, now: Callable[[], float] = time.time) -> str | int | datetime:
-    """As `Admin.seek` takes it; the offset of an id as `MessageId`. `ValueError` says what is wrong."""
+    """Return the position in a form that `Admin.seek` accepts. An id becomes a `MessageId`.
+
+    Raises `ValueError`, which says what is wrong.
+    """
     given = text.strip()
     if given.lower() in WORDS:
         return given.lower()

@@ -1,1 +1,1 @@
-"""The checks of `zsq doctor`: this system, its disk, its network. One function a question."""
+"""Checks of `zsq doctor`: this system, its disk and its network, with one function for each check."""

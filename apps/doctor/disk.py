@@ -1,4 +1,4 @@
-"""The disk, as `zsq doctor` sees it: the data directory's state, its file system, what is free, and how long a sync takes."""
+"""Disk checks of `zsq doctor`: data directory, file system, free space, and time of a sync."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from ...storage.space import RESERVE_BYTES_MAX, RESERVE_SHARE
 from .system import ADVICE, OK, PROBLEM, CheckResult
 
 SYNCS: Final = 200
-SYNCS_S: Final = 3.0  # no longer than that, however slow
+SYNCS_S: Final = 3.0  # the measurement ends after so many seconds, however slow the disk is
 SYNC_BYTES: Final = 4_096
 P99_SLOW_S: Final = 0.05
-P50_FAST_S: Final = 0.000_02  # no disk does that: it is memory, or a cache that does not say so
-FREE_SHARE: Final = 10  # a tenth
+P50_FAST_S: Final = 0.000_02  # no disk is so fast: it is memory, or a cache that hides itself
+FREE_SHARE: Final = 10  # advice below a tenth of free space
 MEMORY_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 NETWORK_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs"})
 LAYER_SYSTEMS: Final = frozenset({"overlay", "aufs", "squashfs"})
@@ -38,7 +38,7 @@ class Mount(NamedTuple):
 
 
 def there(path: Path) -> Path:
-    """The directory itself, or what of its path exists."""
+    """Return the directory itself, or its nearest parent that exists."""
     path = path.absolute()
     while not path.is_dir() and path != path.parent:
         path = path.parent
@@ -46,7 +46,7 @@ def there(path: Path) -> Path:
 
 
 def directory(data_dir: Path) -> Iterator[CheckResult]:
-    """Whether a broker could start on it, and what lies there."""
+    """Check whether a broker could start on the directory, and what it contains."""
     path = data_dir.absolute()
     if not path.exists():
         if path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK):
@@ -93,7 +93,10 @@ def _content(path: Path) -> CheckResult:
 
 
 def holder(path: Path) -> int:
-    """Who serves it; 0: nobody. It is only asked for, and given back at once."""
+    """Return the pid of the broker that holds the directory, -1 if unknown, 0 if there is none.
+
+    The function takes the lock only for a moment.
+    """
     files = Files()
     try:
         lock = files.lock(str(path / "lock"), write=False)
@@ -110,7 +113,7 @@ def holder(path: Path) -> int:
 
 
 def mounts(text: str) -> list[Mount]:
-    """Of /proc/mounts; spaces stand there as \\040."""
+    """Parse /proc/mounts, which writes spaces as \\040."""
     found = []
     for line in text.splitlines():
         fields = line.split(" ")
@@ -173,7 +176,10 @@ def space(data_dir: Path) -> Iterator[CheckResult]:
 
 
 def sync_times(path: Path, count: int = SYNCS) -> list[float]:
-    """Of small writes, each synced, in a file that is gone afterwards: as a broker does for each publisher that waits. Sorted."""
+    """Return the sorted times of small synced writes to a temporary file.
+
+    A broker does the same for each publisher that waits.
+    """
     times: list[float] = []
     deadline = time.monotonic() + SYNCS_S
     with tempfile.TemporaryFile(dir=path, prefix=".zsq-doctor-") as file:

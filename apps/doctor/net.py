@@ -1,4 +1,4 @@
-"""Ports and brokers, as `zsq doctor` sees them: whether one could listen, who does, and how a running broker is."""
+"""Network checks of `zsq doctor`: free ports, owners of ports, and a running broker's health."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ RESTARTS_MANY: Final = 5
 
 
 def ports(places: Sequence[str], broker_pid: int) -> Iterator[CheckResult]:
-    """`places`: HOST:PORT, each. What the broker of this data directory (`broker_pid`, 0: none runs) holds is as it should be."""
+    """Check `places`, each HOST:PORT.
+
+    A port that the directory's broker holds is no problem. `broker_pid` is its pid, or 0 if none
+    runs.
+    """
     free: list[str] = []
     for place in places:
         host, _, port = place.rpartition(":")
@@ -47,11 +51,11 @@ def ports(places: Sequence[str], broker_pid: int) -> Iterator[CheckResult]:
 
 
 def _listen(host: str, port: int) -> int:
-    """The error number, 0 where it is free."""
+    """Try to listen. Return the error number, or 0 if the port is free."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # what is only closing down is in nobody's way
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of connections that are closing count as free
             probe.bind((host, port))
             probe.listen(1)
     except OSError as error:
@@ -60,7 +64,7 @@ def _listen(host: str, port: int) -> int:
 
 
 def owners(port: int, proc: Path = Path("/proc")) -> set[int]:
-    """Pids that listen there, as far as this user may see."""
+    """Return the pids that listen on the port, as far as this user may see them."""
     inodes: set[str] = set()
     for name in ("net/tcp", "net/tcp6"):
         try:
@@ -90,7 +94,7 @@ def _holds(folder: Path, inodes: set[str]) -> bool:
 
 
 def _is_below(pid: int, ancestor: int) -> bool:
-    """Whether it is that process, or one that it started (by way of others)."""
+    """Return True if `pid` is `ancestor`, its child, or a descendant of up to 7 generations."""
     for _ in range(8):
         if pid == ancestor:
             return True
@@ -109,7 +113,7 @@ def _name(pid: int) -> str:
 
 
 def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResult]:
-    """How the one that runs there is; `expected`: one should."""
+    """Check a running broker. `expected` says that one should run."""
     try:
         with Admin(url, timeout=timeout_s) as admin:
             found: Any = admin.stats()
@@ -126,7 +130,7 @@ def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResul
 
 
 def health(found: BrokerStats) -> Iterator[CheckResult]:
-    """Of the answer to `stats`."""
+    """Check the answer to the request `stats`."""
     actors = found.get("processes", ())
     text = f"version {found['version']}, pid {found['pid']}: {len(found['topics'])} topics, {len(actors)} processes"
     yield CheckResult(OK, "broker", text)

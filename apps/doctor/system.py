@@ -1,7 +1,8 @@
-"""What `zsq doctor` looks at, one function a question: this Python, its libraries, the limits of this user, memory, the clock.
+"""System checks of `zsq doctor`: Python, libraries, the user's limits, memory and clock.
 
-A finding is ok, advice (it works, and could be better or safer), or a problem (it does not work, or loses what it should keep). Each says
-what was seen; advice and problems say what to do. Nothing is changed. The disk is `disk.py`'s, ports and brokers `net.py`'s.
+A finding is ok, advice (it works, but could be better or safer), or a problem (it does not work, or
+may lose data). Each says what was found. Advice and problems say what to do. The checks change
+nothing. `disk.py` checks the disk, `net.py` ports and brokers.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ ADVICE: Final = "advice"
 PROBLEM: Final = "problem"
 LEVELS: Final = (OK, ADVICE, PROBLEM)
 
-LIBZMQ_MIN: Final = (4, 3, 5)  # security fixes of CURVE and of the heartbeats that links rely on
+LIBZMQ_MIN: Final = (4, 3, 5)  # contains security fixes for CURVE and for the heartbeats of links
 FILES_MIN: Final = 4_096
-FILES_WANTED: Final = 16_384  # a gateway of ten thousand connections, a supervisor of two thousand actors
+FILES_WANTED: Final = 16_384  # enough for a gateway with 10,000 connections, or a supervisor with 2,000 actors
 TASKS_WANTED: Final = 16_384
 PROCESSES_A_TOPIC: Final = 2
-TASKS_A_PROCESS: Final = 6  # threads: ZeroMQ's two, and a storage's own
+TASKS_A_PROCESS: Final = 6  # threads: two of ZeroMQ, and those of a storage
 MEMORY_MIN: Final = 512 << 20
-ACTOR_BYTES: Final = 8 << 20  # private memory of an actor that does little, rounded up
-SHM_MIN: Final = 64 << 20  # an #ephemeral topic's bound
+ACTOR_BYTES: Final = 8 << 20  # private memory of an actor with little work, rounded up
+SHM_MIN: Final = 64 << 20  # the size limit of an #ephemeral topic
 YEAR_MIN: Final = 2024
 _NS: Final = 1_000_000_000
 
@@ -45,12 +46,12 @@ Check = Callable[[], Iterator[CheckResult]]
 
 
 def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
-    """All findings; a check that fails itself is one more, and the others go on."""
+    """Return all findings. A check that raises an error becomes a finding, and the others continue."""
     found: list[CheckResult] = []
     for name, check in checks.items():
         try:
             found += check()
-        except Exception as error:  # a system that is unlike all that was thought of
+        except Exception as error:  # the system may differ from all that the checks expect
             found.append(CheckResult(ADVICE, name, f"could not be looked at: {error or type(error).__name__}", "look yourself"))
     return found
 
@@ -64,7 +65,7 @@ def worst(findings: list[CheckResult]) -> str:
 
 def python() -> Iterator[CheckResult]:
     version = sys.version.split()[0]
-    if sys.version_info < (3, 11, 1):  # an environment may be older than the package allows
+    if sys.version_info < (3, 11, 1):  # the environment may be older than the package allows
         yield CheckResult(PROBLEM, "python", f"{version} ({sys.executable})", "3.11.1 or later is needed")
     else:
         yield CheckResult(OK, "python", f"{version} ({sys.executable})")
@@ -87,11 +88,11 @@ def libzmq() -> Iterator[CheckResult]:
         yield CheckResult(OK, "libzmq", text)
 
 
-DEVELOPERS: Final = frozenset({"test", "lint"})  # extras that no broker needs
+DEVELOPERS: Final = frozenset({"test", "lint"})  # extras that a broker does not need
 
 
 def libraries() -> Iterator[CheckResult]:
-    """What the package requires, and what is there."""
+    """Compare the installed libraries with those that the package requires."""
     there: list[str] = []
     for line in metadata.requires("zsq") or ():
         requirement, _, marker = line.partition(";")
@@ -128,7 +129,7 @@ def libraries() -> Iterator[CheckResult]:
 
 
 def satisfies(version: str, requirement: str) -> bool:
-    """For bounds as they stand in our own metadata: >=, <, ==, by numbers."""
+    """Check the bounds that our own metadata uses: >=, <=, ==, < and >, compared as numbers."""
     found = _numbers(version)
     for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)", requirement):
         wanted = _numbers(bound)
@@ -158,7 +159,7 @@ def open_files() -> Iterator[CheckResult]:
 
 
 def processes(root: Path = Path("/")) -> Iterator[CheckResult]:
-    """Threads count as processes here."""
+    """Check the limits on processes, which also count threads."""
     bounds: dict[str, int] = {}
     hard = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if hard != resource.RLIM_INFINITY:
@@ -215,7 +216,7 @@ def clock() -> Iterator[CheckResult]:
 
 
 def _unsynchronised() -> bool:
-    """adjtimex(2) answers TIME_ERROR; it only reads where its first field is 0."""
+    """Return True if adjtimex(2) answers TIME_ERROR. With 0 in its first field it only reads."""
     return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) == 5)
 
 

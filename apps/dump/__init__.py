@@ -1,1 +1,1 @@
-"""Any file of ours or of nsqd's as readable lines: each kind a walk that yields records, and goes on behind what is damaged."""
+"""Dump of any file of ZSQ or nsqd as readable records. A dump continues after damaged parts."""

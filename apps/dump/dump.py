@@ -1,8 +1,7 @@
-"""A file, or the folder of an environment, as records.
+"""Records of any file, or of the folder of an LMDB environment.
 
-nsqd's files as records: data with its messages, metadata, nsqd.dat.
-
-The state store, its snapshot, and the environment of delayed messages as records, row by row.
+This module reads nsqd's files (data, metadata, nsqd.dat), the state store, its snapshot, and the
+environment of delayed messages. Other modules of the package read the rest.
 """
 
 from __future__ import annotations
@@ -35,7 +34,10 @@ from .record import Record, damaged, dump_identity, dump_json, dump_registry, pl
 
 
 def dump_data(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
-    """Messages from the first on, whatever the metadata says; what cannot be read in between shows where it lies."""
+    """Yield all messages from the first on, whatever the metadata says.
+
+    A part that cannot be read becomes a record with its position.
+    """
     lost: list[LostBytes] = []
     for position, message in read_messages(files, path, 0, lost.append):
         yield from _losses(lost)
@@ -78,7 +80,10 @@ _MAPS: Final = {state_rows.CHANNEL: "channel", state_rows.STAGE: "stage"}
 
 
 def dump_environment(path: str, *, folder: bool, bodies: bool) -> Iterator[Record]:
-    """Of a stopped broker: rows are read without a lock. LMDB does not check its pages, so damage may also end the process."""
+    """Yield the rows of a stopped broker's environment, without a lock.
+
+    LMDB does not check its pages, so damage may also end the process.
+    """
     try:
         with (
             contextlib.closing(lmdb.open(path, subdir=folder, readonly=True, lock=False, readahead=False, max_dbs=0)) as environment,
@@ -93,7 +98,11 @@ def dump_environment(path: str, *, folder: bool, bodies: bool) -> Iterator[Recor
 
 
 def _is_delayed(txn: Any) -> bool:
-    """Both keep a map under the same key; only that of the delayed counts bytes. Where it is damaged, the keys of rows tell: due times."""
+    """Return True for the environment of delayed messages.
+
+    Both environments keep a map under the same key, but only the map of delayed messages counts
+    bytes. If the map is damaged, the keys of rows decide: delayed messages have due times.
+    """
     value = txn.get(state_rows.META)
     with contextlib.suppress(Damaged, ForeignDirectory, ValueError, TypeError):
         return "bytes" in unpack_value(state_rows.unwrap(state_rows.META, bytes(value)))
@@ -180,7 +189,7 @@ def dump_snapshot(files: Files, path: str) -> Iterator[Record]:
 
 
 def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
-    """A row of the delayed messages that was set aside: a line of JSON, its checksum, the bytes."""
+    """Yield a delayed message's row that was set aside: a line of JSON, its checksum, the bytes."""
     data = files.read_file(path, BAD_ROW_BYTES_MAX)
     line, _, value = data.partition(b"\n")
     try:
@@ -196,7 +205,10 @@ def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
 
 
 def kind_of_path(path: str) -> str:
-    """`UsageError` where it is nothing that is known here. A folder may be an environment's."""
+    """Return the kind of the file. A folder may be that of an environment.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) if the kind is not known.
+    """
     if os.path.isdir(path):
         if os.path.isfile(f"{path}/data.mdb"):
             return kinds.ENVIRONMENT
@@ -208,7 +220,7 @@ def kind_of_path(path: str) -> str:
 
 
 def dump(path: str, kind: str, *, bodies: bool = False) -> Iterator[Record]:
-    """`OSError` as it comes; damage comes as records."""
+    """Yield the records of a file. Damage becomes records, an `OSError` is raised unchanged."""
     files = Files()
     if kind == kinds.ENVIRONMENT:
         return dump_environment(path, folder=os.path.isdir(path), bodies=bodies)

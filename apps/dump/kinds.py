@@ -1,4 +1,4 @@
-"""Which kind of file this is, by its content first; the name decides where content alone cannot. Pure."""
+"""Recognition of a file's kind, first by its content, then by its name. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ...storage.nsq.disk_queue_format import LENGTH_BYTES, NSQ_HEAD_BYTES, decod
 from ...storage.nsq.disk_queue_format import parse_meta_name as parse_nsqd_meta_name
 
 HEAD_BYTES: Final = 64 * 1024
-CHUNK: Final = "chunk"  # a staged part too
+CHUNK: Final = "chunk"  # also a staged part
 INDEX: Final = "index"
 BAD: Final = "bad"
 BAD_ROW: Final = "bad row"
@@ -23,7 +23,7 @@ NSQD_DATA: Final = "nsqd data"
 NSQD_META: Final = "nsqd metadata"
 NSQD_LIST: Final = "nsqd list"
 JSON: Final = "json"
-_LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little")  # in the meta page, behind the page's head
+_LMDB_MAGIC: Final = (0xBEEFC0DE).to_bytes(4, "little")  # in the meta page, after the page's head
 _LMDB_AT: Final = 16
 _RECORD_MAX: Final = 2**31 - 1
 
@@ -37,7 +37,7 @@ def _is_meta(head: bytes) -> bool:
 
 
 def _starts_with_records(head: bytes) -> bool:
-    """Two messages of nsqd one behind the other, or one that is all of it."""
+    """Return True for two consecutive messages of nsqd, or for one that fills the file."""
     if not looks_like_message(head, 0, _RECORD_MAX):
         return False
     end = LENGTH_BYTES + decode_length(head)
@@ -73,7 +73,7 @@ _BY_NAME: Final[tuple[tuple[str, Callable[[str], object]], ...]] = (
 
 
 def kind_of(head: bytes, name: str) -> str:
-    """`head`: the first HEAD_BYTES. "" where it is nothing known."""
+    """Return the kind of a file, or "" if it is not known. `head` is its first HEAD_BYTES bytes."""
     for kind, fits in _BY_CONTENT:
         if fits(head):
             return kind

@@ -1,4 +1,4 @@
-"""Chunks, staged parts, `.bad` files of the log, and indexes as records."""
+"""Records of the log's files: chunks, staged parts, `.bad` files and indexes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ _FLAGS: Final = ((IN_GROUP, "group"), (MARK, "mark"), (DELAYED, "delayed"), (ADD
 
 
 def dump_chunk(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
-    """A chunk or a staged part: header, blocks, footer."""
+    """Yield the header, blocks and footer of a chunk or a staged part."""
     fd = files.open_read(path)
     try:
         size = files.size(fd)
@@ -131,7 +131,7 @@ def _mark(header: Header, chunk: ChunkHeader, position: int, columns: bytes) -> 
 
 
 def messages_of(block: Block, **more: Any) -> Iterator[Record]:
-    """Each message of a block whose checksums agree."""
+    """Yield the messages of a block whose checksums are correct."""
     try:
         for index in range(block.count):
             found = record("message", offset=block.first_offset + index, time_ns=block.time_of(index), **more)
@@ -145,7 +145,7 @@ def messages_of(block: Block, **more: Any) -> Iterator[Record]:
 
 
 def _without_seed(files: Files, fd: int, size: int) -> Iterator[Record]:
-    """Where blocks seem to begin: without the header's seed none can be checked."""
+    """Yield the possible starts of blocks. Without the header's seed no block can be checked."""
     for at in range(0, size, SEARCH_BYTES):
         window = files.pread(fd, SEARCH_BYTES + len(DISK_MAGIC), at)
         found = window.find(DISK_MAGIC)
@@ -168,7 +168,10 @@ def dump_index(files: Files, path: str) -> Iterator[Record]:
 
 
 def dump_bad(files: Files, path: str) -> Iterator[Record]:
-    """What was set aside of a chunk: the head says what it is, the bytes are as they were found."""
+    """Yield a part of a chunk that was set aside.
+
+    The file's head describes the part. The bytes after it are as they were found.
+    """
     data = files.read_file(path, BAD_HEAD_BYTES)
     head = decode_bad_head(data)
     if head is None:

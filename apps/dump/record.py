@@ -1,6 +1,7 @@
-"""One line of a dump: a kind and its fields; how bytes and times are shown. Pure.
+"""Record of a dump, with its display as JSON or as a line. Pure.
 
-The small files of text: a topic's identity, the registry, and other JSON of ours.
+This module also reads the small text files: a topic's identity, the registry, and other JSON files
+of ZSQ.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from ...storage import documents
 from ...storage.files import Files
 
 Record = dict[str, Any]
-"""`kind` first; times are fields that end with `_ns`."""
+"""The fields of a record. `kind` is the first. Times have names that end with `_ns`."""
 
 DAMAGED: Final = "damaged"
-SHOWN_CHARACTERS_MAX: Final = 200  # of one value in a readable line; JSON has all of it
+SHOWN_CHARACTERS_MAX: Final = 200  # of one value in a readable line; JSON has the whole value
 _TIME_MAX_NS: Final = 253_402_300_799 * 10**9  # the last second of the year 9999
 _SECOND_NS: Final = 10**9
 
@@ -31,12 +32,12 @@ def record(kind: str, **fields: Any) -> Record:
 
 
 def damaged(why: object, **fields: Any) -> Record:
-    """Something that could not be read as what it should be."""
+    """Return the record of a part that cannot be read."""
     return {"kind": DAMAGED, **fields, "why": str(why)}
 
 
 def with_bytes(found: Record, **values: bytes | None) -> Record:
-    """Add bytes: as text where they are UTF-8, else under NAME_hex; nothing where there are none."""
+    """Add values that are not None: UTF-8 as text, other bytes under NAME_hex."""
     for name, value in values.items():
         if value is not None:
             try:
@@ -47,7 +48,7 @@ def with_bytes(found: Record, **values: bytes | None) -> Record:
 
 
 def plain(value: Any) -> Any:
-    """What msgpack gave, as JSON can have it."""
+    """Return a value from msgpack in a form that JSON accepts."""
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, dict):
@@ -62,7 +63,7 @@ def as_json(found: Record) -> str:
 
 
 def as_line(found: Record) -> str:
-    """`kind name=value ...`; text in JSON's quotes where it would not be one word."""
+    """Return `kind name=value ...`. A text that is not a single word is quoted as in JSON."""
     return escaped(" ".join([str(found["kind"]), *(f"{name}={_shown(name, value)}" for name, value in found.items() if name != "kind")]))
 
 
@@ -81,7 +82,7 @@ TEXT_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 def dump_identity(files: Files, path: str) -> Iterator[Record]:
-    """One line of JSON and its checksum."""
+    """Yield a topic's identity, which is one line of JSON and its checksum."""
     line, _, rest = files.read_file(path, TEXT_BYTES_MAX).partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
         yield damaged("the checksum of this file does not agree; it is written anew when the topic is opened")
@@ -89,7 +90,7 @@ def dump_identity(files: Files, path: str) -> Iterator[Record]:
 
 
 def dump_registry(files: Files, path: str) -> Iterator[Record]:
-    """What stands for all topics, then one record a topic, an ended name, an import."""
+    """Yield the registry: the common data, then a record for each topic, ended name and import."""
     try:
         found = documents.loads(files.read_file(path, TEXT_BYTES_MAX))
         if found.get(CHECKSUM, "") not in ("", checksum(found)):

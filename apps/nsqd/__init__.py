@@ -1,1 +1,1 @@
-"""Coming from NSQ and going back: a stopped nsqd's data directory as the source or the result, offline and whole or not at all."""
+"""Import from and export to the data directory of a stopped nsqd, complete or not at all."""

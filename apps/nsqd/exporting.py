@@ -1,11 +1,14 @@
-"""Giving a data directory back to nsqd: what no channel has finished, in nsqd's own files.
+"""Export of a data directory to nsqd: all messages that a channel has not finished, in nsqd's files.
 
-A channel's queue gets its holes (deferred ones too: nsqd itself makes them ready at a stop) and all from its cursor on; what lies
-behind a topic's pause, or waits for a first channel, goes to the topic's own queue. Built beside OUT_DIR and renamed, so there is no
-half of one.
+A channel's queue gets its holes and all messages from its cursor on. Holes include deferred ones,
+because nsqd itself makes them ready when it stops. The topic's own queue gets the messages after
+the topic's pause, or those that wait for a first channel. The export is built beside OUT_DIR and
+renamed, so OUT_DIR is never incomplete.
 
-What NSQ has no place for is named: keys, tags and headers (an imported id becomes the id again), delayed publishes, bodies over its limit,
-and what damage took of what is unfinished. Nothing of it is left out silently: without a word on the command line the export is refused.
+The report names what NSQ cannot keep: keys, tags and headers (an imported id becomes the id again),
+delayed messages, bodies over nsqd's limit, and unfinished messages lost by damage. Delayed, too
+large and lost messages are never left out silently: without an option for them the export is
+refused.
 """
 
 from __future__ import annotations
@@ -47,11 +50,11 @@ from .source import MessageReader, StoredRecord
 NSQD_VERSION: Final = "1.3.0"
 BATCH_COUNT: Final = 500
 BATCH_BYTES: Final = 4 * 1024 * 1024
-NSQ_BODY_BYTES: Final = 1024 * 1024  # nsqd's --max-msg-size, if it was not raised
+NSQ_BODY_BYTES: Final = 1024 * 1024  # the default of nsqd's --max-msg-size
 REFUSE, NOW, SKIP = "refuse", "now", "skip"
 NAMED_MAX: Final = 5  # losses named in a refusal
 _TEMPORARY: Final = ".export.tmp"
-_NODE_SHIFT: Final = 54  # an id is 10 bits of node and 54 of offset
+_NODE_SHIFT: Final = 54  # an id has 10 bits for the node and 54 for the offset
 _SYNC_AT_CLOSE: Final = 1 << 40
 _DELAYED_AT_ONCE: Final = 16
 _HEX: Final = frozenset("0123456789abcdef")
@@ -59,8 +62,12 @@ _HEX: Final = frozenset("0123456789abcdef")
 
 @dataclass(frozen=True, slots=True)
 class ExportOptions:
-    """`delayed`: publishes that are not due yet: refuse, now (give them at once), skip. `skip_too_big`: leave bodies over the limit out.
-    `skip_lost`: give what there is although unfinished messages cannot be read."""
+    """Options of an export.
+
+    `delayed` decides on messages that are not due: refuse, now (export them as due), or skip.
+    `skip_too_big` leaves out bodies over the limit. `skip_lost` exports the rest although
+    unfinished messages cannot be read.
+    """
 
     delayed: str = REFUSE
     body_bytes_max: int = NSQ_BODY_BYTES
@@ -71,14 +78,14 @@ class ExportOptions:
 
 @dataclass(slots=True)
 class ExportReport:
-    """By queue (`topic` or `topic:channel`) how many messages; and what NSQ has no place for."""
+    """The number of messages of each queue (`topic` or `topic:channel`), and notes."""
 
     queues: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
 class OffsetRun(NamedTuple):
-    """Offsets to be given, sent `attempts` times already."""
+    """Offsets to export, with the number of their earlier attempts."""
 
     start: int
     end: int
@@ -88,7 +95,11 @@ class OffsetRun(NamedTuple):
 def export_nsqd(
     files: Files, out_dir: Path, data_dir: Path, names: Iterable[str] = (), options: ExportOptions | None = None
 ) -> ExportReport:
-    """`Locked` by a running broker, `NotFound`, `Refused` for what would be lost, `ForeignDirectory` where OUT_DIR holds something."""
+    """Export the named topics, or all of them.
+
+    Raises `Locked` if a broker runs, `NotFound`, `Refused` or `DataLoss` if messages would be lost,
+    and `ForeignDirectory` if OUT_DIR is not empty or a directory is not one of ZSQ.
+    """
     if not files.exists(str(data_dir / "registry.json")):
         raise ForeignDirectory(f"{data_dir} has no registry.json: it is not a data directory of zsq")
     if files.exists(str(out_dir)) and files.list(str(out_dir)):
@@ -133,7 +144,7 @@ class _Export:
         return self._report
 
     def _refuse_lost(self) -> None:
-        """At the end, so that all of it is named at once."""
+        """Refuse the export if messages are lost. It runs at the end and names all losses at once."""
         if self._lost and not self._options.skip_lost:
             text = f"{self._lost} unfinished messages cannot be given, nothing was exported: {'; '.join(self._report.notes[:NAMED_MAX])}"
             raise DataLoss(E_DATA_LOSS, f"{text}. Look with `zsq fsck`, or leave them out with --skip-lost")
@@ -148,7 +159,7 @@ class _Export:
     def _topic(self, name: str, row: TopicRow) -> NsqdTopic:
         folder = self._registry.folder(row)
         if not self._files.exists(folder):
-            if row.state == "new":  # its making was not finished
+            if row.state == "new":  # its creation was not finished
                 return NsqdTopic(name)
             raise ForeignDirectory(f"{folder}, the directory of topic {name}, is missing; nothing was exported")
         store = open_store(self._files, folder, StoreOptions(), TopicIdentity(name, row.uuid, row.base_offset))
@@ -157,7 +168,7 @@ class _Export:
         finally:
             store.close()
         if self._files.exists(f"{folder}/{DELAYED_NAME}"):
-            self._write(name, self._delayed(name, row))  # behind what waits there already
+            self._write(name, self._delayed(name, row))  # after the messages that already wait
         return topic
 
     def _write_topic(self, name: str, row: TopicRow, store: Store) -> NsqdTopic:
@@ -220,7 +231,7 @@ class _Export:
     # Delayed publishes
 
     def _delayed(self, name: str, row: TopicRow) -> Iterator[StoredRecord]:
-        """What is not due yet: nsqd can hold such only in memory."""
+        """Yield messages that are not due. nsqd keeps such messages only in memory."""
         store = DelayedStore(f"{self._registry.folder(row)}/{DELAYED_NAME}", bytes.fromhex(row.uuid))
         try:
             count = store.summary.messages
@@ -247,7 +258,7 @@ class _Export:
 
 
 def _spans(store: Store, channel: str, row: ChannelRow, end: int) -> Iterator[OffsetRun]:
-    """What a channel has not finished, ascending; deferred holes come from disk one by one."""
+    """Yield the unfinished offsets of a channel, ascending. Deferred holes are read one by one."""
     holes = (OffsetRun(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.holes(channel))
     deferred = (OffsetRun(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.deferred_rows(channel))
     yield from heapq.merge(holes, deferred)

@@ -1,21 +1,31 @@
-"""Taking over a stopped nsqd's data, all of it or nothing of it, and only once.
+"""Import of a stopped nsqd's data: all or nothing, and only once.
 
-1. Lock nsqd's folder in its own way (a running nsqd refuses), and the data directory as `zsq serve` does.
-2. If this source was taken over before (a digest of it stands in the registry) and any of its topics is still there, say so and end.
-3. Note in the registry that an import has begun, with the numbers that its topics will have: nobody else gets those.
-4. Build each topic in `import.tmp`, sync it, read it back.
-5. Rename all into `topics/`. A broker that is started now does not know them.
-6. Commit: one write of the registry, with the topics' rows and the import's record.
+1. Lock nsqd's folder in nsqd's way (a running nsqd makes it fail), and the data directory as `zsq
+serve` does.
 
-A crash before 6 leaves what the broker's next start, or the next import, clears away by the numbers that were noted; a crash after
-it leaves nothing to do.
+2. If the registry has this source's digest and any of its topics still exists, say so and end.
 
-One topic of an nsqd as a store of ours, made aside: log, channels' rows, all synced and read back.
+3. Write to the registry that an import has begun, with the numbers that its topics will have. No
+other topic gets those numbers.
 
-The log gets the channels' backlogs one after another, then what waits in the topic itself, for all channels. A channel's row stands at
-the begin of that common part; its own backlog lies behind that as holes (start, count, attempts), and what lies there of other
-channels is finished for it. The largest backlog comes last and needs few holes: its channel's row stands before it, behind those messages
-only that were sent already, which are therefore written first. So a topic with one channel, the usual case, is read like any other.
+4. Build each topic in `import.tmp`, sync it, and read it back.
+
+5. Rename all of them into `topics/`. A broker that starts now does not know them.
+
+6. Commit with one write of the registry: the topics' rows and the record of the import.
+
+After a crash before step 6, the broker's next start or the next import removes the rest, by the
+numbers noted in step 3. After a crash later, nothing is left to do.
+
+A topic is built as a store with a log and the rows of its channels. The log first gets the backlogs
+of the channels, one after another. Then it gets the messages that wait in the topic itself, which
+are common to all channels. A channel's row stands at the start of the common part. Its own backlog,
+which lies before that, becomes holes (start, count, attempts). The other channels' messages there
+count as finished for it.
+
+The largest backlog comes last, because it needs few holes. Its channel's row stands at the first
+message without attempts. Messages with attempts are written before that, as holes. So a topic with
+one channel, the usual case, is read like any other.
 """
 
 from __future__ import annotations
@@ -48,16 +58,16 @@ from .source import NsqdSource, Runs, SourceReport
 
 BLOCK_COUNT: Final = 1_000
 BLOCK_BYTES: Final = 256 * 1024
-BODY_BYTES_MAX: Final = BLOCK_BYTES_MAX - 4096  # a body that is a block of its own
+BODY_BYTES_MAX: Final = BLOCK_BYTES_MAX - 4096  # a body that fills a block
 READ_BYTES: Final = 1024 * 1024
 ID_HEADER: Final = "nsq_id"
 _LIMITS: Final = Limits(message_bytes_max=BODY_BYTES_MAX)
-_MESSAGE_OVERHEAD: Final = 64  # columns' offsets, time and headers of one message
+_MESSAGE_OVERHEAD: Final = 64  # offsets in columns, time and headers of one message
 
 
 @dataclass(slots=True)
 class BuiltTopic:
-    """What became of a topic. `channels`: messages of each one's own backlog; `waiting`: of the topic's."""
+    """A built topic. `channels` counts the messages of each backlog, `waiting` those of the topic."""
 
     name: str
     paused: bool
@@ -67,7 +77,7 @@ class BuiltTopic:
 
 
 class _Writer:
-    """Packs messages into blocks and appends them; remembers what went in."""
+    """Packs messages into blocks, appends them, and keeps a digest of them."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -77,7 +87,7 @@ class _Writer:
         self.digest = hashlib.sha256()
 
     def add(self, message: NsqMessage) -> int:
-        """Its offset."""
+        """Add a message and return its offset."""
         size = len(message.body) + _MESSAGE_OVERHEAD
         if self._messages and (self._bytes + size > BLOCK_BYTES or len(self._messages) == BLOCK_COUNT):
             self.flush()
@@ -99,7 +109,11 @@ class _Writer:
 
 
 class TopicBuilder:
-    """`skip_too_big`: name and leave out a body that no block can hold, instead of refusing all."""
+    """Builds topics.
+
+    With `skip_too_big`, a body that fits into no block is left out and reported. Otherwise the
+    import is refused.
+    """
 
     def __init__(
         self, files: Files, source: NsqdSource, report: SourceReport, options: StoreOptions, *, skip_too_big: bool = False
@@ -111,12 +125,12 @@ class TopicBuilder:
         self._skip_too_big = skip_too_big
 
     def build(self, topic: NsqdTopic, directory: str, identity: TopicIdentity) -> BuiltTopic:
-        """On disk when it returns, and found to be as it was written."""
+        """Build a topic. When this returns, it is on disk and was read back correctly."""
         create_store(self._files, directory, identity, self._options)
         store = open_store(self._files, directory, self._options, identity)
         try:
             built, batch, digest = self._fill(topic, store)
-            store.state.commit(batch)  # the log is synced by `close`: until it has come back nobody knows of this directory
+            store.state.commit(batch)  # `close` syncs the log; until it returns, nothing refers to this directory
         finally:
             store.close()
         self._verify(directory, identity, built, batch, digest)
@@ -144,7 +158,7 @@ class TopicBuilder:
             batch.hole_puts += [(channel.name, run.start, run.count, run.attempts, 0) for run in runs.finish()]
             built.channels[channel.name] = writer.end - begin
         common = writer.end
-        writer.flush()  # a block ends here: a channel of a paused topic gets only those that lie before the pause as a whole
+        writer.flush()  # End the block here. A channel of a paused topic gets only blocks that lie completely before the pause.
         for message in self._messages(queue_name(topic.name)):
             writer.add(message)
         writer.flush()
@@ -152,14 +166,14 @@ class TopicBuilder:
         for channel in topic.channels:
             batch.channel_puts[channel.name] = ChannelRow(cursors.get(channel.name, common), channel.paused, now)
         batch.applied_offset = batch.synced_end = writer.end
-        if topic.paused:  # nsqd gives a paused topic's own backlog to no channel
+        if topic.paused:  # a paused nsqd topic passes its own backlog to no channel
             batch.paused_end = common
         built.waiting = writer.end - common
         built.messages = writer.end - store.log.start
         return built, batch, writer.digest.hexdigest()
 
     def _messages(self, queue: str, *, again: bool = False) -> Iterable[NsqMessage]:
-        """Of a queue that is read a second time (`again`) nothing is reported twice."""
+        """Yield a queue's messages. The second reading (`again`) reports nothing."""
         report = SourceReport() if again else self._report
         for file, position, message in self._source.messages(queue, report):
             if len(message.body) > BODY_BYTES_MAX:
@@ -171,7 +185,7 @@ class TopicBuilder:
             yield message
 
     def _verify(self, directory: str, identity: TopicIdentity, built: BuiltTopic, batch: StateBatch, digest: str) -> None:
-        """Read it all back, as the broker will. `Damaged` where anything is not as it was written."""
+        """Read the whole topic back, as the broker will. Raises `Damaged` if anything differs."""
         store = open_store(self._files, directory, self._options, identity)
         try:
             found = hashlib.sha256()
@@ -196,13 +210,16 @@ class TopicBuilder:
             store.close()
 
 
-_GROWTH: Final = 1.1  # what is written is a little more than what is read: an id as header, a time, block headers; small bodies grow most
+_GROWTH: Final = 1.1  # the output grows by the id header, the time and block headers, most for small bodies
 
 
 @dataclass(slots=True)
 class ImportReport:
-    """What was taken over; `again`: it had been before, and nothing was done: `still` names its topics, `lost_before` counts what was
-    lost then. `found`: what could not be read, and what is remarkable."""
+    """Result of an import.
+
+    `again` says that the source was imported before and nothing was done. Then `still` names its
+    topics, and `lost_before` counts its earlier losses. `found` has the losses and notes.
+    """
 
     again: bool = False
     still: list[str] = field(default_factory=list)
@@ -215,7 +232,11 @@ def import_nsqd(
     files: Files, nsqd_dir: str, data_dir: Path, *, sync: str = "always", node_id: int = 0, options: StoreOptions | None = None,
     skip_too_big: bool = False,
 ) -> ImportReport:  # fmt: skip
-    """`Locked` by a running nsqd or broker, `ForeignDirectory`, `UsageError` for names that exist, `DiskFull`; then nothing is changed."""
+    """Import a stopped nsqd's data directory.
+
+    On an error nothing is changed. Raises `Locked` if nsqd or a broker runs, `ForeignDirectory`,
+    `UsageError` if a name exists or a body is too large, or `DiskFull`.
+    """
     with NsqdSource(files, nsqd_dir) as source:
         if not files.exists(str(data_dir)):
             files.make_folder(str(data_dir))
@@ -270,7 +291,7 @@ class _Import:
                 identity = TopicIdentity(topic.name, row.uuid, row.base_offset)
                 report.topics.append(builder.build(topic, self._built(row), identity))
         except (UsageError, DiskFull):
-            self._clear()  # it need not take up space until the next time
+            self._clear()  # frees the space now, not at the next import
             raise
         self._commit(digest, rows, report)
         return report
@@ -279,11 +300,11 @@ class _Import:
         return f"{self._aside}/{row.number:06d}"
 
     def _clear(self) -> None:
-        """What an import left that did not come to its end."""
+        """Remove the remains of imports that did not finish."""
         clear_imports(self._files, self._data_dir, self._registry)
 
     def _check_space(self, queues: list[str]) -> None:
-        """Before anything is written: a full disk in the middle would only cost time."""
+        """Check the free space first: a disk that fills up during the import only costs time."""
         need = int(sum(self._source.bytes(queue) for queue in queues) * _GROWTH)
         reserve = self._options.reserve_bytes
         if reserve is None:
@@ -293,7 +314,7 @@ class _Import:
             raise DiskFull(f"{self._data_dir}: about {need} bytes are needed, {free} are free, {reserve} of them kept in reserve")
 
     def _begin(self, digest: str, names: list[str]) -> dict[str, TopicRow]:
-        """Reserve the topics' numbers. A name that ended here before goes on behind its old offsets."""
+        """Reserve the topics' numbers. The offsets of a reused name continue after the old ones."""
         registry = self._registry
         rows = {}
         for name in names:
@@ -320,5 +341,5 @@ class _Import:
         self._registry.topics.update(rows)
         self._registry.imports[digest] = record
         self._registry.save()
-        with contextlib.suppress(OSError):  # all is done; what stays is empty, and the next import clears it
+        with contextlib.suppress(OSError):  # the import is complete; the rest is empty, and the next import removes it
             self._files.remove_tree(self._aside)

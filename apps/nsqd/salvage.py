@@ -1,9 +1,13 @@
-"""The messages of one of nsqd's data files, the readable ones of a damaged file too.
+"""Reading of nsqd's data files, including the readable messages of damaged files.
 
-Its records have no checksum and no marks, so a length that is wrong would mislead all that follows; nsqd gives up the rest of the
-file. But each record here has 16 hex digits at its place, which noise does not. So a record is believed if what follows it may be
-one too, or is the end of the file, whatever its time is; where that is not so, the next place that looks like one is looked for, first
-inside of it (then its length is what is wrong), then behind. Only there a likely time counts, or that another follows.
+Records have no checksum and no marks, so a wrong length would misplace all later records. nsqd
+itself gives up the rest of the file. But each record has 16 hex digits at a fixed place, and noise
+does not.
+
+A record is accepted, whatever its time is, if another record can follow it or the file ends after
+it. Otherwise the search continues for the next place that looks like a record. It looks inside the
+record first, because a wrong length is then likely, and after it next. In this search a place
+counts only if its time is likely or another record follows it.
 """
 
 from __future__ import annotations
@@ -23,14 +27,14 @@ from ...storage.nsq.disk_queue_format import (
     may_be_message,
 )
 
-RECORD_BYTES_MAX: Final = 64 * 1024 * 1024  # a length beyond is taken for damage: nsqd's own limit is 1 MiB, unless it was raised
+RECORD_BYTES_MAX: Final = 64 * 1024 * 1024  # a larger length counts as damage: nsqd's default limit is 1 MiB
 READ_BYTES: Final = 1024 * 1024
 _HEAD: Final = LENGTH_BYTES + NSQ_HEAD_BYTES
 _CANDIDATE: Final = re.compile(rb"(?s)(?=[\x00-\x04].{13}[0-9a-f]{16})")
 
 
 class LostBytes(NamedTuple):
-    """Bytes of a file that give no message."""
+    """Bytes of a file that contain no readable message."""
 
     file: str
     position: int
@@ -42,7 +46,7 @@ class LostBytes(NamedTuple):
 
 
 class FileView:
-    """Random reading of one file, through a window that moves on."""
+    """Random access to a file through a moving window."""
 
     def __init__(self, files: Files, path: str) -> None:
         self._files = files
@@ -54,33 +58,33 @@ class FileView:
         self._files.close(self._fd)
 
     def get(self, position: int, size: int) -> bytes:
-        """Fewer bytes only at the end of the file."""
+        """Return `size` bytes, or fewer only at the end of the file."""
         start = position - self._at
         if start < 0 or start + size > len(self._window):
             self._window, self._at, start = self._files.pread(self._fd, max(size, READ_BYTES), position), position, 0
         return self._window[start : start + size]
 
     def begins(self, position: int) -> bool:
-        """Whether a whole record may begin there."""
+        """Return True if a complete record may begin at the position."""
         head = self.get(position, _HEAD)
         return may_be_message(head, 0, RECORD_BYTES_MAX) and self.end(position) <= self.size
 
     def end(self, position: int) -> int:
-        """Where the record there ends by its length."""
+        """Return the end of the record at the position, by its length."""
         return position + LENGTH_BYTES + decode_length(self.get(position, LENGTH_BYTES))
 
     def leads_on(self, end: int) -> bool:
-        """Whether what ends there is followed by a record, or by nothing."""
+        """Return True if another record or the end of the file follows at `end`."""
         return end == self.size or self.begins(end)
 
     def _is_found(self, position: int) -> bool:
-        """Whether a search may end there."""
+        """Return True if a search may accept the position."""
         if not self.begins(position):
             return False
         return looks_like_message(self.get(position, _HEAD), 0, RECORD_BYTES_MAX) or self.leads_on(self.end(position))
 
     def next_record(self, position: int, end: int) -> int:
-        """The first place from `position` on, below `end`, that looks like the begin of a whole record; `end` if there is none."""
+        """Return the first place from `position` that looks like a complete record, or `end`."""
         while position < end:
             window = self.get(position, READ_BYTES)
             for found in _CANDIDATE.finditer(window):
@@ -91,14 +95,17 @@ class FileView:
                     return at
             if position + len(window) >= self.size or len(window) <= _HEAD:
                 return end
-            position += len(window) - _HEAD + 1  # a head may lie across the border
+            position += len(window) - _HEAD + 1  # a head may cross the border of two windows
         return end
 
 
 def read_messages(files: Files, path: str, position: int, lost: Callable[[LostBytes], None]) -> Iterator[tuple[int, NsqMessage]]:
-    """(position, message) of each record from `position` to the end of the file. What cannot be read is told to `lost`."""
+    """Yield (position, message) of each record from `position` to the end of the file.
+
+    Parts that cannot be read are passed to `lost`.
+    """
     view = FileView(files, path)
-    behind = False  # a message that was read
+    behind = False  # True after a message that was read
     try:
         while position < view.size:
             end = _end_of(view, position)
@@ -114,7 +121,7 @@ def read_messages(files: Files, path: str, position: int, lost: Callable[[LostBy
 
 
 def _end_of(view: FileView, position: int) -> int:
-    """Where the record ends that begins there, -1 where none does, or one whose length is wrong."""
+    """Return the end of the record at the position, or -1 if there is none or its length is wrong."""
     if not view.begins(position):
         return -1
     end = view.end(position)
@@ -124,7 +131,11 @@ def _end_of(view: FileView, position: int) -> int:
 
 
 def _why(view: FileView, position: int, following: int, behind: bool) -> str:
-    """`behind`: a message ends at `position`, with a length that was believed although no other follows."""
+    """Return the reason why bytes are lost.
+
+    `behind` says that a message ends at `position`, whose length was accepted although no record
+    follows it.
+    """
     rest = view.get(position, min(READ_BYTES, following - position))
     if following == view.size:
         if not rest.strip(b"\0"):

@@ -1,8 +1,9 @@
-"""A stopped nsqd's data directory: locked as nsqd locks it, read and never written.
+"""Data directory of a stopped nsqd: locked as nsqd locks it, read and never written.
 
-A log's messages by spans of offsets, each block read once where the spans ascend.
+`MessageReader` reads a log's messages by ranges of offsets. If the ranges ascend, each block is
+read once.
 
-Runs of messages with equal attempts, few enough to be rows of a channel. Pure.
+`Runs` gathers messages with equal attempts into runs, few enough to be rows of a channel. Pure.
 """
 
 from __future__ import annotations
@@ -40,14 +41,17 @@ from ...transport.names import check_name, is_ephemeral
 from .salvage import RECORD_BYTES_MAX, FileView, LostBytes, read_messages
 
 NSQD_BYTES_MAX: Final = 64 * 1024 * 1024
-LOSSES_MAX: Final = 10_000  # named one by one; the rest is counted
+LOSSES_MAX: Final = 10_000  # the most losses that are reported one by one
 RENAMED: Final = {".": "dot", "..": "dot-dot"}
 _SAMPLE_BYTES: Final = 64 * 1024
 
 
 @dataclass(slots=True)
 class SourceReport:
-    """What was found on the way. `lost` beyond LOSSES_MAX are only counted; `left_out` of them because it was asked for."""
+    """Notes and losses of an import.
+
+    `lost` has at most LOSSES_MAX entries. `left_out` counts the losses that an option allowed.
+    """
 
     notes: list[str] = field(default_factory=list)
     lost: list[LostBytes] = field(default_factory=list)
@@ -64,7 +68,10 @@ class SourceReport:
 
 
 class NsqdSource:
-    """`Locked` while an nsqd runs there; `ForeignDirectory` where it is not nsqd's. Held until `close`."""
+    """The data directory of a stopped nsqd, locked until `close`.
+
+    Raises `Locked` if nsqd runs there, and `ForeignDirectory` if the directory is not nsqd's.
+    """
 
     def __init__(self, files: Files, folder: str) -> None:
         self._files = files
@@ -78,7 +85,7 @@ class NsqdSource:
             self._begins: dict[str, tuple[int, int, list[str]]] = {}
             self._metas: set[str] = set()
             self._bad: list[str] = []
-            self._renamed: dict[str, str] = {}  # a queue's name here: nsqd's name of it
+            self._renamed: dict[str, str] = {}  # from a queue's name in ZSQ to its name in nsqd
             for name in files.list(self.folder):
                 data, meta = parse_data_name(name), parse_meta_name(name)
                 if data is not None:
@@ -104,7 +111,10 @@ class NsqdSource:
         self.close()
 
     def topics(self, report: SourceReport) -> list[NsqdTopic]:
-        """Those of nsqd.dat, then those of which only files are there. Ephemeral ones are left out: nsqd keeps nothing of them on disk."""
+        """Return the topics of nsqd.dat, then topics that only have files.
+
+        Ephemeral topics are left out, because nsqd keeps none of their messages on disk.
+        """
         found: dict[str, dict[str, bool]] = {}
         paused: dict[str, bool] = {}
         for topic in self.listed.topics:
@@ -149,7 +159,11 @@ class NsqdSource:
         ]
 
     def _own_name(self, name: str, others: Sequence[str], what: str, report: SourceReport) -> str:
-        """A name that nsqd permits and ZSQ does not, because it means a folder, is replaced by one that nobody has."""
+        """Return the topic's or channel's name in ZSQ.
+
+        nsqd permits names that mean a folder, which ZSQ does not. They are replaced by an unused
+        name.
+        """
         own = RENAMED.get(name, name)
         while own != name and own in others:
             own += "-"
@@ -170,9 +184,11 @@ class NsqdSource:
             return None
 
     def _begin(self, queue: str, report: SourceReport | None = None) -> tuple[int, int]:
-        """Where reading begins: where the metadata says, if that is borne out by what lies there; else at the first file.
+        """Return the file and position at which reading begins.
 
-        It has no checksum, and what it would hide by one turned bit would be lost here for ever. What comes twice is only a nuisance.
+        The metadata decides if the files agree with it. Otherwise reading begins at the first file.
+        The metadata has no checksum: if one flipped bit made it hide messages, they would be lost
+        forever. Messages that come twice do less harm.
         """
         if queue not in self._begins:
             self._begins[queue] = self._found_begin(queue)
@@ -224,14 +240,14 @@ class NsqdSource:
             self._files.close(fd)
 
     def bytes(self, queue: str) -> int:
-        """How much there is to read of a queue."""
+        """Return the number of bytes to read from a queue."""
         queue = self._renamed.get(queue, queue)
         number, position = self._begin(queue)
         total = sum(self._size(queue, one) for one in self._numbers.get(queue, ()) if one >= number)
         return max(0, total - position)
 
     def messages(self, queue: str, report: SourceReport) -> Iterator[tuple[str, int, NsqMessage]]:
-        """(file, position, message), oldest first; one at a time is held."""
+        """Yield (file, position, message), oldest first, and hold only one message in memory."""
         queue = self._renamed.get(queue, queue)
         number, position = self._begin(queue, report)
         numbers = self._numbers.get(queue, [])
@@ -247,7 +263,11 @@ class NsqdSource:
                     yield path, at, message
 
     def digest(self) -> str:
-        """What tells this source from another: names, sizes, metadata, and the ends of each data file (all of it may be a terabyte)."""
+        """Return a digest that identifies this source.
+
+        It covers names, sizes, metadata, and the start and end of each data file. A whole file may
+        have a terabyte.
+        """
         found = hashlib.sha256(self._files.read_file(f"{self.folder}/{NSQD_NAME}", NSQD_BYTES_MAX))
         for queue in sorted(self._metas | set(self._numbers)):
             found.update(f"\0{queue}\0{self._meta(queue)}".encode())
@@ -266,7 +286,7 @@ READ_BYTES: Final = 1024 * 1024
 
 
 class StoredRecord(NamedTuple):
-    """One message as it lies in the log; `headers` packed."""
+    """One message as the log stores it. `headers` are packed."""
 
     offset: int
     timestamp_ns: int
@@ -278,7 +298,11 @@ class StoredRecord(NamedTuple):
 
 
 class MessageReader:
-    """`start`: what lies below was removed on purpose. `notes` gets what is not there; `lost` counts what damage took of it."""
+    """Reads messages of a log.
+
+    Offsets below `start` were removed by retention. `notes` gets the missing messages. `lost`
+    counts those that damage took.
+    """
 
     def __init__(self, log: Log, start: int, notes: list[str]) -> None:
         self._log = log
@@ -287,7 +311,7 @@ class MessageReader:
         self.lost = 0
 
     def messages(self, queue: str, spans: Iterable[tuple[int, int, int]]) -> Iterator[StoredRecord]:
-        """Of each (start, end, attempts), ascending. `queue`: for whom."""
+        """Yield the messages of each (start, end, attempts), in ascending order, for `queue`."""
         blocks: list[Block] = []
         for start, end, attempts in spans:
             offset = start
@@ -318,7 +342,7 @@ class MessageReader:
         while True:
             try:
                 return self._log.read(offset, READ_BYTES, self._log.end)
-            except Damaged:  # the next read steps over it, and the gap shows
+            except Damaged:  # the next read skips the damage, and the gap is reported
                 continue
 
 
@@ -336,11 +360,11 @@ def _stored(block: Block, index: int, attempts: int) -> StoredRecord:
     )
 
 
-RUNS_MAX: Final = 5_000  # half of the rows a channel may have before it takes no new messages
+RUNS_MAX: Final = 5_000  # half of the rows that a channel may have before it accepts no new messages
 
 
 class AttemptRun(NamedTuple):
-    """`attempts`: the highest number under which any of them was sent."""
+    """A run of messages. `attempts` is the highest number of attempts of any of them."""
 
     start: int
     count: int  # type: ignore[assignment]  # a tuple has a method of that name
@@ -352,9 +376,10 @@ class AttemptRun(NamedTuple):
 
 
 class Runs:
-    """Gathers runs in ascending order; beyond twice the limit neighbours are joined, with the higher attempts of the two.
+    """Gathers runs in ascending order.
 
-    A message that counts as sent once more than it was costs nothing; one that counts as sent less often could outlive its limit.
+    Beyond twice the limit, neighbours are joined and get the higher attempts of the two. Counting
+    one attempt too many does no harm. With too few, a message could exceed its limit of attempts.
     """
 
     def __init__(self, runs_max: int = RUNS_MAX) -> None:
@@ -363,7 +388,7 @@ class Runs:
         self._runs: list[AttemptRun] = []
 
     def add(self, offset: int, attempts: int) -> None:
-        """The next message."""
+        """Add the next message."""
         last = self._runs[-1] if self._runs else None
         if last is not None and last.next_offset == offset and last.attempts == attempts:
             self._runs[-1] = last._replace(count=last.count + 1)
@@ -380,7 +405,7 @@ class Runs:
         ]  # fmt: skip
 
     def finish(self) -> list[AttemptRun]:
-        """At most `runs_max`, ascending, dense."""
+        """Return at most `runs_max` runs, ascending, without gaps between joined neighbours."""
         while len(self._runs) > self._runs_max:
             self._halve()
         return self._runs

@@ -1,16 +1,22 @@
-"""What a query reads next: batches and micro-batches as offset ranges, admission, and what counts as data loss. No Spark in here.
+"""Planning of a query's reads: batches and micro-batches as offset ranges, admission, data loss.
 
-Data loss is that offsets which Spark was promised are not there: a topic was deleted and made again (its uuid tells), retention took
-the oldest, or the log ends before the promised end. Then a query fails, or with failOnDataLoss=false goes on with what is there.
+This module does not import Spark.
 
-A stream's place in its topics as Spark's checkpoint keeps it, and arithmetic on offset ranges. Pure.
+Data loss means that Spark has planned offsets that the topic no longer has. Either the topic was
+deleted and recreated (its uuid differs), or retention removed its oldest messages, or the log ends
+before the planned end. Then the query fails, or with failOnDataLoss=false continues with the
+messages that exist.
+
+Spark's checkpoint keeps a stream's position in its topics as JSON:
 
     {"version": 1, "topics": {"clicks": {"0": 1234}}, "uuids": {"clicks": "6f…"}}
 
-"0" is the partition: a topic has one log as yet, and the Kafka connector writes it so. The uuid tells a topic that was deleted and
-made again from the one that was read. Spark compares places as text, so the same place is always written the same way.
+"0" is the partition. A topic has only one log, and this is how the Kafka connector writes it. The
+uuid distinguishes a recreated topic from the one that was read. Spark compares positions as text,
+so the same position always gives the same text.
 
-What the driver asks about topics: how far they reach, what lies where. One connection a topic, kept while the query runs.
+The driver keeps one connection for each topic while the query runs. It asks for the topic's extent,
+for the offset at a time, and for the size of ranges.
 """
 
 from __future__ import annotations
@@ -101,8 +107,11 @@ class OffsetRange(NamedTuple):
 
 
 def admit(waiting: Mapping[str, int], most: int) -> dict[str, int]:
-    """How many of `waiting` may go, about `most` in all: each topic its share of what waits, rounded down, but at least 1, so that
-    a small topic beside a busy one does not starve (the Kafka connector's rule)."""
+    """Return how many messages of each topic to admit, about `most` in total.
+
+    Each topic gets its share of the waiting messages, rounded down, but at least 1. So a small
+    topic beside a busy one does not starve. This is the Kafka connector's rule.
+    """
     total = sum(waiting.values())
     if total <= most:
         return dict(waiting)
@@ -110,14 +119,17 @@ def admit(waiting: Mapping[str, int], most: int) -> dict[str, int]:
 
 
 def split(spans: Sequence[OffsetRange], partitions_min: int = 0, partition_bytes: int = PARTITION_BYTES) -> list[OffsetRange]:
-    """Cut spans into partitions of about `partition_bytes`, and into at least `partitions_min` where there are so many messages."""
+    """Cut spans into partitions of about `partition_bytes`.
+
+    The result has at least `partitions_min` partitions if there are so many messages.
+    """
     spans = [span for span in spans if span.stop > span.start]
     total = sum(span.stop - span.start for span in spans)
     parts = []
     for span in spans:
         count = span.stop - span.start
         by_bytes = -(-span.size_bytes // partition_bytes)
-        by_wish = -(-partitions_min * count // total)  # rounded up: the wish is a minimum
+        by_wish = -(-partitions_min * count // total)  # rounded up, because `partitions_min` is a minimum
         pieces = min(count, max(1, by_bytes, by_wish), PARTITIONS_MAX)
         edges = [span.start + count * i // pieces for i in range(pieces + 1)]
         parts += [OffsetRange(span.topic, start, stop, span.size_bytes // pieces, span.uuid) for start, stop in pairwise(edges)]
@@ -125,12 +137,12 @@ def split(spans: Sequence[OffsetRange], partitions_min: int = 0, partition_bytes
 
 
 LOGGER: Final = logging.getLogger("zsq.spark")
-CHANNEL_TIMEOUT_S: Final = 10.0  # a channel that cannot be moved on is no reason to hold the query up
+CHANNEL_TIMEOUT_S: Final = 10.0  # seconds; a channel that cannot be moved must not delay the query
 TRIES: Final = 5
 
 
 class Extent(NamedTuple):
-    """A topic as it is now: oldest offset kept, next offset to come, and which making of it this is."""
+    """A topic's present extent: the oldest offset kept, the next offset, and the uuid."""
 
     start: int
     head: int
@@ -138,7 +150,10 @@ class Extent(NamedTuple):
 
 
 class Logs(Protocol):
-    """What planning needs to know of topics; `NotFound` says what to do about a topic that is not there."""
+    """The requests about topics that planning needs.
+
+    `NotFound` says what to do about a missing topic.
+    """
 
     def extent(self, topic: str) -> Extent: ...
 
@@ -148,7 +163,7 @@ class Logs(Protocol):
 
 
 class TopicLogs:
-    """`Logs` of a broker. The source never makes a topic: a misspelt name would be an empty stream."""
+    """`Logs` of a broker. It never creates a topic: a misspelt name would be an empty stream."""
 
     def __init__(self, url: str, timeout_s: float, key_file: KeyFile = None) -> None:
         self._url = url
@@ -164,7 +179,8 @@ class TopicLogs:
     def extent(self, topic: str) -> Extent:
         reader = self._reader(topic)
         try:
-            # Between two questions a topic may be deleted and made again: then the uuids around the extent differ.
+            # A topic may be recreated between two requests. Then the uuids before and after the
+            # extent differ.
             for _ in range(TRIES):
                 uuid = reader.uuid()
                 start, head = reader.head()

@@ -1,1 +1,1 @@
-"""`zsq --help`, "Keep a copy" and "A stopped broker's files": backup, restore, fsck, dump, import-nsqd, export-nsqd."""
+"""Commands in the help's sections "Keep a copy" and "A stopped broker's files"."""

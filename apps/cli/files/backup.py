@@ -1,4 +1,4 @@
-"""zsq backup, zsq restore: a data directory's files to another place, while its broker runs, and back."""
+"""zsq backup and zsq restore: copy a data directory while its broker runs, and restore the copy."""
 
 from __future__ import annotations
 

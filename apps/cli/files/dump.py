@@ -1,4 +1,4 @@
-"""zsq dump: any file of ours or nsqd's as readable lines."""
+"""zsq dump: print any file of ZSQ or nsqd as readable lines."""
 
 from __future__ import annotations
 
@@ -53,12 +53,15 @@ def _show(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None)
 
 
 def _bar(lines: int | None) -> AbstractContextManager[Advance]:
-    """Where the lines do not go to the terminal themselves."""
+    """Return a progress bar, unless the lines themselves go to the terminal."""
     return nullcontext(lambda done: None) if sys.stdout.isatty() else bar("dumping", lines, unit="lines")
 
 
 def _apart(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None) -> int:
-    """In a process of its own: a damaged page that LMDB trusts ends it by a signal, and that is to be told."""
+    """Print the records of an LMDB environment in a child process.
+
+    LMDB trusts its pages, so a damaged page ends the process by a signal. The parent reports that.
+    """
     from ...dump.record import as_json as to_json
     from ...dump.record import as_line, damaged
 

@@ -15,7 +15,7 @@ from ..progress import bar
 if TYPE_CHECKING:
     from ....storage.checks.fsck import Finding, TopicReport
 
-PASSES: Final = 2  # each log file is read so often: its blocks, then its footer's checksum over all of it
+PASSES: Final = 2  # reads of each log file: one for its blocks, one for the checksum of the whole file
 
 
 @click.command()
@@ -47,7 +47,7 @@ def fsck(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
 
 
 def lines(findings: list[Finding], reports: list[TopicReport], data_dir: Path) -> list[str]:
-    """For people: a line a topic, and one for each finding below it."""
+    """Return the report for users: a line for each topic, and one for each finding below it."""
     said = [_line(finding, data_dir) for finding in findings]
     for report in reports:
         left = len(report.damaged)

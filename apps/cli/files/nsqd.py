@@ -1,4 +1,4 @@
-"""zsq import-nsqd and zsq export-nsqd: coming from NSQ, and going back. Both work on directories, without a broker."""
+"""zsq import-nsqd and zsq export-nsqd: import from nsqd and export to it, without a broker."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def _tell_export(report: ExportReport) -> None:
 
 @contextlib.contextmanager
 def _storage_errors() -> Iterator[None]:
-    """Errors of storage as those that the command line knows."""
+    """Turn errors of storage into errors of the command line."""
     from ....storage.errors import DiskFull, ForeignDirectory, Locked, StorageError
     from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, E_INTERNAL, Refused, UsageError
 

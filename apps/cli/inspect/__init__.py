@@ -1,1 +1,1 @@
-"""`zsq --help`, "Look": top, stats, alarms, audit, peek, message."""
+"""Commands in the help's section "Look": top, stats, alarms, audit, peek, message; and seek."""

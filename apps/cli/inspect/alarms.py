@@ -1,6 +1,6 @@
-"""zsq alarms: which backlogs are alarms now, what was told lately, and who could be told.
+"""zsq alarms: show the raised alarms, the last notifications and the receivers.
 
-zsq audit: who changed what, as the broker's audit log has it.
+`zsq audit` shows who changed what, from the broker's audit log.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def alarms(as_json: bool, url: str, timeout: float) -> None:
 
 
 def describe_alarms(found: ShownAlarms) -> str:
-    """Return lines for people."""
+    """Return the lines for users."""
     lines = [f"raised since {_time(row['raised_ns'])}  {_figure(row)}" for row in found["raised"]] or ["no alarm is raised"]
     recent = found["recent"][-RECENT_SHOWN:]
     if recent:
@@ -63,7 +63,7 @@ def describe_alarms(found: ShownAlarms) -> str:
 
 
 def _figure(row: RaisedAlarm) -> str:
-    if "text" in row:  # of the broker, and not of a channel: the disk is full
+    if "text" in row:  # an alarm of the broker, not of a channel: the disk is full
         return row["text"]
     where = f"{row['topic']}/{row['channel']}"
     if row["figure"] == "depth":
@@ -75,7 +75,7 @@ def _time(time_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
 
 
-ENTRIES_MAX: Final = 1_000  # what the broker remembers; older ones stand in the files
+ENTRIES_MAX: Final = 1_000  # the broker keeps so many; older entries are in the files
 LAST: Final = 100
 
 
@@ -103,7 +103,7 @@ def audit(last: int, topic: str, user: str | None, as_json: bool, url: str, time
 
 
 def describe_entry(row: AuditEntry) -> str:
-    """A line for people; what came from outside cannot break it, or colour it."""
+    """Return a line for users, with control characters escaped: some texts come from clients."""
     if "via" not in row:
         return escaped(f"{row.get('time', '')}  {row.get('action', '')}  {row.get('count', '')}")
     who = "@".join(one for one in (row["user"], row["from"]) if one) or "-"

@@ -1,6 +1,6 @@
-"""zsq message: one message, by its offset or its id.
+"""zsq message: show one message, by its offset or its id.
 
-zsq seek and zsq peek: move a channel, and look without taking part.
+`zsq seek` moves a channel. `zsq peek` shows messages without receiving them.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
 
 
 class MessageObject(TypedDict, total=False):
-    """A message as JSON, as `zsq pub --json-lines` reads it. `attempts`: of a message that was delivered."""
+    """A message as JSON, as `zsq pub --json-lines` reads it. `attempts` exists after a delivery."""
 
     topic: str
     offset: int
@@ -76,7 +76,10 @@ class MessageObject(TypedDict, total=False):
 
 
 def as_object(found: StoredMessage) -> MessageObject:
-    """Return a message for JSON: bytes as text where they are UTF-8, else in base64 under a name that says so."""
+    """Return a message for JSON.
+
+    Bytes that are UTF-8 become text. Other bytes become base64 under a name that says so.
+    """
     time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
     shown: MessageObject = {"topic": found.topic, "offset": found.offset, "timestamp_ns": found.timestamp_ns, "timestamp": time}
     if found.key is not None:
@@ -106,7 +109,7 @@ def _base64(value: bytes) -> str:
     return base64.b64encode(value).decode()
 
 
-PEEK_MAX: Final = 1_000  # as transport's
+PEEK_MAX: Final = 1_000  # repeats a constant of transport
 BODY_CHARACTERS: Final = 60
 NAME_CHARACTERS: Final = 30
 
@@ -173,7 +176,7 @@ def peek(topic: str, channel: str | None, count: int, as_json: bool, url: str, t
 
 
 def _line(one: Peeked) -> str:
-    """Offset, state, what is to be known of it, then the message."""
+    """Return a line with the offset, the state and its details, and the message."""
     facts = ""
     if one.state == "in flight":
         facts = f"attempt {one.attempts} with {_short(one.consumer)} for {one.held_s:,.1f} s, {one.left_s:,.1f} s left"
@@ -226,7 +229,7 @@ def _short(text: str, characters: int = NAME_CHARACTERS) -> str:
 
 
 def _when(seconds: float) -> str:
-    """In the local time of who asks."""
+    """Return the time in the user's time zone."""
     try:
         return datetime.fromtimestamp(seconds, UTC).astimezone().isoformat(sep=" ", timespec="milliseconds")
     except (ValueError, OverflowError, OSError):

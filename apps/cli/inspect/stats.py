@@ -1,4 +1,4 @@
-"""zsq stats: what waits where, as tables or as JSON."""
+"""zsq stats: show topics, channels, consumers and processes as tables or as JSON."""
 
 from __future__ import annotations
 
@@ -54,15 +54,18 @@ def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, u
 
 
 def head(found: BrokerStats) -> str:
-    """Which broker it is and how it is: lines above the tables, as wide as they are."""
+    """Return the lines above the tables: version, pid, uptime and health of the broker."""
     up = max(0, int(time.time() - float(found.get("start_time", time.time()))))
     about = f"zsq {found.get('version', '?')}, pid {found.get('pid', '?')}, up {_duration(up)}"
     return f"{about}\nhealth: {found.get('health', '?')}\n"
 
 
 def troubles(found: BrokerStats) -> list[str]:
-    """Return what is wrong with topics and channels, where it is too long for the column `state`: a line each, below the tables."""
-    disk_full = found.get("disk", {}).get("full", "")  # stands above the tables, with the names of the topics
+    """Return a line for each state of a topic or channel that is too long for the column `state`.
+
+    The lines follow the tables.
+    """
+    disk_full = found.get("disk", {}).get("full", "")  # `head` reports a full disk, with the names of the topics
     rows: list[tuple[str, TopicStats | ChannelStats]] = [(f"topic {topic['topic_name']}", topic) for topic in found["topics"]]
     rows += [(f"channel {topic}/{channel['channel_name']}", channel) for topic, channel in _each_channel(found)]
     said = ((what, row["health"]) for what, row in rows if _word(row) and _word(row) != row["health"])
@@ -70,7 +73,7 @@ def troubles(found: BrokerStats) -> list[str]:
 
 
 def _word(row: Mapping[str, object]) -> str:
-    """Return what the column `state` says of a topic's or a channel's health; nothing if all is well."""
+    """Return the text of the column `state` for a health, or "" if all is well."""
     text = str(row.get("health", "OK"))
     if text == "OK":
         return ""
@@ -80,16 +83,19 @@ def _word(row: Mapping[str, object]) -> str:
 
 
 def tables(found: BrokerStats, *, whole: bool, width: int = FILE_COLUMNS, grids: Sequence[Grid] | None = None) -> list[Table]:
-    """The tables for one answer, `width` columns wide; processes only if the `whole` broker was asked about."""
+    """Return the tables, `width` columns wide. Processes are included only for the `whole` broker."""
     if grids is None:
         grids = [_topics(found), _channels(found), _counted(found), *_clients(found, width)]
-        processes = [row for row in found.get("processes", ()) if "name" in row]  # who may not see them is told none by name
+        processes = [row for row in found.get("processes", ()) if "name" in row]  # users without permission get the processes without names
         grids += [_processes(processes)] if whole and processes else []
     return [table for grid in grids for table in grid.tables(width)]
 
 
 def chunk_grid(topic: str, found: Chunks) -> Grid:
-    """A row a chunk, oldest first; those that are not told one by one in a row before them, and the sum."""
+    """Return a table with a row for each chunk, oldest first, and a row with the sum.
+
+    One row at the top sums up the older chunks that the broker does not list.
+    """
     counts = ("written_bytes", "written_bytes_s", "ring_reads", "ring_reads_s", "file_reads", "file_reads_s", "file_read_bytes_s", "bad")
     names = ("written", "written/s", "ring reads", "/s", "file reads", "/s", "file bytes/s", "bad")
     times = (Heading("first", is_text=True), Heading("last", is_text=True))
@@ -131,7 +137,10 @@ def _topics(found: BrokerStats) -> Grid:
 
 
 def _rare(level: Level, of: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
-    """Return the statistics that are shown only where one of their group is not 0, and is not 0 in one of these rows."""
+    """Return the rare statistics that are not 0 in one of these rows.
+
+    If one statistic of a group is not 0, the whole group is returned.
+    """
     rows = sorted((row for row in rows_of(level) if row.rare), key=lambda row: row.rare)
     shown = {row.rare for row in rows if any(one.get(row.name) for one in of)}
     return tuple(row.name for row in rows if row.rare in shown)
@@ -143,7 +152,7 @@ def _titles(level: Level, fields: Sequence[str]) -> list[str]:
 
 
 def _channels(found: BrokerStats) -> Grid:
-    """How they stand now."""
+    """Return the table with the present state of the channels."""
     names = ("depth", "in flight", "deferred", "oldest", "finished/s", "drained in", "p50", "p99", "consumers")
     grid = Grid("channels", ("topic", "channel"), (_STATE, *names))
     for topic, channel in _each_channel(found):
@@ -156,7 +165,7 @@ def _channels(found: BrokerStats) -> Grid:
 
 
 def _counted(found: BrokerStats) -> Grid:
-    """What became of what came to them."""
+    """Return the table with the counters of the channels."""
     channels = _each_channel(found)
     common = (row.name for row in rows_of("channel") if row.title and not row.rare)
     fields = (*common, *_rare("channel", [channel for _, channel in channels]))
@@ -171,7 +180,7 @@ def _each_channel(found: BrokerStats) -> list[tuple[str, ChannelStats]]:
 
 
 def _rate(row: TopicStats | ChannelStats | ConsumerStats, counter: str) -> str:
-    """A second, over the last minute."""
+    """Return the rate per second over the last minute."""
     rate = row.get("rates", {}).get(counter, 0.0)
     return f"{rate:,.0f}" if rate >= 10 or not rate else f"{rate:.2g}"
 
@@ -189,7 +198,7 @@ def _drain(channel: ChannelStats) -> str:
 
 
 def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) -> list[str]:
-    """What those shares of the messages took from the topic to their finish, at most."""
+    """Return the time from the topic to the finish that these shares of messages took at most."""
     latency = row.get("e2e_processing_latency")
     known = {one["quantile"]: one["value"] / 1e6 for one in (latency["percentiles"] if latency else ())}
     texts = {quantile: f"{value:,.3g} ms" if value < 1000 else _age(value / 1000) for quantile, value in known.items()}
@@ -197,7 +206,10 @@ def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) 
 
 
 def _clients(found: BrokerStats, width: int) -> list[Grid]:
-    """Consumers in one table, or one for each channel where the names would leave too little room for figures."""
+    """Return one table of all consumers.
+
+    If the names leave too little room for the numbers, return a table for each channel.
+    """
     clients = [(topic, channel["channel_name"], client) for topic, channel in _each_channel(found) for client in channel.get("clients", ())]
     if not clients:
         return []

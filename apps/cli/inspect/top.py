@@ -1,4 +1,4 @@
-"""zsq top: the broker live in a terminal, one screen."""
+"""zsq top: live view of the broker in a terminal."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 FILE_COLUMNS_TOP: Final = 180
 NAMES: Final = ("topic", "channel", "name")
-STATE_MAX: Final = 24  # of the column `state`; the rest is in zsq stats
+STATE_MAX: Final = 24  # the width of the column `state`; zsq stats shows the whole text
 KEYS: Final = "1 2 3 view   < > sort by   r turn round   / filter   space hold   q end"
 SPECIAL: Final = {
     "[A": "up", "[B": "down", "[C": "right", "[D": "left", "[5~": "pageup", "[6~": "pagedown", "[H": "home", "[F": "end",
     "OA": "up", "OB": "down", "OC": "right", "OD": "left", "[1~": "home", "[4~": "end",
 }  # fmt: skip
-HEAD_LINES: Final = 5  # around the table: two above, its own two, the keys
+HEAD_LINES: Final = 5  # lines around the table: two above, its own two, the keys
 ESCAPE_WAIT_S: Final = 0.05
 SHARE_WAIT_S: Final = 0.5
 
@@ -102,7 +102,7 @@ def _once(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str
     _ask(admin, picture, screen)
     if screen.view == "processes":
         _rows(picture, screen, usage, url)
-        time.sleep(SHARE_WAIT_S)  # the share of a processor is between two looks
+        time.sleep(SHARE_WAIT_S)  # the share of a processor is measured between two calls
     console.print(head(picture, url))
     for one in tables(screen, _rows(picture, screen, usage, url), console.width):
         console.print(one)
@@ -169,13 +169,16 @@ def head(picture: Picture, url: str) -> RenderableType:
 
 
 def tables(screen: Screen, rows: Sequence[Row], width: int) -> list[RenderableType]:
-    """All columns: in one table, or in several with the same names where the terminal is too narrow for that."""
+    """Return all columns, in one table, or in several with the same names if they do not fit."""
     cells, names, pages = _laid_out(screen, rows, width)
     return [_table(screen, rows, cells, names, page) for page in pages]
 
 
 def table(screen: Screen, rows: Sequence[Row], width: int) -> RenderableType:
-    """One table as wide as the terminal: names, then those columns that fit, the one that is sorted by among them."""
+    """Return one table as wide as the terminal.
+
+    It has the names and the page of columns that includes the sort column.
+    """
     cells, names, pages = _laid_out(screen, rows, width)
     order = [column.key for column in COLUMNS[screen.view]].index(screen.order[screen.view]) - len(names)
     page = next((one for one in pages if any(place.at == order for place in one)), pages[0])
@@ -221,7 +224,10 @@ def _table(
 
 @contextlib.contextmanager
 def keyboard() -> Iterator[Any]:
-    """Gives a function that waits so long for keys, and returns those that came. The terminal is as it was afterwards."""
+    """Yield a function that waits for keys up to a number of seconds, and returns them.
+
+    At the end, the terminal's settings are restored.
+    """
     if not sys.stdin.isatty():
         yield nobody
         return
@@ -243,12 +249,12 @@ def nobody(wait_s: float) -> list[str]:
 
 
 def keys(fd: int, wait_s: float) -> list[str]:
-    """What was pressed; names for those that are sequences. An end of input is `q`."""
+    """Return the pressed keys, by name if a key sends a sequence. The end of the input is `q`."""
     if not select.select([fd], [], [], wait_s)[0]:
         return []
     data = os.read(fd, 1024)
     if data == b"\x1b" and select.select([fd], [], [], ESCAPE_WAIT_S)[0]:
-        data += os.read(fd, 1024)  # the rest of a sequence was on its way
+        data += os.read(fd, 1024)  # the rest of a sequence
     return named(data.decode(errors="replace")) if data else ["q"]
 
 

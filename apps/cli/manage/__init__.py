@@ -1,1 +1,1 @@
-"""`zsq --help`, "Manage": topic, channel, seek, and the settings that they share with other commands."""
+"""Commands in the help's section "Manage", and the settings that they share with other commands."""

@@ -1,4 +1,4 @@
-"""zsq channel: create, set, show, list, delete."""
+"""zsq channel: create, set, show, list and delete channels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def channel_create(topic: str, channel: str, url: str, timeout: float, start: An
 
 
 def unused(admin: Admin, topic: str, channel: str, given: Mapping[str, object], *, start: bool) -> list[str]:
-    """Return what to say about a channel that exists, and is not changed."""
+    """Return notes about arguments that have no effect because the channel exists."""
     now: Mapping[str, object] = settings_of(admin, topic, channel)
     name = f"zsq: channel {topic}/{channel} exists"
     found = [f"{name}; it goes on where it is, zsq seek moves it"] if start else []
@@ -54,12 +54,12 @@ def unused(admin: Admin, topic: str, channel: str, given: Mapping[str, object], 
 
 
 def _spelled(name: str, value: object) -> object:
-    """`b||a` are the same tags as `a||b`."""
+    """Return the value in one form for comparison: `b||a` are the same tags as `a||b`."""
     return split_tags(str(value)) if name == "tags" else value
 
 
 def settings_of(admin: Admin, topic: str, channel: str) -> ChannelOptions:
-    """Return the settings that hold; none while the channel is being started again."""
+    """Return the channel's present settings, or none while the channel is being restarted."""
     found: ChannelOptions = admin.stats(topic, channel)["topics"][0]["channels"][0].get("settings", {})
     return found
 
@@ -135,7 +135,7 @@ def channel_delete(topic: str, channel: str, force: bool, yes: bool, url: str, t
 
 
 def unfinished(row: ChannelStats) -> int:
-    """Return how many messages a channel's row of the statistics says are not finished."""
+    """Return the number of unfinished messages in a channel's row of the statistics."""
     counts = (row.get("depth"), row.get("in_flight_count"), row.get("deferred_count"), row.get("dying_count"))
     return sum(count or 0 for count in counts)
 

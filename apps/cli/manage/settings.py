@@ -1,4 +1,4 @@
-"""Options for the settings of channels and topics, from the rows of `transport/settings.py`, and how the settings are shown."""
+"""Options for settings of channels and topics, made from `transport/settings.py`; their display."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _START: Final = "Start of a new channel: earliest, latest, an offset, an id, a t
 
 
 def with_start(command: Command) -> Command:
-    """Add `--start`, for a command that makes a channel."""
+    """Add `--start` to a command that creates a channel."""
     return click.option("--start", type=TopicPosition(), metavar="WHERE", help=_START)(command)
 
 
 def with_settings(rows: Iterable[Setting], *, default: bool = False) -> Callable[[Command], Command]:
-    """Add the options of these settings. `default`: that word is taken too, to take a setting back."""
+    """Add the options of these settings. With `default`, the value `default` resets a setting."""
 
     def wrap(command: Command) -> Command:
         for row in reversed([*rows]):
@@ -38,18 +38,21 @@ def with_settings(rows: Iterable[Setting], *, default: bool = False) -> Callable
 
 
 def value_of(row: Setting, *, default: bool = False) -> Value:
-    """Return what the setting's option takes, unless it is a flag. `default`: that word is taken too."""
+    """Return the value of a setting's option, unless it is a flag.
+
+    With `default`, the value `default` is accepted too.
+    """
     if row.choices:
         return Value(type=click.Choice((*row.choices, "default") if default else (*row.choices,)))
     metavar = row.option.split()[1]
     if row.kind not in _NUMBERS:
         return Value(metavar)
-    none = ("none",) if row.no_bound == 0 else NO_BOUND  # where 0 means that there is no bound, -1 is not a number of the setting
+    none = ("none",) if row.no_bound == 0 else NO_BOUND  # if 0 means no bound, -1 is not a valid value
     return Value(metavar, _NUMBERS[row.kind](default=default, no_bound=none))
 
 
 def given_settings(rows: Iterable[Setting], options: Mapping[str, object]) -> dict[str, Any]:
-    """Return what was given, by the names of the settings. `default` becomes None, which takes a setting back."""
+    """Return the given settings by name. `default` becomes None, which resets a setting."""
     found = ((row, options.get(row.parameter)) for row in rows)
     return {row.name: _as_sent(row, value) for row, value in found if value is not None}
 
@@ -61,13 +64,13 @@ def _as_sent(row: Setting, value: object) -> object:
 
 
 def say_what_to_change(rows: Iterable[Setting]) -> click.UsageError:
-    """Return the error of a command that was given no setting."""
+    """Return the error of a command that got no setting."""
     *flags, last = (row.flag for row in rows)
     return click.UsageError(f"say what to change: {', '.join(flags)} or {last}")
 
 
 def describe(rows: Iterable[Setting], settings: Mapping[str, object]) -> str:
-    """Return some lines for people, in the words of the options."""
+    """Return some lines for users that describe settings in the terms of their options."""
     lines: dict[str, list[str]] = {}
     for row in rows:
         lines.setdefault(row.line, []).append(_shown(row, settings.get(row.name, row.default)))
@@ -85,13 +88,13 @@ def _shown(row: Setting, value: Any) -> str:
 
 
 def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -> str:
-    """Return some lines for people; the topic of dead letters is named only where there can be some."""
+    """Return some lines for users. The dead-letter topic is shown only if attempts are limited."""
     dead = settings["dead_letter_topic"] or f"{topic}.{channel}.dead".replace("#ephemeral", "")
     return describe(CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""})
 
 
 def resolved(url: str, timeout: float, where: Any) -> Any:
-    """A place for the client; an id must be of the broker that is asked."""
+    """Return a position for the client. Raises `NotFound` for an id of another broker."""
     node = getattr(where, "node", None)
     if node is None:
         return where

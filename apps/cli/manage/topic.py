@@ -1,6 +1,6 @@
-"""zsq topic: create, set, show, list, delete; and pause, unpause, empty of topics and channels.
+"""zsq topic: create, set, show, list and delete topics; pause, unpause and empty topics and channels.
 
-zsq topic close, open, retire: to take a topic out of use without losing what is in it.
+`zsq topic close`, `open` and `retire` take a topic out of use without losing its messages.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
     with Admin(url, timeout=timeout) as admin:
         found = admin.stats(topic)["topics"][0]
         what, left = held_by(found), left_in(found)
-        if left and not force:  # the broker would say so too, but not if they were finished meanwhile: then nobody had been asked
+        if left and not force:  # the broker also refuses, but not if the messages were finished meanwhile: then the user was never asked
             raise Refused(E_NOT_EMPTY, f"topic {topic!r} has {left} messages that are not finished; drain it, or say --force and lose them")
         if what:
             confirm(f"delete topic {topic} with {what}. They cannot be read again", yes)
@@ -139,7 +139,11 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
 
 
 def held_by(found: TopicStats) -> str:
-    """Say what goes with a topic: its messages, unfinished ones and delayed ones among them, and its channels. Empty for no message."""
+    """Describe what is deleted with a topic: its messages and its channels.
+
+    The text is empty if the topic has no messages. It counts unfinished and delayed messages
+    separately.
+    """
     messages, delayed = max(0, found["head"] - found["start"]), int(found.get("delayed_count") or 0)
     if not messages and not delayed:
         return ""
@@ -152,7 +156,7 @@ def held_by(found: TopicStats) -> str:
 
 
 def left_in(found: TopicStats) -> int:
-    """Return how many messages of a topic its fullest channel has not finished, with those that are delayed."""
+    """Return the number of unfinished messages of a topic's fullest channel, plus delayed messages."""
     fullest = max([unfinished(row) for row in found["channels"]], default=0)
     return max(fullest, int(found["depth"])) + int(found.get("delayed_count") or 0)
 
@@ -222,8 +226,8 @@ def _empty(topic: str, channel: str | None, yes: bool, url: str, timeout: float)
 
 
 LOOK_S: Final = 0.5
-SAY_S: Final = 10.0  # even if nothing has changed
-AGAIN_S: Final = 2.0  # after it was not empty in the end
+SAY_S: Final = 10.0  # seconds after which a line is printed even if nothing has changed
+AGAIN_S: Final = 2.0  # seconds until another try, if the topic was not empty when it was to be deleted
 
 
 @topic.command("close")
@@ -282,7 +286,7 @@ def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> No
 
 
 def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None) -> None:
-    """Wait until nothing is left."""
+    """Wait until the topic has no messages left to deliver."""
     said, said_at = "", 0.0
     while left := remaining(admin.stats(topic)["topics"][0]):
         now = time.monotonic()
@@ -301,7 +305,10 @@ def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None)
 
 
 def _removed(admin: Admin, topic: str) -> bool:
-    """Closed to consumers and deleted; False if something came up meanwhile (a seek back, a message that was given back)."""
+    """Close the topic to consumers and delete it.
+
+    Return False if a message came back meanwhile, by a seek or because a consumer returned it.
+    """
     from ....transport.errors import E_CLOSING, E_NOT_EMPTY, Refused
 
     admin.close_topic(topic, to="consumers")

@@ -1,1 +1,1 @@
-"""`zsq --help`, "Publish and consume": pub, sub, tail, delayed, redrive."""
+"""Commands in the help's section "Publish and consume": pub, sub, tail, delayed, redrive."""

@@ -1,7 +1,8 @@
-"""zsq sub and zsq tail: message bodies to standard output, a line each.
+"""zsq sub and zsq tail: write message bodies to standard output, one per line.
 
-`sub` takes part in a channel: a message is finished only after its line was written and flushed, so whoever is killed in between,
-or finds its pipe broken, gives the rest back. `tail` reads by offset and takes nothing from anybody.
+`sub` receives from a channel. It finishes a message only after its line is written and flushed. If
+the process is killed before that, or its pipe breaks, the other messages are delivered again.
+`tail` reads by offset, which does not affect any consumer.
 """
 
 from __future__ import annotations
@@ -31,12 +32,13 @@ if TYPE_CHECKING:
     from ....transport.block.block import Block
     from ....transport.client.blocking.client import Batch, Consumer, Reader
 
-Shown = Callable[["Block", int], Sequence[bytes | None]]  # the lines of a block from an offset on; None: not to be shown
+# The lines of a block from an offset on. None stands for a message that is not shown.
+Shown = Callable[["Block", int], Sequence[bytes | None]]
 
-POLL_S: Final = 0.2  # how soon a signal or a broken pipe is noticed while nothing arrives
-FOLLOW_S: Final = 0.1  # how often `tail` asks for more at the head
+POLL_S: Final = 0.2  # seconds until a signal or a broken pipe is noticed while no message arrives
+FOLLOW_S: Final = 0.1  # seconds between requests of `tail` at the end of the topic
 READY: Final = 2500
-NEWEST_MAX: Final = 10_000  # as transport's
+NEWEST_MAX: Final = 10_000  # repeats a constant of transport
 
 
 @click.command()
@@ -84,12 +86,15 @@ def sub(
                 consumer.subscribe(timeout)
                 stack.callback(consumer.close, timeout)
         except KeyboardInterrupt:
-            return  # before there was a broker
+            return  # no broker was reached
         drain(consumer, sys.stdout.buffer, count, stopping, objects_of(topic) if as_json else bodies_of)
 
 
 def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
-    """Tell a person that CHANNEL is made now: a slip of the pen would keep a backlog for ever. `#ephemeral` ones go by themselves."""
+    """Note that the command creates the channel: a misspelt one would keep a backlog forever.
+
+    `#ephemeral` channels delete themselves.
+    """
     from ....transport.names import EPHEMERAL_SUFFIX
 
     if channel not in channels and not channel.endswith(EPHEMERAL_SUFFIX):
@@ -97,7 +102,10 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
 
 
 def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str]:
-    """Return the topic's channels; `NotFound` where there is no such topic: with what can be done, and a name like it."""
+    """Return the topic's channels.
+
+    Raises `NotFound` if there is no such topic, with advice and the most similar name.
+    """
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_FOUND, NotFound
 
@@ -109,7 +117,10 @@ def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str
 
 
 def _say_where_it_is(url: str, timeout: float, topic: str, channel: str) -> None:
-    """Where the channel is there already, `--start` changes nothing. Of settings that change nothing the consumer warns."""
+    """Note that `--start` has no effect on an existing channel.
+
+    The consumer itself warns of settings without effect.
+    """
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import NotFound
 
@@ -123,7 +134,7 @@ def bodies_of(batch: Batch, wanted: int) -> list[bytes]:
 
 
 def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
-    """As JSON, with what a consumer knows of a message besides its body."""
+    """Return a function that writes messages as JSON, with the data that a consumer has."""
     from ....transport.client.core.message import StoredMessage
     from ..inspect.message import as_object
 
@@ -140,7 +151,10 @@ def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
 def drain(
     consumer: Consumer, out: IO[bytes], count: int | None, stopping: threading.Event, shown: Callable[[Batch, int], list[bytes]] = bodies_of
 ) -> int:
-    """Write and finish until `count` messages, a signal or a broken pipe; returns how many were finished. `shown`: a line each."""
+    """Write and finish messages until `count`, a signal or a broken pipe; return their number.
+
+    `shown` returns a line for each message.
+    """
     written = 0
     while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
         batch = consumer.receive_batch(timeout=POLL_S)
@@ -150,7 +164,7 @@ def drain(
         try:
             write_lines(out, shown(batch, wanted))
         except BrokenPipeError:
-            break  # not finished: closing gives all of it back at once
+            break  # closing returns the unfinished messages at once
         _finish(batch, wanted)
         written += wanted
     return written
@@ -167,18 +181,24 @@ def _finish(batch: Batch, wanted: int) -> None:
 
 
 def write_lines(out: IO[bytes], bodies: list[bytes]) -> None:
-    """Write a line each: bytes as they are, or for a terminal without what it would obey (JSON has nothing of that kind)."""
+    """Write one line for each body.
+
+    A file gets the bytes unchanged. For a terminal, control characters are escaped (JSON has none).
+    """
     if bodies:
         out.write(b"\n".join(map(body_for(out), bodies)) + b"\n")
         out.flush()
 
 
 def pipe_broken(out: Any) -> bool:
-    """Whether nobody can read `out` any more: noticed without writing, so that no message is taken in vain."""
+    """Return True if the reader of `out` has closed the pipe.
+
+    This checks without writing, so no message is received in vain.
+    """
     try:
         poll = select.poll()
         poll.register(out.fileno(), 0)
-        return bool(poll.poll(0))  # asked for nothing, only POLLERR and POLLHUP can come
+        return bool(poll.poll(0))  # no event is requested, so only POLLERR and POLLHUP can come
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -220,7 +240,7 @@ def tail(
             with stopping.interruptible(), Reader(topic, url=url, timeout=timeout) as met:
                 met.head()
         except KeyboardInterrupt:
-            return  # before there was a broker
+            return  # no broker was reached
         reader = stack.enter_context(Reader(topic, url=url, timeout=followed(timeout) if follow else timeout, patient=follow))
         if last is not None:
             where = reader.newest(last)
@@ -233,8 +253,8 @@ def tail(
 def follow_topic(
     reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool, shown: Shown | None = None
 ) -> None:
-    """Write until `count` messages, a signal, a broken pipe, or (without `follow`) the end."""
-    # A signal ends at once what waits for the broker, but never cuts a line.
+    """Write messages until `count`, a signal, a broken pipe, or (without `follow`) the end."""
+    # A signal interrupts a wait for the broker at once, but never the writing of a line.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         _follow(reader, out, where, count, stopping, follow, shown or bodies_from)
 
@@ -260,10 +280,10 @@ def _follow(reader: Reader, out: IO[bytes], where: str, count: int | None, stopp
             written += len(bodies)
             offset = max(offset, block.next_offset)
         if count is None or written < count:
-            offset = max(offset, fetched.next_offset)  # what lies between is lost
+            offset = max(offset, fetched.next_offset)  # the messages between are lost
         if offset == before:
             if offset < fetched.start:
-                offset = fetched.start  # older ones are gone
+                offset = fetched.start  # retention has removed the older ones
             elif not follow:
                 break
             else:
@@ -271,12 +291,12 @@ def _follow(reader: Reader, out: IO[bytes], where: str, count: int | None, stopp
 
 
 def bodies_from(block: Block, offset: int) -> list[bytes]:
-    """The bodies of a block from `offset` on."""
+    """Return the bodies of a block from `offset` on."""
     return [body or b"" for body in block.body.values()[max(0, offset - block.first_offset) :]]
 
 
 def matching(wanted: re.Pattern[bytes] | None, shown: Shown) -> Shown:
-    """The same, of messages whose body has the pattern."""
+    """Restrict `shown` to messages whose body matches the pattern."""
     if wanted is None:
         return shown
 
@@ -288,7 +308,7 @@ def matching(wanted: re.Pattern[bytes] | None, shown: Shown) -> Shown:
 
 
 def objects_from(topic: str) -> Shown:
-    """The same as JSON, with all that is stored."""
+    """Return a function that writes messages as JSON, with all stored data."""
     from ....transport.client.core.message import message_at
     from ..inspect.message import as_object
 

@@ -1,4 +1,4 @@
-"""zsq delayed: what was published with a delay and is not due yet: list, count, cancel."""
+"""zsq delayed: list, count and cancel messages that are delayed and not due yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ....transport.wire.answers import DelayedRow
 from ..options import with_broker
 from ..output import json_option, tell
 
-LIST_MAX: Final = 1_000  # messages of one question to the broker; more are asked for in turn
+LIST_MAX: Final = 1_000  # messages in one request to the broker; longer lists take several requests
 BODY_CHARACTERS: Final = 60
 
 
@@ -105,7 +105,7 @@ def _json(one: DelayedRow) -> str:
 
 
 def _when(due_ns: int) -> str:
-    """In the local time of who asks."""
+    """Return the time in the user's time zone."""
     seconds = due_ns / 1e9
     text = datetime.fromtimestamp(seconds).astimezone().isoformat(sep=" ", timespec="milliseconds")
     return f"{text} (in {max(0.0, seconds - time.time()):,.0f} s)"

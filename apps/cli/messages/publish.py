@@ -1,8 +1,8 @@
-"""zsq pub: one message, or a message a line from a file or standard input.
+"""zsq pub: publish one message, or each line of a file or of standard input.
 
-What has arrived is sent at once, in blocks of at most `--batch` messages: a fast file goes in full blocks, a slow pipe
-(`tail -f log | zsq pub t`) line by line without waiting for a block to fill. At most `RECEIPTS_MAX` blocks are unanswered,
-so memory does not depend on the input.
+Lines are sent as soon as they arrive, in blocks of at most `--batch` messages. A fast file fills
+its blocks. A slow pipe (`tail -f log | zsq pub t`) sends line by line and does not wait for full
+blocks. At most `RECEIPTS_MAX` blocks are unanswered, so memory does not depend on the input.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _T = TypeVar("_T")
 READ_BYTES: Final = 1 << 20
 POLL_S: Final = 0.2
 RECEIPTS_MAX: Final = 64
-JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_LARGEST  # JSON writes a byte of a body in six characters at most
-FIELDS: Final = frozenset(MessageObject.__annotations__)  # what a line may have; where a message was is passed over
+JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_LARGEST  # JSON uses at most six characters for a byte of a body
+FIELDS: Final = frozenset(MessageObject.__annotations__)  # of a line; topic, offset and times are ignored
 
 
 class PublishColumns(NamedTuple):
-    """What is published as one block: the bodies, and those attributes that any of the messages has."""
+    """One block to publish: the bodies, and the attributes that at least one message has."""
 
     bodies: Sequence[bytes]
     keys: Sequence[bytes | str | None] | None
@@ -51,7 +51,7 @@ class PublishColumns(NamedTuple):
 
 
 class PublishEntry(NamedTuple):
-    """A message to be published."""
+    """A message to publish."""
 
     body: bytes
     key: bytes | str | None = None
@@ -60,14 +60,15 @@ class PublishEntry(NamedTuple):
 
 
 def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False, bytes_max: int = MESSAGE_BYTES_LARGEST) -> Iterator[list[bytes]]:
-    """Lists of whole lines as they arrive, without their newlines; a last line needs none. Ends soon after `stopped()`.
+    """Yield lists of whole lines as they arrive, without newlines. The last line may lack one.
 
-    `UsageError` E_TOO_BIG where a line is longer than `bytes_max`.
+    Ends soon after `stopped()` is true. Raises `UsageError` (E_TOO_BIG) if a line is longer than
+    `bytes_max`.
     """
     rest = b""
     while not stopped():
         if not select.select([descriptor], (), (), POLL_S)[0]:
-            continue  # so that a signal is noticed while nothing is typed
+            continue  # lets a signal be noticed while no input comes
         found = os.read(descriptor, READ_BYTES)
         if not found:
             break
@@ -81,7 +82,10 @@ def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False, bytes_ma
 
 
 def entry_of(line: bytes, number: int) -> PublishEntry:
-    """Read a line as `zsq tail --json` and `zsq sub --json` write it. `UsageError` with the line's number and what is wrong."""
+    """Parse a line that `zsq tail --json` or `zsq sub --json` has written.
+
+    Raises `UsageError` (E_BAD_ARGUMENT) with the line's number and the reason.
+    """
     try:
         found = json.loads(line)
         if not isinstance(found, dict):
@@ -116,7 +120,10 @@ def _bytes_of(found: Mapping[str, object], name: str) -> bytes | None:
 
 
 def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
-    """`--header NAME=VALUE`, each. `click.BadParameter` where there is no `=`."""
+    """Return the headers of all `--header NAME=VALUE` options.
+
+    Raises `click.BadParameter` if one has no name or no `=`.
+    """
     found: dict[str, HeaderValue] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
@@ -189,7 +196,7 @@ def pub(
                         while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
                             stored += _settle(receipts, timeout)
                     advance(size)
-            finally:  # what was sent before a line that cannot be is stored, and counted
+            finally:  # messages before an invalid line are stored and counted
                 while receipts:
                     stored += _settle(receipts, timeout)
             if stopping.is_set():
@@ -199,12 +206,15 @@ def pub(
         how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
         if as_json:
             tell({"topic": topic, "messages": stored, "seconds": round(elapsed, 3)})
-        elif stored or sys.exception() is None:  # before an error it says how far it came, if it came anywhere
+        elif stored or sys.exception() is None:  # before an error, report the stored messages, if there are any
             click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 
 
 def _read(descriptor: int, stopped: Callable[[], bool], from_json: bool) -> Iterator[tuple[int, Sequence[bytes | PublishEntry]]]:
-    """Yield what has arrived: how many bytes, and the messages of it. Those before a line that is none are told first."""
+    """Yield the arrived messages, with their size in bytes.
+
+    Messages before an invalid line are yielded before the error is raised.
+    """
     number = 0
     for found in lines(descriptor, stopped, JSON_LINE_BYTES_MAX if from_json else MESSAGE_BYTES_LARGEST):
         size = sum(map(len, found)) + len(found)
@@ -226,7 +236,7 @@ def _read(descriptor: int, stopped: Callable[[], bool], from_json: bool) -> Iter
 
 
 def _columns(messages: Sequence[bytes | PublishEntry], usual: PublishEntry) -> PublishColumns:
-    """Return the bodies, and the columns of attributes that any of them has."""
+    """Return the bodies, and the columns of attributes that at least one message has."""
     if isinstance(messages[0], bytes):
         bodies, count = cast("Sequence[bytes]", messages), len(messages)
         return PublishColumns(bodies, _given([usual.key] * count), _given([usual.tag] * count), _given([usual.headers] * count))
@@ -249,7 +259,7 @@ def _settle(receipts: deque[Receipt], timeout: float) -> int:
 
 @contextlib.contextmanager
 def _bar(source: IO[bytes], body: str | None) -> Iterator[Callable[[int], None]]:
-    """None where lines are typed in by hand, or there are none."""
+    """Show a progress bar, unless the body is given or the user types the lines."""
     if body is not None or source.isatty():
         yield lambda size: None
         return

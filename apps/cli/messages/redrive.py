@@ -1,4 +1,4 @@
-"""zsq redrive: dead letters go back to where they died; see transport/client/core/redrive.py."""
+"""zsq redrive: send dead letters back to their topics; see transport/client/core/redrive.py."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 
 class Run:
-    """One run: what went where, and what stays with which reason, is the plan's; here is who asks and publishes."""
+    """One run of the command. It sends requests and publishes.
+
+    The plan records which messages went where, and why others stay.
+    """
 
     def __init__(self, admin: Admin, producer: Producer, dead_topic: str, plan: Redrive) -> None:
         self._admin = admin
@@ -27,7 +30,7 @@ class Run:
         self.plan = plan
 
     def batch(self, batch: Batch, limit: int) -> int:
-        """Send up to `limit` of these back; how many that were."""
+        """Send up to `limit` messages of the batch back, and return their number."""
         from ....transport.errors import ZsqError
 
         before, messages = self.plan.total, batch.messages()
@@ -91,11 +94,11 @@ def redrive(
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         with stopping.interruptible():
             admin = stack.enter_context(Admin(url, timeout=timeout))
-            [row] = admin.stats(dead_topic)["topics"]  # asking a reader would need the right to read the whole topic
+            [row] = admin.stats(dead_topic)["topics"]  # a reader would need the right to read the whole topic
             begin, end = row["start"], row["head"]
             producer = stack.enter_context(Producer(url, timeout=timeout))
             run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
-            if begin == end:  # no channel is made for nothing: it would hold what comes
+            if begin == end:  # a channel without dead letters would only keep later ones
                 _tell(run, as_json)
                 return 0
             consumer = stack.enter_context(Consumer(dead_topic, CHANNEL, url=url, ready=READY, timeout=timeout, start="earliest"))
@@ -120,7 +123,10 @@ def _tell(run: Run, as_json: bool) -> None:
 def drive(
     run: Run, consumer: Consumer, count: int | None, stopping: Stopping, timeout: float, advance: Advance = lambda done: None
 ) -> None:
-    """Until `count` are sent, nothing more waits, nothing more came within the time-out, or a signal."""
+    """Send messages until `count` are sent, none waits, or a signal arrives.
+
+    It also ends if no message arrives within the time-out.
+    """
     sent = 0
     deadline = time.monotonic() + timeout
     while not stopping.is_set() and not run.plan.at_end and (count is None or sent < count):

@@ -1,1 +1,1 @@
-"""`zsq --help`, "Run a broker": serve, doctor, config, completion, keys, and the options of serve."""
+"""Commands in the help's section "Run a broker": serve, doctor, config, keys; the options of serve."""

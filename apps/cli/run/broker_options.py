@@ -1,4 +1,4 @@
-"""What was given to `zsq serve` becomes the broker's `ServeOptions`: checked as a whole, and secrets taken out of the environment."""
+"""Conversion of the options of `zsq serve` to `ServeOptions`, with all checks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MSG_TIMEOUT_S_MAX: Final = 900
 
 
 def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) -> ServeOptions:
-    """Return what was given, checked as a whole; secrets are taken out of the environment."""
+    """Return the checked options. Secrets are removed from the environment."""
     gateway, push = ("", "") if given.no_listen else (given.listen, given.listen_push)
     if gateway:
         check_listen(gateway, "--listen")
@@ -62,7 +62,10 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
 
 
 def given_alarms(given: GivenOptions, environment: MutableMapping[str, str] = os.environ) -> AlarmOptions:
-    """Return what was given, checked: a receiver that cannot work shall be known at the start, not in the night."""
+    """Return the checked alarm options.
+
+    A receiver that cannot work is refused at the start, not when the first alarm comes.
+    """
     from ....actors.settings.options import HOLD_S, AlarmOptions
 
     commands = []
@@ -86,7 +89,10 @@ def given_alarms(given: GivenOptions, environment: MutableMapping[str, str] = os
 
 
 def secret(name: str, environment: MutableMapping[str, str]) -> str:
-    """From the variable, or the first line of the file that NAME_FILE names. Both leave the environment: no child inherits them."""
+    """Return a secret from the variable, or from the first line of the file that NAME_FILE names.
+
+    Both are removed from the environment, so that no child process inherits them.
+    """
     value, path = environment.pop(name, ""), environment.pop(f"{name}_FILE", "")
     if value and path:
         raise UsageError(E_BAD_ARGUMENT, f"{name} and {name}_FILE are both set: which is it?")
@@ -104,7 +110,7 @@ def secret(name: str, environment: MutableMapping[str, str]) -> str:
 
 
 def given_gateways(given: GivenOptions) -> tuple[NsqOptions | None, HttpOptions | None]:
-    """Return what was given for both gateways, which speak of each other."""
+    """Return the options of both gateways. Each of them announces the other's port."""
     http, nsq = given_http(given), given_nsq(given)
     if http is not None and nsq is not None:
         nsq = replace(nsq, http_port=int(http.listen.rpartition(":")[2]))
@@ -114,7 +120,10 @@ def given_gateways(given: GivenOptions) -> tuple[NsqOptions | None, HttpOptions 
 
 
 def _check_announced(nsq: NsqOptions | None) -> None:
-    """`UsageError` for a node that every nsqlookupd refuses (`E_BAD_BODY`), again and again: one without a TCP port or an HTTP port."""
+    """Refuse a node that every nsqlookupd would refuse again and again (`E_BAD_BODY`).
+
+    Such a node has no TCP port or no HTTP port. Raises `click.UsageError`.
+    """
     if nsq is None:
         raise click.UsageError("--nsq-lookupd-tcp-address needs the NSQ gateway: leave out --no-nsq, or give --nsq-listen")
     if not nsq.broadcast_tcp_port and all(one.startswith("unix:") for one in nsq.listen):
@@ -126,7 +135,7 @@ def _check_announced(nsq: NsqOptions | None) -> None:
 
 
 def given_nsq(given: GivenOptions) -> NsqOptions | None:
-    """Return what was given for the NSQ gateway, checked; None for none."""
+    """Return the checked options of the NSQ gateway, or None if it is not started."""
     from importlib.util import find_spec
 
     from ....actors.settings.options import NsqOptions, TlsOptions
@@ -155,7 +164,7 @@ def given_nsq(given: GivenOptions) -> NsqOptions | None:
         raise click.UsageError(text)
     _check_timeouts(given.nsq_msg_timeout, given.nsq_max_msg_timeout)
     more: dict[str, Any] = {}
-    for field in fields(NsqOptions):  # those that have an option of their name; a time is given in seconds
+    for field in fields(NsqOptions):  # options with the name of a field; times are given in seconds
         value = getattr(given, f"nsq_{field.name.removesuffix('_ms')}", None)
         if value is not None and field.name != "listen":
             more[field.name] = int(value * 1000) if field.name.endswith("_ms") else value
@@ -172,7 +181,10 @@ def given_nsq(given: GivenOptions) -> NsqOptions | None:
 
 
 def _check_timeouts(usual: float | None, longest: float | None) -> None:
-    """A channel holds no message longer than 15 minutes for anybody: more would be promised here, and refused at SUB."""
+    """Refuse time-outs above 15 minutes, the limit of a channel's leases.
+
+    The gateway would otherwise promise times that are refused at SUB.
+    """
     longest = MSG_TIMEOUT_S_MAX if longest is None else longest
     if not 1 <= longest <= MSG_TIMEOUT_S_MAX:
         raise click.UsageError("--nsq-max-msg-timeout is 1s to 15m")
@@ -181,7 +193,10 @@ def _check_timeouts(usual: float | None, longest: float | None) -> None:
 
 
 def given_http(given: GivenOptions) -> HttpOptions | None:
-    """Return what was given for the HTTP gateway; None for none, or where its libraries are not installed and nobody asked for it."""
+    """Return the options of the HTTP gateway, or None if it is not started.
+
+    It is not started by default if its libraries are not installed.
+    """
     from importlib.util import find_spec
 
     from ....actors.settings.options import HttpOptions
@@ -210,7 +225,10 @@ def _absolute(path: Path | None) -> str:
 
 
 def check_listen(place: str, option: str, *, unix: bool = False) -> None:
-    """Raise click's error if nobody can listen there. `unix`: unix:PATH is good too."""
+    """Check that `place` can be an address to listen on. Raises `click.BadParameter`.
+
+    With `unix`, unix:PATH is accepted too.
+    """
     if unix and place.startswith("unix:") and len(place) > len("unix:"):
         return
     host, colon, port = place.rpartition(":")
@@ -220,7 +238,10 @@ def check_listen(place: str, option: str, *, unix: bool = False) -> None:
 
 
 def given_security(given: GivenOptions) -> SecurityOptions:
-    """Return what was given, checked: files that cannot be used shall be known before the broker starts."""
+    """Return the checked security options.
+
+    Files that cannot be used are refused before the broker starts.
+    """
     from ....actors.security.access import AccessError
     from ....actors.security.curve import CurveAuthentication, check, load_rules
     from ....actors.settings.options import SecurityOptions

@@ -1,6 +1,6 @@
-"""zsq config: which options are in force for `zsq serve`, and where each came from.
+"""zsq config: show the options of `zsq serve` and the source of each.
 
-What holds where nothing is said of an option of `zsq serve`, for those whose default is not click's. Pure but for the imports.
+This module also finds the defaults that click does not know. It is pure, except for the imports.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from .option_table import ROWS, SECRETS, GivenOptions, key
 
 
 def usual(name: str) -> object:
-    """Return what holds where nothing is given for this option; None where nothing does. Times in seconds."""
+    """Return the value of an option that is not set, or None if it has none. Times are in seconds."""
     value = _of_objects().get(name) if ROWS[name].usual is None else ROWS[name].usual
     return None if value in ("", (), -1) else value
 
 
 def _of_objects() -> Mapping[str, object]:
-    """The defaults of the objects that the options end up in."""
+    """Return the defaults of the objects that the options are converted to."""
     from dataclasses import fields
 
     from ....actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, ServeOptions, TlsOptions
@@ -47,7 +47,7 @@ def show(context: click.Context, /, as_json: bool, config: Path | None, **given:
     Flags override environment variables (ZSQ_SERVE_ and the option's name), which override the file of --config. The options are those
     of zsq serve, and invalid values are refused in the same way. Secrets are not shown, only whether they are set.
     """
-    environment = dict(os.environ)  # a copy: what is a secret is taken out of it
+    environment = dict(os.environ)  # a copy, because secrets are removed from it
     secrets = {name: _secret(name, environment) for name in SECRETS}
     serve_options(GivenOptions.of(given), environment)
     rows = [(one, *_value(one, given.get(str(one.name))), origin(context, one)) for one in options_of(context.command)]
@@ -64,21 +64,21 @@ def show(context: click.Context, /, as_json: bool, config: Path | None, **given:
 
 
 def _value(option: click.Option, value: Any) -> tuple[Any, str]:
-    """As a program and as a person gets it."""
+    """Return an option's value for programs and its text for users."""
     name = str(option.name)
     if value in (None, "", ()):
         value = usual(name)
     elif name == "alarm_webhook":
         from ....actors.settings.options import shown_url
 
-        value = [f"{shown_url(url)}/..." for url in value]  # of many services the rest is the secret
+        value = [f"{shown_url(url)}/..." for url in value]  # in the URLs of many services the rest is the secret
     elif name == "alarm_command":
-        value = [" ".join([*text.split()[:1], *(["..."] if len(text.split()) > 1 else [])]) for text in value]  # arguments may hold one
+        value = [" ".join([*text.split()[:1], *(["..."] if len(text.split()) > 1 else [])]) for text in value]  # may hold secrets
     return value, as_text(option, value)
 
 
 def as_text(option: click.Parameter, value: Any) -> str:
-    """As it could be typed."""
+    """Return the value as it could be typed."""
     if isinstance(value, (list, tuple)):
         return ", ".join(map(str, value))
     if value is None or value == -1:
@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
 
 
 def _secret(name: str, environment: Mapping[str, str]) -> str:
-    """Where it is, if it is anywhere."""
+    """Return the place of a secret, or "" if it is not set."""
     if environment.get(f"{name}_FILE"):
         return f"file {environment[f'{name}_FILE']}"
     return f"environment variable {name}" if environment.get(name) else ""

@@ -1,8 +1,11 @@
-"""Where `zsq serve` gets its options from: a file, the environment, flags, the later over the earlier; by click's own means.
+"""Sources of the options of `zsq serve`: a TOML file, the environment, and flags.
 
-The file is TOML. Its keys are the flags without their dashes; a table is a prefix: `[nsq]` with `listen` is `nsq-listen`. It is checked
-whole before anything begins: what is not known, of another type or out of range is refused, with the file, the key and what is allowed.
-The variable of an option is ZSQ_SERVE_ and its name in capitals; some have an older name too.
+Flags override variables, which override the file. click applies this order.
+
+The keys of the file are the flags without their dashes. A table is a prefix: `[nsq]` with `listen`
+is `nsq-listen`. The whole file is checked first. Unknown keys, wrong types and values out of range
+are refused, with the file, the key and the allowed values. An option's variable is ZSQ_SERVE_ and
+its name in capitals. Some options have an older variable too.
 """
 
 from __future__ import annotations
@@ -25,7 +28,10 @@ FILE_BYTES_MAX: Final = 1 << 20
 
 
 class Configured(click.Command):
-    """A command whose options may stand in a file and in the environment too. Wrong ones are told by where they stand."""
+    """A command whose options may also come from a file and the environment.
+
+    Errors name the source of the wrong value.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         ctx.meta[ARGUMENTS] = list(args)
@@ -47,22 +53,25 @@ class Configured(click.Command):
 
 _MAIL: Final = re.compile(r"(--|ZSQ_|ZSQ_SERVE_)?alarm[-_](mail|smtp)", re.IGNORECASE)
 MISSING: Final = "Say where the data is: --data-dir DIR. (ZSQ_DATA_DIR, or data-dir in the file of --config, does the same.)"
-ARGUMENTS: Final = "zsq.arguments"  # of a context's meta: what the command was called with
+ARGUMENTS: Final = "zsq.arguments"  # the key in a context's meta for the command's arguments
 
 
 def options_of(command: click.Command) -> list[click.Option]:
-    """Those that may stand in the file."""
+    """Return the options that the file may contain."""
     return [one for one in command.params if isinstance(one, click.Option) and one.name not in ("config", "as_json", "help")]
 
 
 def said_in(option: click.Parameter, environment: Mapping[str, str] = os.environ) -> str:
-    """Return which of the option's variables counts."""
+    """Return the variable that sets the option."""
     names = list(option.envvar or ())
     return next((name for name in names if environment.get(name)), names[0])
 
 
 def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-    """Before all other options: its values become what click takes where neither a flag nor a variable says something."""
+    """Read the file before click processes the other options.
+
+    Its values become the defaults, which flags and variables override.
+    """
     for name in filter(os.environ.get, list(os.environ)):
         _refuse_mail(name, name)
     if path is not None and not context.resilient_parsing:
@@ -73,7 +82,7 @@ def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path
 
 
 def serve_parameters(*, needs_data_dir: bool) -> list[click.Parameter]:
-    """Return the options of `zsq serve`, for a command that is `Configured`."""
+    """Return the options of `zsq serve`, for a `Configured` command."""
     text = (
         f"Read options from this TOML file. Keys are option names without the leading dashes. Flags and {PREFIX}... variables override it. "
         f"Also set by {CONFIG}."
@@ -88,12 +97,18 @@ def _variables(command: click.Command) -> list[str]:
 
 
 def unknown_variables(command: click.Command, environment: Mapping[str, str] = os.environ) -> list[str]:
-    """A slip of the pen, most likely. Not refused: orchestrators set such ones for a service that is called zsq-serve."""
+    """Return unknown variables, which are probably misspelt.
+
+    They are not refused: orchestrators set such variables for a service named zsq-serve.
+    """
     return sorted(name for name in environment if name.startswith(PREFIX) and name not in _variables(command))
 
 
 def read(path: Path, context: click.Context) -> dict[str, object]:
-    """The file's options by name, checked. `UsageError` says what is wrong in it."""
+    """Return the file's options by name, checked.
+
+    Raises `UsageError` (E_BAD_ARGUMENT), which says what is wrong in the file.
+    """
     options = {key(str(option.name)): option for option in options_of(context.command)}
     found: dict[str, object] = {}
     for name, value in _flat(_parsed(path), "", options, path):
@@ -113,7 +128,7 @@ def _parsed(path: Path) -> Mapping[str, object]:
         with path.open("rb") as file:
             state = os.fstat(file.fileno())
             text = file.read(FILE_BYTES_MAX + 1)
-        if stat.S_ISREG(state.st_mode) and (why := open_to_others(path, state)):  # it may name commands that the broker runs
+        if stat.S_ISREG(state.st_mode) and (why := open_to_others(path, state)):  # the file may name commands that the broker runs
             raise UsageError(E_BAD_ARGUMENT, f"the configuration {why}")
         if len(text) > FILE_BYTES_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB: is it the file that you mean?")
@@ -140,7 +155,7 @@ def _flat(table: Mapping[str, object], prefix: str, options: Mapping[str, click.
 
 
 def _refuse_mail(name: str, where: str) -> None:
-    """Refuse the options of earlier versions that sent alarms by mail, wherever they stand."""
+    """Refuse the options that sent alarms by mail in earlier versions."""
     if _MAIL.match(name):
         raise UsageError(
             E_BAD_ARGUMENT,
@@ -173,7 +188,7 @@ def _wrong(path: Path, name: str, text: str) -> UsageError:
 
 
 def _checked(path: Path, name: str, option: click.Option, value: object, context: click.Context) -> object:
-    """As click takes it."""
+    """Check a value, and return it in the form that click takes."""
     types, allowed = kind(option)
     values: list[Any] = value if option.multiple and isinstance(value, list) else [value]
     for one in values:
@@ -192,7 +207,7 @@ def _checked(path: Path, name: str, option: click.Option, value: object, context
 
 
 def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
-    """What TOML may say of it: the types, and the words for that."""
+    """Return the TOML types that the option accepts, and their description."""
     of = option.type
     types: tuple[type, ...] = (str,)
     if option.is_flag:
@@ -223,7 +238,7 @@ def _range(of: click.IntRange | click.FloatRange) -> str:
 
 
 def origin(context: click.Context, option: click.Parameter) -> str:
-    """Where its value came from, in words."""
+    """Return a description of the source of the option's value."""
     sources = click.core.ParameterSource
     source = context.get_parameter_source(str(option.name))
     if source is sources.ENVIRONMENT:

@@ -1,4 +1,4 @@
-"""zsq doctor: whether a broker can run well here, and what would make it better."""
+"""zsq doctor: check whether a broker can run well on this machine, and give advice."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _print(found: Sequence[CheckResult]) -> None:
 
 
 def _plain(text: str, style: str = "") -> Any:
-    """Not read as markup, whatever stands in it."""
+    """Return the text without interpreting markup in it."""
     from rich.text import Text
 
     return Text(escaped(text, keep="\n"), style=style)

@@ -1,6 +1,7 @@
-"""zsq keys: key pairs and tokens for a broker that asks who comes. Secrets go into files that only their owner may read.
+"""zsq keys: create key pairs and tokens for a broker with authentication.
 
-A public key may be shown to anybody; of a token the broker keeps only a hash, so the token itself is shown here, once.
+Secrets go into files that only their owner can read. A public key need not be secret. The broker
+keeps only a hash of a token, so the token is shown only once, here.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import click
 from ..output import json_option, tell
 
 TOKEN_BYTES: Final = 32
-TOKEN_PREFIX: Final = "zsq_"  # so that whoever finds one in a log knows what it is
+TOKEN_PREFIX: Final = "zsq_"  # lets a reader of a log recognise a token
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
@@ -96,7 +97,7 @@ def keys_show(file: Path, as_json: bool) -> None:
     from ....transport.wire.credentials import read_key_file
 
     found = read_key_file(str(file), ("public",))
-    with contextlib.suppress(UsageError):  # only a client's has one
+    with contextlib.suppress(UsageError):  # only a client's file has this key
         found |= read_key_file(str(file), ("server",))
     if as_json:
         tell(found)

@@ -1,8 +1,9 @@
-"""The options of `zsq serve`: one row each, and all else that is said of an option follows from its row.
+"""Options of `zsq serve`: one row for each, from which everything else about the option follows.
 
-A new option is a row here plus the code in `broker_options.py` that obeys it. From the rows come: the options of `zsq serve` and
-`zsq config` with their help, their variables, the keys of the configuration file and what TOML may say of each, what SIGHUP brings into
-force, and the table in docs/configuration.md.
+A new option takes a row here and the code in `broker_options.py` that applies it. The rows define
+the options of `zsq serve` and `zsq config` with their help, their environment variables, the keys
+and types of the configuration file, the options that SIGHUP reloads, and the table in
+docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from ..quantities import Count, Lines, Number, Seconds
 
 PREFIX: Final = "ZSQ_SERVE_"
 TOKEN: Final = "ZSQ_ALARM_WEBHOOK_TOKEN"
-SECRETS: Final = (TOKEN,)  # in the environment only
+SECRETS: Final = (TOKEN,)  # only from the environment or a file that it names
 
-# These repeat actors/settings/options.py (a test compares them): help should come at once.
+# These repeat actors/settings/options.py (a test compares them), whose import would delay help.
 LISTEN: Final = "127.0.0.1:4153"
 NSQ_LISTEN: Final = "127.0.0.1:4150"
 HTTP_LISTEN: Final = "127.0.0.1:4151"
@@ -48,10 +49,11 @@ _NUMBER: Final = Value("N", Count())
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """`live`: SIGHUP brings it into force (actors/supervisor/reloading.py); the others need a restart.
+    """The row of an option.
 
-    `usual`: what holds where nothing is given, in words or as a value, unless it is click's default or that of the object that the option
-    ends up in. `variable`: an older name of its variable.
+    `live` options are reloaded by SIGHUP (actors/supervisor/reloading.py). The others need a
+    restart. `usual` is the default, as a text or a value, if it is neither click's nor that of the
+    object that gets the option. `variable` is an older name of its variable.
     """
 
     value: Value
@@ -62,7 +64,7 @@ class Row:
 
 
 def _row(default: _T, value: Value, help: str, **columns: Any) -> _T:
-    """Declare an option together with its row. A default of () is an option that may be repeated."""
+    """Declare an option with its row. An option with the default () may be repeated."""
     found: _T = field(default=default, metadata={"row": Row(value, help, **columns)})
     return found
 
@@ -72,14 +74,14 @@ def _flag(help: str) -> bool:
 
 
 def _kept(parameter: str) -> Any:
-    """Declare the option of a topic's setting, for all topics that have none of their own."""
+    """Declare the option that sets a topic setting's default for all topics."""
     (setting,) = (one for one in KEEPING if one.parameter == parameter)
     return _row(None, value_of(setting), setting.help, live=True, usual=setting.default)
 
 
 @dataclass(frozen=True, slots=True)
 class GivenOptions:
-    """What was given to `zsq serve`, by click's names of the options, in the order of its help. None: nothing was."""
+    """The options of `zsq serve`, by click's names, in the order of its help. None means not set."""
 
     data_dir: Path = _row(
         Path("data"), _FOLDER,
@@ -223,7 +225,7 @@ class GivenOptions:
 
     @classmethod
     def of(cls, parameters: Mapping[str, object]) -> GivenOptions:
-        """Take them from a command's parameters, of which it may have more."""
+        """Take the options from a command's parameters, which may include others."""
         found: dict[str, Any] = {name: value for name in ROWS if (value := parameters[name]) is not None}
         return cls(**found)
 
@@ -233,14 +235,14 @@ RELOADABLE: Final = frozenset(name for name, row in ROWS.items() if row.live)
 
 
 def key(name: str) -> str:
-    """Return what the option is called in the file, and behind two dashes on the command line."""
+    """Return the option's name in the file, which is also its flag without the dashes."""
     return name.replace("_", "-")
 
 
 def table_options(*, needs_data_dir: bool) -> list[click.Option]:
-    """Return the rows as click's options."""
+    """Return the rows as click options."""
     found = [_option(one.name, one.default, ROWS[one.name]) for one in fields(GivenOptions)]
-    found[0].required = needs_data_dir  # DIR is the first
+    found[0].required = needs_data_dir  # --data-dir is the first row
     return found
 
 

@@ -1,6 +1,6 @@
-"""zsq serve: the broker in front, until SIGTERM or SIGINT.
+"""zsq serve: run the broker in the foreground until SIGTERM or SIGINT.
 
-Reading the configuration of a running `zsq serve` again, for SIGHUP.
+`ConfigReload` reads the configuration of a running `zsq serve` again after SIGHUP.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 
 
 class ConfigReload:
-    """Takes the same flags and the same environment again, and the file as it is now.
+    """Reads the same flags and environment again, and the present file.
 
-    Secrets are kept here: they leave the environment at the start, so that no child inherits them. What *_FILE names is read again.
+    Secrets are kept here, because they leave the environment at the start, so that no child
+    inherits them. The files that *_FILE variables name are read again.
     """
 
     def __init__(self, context: click.Context, environment: Mapping[str, str] = os.environ) -> None:
@@ -35,7 +36,10 @@ class ConfigReload:
         self._begun = self._now = GivenOptions.of(context.params)
 
     def read(self) -> Fresh:
-        """`UsageError` (or `OSError`) where anything is wrong: nothing is taken of it then."""
+        """Read the options again.
+
+        Raises `UsageError` or `OSError` for any error, and then changes nothing.
+        """
         from ....actors.supervisor.reloading import Fresh
 
         try:
@@ -63,18 +67,21 @@ def serve(context: click.Context, /, **given: Any) -> int:
     """
     check_python(sys.version_info[:3])
 
-    again = ConfigReload(context, os.environ)  # before the secrets leave the environment
+    again = ConfigReload(context, os.environ)  # before the secrets are removed from the environment
     options = serve_options(GivenOptions.of(given), os.environ)
     from ....actors.runtime import forkserver
 
-    forkserver.begin()  # half of a start is imports: its ones go on beside ours
+    forkserver.begin()  # imports take half of the start; those of the forkserver run in parallel
     from ....actors.supervisor.serve import serve as serve_broker
 
     return serve_broker(options, again.read)
 
 
 def check_python(version: tuple[int, ...]) -> None:
-    """Refuse a Python whose forkserver, from which the broker's processes come, obeys every user of the machine (CVE-2022-42919)."""
+    """Refuse a Python version whose forkserver obeys every user of the machine (CVE-2022-42919).
+
+    The broker's processes come from the forkserver.
+    """
     if version < (3, 11, 1):
         found = ".".join(map(str, version))
         text = "any user of this machine could run code as the broker (CVE-2022-42919); install Python 3.11.1 or later"
