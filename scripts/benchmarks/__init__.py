@@ -1,1 +1,1 @@
-"""What scripts/bench runs: throughput, latency and cost of the broker, beside what the machine can do."""
+"""Benchmarks of scripts/bench: throughput, latency and cost of the broker, beside machine limits."""

@@ -1,4 +1,4 @@
-"""python -m benchmarks NAME: what scripts/bench runs."""
+"""Entry point of scripts/bench: python -m benchmarks NAME."""
 
 from .main import main
 

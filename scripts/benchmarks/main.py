@@ -1,4 +1,4 @@
-"""The command line of the benchmarks."""
+"""Command line of the benchmarks."""
 
 from __future__ import annotations
 
@@ -66,12 +66,15 @@ def _run(
     nsq_port: int = 0,
     http_port: int = 0,
 ) -> None:
-    """Start a broker, measure, print; exit code 1 with one line if something failed. Ports: of an NSQ or HTTP gateway, if wanted."""
+    """Start a broker, measure, and print the report. An error gives one line and exit code 1.
+
+    The ports are those of an NSQ or HTTP gateway, 0 for none.
+    """
     http = ("--http-listen", f"127.0.0.1:{http_port}") if http_port else ("--no-http",)
     nsq = ("--nsq-listen", f"127.0.0.1:{nsq_port}") if nsq_port else ("--no-nsq",)
     options = ("--no-listen", *http, *nsq, "--sync", common["sync"])
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as on Ctrl-C
     try:
         with temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker:
             durable = {"durability": f"{common['sync']}, {DURABLE[common['sync']]}", "rounds": common["rounds"]}

@@ -1,4 +1,4 @@
-"""A broker and a Spark session on this machine, for the benchmarks, the demo and the tests."""
+"""Local broker and Spark session for the benchmarks, the demo and the tests."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A broker of one's own in a temporary directory, for the demo and the benchmarks: started, waited for, and cleaned away."""
+"""Temporary broker in its own directory, for the demo and the benchmarks."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ZSQ: Final = ("-m", "zsq")
 
 
 class BrokerFailed(Exception):
-    """The broker did not start, or ended; the text has what it said."""
+    """The broker did not start, or ended. The text has the end of its log."""
 
 
 @dataclass(frozen=True, slots=True)
 class LocalBroker:
-    """A running `zsq serve`, its directory and where clients of the same machine reach it."""
+    """A running `zsq serve`, with its directory and its address for clients of the same machine."""
 
     process: subprocess.Popen[bytes]
     folder: Path
@@ -40,7 +40,7 @@ class LocalBroker:
         return f"ipc://{self.data_dir}/run"
 
     def check(self) -> None:
-        """`BrokerFailed` if it has ended."""
+        """Raise `BrokerFailed` if the broker has ended."""
         if self.process.poll() is not None:
             raise BrokerFailed(f"the broker ended with code {self.process.returncode}:\n{_last_lines(self.log)}")
 
@@ -53,9 +53,10 @@ def temporary_broker(
     program: Sequence[str] = ZSQ,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[LocalBroker]:
-    """`zsq serve` in a new directory below `under` (default: the system's temporary one); ends and is removed with the block.
+    """Run `zsq serve` in a new directory below `under` (default: the system's temporary directory).
 
-    `program`: what the interpreter is told to run in place of ZSQ's command line, with the same arguments.
+    The broker and its directory are removed at the end of the context. `program` replaces `-m zsq`
+    as the interpreter's arguments, before the same arguments of ZSQ.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=under))
     try:
@@ -67,7 +68,7 @@ def temporary_broker(
 
 @contextlib.contextmanager
 def serve_again(broker: LocalBroker, *options: str) -> Iterator[LocalBroker]:
-    """On the data directory of one that has ended; the directory stays."""
+    """Run a broker on the data directory of another that has ended. The directory stays."""
     with _serve(broker.folder, broker.folder / "broker-again.log", ("--no-listen", *options)) as again:
         yield again
 
@@ -79,7 +80,7 @@ def _serve(
     line = [sys.executable, "-P", *program, "serve", "--data-dir", str(folder / "data"), *options]
     env = {**os.environ, **(environment or {})}
     with log.open("wb") as out:
-        # A session of its own: Ctrl-C at the terminal is ours to answer, in order.
+        # A session for the broker alone: this process handles Ctrl-C and stops everything in order.
         process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, env=env)
     try:
         broker = LocalBroker(process, folder, log)

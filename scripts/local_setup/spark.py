@@ -1,4 +1,4 @@
-"""A Spark session on this machine only, for the demo and the benchmarks; what the JVM has to say goes to a file."""
+"""Local Spark session for the demo and the benchmarks. The JVM's output goes to a file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ SPARK_ERRORS: Final = (PySparkException, Py4JError)
 
 @contextlib.contextmanager
 def spark_session(folder: Path, master: str, *, partitions: int = 2) -> Iterator[SparkSession]:
-    """Spark with ZSQ registered; its files lie in `folder`, its log is `folder`/spark.log. `partitions`: of a shuffle."""
+    """Run Spark with ZSQ registered. Its files are in `folder`, its log is `folder`/spark.log.
+
+    `partitions` is the number of a shuffle's partitions.
+    """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     with _stderr_to(folder / "spark.log"):
@@ -46,7 +49,7 @@ def spark_session(folder: Path, master: str, *, partitions: int = 2) -> Iterator
 
 @contextlib.contextmanager
 def _stderr_to(log: Path) -> Iterator[None]:
-    """The processes started meanwhile keep writing there."""
+    """Redirect stderr to a file. Processes started in the context keep writing there."""
     kept = os.dup(2)
     with log.open("ab") as out:
         os.dup2(out.fileno(), 2)

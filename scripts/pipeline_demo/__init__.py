@@ -1,1 +1,1 @@
-"""What scripts/demo runs: a year of flights through the broker, checked row by row."""
+"""Demo of scripts/demo: a year of flights goes through the broker and is checked row by row."""

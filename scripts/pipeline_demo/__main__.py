@@ -1,4 +1,4 @@
-"""python -m pipeline_demo ARCHIVE: what scripts/demo runs."""
+"""Entry point of scripts/demo: python -m pipeline_demo ARCHIVE."""
 
 from .main import main
 

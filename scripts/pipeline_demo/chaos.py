@@ -1,4 +1,4 @@
-"""`--chaos`: one of the Python workers that push rows for Spark is killed (SIGKILL) in the middle of its work."""
+"""`--chaos`: SIGKILL for one of the Python workers that push rows for Spark, during its work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ WORKING_S: Final = 0.03  # the kernel counts processor time in steps of 10 ms
 
 
 class Chaos(threading.Thread):
-    """Waits until rows are staged but not committed, then kills. `killed`: the worker's pid, 0 if it came too late."""
+    """Waits until rows are staged but not committed, then kills a worker.
+
+    `killed` is the worker's pid, or 0 if the job ended first.
+    """
 
     def __init__(self, url: str, jvm: int) -> None:
         super().__init__(name="chaos", daemon=True)
@@ -47,9 +50,10 @@ def staged_bytes(admin: Admin, topic: str) -> int:
 
 
 def pushing_workers(jvm: int) -> list[int]:
-    """Python workers below this JVM that use ZeroMQ and the processor now: in a job that only writes to ZSQ, its PUSH producers.
+    """Return the Python workers below this JVM that use ZeroMQ and processor time now.
 
-    Others have ZeroMQ loaded too: what Spark planned the job with. They have no context, so no thread but their own.
+    In a job that only writes to ZSQ, these are its PUSH producers. The processes in which Spark
+    planned the job have loaded ZeroMQ too. But they have no context and therefore only one thread.
     """
     candidates = [pid for pid in below(jvm) if "libzmq" in _said(pid, "maps") and len(_threads(pid)) > 1]
     before = {pid: _ticks(pid) for pid in candidates}
@@ -65,13 +69,13 @@ def _threads(pid: int) -> list[str]:
 
 
 def _ticks(pid: int) -> int:
-    """Processor time so far; 0 for a process that is gone."""
+    """Return the processor time so far, or 0 for a process that has ended."""
     fields = _said(pid, "stat").rpartition(")")[2].split()
     return int(fields[11]) + int(fields[12]) if fields else 0
 
 
 def below(root: int, parents: Callable[[], dict[int, int]] | None = None) -> list[int]:
-    """All descendants of a process."""
+    """Return all descendants of a process."""
     table = (parents or _parents)()
     found = {root}
     grown = True
@@ -91,7 +95,7 @@ def _parents() -> dict[int, int]:
 
 
 def _said(pid: int, what: str) -> str:
-    """ "" for a process that is gone."""
+    """Return the content of a file in /proc, or "" for a process that has ended."""
     try:
         return Path(f"/proc/{pid}/{what}").read_text(errors="replace")
     except OSError:
@@ -99,12 +103,12 @@ def _said(pid: int, what: str) -> str:
 
 
 def jvm_of(spark: Any) -> int:
-    """The process of Spark's JVM."""
+    """Return the process id of Spark's JVM."""
     return int(spark.sparkContext._gateway.proc.pid)
 
 
 def failed_tasks(spark: Any, stages_max: int = 100) -> int:
-    """Task attempts that failed so far, by Spark's own count."""
+    """Return how many task attempts have failed so far, by Spark's count."""
     tracker = spark.sparkContext.statusTracker()
     found = [tracker.getStageInfo(number) for number in range(stages_max)]
     return sum(info.numFailedTasks for info in found if info is not None)

@@ -1,4 +1,4 @@
-"""The demo's consuming processes: started, watched, drained and ended."""
+"""Consuming processes of the demo: starts, watches, drains and ends them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SEED: Final = 13
 
 @dataclass(slots=True)
 class Crew:
-    """The consuming processes, their counters and their files."""
+    """The consuming processes with their counters and files."""
 
     folder: Path
     processes: list[Any] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Crew:
         return self.folder / "totals.json"
 
     def sum_of(self, which: int) -> int:
-        """Over the pool of workers."""
+        """Return the sum of a counter over the pool of workers."""
         return sum(counters[which] for counters in self.counters[:POOL])
 
     def totals(self, which: int) -> int:
@@ -62,7 +62,7 @@ class Crew:
                 raise BrokerFailed(f"a consumer ended early with code {process.exitcode}")
 
     def end(self) -> None:
-        """SIGTERM: each drains, writes its file and ends; those that do not are killed."""
+        """Send SIGTERM: each process drains, writes its file and ends. Kill those that do not."""
         for process in self.processes:
             process.terminate()
         for process in self.processes:

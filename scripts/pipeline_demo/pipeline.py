@@ -1,7 +1,10 @@
-"""The demo's Spark side: the CSV into a topic, exactly once; the topic back as a stream, summed up into a second topic, exactly once.
+"""Spark side of the demo: the CSV goes into a topic, and the topic's stream into a second topic.
 
-The driver is this process; Spark's executors (here: threads of one JVM) hand rows to Python workers, which are the PUSH producers.
-`local[2,4]`: two tasks at a time, each tried up to four times, so that a killed worker costs a retry and not the job.
+Both ways are exactly once. The second topic gets sums.
+
+The driver is this process. Spark's executors (here threads of one JVM) pass rows to Python workers,
+which are the PUSH producers. `local[2,4]` runs two tasks at a time and tries each up to four times.
+So a killed worker costs a retry and not the job.
 """
 
 from __future__ import annotations
@@ -21,7 +24,10 @@ MINUTES: Final = "case when arr_delay in ('NA', '') then null else cast(cast(arr
 
 
 def push(spark: SparkSession, url: str, csv: Path) -> None:
-    """The batch job: each row of the CSV a message, keyed by carrier, tagged with the airport; visible all at once when it returns."""
+    """Run the batch job: each row of the CSV is a message with the carrier as key, the airport as tag.
+
+    All messages become visible at once, when the job is done.
+    """
     flights = spark.read.csv(str(csv), header=True).repartition(4)
     flights.select(
         f.concat_ws(",", *(f.coalesce(f.col(name), f.lit("")) for name in flights.columns)).alias("value"),
@@ -31,10 +37,11 @@ def push(spark: SparkSession, url: str, csv: Path) -> None:
 
 
 def stream(spark: SparkSession, url: str, checkpoint: Path) -> Any:
-    """The streaming query, started: of each micro-batch flights and delays by scheduled hour and carrier, into the second topic.
+    """Start the streaming query: each micro-batch's sums by hour and carrier go to the second topic.
 
-    Sums of each micro-batch, to be added up by whoever consumes them: if one came twice, or was lost, the totals would be wrong.
-    `txnAppId` and `txnVersion` make a batch that Spark tries again count once; a stream that writes itself needs neither.
+    The sums count flights and delays. The consumer adds up the sums of all micro-batches. If one
+    came twice or was lost, the totals would be wrong. `txnAppId` and `txnVersion` make a batch that
+    Spark repeats count once. A stream that writes directly to ZSQ needs neither.
     """
 
     def write(batch: DataFrame, number: int) -> None:
@@ -52,7 +59,11 @@ def stream(spark: SparkSession, url: str, checkpoint: Path) -> Any:
 
 
 def by_hour(flights: DataFrame) -> DataFrame:
-    """`value`: JSON with hour, carrier, flights, arrived, delay (minutes in all); `key`: hour and carrier."""
+    """Return the sums of a micro-batch.
+
+    `value` is JSON with hour, carrier, flights, arrived and delay (total minutes). `key` is the
+    hour and the carrier.
+    """
     fields = f.split(f.col("value").cast("string"), ",")
     rows = flights.select(*(fields[number].alias(name) for number, name in enumerate(COLUMNS)))
     scheduled = f.expr("make_timestamp(year, month, day, sched_dep_time div 100, 0, 0)")

@@ -1,4 +1,4 @@
-"""What the demo prints in the end: its checks against the CSV, each of which can fail, and the rates."""
+"""Report of the demo: the checks against the CSV, each of which can fail, and the rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HOURS_SHOWN: Final = 5
 
 @dataclass(slots=True)
 class Times:
-    """Seconds that each part took, from its own beginning."""
+    """Seconds that each part took from its start."""
 
     push: float = 0.0
     stream: float = 0.0
@@ -32,7 +32,10 @@ class Times:
 
 @dataclass(slots=True)
 class Outcome:
-    """What there is to be checked. `killed`: pid of the worker killed for `--chaos`, 0 for none; `failed_tasks` by Spark's count."""
+    """The results to check.
+
+    `killed` is the pid of the worker that `--chaos` killed, or 0. `failed_tasks` is Spark's count.
+    """
 
     rows: list[bytes]
     bodies: list[bytes]
@@ -46,7 +49,7 @@ class Outcome:
 
 
 def report(console: Console, url: str, outcome: Outcome) -> bool:
-    """Print the tables; whether all of it agrees with the CSV."""
+    """Print the tables. Return True if everything agrees with the CSV."""
     crew, bodies = outcome.crew, outcome.bodies
     topic = read_topic(url, bodies)
     handled = Tally(bodies)
@@ -83,7 +86,7 @@ def report(console: Console, url: str, outcome: Outcome) -> bool:
 
 
 def read_topic(url: str, expected: list[bytes]) -> Tally:
-    """Everything that the topic holds, by offset."""
+    """Read all messages of the topic by offset."""
     tally = Tally(expected)
     with Reader(work.TOPIC, url=url) as reader:
         offset = 0
@@ -108,7 +111,7 @@ def print_carriers(console: Console, from_csv: dict[str, Carrier], from_queue: d
 
 
 def print_hours(console: Console, hours: work.Hours) -> None:
-    """The hours with the most minutes of delay."""
+    """Print the hours with the most minutes of delay."""
     table = Table("scheduled hour", "carrier", title="the worst hours, from the stream", box=box.SIMPLE_HEAD, title_justify="left")
     for name in ("flights", "mean delay (min)"):
         table.add_column(name, justify="right")

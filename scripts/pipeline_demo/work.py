@@ -1,7 +1,8 @@
-"""The demo's processes: a pool of workers that fail at random, and one that adds up.
+"""Consumers of the demo: a pool of workers that fail at random, and one process that adds up.
 
-Each writes what it handled to a file of its own, as lines, which is what the check reads in the end: the broker's word
-does not count there. Counters for the progress bar lie in shared memory; each has one writer.
+Each writes the messages that it handled to a file, as lines. The final check reads these files,
+because it does not rely on the broker's statistics. Counters for the progress bars lie in shared
+memory. Each has one writer.
 """
 
 from __future__ import annotations
@@ -26,20 +27,23 @@ HOURS: Final = "flights-by-hour"
 REPORT: Final = "report"
 FAILURE_SHARE: Final = 0.02
 POLL_S: Final = 0.2
-RETRY_DELAY_S: Final = 0.2  # a failed flight is tried again soon, by whichever worker is free
+RETRY_DELAY_S: Final = 0.2  # seconds; any free worker may get the failed flight again
 
-# Indexes into one process's counters.
+# Indexes into the counters of a process.
 HANDLED: Final = 0
 FAILED: Final = 1
 AGAIN: Final = 2
 
 
 class HandlerFailed(Exception):
-    """What a handler of real life raises now and then."""
+    """An error that a real handler would raise now and then."""
 
 
 def work(url: str, counters: Any, results: Path, seed: int) -> None:
-    """One worker of the pool: each flight handled by itself; 2% of the attempts fail, and the message is requeued."""
+    """Run one worker of the pool, which handles each flight separately.
+
+    2% of the attempts fail, and their message is requeued.
+    """
     chance = random.Random(seed)
     with results.open("wb") as out, Consumer(TOPIC, WORKERS, url=url, ready=500, label=f"worker {seed}") as consumer:
 
@@ -56,8 +60,11 @@ def work(url: str, counters: Any, results: Path, seed: int) -> None:
 
 
 def total(url: str, counters: Any, results: Path, summary: Path, flights: int, seed: int) -> None:
-    """Adds up by carrier, in batches. 2% of the batches are requeued although they were counted, as by a consumer that dies
-    before it finishes: they come again, and must not count again. Ends on SIGTERM."""
+    """Add up by carrier, in batches, until SIGTERM.
+
+    2% of the batches are requeued although they were counted, as by a consumer that fails before it
+    finishes them. They are delivered again and must not count again.
+    """
     chance = random.Random(seed)
     seen = bytearray(flights)
     counted: list[bytes] = []
@@ -85,7 +92,7 @@ def total(url: str, counters: Any, results: Path, summary: Path, flights: int, s
 
 @dataclass(slots=True)
 class Hours:
-    """What the channel of the second topic delivered: the sums of all micro-batches, added up by hour and carrier."""
+    """Sums that the second topic's channel delivered, added up by hour and carrier."""
 
     totals: dict[tuple[str, str], Carrier] = field(default_factory=dict)
     messages: int = 0
@@ -100,7 +107,7 @@ class Hours:
 
 
 def receive_hours(consumer: Consumer, count: int, limit_s: float, show: Callable[[int], None]) -> Hours:
-    """Consume the second topic's channel until `count` messages have come, each finished."""
+    """Consume the second topic's channel, and finish each message, until `count` have come."""
     hours = Hours()
     seen = bytearray(count)
     left = count
@@ -110,7 +117,7 @@ def receive_hours(consumer: Consumer, count: int, limit_s: float, show: Callable
         if batch is None:
             continue
         for offset, body in zip(batch.offsets, batch.bodies, strict=True):
-            if not seen[offset]:  # or it was delivered again
+            if not seen[offset]:  # false if it was delivered again
                 seen[offset] = 1
                 left -= 1
                 hours.add(body)

@@ -1,4 +1,4 @@
-"""`bench all`: every group in turn, a table for people, JSON for machines, Markdown for the documentation."""
+"""`bench all`: runs all groups in turn and writes a table, JSON, or Markdown for the documentation."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ NO_BUDGET_NAMES: Final = "nats-server"
 
 @dataclasses.dataclass(slots=True)
 class Outcome:
-    """Of all groups that were asked for."""
+    """The result of all selected groups."""
 
     about: dict[str, str]
     lines: list[Line]

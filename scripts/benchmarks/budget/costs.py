@@ -1,4 +1,7 @@
-"""Budgets of what things cost: a channel, a backlog, a restart; Spark's two ways; and an open console, which has no budget."""
+"""Budgets of costs: a channel, a backlog, a restart, Spark's read and write, and an open console.
+
+The console has no budget.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +74,7 @@ def spark(work: Work) -> Found:
 
 
 def no_spark() -> str | None:
-    """Why it cannot be measured here; None if it can."""
+    """Return the reason why Spark cannot be measured here, or None."""
     missing = [name for name in ("pyspark", "pyarrow") if importlib.util.find_spec(name) is None]
     home = os.environ.get("JAVA_HOME", "")
     java = os.path.exists(f"{home}/bin/java") if home else shutil.which("java") is not None

@@ -1,7 +1,8 @@
-"""The lines of the table: what was measured, the budget, and whether it is met; pure.
+"""Lines of the table: measurement, budget, and whether it is met. Pure.
 
-A line's values are one of each round; where a budget is a ratio, the ratio was taken within each round, so that what the machine does
-meanwhile strikes both sides alike. A line without values was not compared, and says why. One without a budget is there to be read.
+A line has one value for each round. If a budget is a ratio, the ratio is taken within each round,
+so that other load on the machine affects both sides alike. A line without values was not compared,
+and gives the reason. A line without a budget is for information.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What a median must reach (`at_least`), or must not pass."""
+    """The bound that a median must reach (`at_least`) or must not exceed."""
 
     bound: float
     at_least: bool = True
@@ -40,7 +41,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a group; `why`: the reason for no values."""
+    """One line of a group. `why` is the reason for missing values."""
 
     group: str
     what: str
@@ -63,7 +64,7 @@ class Line:
 
     @property
     def measured(self) -> str:
-        """The median, and the least and the most where there was more than one round."""
+        """The median, with the least and the most value if there was more than one round."""
         if not self.values:
             return self.why
         if len(self.values) == 1:
@@ -88,7 +89,7 @@ class Line:
 
 
 def number(value: float) -> str:
-    """Three digits that count; thousands apart from 1,000 on."""
+    """Format a number with three significant digits, and thousands separators from 1,000 on."""
     if value == 0:
         return "0"
     if abs(value) >= 1000:
@@ -98,7 +99,7 @@ def number(value: float) -> str:
 
 
 def by_round(values: Sequence[float], rounds: int) -> list[float]:
-    """One value a round, where each round measured as often as any other: the median of its own."""
+    """Return the median of each round. All rounds have the same number of values."""
     count, rest = divmod(len(values), rounds)
     if rest or not count:
         raise ValueError(f"{len(values)} values are not those of {rounds} rounds")
@@ -106,13 +107,13 @@ def by_round(values: Sequence[float], rounds: int) -> list[float]:
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
-    """Of each round; rounds are as many as the shorter one has values."""
+    """Return the ratio of each round. The shorter sequence has one value for each round."""
     rounds = min(len(ours), len(theirs))
     return tuple(one / other for one, other in zip(by_round(ours, rounds), by_round(theirs, rounds), strict=True))
 
 
 class Lines:
-    """Collects the lines of one group, mostly out of the report of a benchmark."""
+    """Collects the lines of one group, mostly from the report of a benchmark."""
 
     def __init__(self, group: str) -> None:
         self.group = group
@@ -123,26 +124,26 @@ class Lines:
         self.found.append(Line(self.group, what, unit, values, goal, "" if values else why))
 
     def of(self, report: Report, what: str, measure: str, goal: Goal | None = None, unit: str = "") -> None:
-        """What the report has under that name, as it is; `unit`: where the report's own is not said so that people would."""
+        """Add a line with a measure of the report. `unit` replaces the report's unit."""
         found = report.measures[measure]
         self.add(what, unit or found.unit, found.values, goal)
 
     def ratio(self, report: Report, what: str, ours: str, theirs: str, goal: Goal | None = None, why: str = "") -> None:
-        """One measure by another; `why`: where the other is not there, the reason for it."""
+        """Add the ratio of two measures. `why` is the reason if the other measure is missing."""
         other = report.measures.get(theirs)
         values = () if other is None else ratios(report.measures[ours].values, other.values)
         self.add(what, TIMES, values, goal, why)
 
 
 def tally(lines: Iterable[Line]) -> str:
-    """How many are met, as a sentence."""
+    """Return a sentence that says how many budgets are met."""
     verdicts = [line.verdict for line in lines if line.goal is not None]
     count = {verdict: verdicts.count(verdict) for verdict in (Verdict.MET, Verdict.UNMET, Verdict.NOT_COMPARED)}
     return f"{len(verdicts)} budgets: {', '.join(f'{size} {verdict}' for verdict, size in count.items())}."
 
 
 def markdown(lines: Sequence[Line], about: Mapping[str, str], notes: Sequence[str]) -> str:
-    """A list of what it was measured on, the table, and the notes."""
+    """Return Markdown: a list about the machine, the table, and the notes."""
     rows = ["| | measured | budget | |", "|---|---|---|---|"]
     group = ""
     for line in lines:

@@ -1,4 +1,4 @@
-"""Budgets of rates: blocks end to end, publishing alone, one message at a time, storage and channels."""
+"""Budgets of rates: blocks end to end, publishing alone, single messages, storage and channels."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _peers(result: Found, ours: str, bounds: dict[str, float]) -> None:
 
 
 def _limits(result: Found, ours: str, bounds: dict[str, float]) -> None:
-    """What the machine can do, in the same run."""
+    """Add the limits of the machine, measured in the same run."""
     for what, name, key in (
         ("raw pyzmq over the same hops", throughput.RAW, "raw"),
         ("writev and fdatasync alone", throughput.DISK, "disk"),
@@ -98,7 +98,7 @@ def kilobytes(work: Work) -> Found:
 def fanout(work: Work) -> Found:
     shape = Shape(work.count(500_000), SIZE, 1000)
     with group(work, "four channels on one topic") as (broker, result):
-        throughput.fanout(broker, result.report, shape, work.rounds, streams=False)  # no budget names it here
+        throughput.fanout(broker, result.report, shape, work.rounds, streams=False)  # no budget compares it here
     lines, report = result.lines, result.report
     ours = f"zsq, {throughput.FANOUT_CHANNELS} channels, all deliveries"
     lines.of(report, "deliveries of all together, 200 B", ours)
@@ -109,7 +109,7 @@ def fanout(work: Work) -> Found:
 
 
 def clients(work: Work) -> Found:
-    """Both with the disk as it is and with a slower one, on the same broker, in turns."""
+    """Measure on one broker, in turns, with the real disk and with a slower one."""
     result = found(f"single publishes from {CLIENTS} clients at once")
     slower = found("with a slower sync")
     seconds = work.seconds(2.0)

@@ -1,4 +1,4 @@
-"""Budgets of times: from publish to handler, with slower syncs, and until a broker and its command line answer."""
+"""Budgets of times: publish to handler, slower syncs, and start of a broker and its command line."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ RATE: Final = 500.0
 DELAYS_MS: Final = (0.0, 0.1, 1.0, 5.0)
 KEPT: Final = 0.8
 TOPICS: Final = 10
-CHANNELS: Final = 3  # of each
-HELPS: Final = 5  # of each round
+CHANNELS: Final = 3  # of each topic
+HELPS: Final = 5  # in each round
 START_WAIT_S: Final = 30.0
 
 
@@ -42,7 +42,10 @@ def latency(work: Work) -> Found:
 
 
 def syncs(work: Work) -> Found:
-    """One broker, the delays in turns; the broker's own start and its page cache are alike for all."""
+    """Measure one broker with each delay in turn.
+
+    All delays then have the same start of the broker and the same page cache.
+    """
     result = found("a sync takes longer, publish and consume at once, blocks of 1,000")
     shape = Shape(work.count(1_000_000), SIZE, 1000)
     with slow_broker(*GATES, under=work.folder) as (broker, delay):
@@ -65,12 +68,12 @@ def _with(added_ms: float) -> str:
 
 
 def through(broker: LocalBroker, topic: str, shape: Shape) -> float:
-    """One producer and one consumer at once, on a topic of their own that goes with them."""
+    """Measure one producer and one consumer at once on a temporary topic. Return the rate."""
     with Admin(broker.url) as admin:
         admin.create_channel(topic, "bench")
         try:
             with Crew() as crew:
-                crew.add(consume, broker.url, topic, "bench", shape, shape.messages + 1)  # the producer warms up with one
+                crew.add(consume, broker.url, topic, "bench", shape, shape.messages + 1)  # the producer warms up with one message
                 crew.add(publish_all, broker.url, topic, shape)
                 begin = crew.go()
                 return shape.messages / (max(crew.ends()) - begin)

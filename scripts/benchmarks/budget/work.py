@@ -1,4 +1,4 @@
-"""How much of each thing is measured, and the broker of a group's own that it is measured on."""
+"""Amount of work to measure, and the broker that each group gets for itself."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ GATES: Final = (*LONE, "--no-http", "--no-nsq")
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """`scale`: of the loads, 1 is what the table is made with; `waiting`: messages of the backlog; `folder`: where brokers live."""
+    """The amount of work.
+
+    `scale` multiplies the loads. The table is made with 1. `waiting` is the number of messages of
+    the backlog. Brokers live in `folder`.
+    """
 
     folder: Path | None
     rounds: int
@@ -28,7 +32,7 @@ class Work:
     waiting: int = 10_000_000
 
     def count(self, full: int, step: int = 1000) -> int:
-        """So many messages, scaled, in whole steps."""
+        """Return the scaled number of messages in whole steps."""
         return max(step, int(full * self.scale) // step * step)
 
     def seconds(self, full: float) -> float:
@@ -37,7 +41,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What a group has to say."""
+    """The results of a group."""
 
     lines: Lines
     report: Report
@@ -45,7 +49,7 @@ class Found:
 
 @contextlib.contextmanager
 def group(work: Work, name: str, *options: str) -> Iterator[tuple[LocalBroker, Found]]:
-    """A broker for this group alone, so that no group pays for what another left."""
+    """Start a broker for this group alone, so that no group is slowed by the data of another."""
     with temporary_broker(*(options or GATES), prefix="zsq-bench-", under=work.folder) as broker:
         yield broker, found(name)
 

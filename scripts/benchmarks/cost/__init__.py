@@ -1,1 +1,1 @@
-"""scripts/bench scaling: what things cost as there is more of them, as plots and sentences."""
+"""scripts/bench scaling: costs under growing loads, as plots and sentences."""

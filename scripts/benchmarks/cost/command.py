@@ -1,4 +1,4 @@
-"""`bench scaling`: the sweeps in turn, a picture of each, and what the documentation says of them."""
+"""`bench scaling`: runs the sweeps in turn, draws them, and writes them into the documentation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ PICTURES: Final = "pictures"
 
 
 def mark(name: str) -> str:
-    """Each sweep has a place of its own, so that one can be measured again without the others."""
+    """Return a sweep's mark. Each sweep has one, so that it can be measured again alone."""
     return f"{MARK} {name}"
 
 
@@ -103,7 +103,10 @@ def draw(results: dict[str, list[Plot]], folder: Path) -> None:
 
 
 def document(docs: Path, results: dict[str, list[Plot]], told: dict[str, str]) -> None:
-    """Only what was measured is replaced; what was not keeps its picture and its figures, and their machine is that of its own run."""
+    """Replace the measured sweeps in the document.
+
+    The others keep their pictures and numbers, which may come from another machine.
+    """
     (docs.parent / PICTURES).mkdir(exist_ok=True)
     draw(results, docs.parent / PICTURES)
     text = replaced(docs.read_text(), MARK, "\n".join(f"- {name}: {value}" for name, value in told.items()))

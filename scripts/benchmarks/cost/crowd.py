@@ -1,4 +1,7 @@
-"""Many consumers or topics in few processes: threads of the public clients, since sixty-four processes would measure themselves."""
+"""Many consumers or topics in few processes, as threads of the public clients.
+
+Sixty-four processes would mostly measure themselves.
+"""
 
 from __future__ import annotations
 
@@ -13,19 +16,23 @@ from zsq.transport.client.blocking.client import Consumer, Producer, Receipt
 from ..harness.loads import WAIT_S, WINDOW_BYTES, Shape, Start, make_bodies
 
 PROCESSES_MAX: Final = 2
-IDLE_S: Final = 3.0  # nothing came for so long: far above what a turn takes, so all was given out
-READY_ALL: Final = 40_000  # messages that all consumers of a channel may hold together
+IDLE_S: Final = 3.0  # seconds without a message, far more than a pause in the deliveries: all were delivered
+READY_ALL: Final = 40_000  # messages that all consumers of a channel together may hold
 Place = tuple[str, str]
 
 
 def shares(count: int) -> list[int]:
-    """How many each process gets."""
+    """Return how many clients each process gets."""
     processes = min(PROCESSES_MAX, count)
     return [count // processes + (index < count % processes) for index in range(processes)]
 
 
 def consume_all(start: Start, url: str, places: list[Place], ready: int, expected: int) -> tuple[int, float]:
-    """A consumer at each place (topic, channel), until they have so many together or nothing comes; how many, and when the last came."""
+    """Run a consumer at each place (topic, channel).
+
+    They end when they have `expected` messages together or none arrives. Return how many came, and
+    the time of the last.
+    """
     seen = [0] * len(places)
     ends = [0.0] * len(places)
     failures: list[BaseException] = []
@@ -35,7 +42,7 @@ def consume_all(start: Start, url: str, places: list[Place], ready: int, expecte
         with Consumer(topic, channel, url=url, ready=ready) as consumer:
             together.wait()
             deadline = time.monotonic() + WAIT_S
-            last = time.monotonic() + IDLE_S  # the first may take its time
+            last = time.monotonic() + IDLE_S  # the first message may take longer
             while time.monotonic() < deadline and sum(seen) < expected:
                 batch = consumer.receive_batch(timeout=0.1)
                 if batch is not None:
@@ -62,12 +69,12 @@ def consume_all(start: Start, url: str, places: list[Place], ready: int, expecte
     for thread in threads:
         thread.join(WAIT_S)
     if failures:
-        raise failures[0]  # of the others a broken barrier, which comes after it
+        raise failures[0]  # the other threads may fail later because of the broken barrier
     return sum(seen), max(ends)
 
 
 def publish_to(start: Start, url: str, topics: list[str], shape: Shape) -> float:
-    """Blocks in turns to each of the topics; the time when the last was known to be durable."""
+    """Publish blocks to the topics in turn. Return the time when the last was known to be durable."""
     bodies = make_bodies(Shape(shape.block, shape.size, shape.block))
     out_max = max(2, WINDOW_BYTES // (shape.block * (shape.size + 8)))
     receipts: deque[Receipt] = deque()

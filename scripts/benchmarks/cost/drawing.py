@@ -1,7 +1,8 @@
-"""Draw a plot as SVG with matplotlib, which the extra `bench` installs: readable on a light and on a dark page.
+"""Drawing of a plot as SVG, readable on light and dark pages. Needs matplotlib (extra `bench`).
 
-The same plot gives the same bytes, so that a picture in the documentation changes only with its values. A logarithmic axis has no place
-for zero: matplotlib's `symlog` gives it one, left of the smallest value. Curves differ in colour, dashes and mark.
+The same plot gives the same bytes, so a picture in the documentation changes only with its values.
+A logarithmic axis has no zero. matplotlib's `symlog` adds it left of the smallest value. Curves
+differ in colour, dashes and mark.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ TEXT: Final = "#1f2328"
 GRID: Final = "#d1d9e0"
 BACK: Final = "#ffffff"
 LINES: Final = (("#0969da", "-", "o"), ("#bc4c00", "--", "s"), ("#1a7f37", ":", "^"), ("#8250df", "-.", "D"))  # colour, dashes, mark
-DARK: Final = {  # what each colour is on a dark page
+DARK: Final = {  # the replacement of each colour on a dark page
     TEXT: "#e6edf3",
     GRID: "#30363d",
     BACK: "#0d1117",
@@ -30,11 +31,11 @@ DARK: Final = {  # what each colour is on a dark page
     "#1a7f37": "#3fb950",
     "#8250df": "#bc8cff",
 }
-DECADES_WITH_STEPS: Final = 3  # up to so many have ticks at 2 and 5 as well
+DECADES_WITH_STEPS: Final = 3  # axes of up to so many decades also have ticks at 2 and 5
 TEXTS: Final = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 SETTINGS: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "zsq",  # names within the file do not change from run to run
+    "svg.hashsalt": "zsq",  # keeps names within the file the same from run to run
     "grid.color": GRID,
     "figure.facecolor": BACK,
     "axes.facecolor": BACK,
@@ -77,6 +78,9 @@ def _scale(set_scale: Callable[..., None], scale: Scale, axis: Axis, values: lis
 
 
 def _dark() -> str:
-    """Return rules that a browser applies on a dark page: matplotlib writes each colour into the element, so they look for it there."""
+    """Return CSS rules for dark pages.
+
+    matplotlib writes each colour into the element's style, so the rules look for it there.
+    """
     rules = (f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}' for light, dark in DARK.items() for what in ("fill", "stroke"))
     return f"@media (prefers-color-scheme: dark) {{\n{chr(10).join(rules)}\n}}"

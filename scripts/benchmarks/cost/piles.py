@@ -1,4 +1,4 @@
-"""The sweeps over what lies in a topic: messages that wait behind a slow channel, and messages that are not due yet."""
+"""Sweeps over the content of a topic: a backlog behind a slow channel, and delayed messages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ KINDS: Final = {f"storage {TOPIC}": "storage", f"topic {TOPIC}": "topic", f"chan
 
 
 def steps(most: int) -> tuple[int, ...]:
-    """None, 10 thousand, and ten times as many until there are `most`."""
+    """Return 0, 10,000, and ten times as many until there are `most`."""
     found = [0]
     count = FIRST
     while count < most:
@@ -35,7 +35,10 @@ def steps(most: int) -> tuple[int, ...]:
 
 
 def backlog(load: Load) -> list[Plot]:
-    """One topic, which gets more and more; what a load leaves behind the slow channel is passed by before the next."""
+    """Measure one topic with a growing backlog.
+
+    Before each step the slow channel skips the messages of the load before.
+    """
     where = Axis("messages waiting", "waiting")
     rates = Plot("backlog", "Messages waiting behind a slow channel", where, RATE_LINEAR)
     memory = Plot("backlog-memory", "Memory, with messages waiting behind a slow channel", where, MEMORY)
@@ -44,7 +47,7 @@ def backlog(load: Load) -> list[Plot]:
         with load.broker() as broker, Admin(broker.url) as admin:
             admin.create_channel(TOPIC, SLOW)
             admin.create_channel(TOPIC, LIVE)
-            _through(broker, shape)  # what a process keeps after its first load is not of the backlog
+            _through(broker, shape)  # the memory that a process keeps after its first load is not due to the backlog
             for count in steps(load.waiting):
                 admin.empty(TOPIC, SLOW)
                 _fill(broker, count)
@@ -66,7 +69,7 @@ def _through(broker: LocalBroker, shape: Shape) -> float:
 
 
 def _fill(broker: LocalBroker, count: int, delay: float | None = None) -> float:
-    """So many messages of 20 bytes; seconds that it took."""
+    """Publish `count` messages of 20 bytes. Return the seconds that it took."""
     bodies = [b"%020d" % number for number in range(BLOCK)]
     begin = time.monotonic()
     with Producer(broker.url) as producer:

@@ -1,4 +1,4 @@
-"""What a sweep found: curves over one axis, and what can be said of them in a sentence; pure."""
+"""Results of a sweep: curves over one axis, and a sentence that describes them. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ STEPS: Final = ((1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """`label` says what and in which unit; `unit` stands behind a number in a sentence."""
+    """An axis. `label` has the quantity and its unit, `unit` follows a number in a sentence."""
 
     label: str
     unit: str
@@ -21,25 +21,25 @@ class Axis:
 
 @dataclass(slots=True)
 class Curve:
-    """Values of each round at each place."""
+    """The values of each round at each place."""
 
     name: str
     values: dict[float, list[float]] = field(default_factory=dict)
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """Medians, in order."""
+        """The medians, in order."""
         return [(x, statistics.median(values)) for x, values in sorted(self.values.items())]
 
     @property
     def spans(self) -> list[tuple[float, float, float]]:
-        """Least and most, where they differ."""
+        """The least and the most value where they differ."""
         return [(x, min(values), max(values)) for x, values in sorted(self.values.items()) if min(values) < max(values)]
 
 
 @dataclass(slots=True)
 class Plot:
-    """`name` is part of the picture's file name."""
+    """A plot. `name` is part of the picture's file name."""
 
     name: str
     title: str
@@ -59,7 +59,7 @@ class Plot:
         return {"name": self.name, "title": self.title, "x": self.x.label, "y": self.y.label, "curves": curves}
 
     def sentence(self) -> str:
-        """Of each curve its first and last point, and its top where that is neither."""
+        """Return the first and last point of each curve, and its maximum if it is neither."""
         return " ".join(self._said(curve) for curve in self.curves.values())
 
     def _said(self, curve: Curve) -> str:
@@ -78,7 +78,7 @@ class Plot:
 
 
 def short(value: float) -> str:
-    """At most three digits and a letter for thousands, millions, milliards."""
+    """Format with at most three digits and a letter for thousands, millions or billions."""
     for step, letter in STEPS:
         if abs(value) >= step * 0.9995:
             return f"{_three(value / step)}{letter}"
@@ -90,5 +90,5 @@ def _three(value: float) -> str:
 
 
 def markdown(plots: Iterable[Plot], folder: str) -> str:
-    """Each picture and its sentence."""
+    """Return Markdown with each picture and its sentence."""
     return "\n\n".join(f"![{plot.title}]({folder}/{plot.file})\n\n{plot.sentence()}" for plot in plots) + "\n"

@@ -1,4 +1,4 @@
-"""The sweeps of one broker and changing loads: sizes, blocks, channels, consumers, producers, topics, and slower syncs."""
+"""Sweeps of one broker: sizes, blocks, channels, consumers, producers, topics, and slower syncs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,11 @@ SINGLES: Final = "64 clients, a message at a time"
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`scale`: of the loads of each point; `waiting` and `delayed`: the ends of those sweeps; `folder`: where brokers live."""
+    """The load of the sweeps.
+
+    `scale` multiplies the load of each point. `waiting` and `delayed` are the ends of those sweeps.
+    Brokers live in `folder`.
+    """
 
     folder: Path | None
     rounds: int = 1
@@ -42,11 +46,11 @@ class Load:
     delayed: int = 1_000_000
 
     def count(self, full: int, block: int) -> int:
-        """So many messages, scaled, in whole blocks and at least two."""
+        """Return the scaled number of messages in whole blocks, at least two."""
         return max(2 * block, int(full * self.scale) // block * block)
 
     def turns(self, places: tuple[float, ...]) -> Iterator[tuple[int, float]]:
-        """Rounds and places, every second round from behind."""
+        """Yield rounds and places, with every second round in reverse order."""
         for number in range(self.rounds):
             for place in places if number % 2 == 0 else reversed(places):
                 yield number, place
@@ -116,7 +120,10 @@ def topics(load: Load) -> list[Plot]:
 
 
 def _crowd(broker: LocalBroker, places: list[tuple[str, str]], names: list[str], shape: Shape, expected: int) -> float:
-    """Messages a second through one producer process and the consumers of all places, which must get as many as are `expected`."""
+    """Return the messages a second through one producer process and the consumers of all places.
+
+    The consumers must get exactly `expected` messages.
+    """
     with Admin(broker.url, timeout=60) as admin:
         for topic, channel in dict.fromkeys(places):
             admin.create_channel(topic, channel)

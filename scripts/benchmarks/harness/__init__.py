@@ -1,1 +1,1 @@
-"""What every benchmark uses: processes that start together, loads, reports, the machine, and documents to write into."""
+"""Common parts of the benchmarks: processes, loads, reports, the machine, parts of documents."""

@@ -1,7 +1,8 @@
-"""Processes that get ready, start together, and answer with what they measured.
+"""Processes that prepare, start together, and return their measurements.
 
-Times are of the monotonic clock, which on Linux is one for all processes, so a start seen here and an end seen there
-can be subtracted. Nothing outlives its crew: what does not answer in time is killed.
+Times are those of the monotonic clock. On Linux it is the same for all processes, so a start and an
+end from different processes can be subtracted. No process outlives its crew: those that do not
+answer in time are killed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ RESULT_WAIT_S: Final = 300.0
 
 
 class MemberFailed(Exception):
-    """A process of the crew failed; the text is its traceback."""
+    """A process of the crew failed. The text is its traceback."""
 
 
 class Crew:
@@ -40,7 +41,10 @@ class Crew:
                 process.join()
 
     def add(self, work: Callable[..., Any], *arguments: Any) -> None:
-        """`work(start, *arguments)` in a process of its own; it calls `start()` when it is ready, and returns its result."""
+        """Run `work(start, *arguments)` in a new process.
+
+        It calls `start()` when it is ready, and returns its result.
+        """
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=_member, args=(theirs, work, arguments), daemon=True)
         process.start()
@@ -48,7 +52,7 @@ class Crew:
         self._members.append((process, ours))
 
     def go(self) -> float:
-        """Wait until all are ready, let them start, and return when that was."""
+        """Wait until all processes are ready, start them, and return the time."""
         for _, channel in self._members:
             _receive(channel, READY_WAIT_S)
         now = time.monotonic()
@@ -57,11 +61,11 @@ class Crew:
         return now
 
     def results(self) -> list[Any]:
-        """What each returned, in the order they were added."""
+        """Return the results of the processes, in the order in which they were added."""
         return [_receive(channel, RESULT_WAIT_S) for _, channel in self._members]
 
     def ends(self) -> list[float]:
-        """The results, where each is the time at which that process had done its part."""
+        """Return the results of processes that return the time at which they were done."""
         return [float(end) for end in self.results() if end is not None]
 
 
@@ -85,6 +89,6 @@ def _member(channel: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) 
     try:
         channel.send((True, work(start, *arguments)))
     except (KeyboardInterrupt, BrokenPipeError, EOFError):
-        pass  # whoever asked has gone
+        pass  # the parent process has ended
     except BaseException:
         channel.send((False, traceback.format_exc()))

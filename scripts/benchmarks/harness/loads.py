@@ -1,4 +1,4 @@
-"""What the measured clients do: only the public Producer and Consumer, with real messages that differ from each other."""
+"""Measured clients: only the public Producer and Consumer, with messages that differ."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Final
 
 from zsq.transport.client.blocking.client import Consumer, Producer, Receipt
 
-BODIES_MAX: Final = 100_000  # so many different ones, then again from the first
-WINDOW_BYTES: Final = 32 << 20  # of unanswered blocks; the client's own window is below it
+BODIES_MAX: Final = 100_000  # the number of different bodies; after these they repeat
+WINDOW_BYTES: Final = 32 << 20  # the most bytes of unanswered blocks; the client's own window is smaller
 WAIT_S: Final = 120.0
 
 Start = Callable[[], float]
@@ -20,7 +20,10 @@ Start = Callable[[], float]
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What one round sends: how many messages, of how many bytes, in blocks of how many; `single`: one call a message."""
+    """The load of one round: number of messages, bytes of a body, and messages in a block.
+
+    `single` means one call for each message.
+    """
 
     messages: int
     size: int
@@ -33,12 +36,12 @@ class Shape:
 
     @property
     def bytes(self) -> int:
-        """Of all bodies."""
+        """The bytes of all bodies."""
         return self.messages * self.size
 
 
 def make_bodies(shape: Shape) -> list[bytes]:
-    """Different from each other, and not compressible."""
+    """Return bodies that differ from each other and cannot be compressed."""
     padding = max(0, shape.size - 16)
     noise = os.urandom(padding + (1 << 16))
     return [
@@ -48,7 +51,7 @@ def make_bodies(shape: Shape) -> list[bytes]:
 
 
 def publish(start: Start, url: str, topic: str, shape: Shape) -> float:
-    """Publish all of it; the time when the last block was known to be durable."""
+    """Publish all messages. Return the time at which the last block was known to be durable."""
     bodies = make_bodies(shape)
     with Producer(url, linger_ms=2.0 if shape.single else 0.0, batch_count=shape.block) as producer:
         producer.publish_many(topic, [b"warm"]).wait(WAIT_S)
@@ -84,7 +87,10 @@ def _publish_singles(producer: Producer, topic: str, bodies: list[bytes], shape:
 
 
 def consume(start: Start, url: str, topic: str, channel: str, shape: Shape, expected: int) -> float:
-    """Unpack and finish `expected` messages; the time when the last finish was committed. `ValueError` if bodies are wrong."""
+    """Unpack and finish `expected` messages. Return the time when the last finish was committed.
+
+    Raises `ValueError` if bodies are wrong or messages are missing.
+    """
     with Consumer(topic, channel, url=url, ready=max(20_000, 4 * shape.block) if not shape.single else 5_000) as consumer:
         start()
         seen = 0

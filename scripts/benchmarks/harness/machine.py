@@ -1,4 +1,4 @@
-"""What was measured on: without it a number says nothing."""
+"""Description of the machine, which every number needs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PEERS: Final = ("nsqd", "redis-server", "nats-server")
 
 
 def describe(folder: Path) -> dict[str, str]:
-    """Processor, cores that may be used, kernel, file system of `folder`, versions, and which peers are on PATH."""
+    """Return processor, usable cores, kernel, file system of `folder`, versions, and peers on PATH."""
     found = {
         "cpu": _cpu(),
         "cores": str(len(os.sched_getaffinity(0))),
@@ -34,7 +34,7 @@ def _cpu() -> str:
 
 
 def _file_system(folder: Path) -> str:
-    """Type and device of the mount that holds `folder`."""
+    """Return the type and device of the mount that holds `folder`."""
     best = ("", "unknown")
     path = f"{folder.resolve()}/"
     for line in Path("/proc/self/mounts").read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Parts of a document that a benchmark writes: what stands between two comments that name it."""
+"""Parts of a document that a benchmark writes, each between two comments with its name."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 
 class NoMarks(ValueError):
-    """The document has not exactly one pair of the marks, in order."""
+    """The document does not have exactly one pair of the marks, in order."""
 
 
 def marks(name: str) -> tuple[str, str]:
@@ -17,7 +17,7 @@ def marks(name: str) -> tuple[str, str]:
 
 
 def replaced(document: str, name: str, text: str) -> str:
-    """The document with `text` between the marks in place of what was there."""
+    """Return the document with `text` between the marks."""
     begin, end = marks(name)
     if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
         raise NoMarks(f"it needs one {begin} and one {end} behind it")
@@ -32,7 +32,7 @@ def between(document: str, name: str) -> str:
 
 
 def checked(path: Path, names: Sequence[str]) -> None:
-    """Before minutes are spent: a document that has nowhere to put one of them is refused."""
+    """Refuse a document without one of the marks, before the measurements take minutes."""
     document = path.read_text()
     try:
         for name in names:

@@ -1,4 +1,4 @@
-"""Measures of interleaved rounds: medians, ratios, a table for people and JSON for machines."""
+"""Report of interleaved rounds: medians and ratios, as a table or as JSON."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from rich.table import Table
 
 @dataclass(slots=True)
 class Measure:
-    """One thing measured in every round; `limit` marks what the others are compared with: those only whose names begin with `against`."""
+    """A quantity that is measured in every round.
+
+    `limit` marks a quantity with which the others are compared. `against` is the prefix of the
+    limits that this one is compared with.
+    """
 
     name: str
     unit: str
@@ -29,7 +33,7 @@ class Measure:
 
 @dataclass(slots=True)
 class Report:
-    """All of one benchmark: what was done, on what, and how it came out."""
+    """One benchmark: its settings, the machine, and its results."""
 
     title: str
     settings: dict[str, Any]
@@ -41,7 +45,7 @@ class Report:
         self.measures.setdefault(name, Measure(name, unit, limit, against)).values.extend(values)
 
     def ratios(self, measure: Measure) -> dict[str, float]:
-        """To every limit of the same unit, or to those it is to be held against."""
+        """Return the ratios to the limits of the same unit, or to those that `against` selects."""
         limits = [other for other in self.measures.values() if other.limit and other.unit == measure.unit and other is not measure]
         limits = [other for other in limits if other.name.startswith(measure.against)]
         return {} if measure.limit else {other.name: measure.median / other.median for other in limits if other.median}
@@ -77,7 +81,7 @@ class Report:
 
 
 def _rest(name: str, prefix: str) -> str:
-    """What tells a limit from the others that a measure is held against."""
+    """Return the part of a limit's name that differs from other limits with the same prefix."""
     return name.removeprefix(prefix) or name
 
 
@@ -86,5 +90,5 @@ def _short(value: float) -> str:
 
 
 def percentile(values: list[float], share: float) -> float:
-    """The value that `share` of all (0.5: the median) do not pass."""
+    """Return the value that a `share` of all values do not exceed (0.5: the median)."""
     return sorted(values)[min(len(values) - 1, int(len(values) * share))]

@@ -1,12 +1,14 @@
-"""A broker whose syncs take longer by a time that can be changed while it runs: how a slower disk would do.
+"""Broker with slower syncs: shows how it would run with a slower disk. The delay can be changed.
 
-The product knows nothing of it. The broker is started by `PROGRAM` in place of `python -m zsq`: that adds this module to what the
-forkserver imports, so every child has it before it is forked, and here each sync of the seam to the operating system
-(`storage/files.py`) is followed by a sleep in the same thread, as a disk would keep that thread waiting. A commit of LMDB syncs twice
-(its pages, then its head) below Python, where nothing can be put between; so the commit as a whole is followed by two sleeps.
-Rejected: a shim in front of the C library, since it wants a compiler.
+The product has no code for this. `PROGRAM` replaces `python -m zsq` and adds this module to the
+imports of the forkserver. So each child has the module before it is forked. Here a sleep in the
+same thread follows each sync of `storage/files.py`, as a slower disk would keep that thread
+waiting. A commit of LMDB syncs twice below Python (its pages, then its head), where no sleep can be
+added. Therefore two sleeps follow the whole commit. A shim in front of the C library was rejected,
+because it needs a compiler.
 
-The time lies in a file of eight bytes that all processes have mapped: one broker is measured with several delays in turns.
+The delay lies in a file of eight bytes that all processes map. So one broker can be measured with
+several delays in turn.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ _SECONDS: Final = struct.Struct("=d")
 
 
 class SyncDelay:
-    """The time that is added to each sync, in seconds; `set` is seen by all processes that have mapped the file."""
+    """The delay of each sync in seconds. All processes that have mapped the file see a `set`."""
 
     def __init__(self, path: Path | str) -> None:
         with open(path, "r+b") as file:
@@ -57,7 +59,10 @@ class SyncDelay:
 
 
 def slowed(work: Callable[..., Any], delay: SyncDelay, syncs: int = 1) -> Callable[..., Any]:
-    """`work`, which comes back later by so many syncs; not where it fails, since who waits for a disk then is not told sooner by us."""
+    """Return `work` with a delay of that many syncs after it.
+
+    There is no delay after an error, as an error does not wait for the disk here.
+    """
 
     def slow(*arguments: Any, **options: Any) -> Any:
         result = work(*arguments, **options)
@@ -68,7 +73,7 @@ def slowed(work: Callable[..., Any], delay: SyncDelay, syncs: int = 1) -> Callab
 
 
 def install(delay: SyncDelay) -> None:
-    """In this process and all that are forked from it."""
+    """Slow down the syncs of this process and all processes forked from it."""
     for owner, name, syncs in (
         (Files, "sync", 1),
         (Files, "sync_folder", 1),
@@ -80,7 +85,7 @@ def install(delay: SyncDelay) -> None:
 
 @contextlib.contextmanager
 def slow_broker(*options: str, under: Path | None = None) -> Iterator[tuple[LocalBroker, SyncDelay]]:
-    """A temporary broker, and the delay of its syncs: none at first."""
+    """Start a temporary broker, and yield it with the delay of its syncs, at first 0."""
     from tempfile import TemporaryDirectory
 
     with TemporaryDirectory(prefix="zsq-bench-", dir=under) as place:
@@ -92,7 +97,7 @@ def slow_broker(*options: str, under: Path | None = None) -> Iterator[tuple[Loca
 
 
 def serve() -> None:
-    """`zsq`, but that its forkserver imports this module too."""
+    """Run `zsq` with a forkserver that also imports this module."""
     from zsq.apps.cli import main
 
     preload = forkserver.set_forkserver_preload

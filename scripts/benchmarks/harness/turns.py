@@ -1,4 +1,7 @@
-"""Parts of a long benchmark, one after the other: bounded in time, told while it goes on, and one that fails takes no other with it."""
+"""Parts of a long benchmark, run one after the other, with a time limit and progress output.
+
+A part that fails does not affect the others.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ Result = TypeVar("Result")
 
 @dataclass(slots=True)
 class Turns(Generic[Result]):
-    """What came of each part that was measured; why others were not; minutes of all."""
+    """The results of the measured parts, the reasons for missing ones, and the total minutes."""
 
     results: dict[str, Result] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
@@ -37,7 +40,7 @@ class Turns(Generic[Result]):
 
 
 def in_turn(parts: Mapping[str, Callable[[], Result]], seconds: float) -> Turns[Result]:
-    """No part begins after so many seconds."""
+    """Run the parts in turn. No part begins after `seconds`."""
     turns: Turns[Result] = Turns()
     begin = time.monotonic()
     for name, part in parts.items():
@@ -59,7 +62,10 @@ def in_turn(parts: Mapping[str, Callable[[], Result]], seconds: float) -> Turns[
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """SIGTERM as Ctrl-C, so that brokers and directories go in either case; then exit code 1 with one line."""
+    """Treat SIGTERM like Ctrl-C, so that brokers and directories are removed in both cases.
+
+    Then exit with code 1 and one line.
+    """
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         yield
@@ -70,14 +76,14 @@ def interruptible() -> Iterator[None]:
 
 
 def finish(failed: list[str]) -> None:
-    """Exit code 1 if something could not be measured."""
+    """Exit with code 1 if a part could not be measured."""
     if failed:
         click.echo("bench: not measured: " + "; ".join(failed), err=True)
         sys.exit(1)
 
 
 def about(command: str, folder: Path | None) -> dict[str, str]:
-    """The command, the day and the machine; where data directories and peers lie is nobody's business."""
+    """Return the command, the date and the machine, without the paths of directories and peers."""
     with tempfile.TemporaryDirectory(prefix="zsq-bench-", dir=folder) as place:
         found = machine.describe(Path(place))
     for peer in machine.PEERS:
@@ -86,7 +92,7 @@ def about(command: str, folder: Path | None) -> dict[str, str]:
 
 
 def command_line(name: str, only: tuple[str, ...], options: Mapping[str, object], defaults: Mapping[str, object]) -> str:
-    """What would do it again: the options that are not as they are by default."""
+    """Return the command that repeats the run, with the options that differ from the defaults."""
     words = [f"--only {part}" for part in only]
     words += [f"--{option} {value}" for option, value in options.items() if value != defaults[option]]
     return " ".join([f"scripts/bench {name}", *words])

@@ -1,1 +1,1 @@
-"""The measurements: each module measures one side of the broker and adds rows to a report."""
+"""Measurements. Each module measures one side of the broker and adds rows to a report."""

@@ -1,4 +1,7 @@
-"""Behind a slow channel: rates and memory with nothing waiting and with very much, and a start after everything was killed."""
+"""Backlog behind a slow channel: rates and memory with none and with a huge one, and a restart.
+
+The restart follows a kill of all processes.
+"""
 
 from __future__ import annotations
 
@@ -25,12 +28,12 @@ MIB: Final = 1 << 20
 
 
 def backlog(broker: LocalBroker, report: Report, waiting: int, shape: Shape, rounds: int) -> None:
-    """Two topics alike, but that in one of them everything waits for a channel that reads nothing; they are measured in turns."""
+    """Measure two topics in turns: an empty one, and one with a backlog for a slow channel."""
     with Admin(broker.url) as admin:
         for topic in (EMPTY, FULL):
             admin.create_channel(topic, SLOW)
             admin.create_channel(topic, LIVE)
-    with Crew() as crew:  # the oldest of the backlog are of the shape that is measured
+    with Crew() as crew:  # the oldest messages of the backlog have the measured size
         crew.add(publish, broker.url, FULL, Shape(shape.messages * rounds, shape.size, shape.block))
         crew.go()
         crew.results()
@@ -67,7 +70,7 @@ def _rates(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> Non
 
 
 def _drain(start: Start, url: str, topic: str, channel: str, count: int) -> float:
-    """Finish at least so many messages."""
+    """Finish at least `count` messages. Return the time."""
     seen = 0
     deadline = time.monotonic() + WAIT_S
     with Consumer(topic, channel, url=url, ready=20_000) as consumer:
@@ -84,7 +87,7 @@ def _drain(start: Start, url: str, topic: str, channel: str, count: int) -> floa
 
 
 def _fill(broker: LocalBroker, report: Report, waiting: int) -> None:
-    """So many messages of 20 bytes, and then until the last chunk is nearly full."""
+    """Publish `waiting` messages of 20 bytes, and more until the last chunk is nearly full."""
     bodies = [b"%020d" % number for number in range(BLOCK)]
     begin = time.monotonic()
     with Producer(broker.url) as producer:
@@ -106,14 +109,17 @@ def _last_chunk(data_dir: Path) -> int:
 
 
 def private_memory(broker: LocalBroker) -> dict[str, int]:
-    """Bytes of each process by its name, shared with nobody."""
-    time.sleep(3.0)  # what a process holds for its last load it gives back when it is idle
+    """Return the bytes of each process, by name, that it shares with no other."""
+    time.sleep(3.0)  # an idle process releases the memory of its last load
     with Admin(broker.url) as admin:
         return {row["name"]: row["private_bytes"] for row in admin.stats()["processes"]}
 
 
 def _restart(broker: LocalBroker, report: Report) -> None:
-    """kill -9 of everything at once, while there is a full chunk and all that waits; until the topic answers again."""
+    """Kill all processes with SIGKILL, and measure until the topic answers again.
+
+    The log then has a nearly full chunk and the whole backlog.
+    """
     with Admin(broker.url) as admin:
         pids = [row["pid"] for row in admin.stats()["processes"]]
     for pid in pids:

@@ -1,4 +1,4 @@
-"""A thousand idle channels on one topic: their cost, what they cost a producer, how late an expiry is, a stop and a start with them."""
+"""A thousand idle channels on one topic: cost, a producer's waits, late expiries, a restart."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TOPIC: Final = "wide"
 RATE: Final = 20_000  # single messages a second, in blocks of BLOCK
 BLOCK: Final = 100
 PUBLISH_S: Final = 10.0
-TIMEOUT_S: Final = 1.0  # the shortest lease there is
-EXPIRING: Final = 100  # channels of those that have a consumer which answers nothing
-EXPIRIES: Final = 5  # of each
+TIMEOUT_S: Final = 1.0  # the shortest lease
+EXPIRING: Final = 100  # channels with a consumer that does not answer
+EXPIRIES: Final = 5  # of each of these channels
 MIB: Final = 1 << 20
 
 
@@ -63,7 +63,10 @@ def _publish(broker: LocalBroker, report: Report, size: int, rounds: int) -> Non
 
 
 def _steady(start: Start, url: str, size: int) -> tuple[float, list[float]]:
-    """Blocks at a fixed rate, whether or not those before are answered: each wait counts from when its block was due."""
+    """Publish blocks at a fixed rate, and measure each wait from the time when the block was due.
+
+    A block that is late because of earlier blocks thus counts as late.
+    """
     bodies = [b"%0*d" % (size, number) for number in range(BLOCK)]
     total = int(PUBLISH_S * RATE / BLOCK)
     waits = []
@@ -81,7 +84,7 @@ def _steady(start: Start, url: str, size: int) -> tuple[float, list[float]]:
 
 
 def _expire(broker: LocalBroker, admin: Admin, report: Report, count: int) -> None:
-    """Consumers that answer nothing: how long after its deadline each of their messages comes again."""
+    """Measure how late messages of consumers that do not answer are delivered again."""
     late = sorted(asyncio.run(_expiries(broker.url, admin, min(EXPIRING, count))))
     report.add("an expiry is late by, median", "ms", late[len(late) // 2])
     report.add("an expiry is late by, p99", "ms", late[len(late) * 99 // 100])

@@ -1,4 +1,7 @@
-"""What the console costs: a broker of many topics and channels, its pages' first data, and processor time while one is open."""
+"""Cost of the console: the first data of its pages, and processor time while a page is open.
+
+The broker has many topics and channels.
+"""
 
 from __future__ import annotations
 
@@ -20,21 +23,21 @@ from .console_browser import browser_here, first_rows_ms
 
 FIRST_PAGE: Final = ("/", "/console/all.js", "/api/overview", "/api/histories?span=5m&points=60&series=in,backlog")
 PLACES: Final = ("#/", "#/channels", "#/topics/topic0")
-BROWSED: Final = 5  # pages of each, in a round
+BROWSED: Final = 5  # loads of each page in a round
 ALL_CHANNELS: Final = "/api/overview?channels=1"
 STREAM_TOPICS: Final = "/api/live"
 STREAM_CHANNELS: Final = "/api/live?channels=1"
-ASKED: Final = ("supervisor", "http_gateway")  # nobody else is
-SETTLE_S: Final = 12.0  # until what was made pulses seldom
+ASKED: Final = ("supervisor", "http_gateway")  # only these processes answer the console
+SETTLE_S: Final = 12.0  # seconds until new processes send their heartbeats at long intervals
 LINGER_S: Final = 32.0
-BUSY: Final = 10  # topics that are published to
+BUSY: Final = 10  # topics that get messages
 MIB: Final = 1 << 20
 
 
 def console(
     broker: LocalBroker, report: Report, port: int, topics: int, channels: int, seconds: float, rounds: int, *, busy: bool = True
 ) -> None:
-    """With nothing published, and if `busy` with some of the topics busy."""
+    """Measure with no publisher and, if `busy`, with publishers to some of the topics."""
     with Admin(broker.url, timeout=120) as admin:
         begin = time.perf_counter()
         for topic in range(topics):
@@ -51,7 +54,7 @@ def console(
             report.add(f"{place} in Chromium, to its first row", "ms", *times)
         for load in ("idle", f"{BUSY} topics busy")[: 1 + busy]:
             with _publishing(broker, BUSY if load != "idle" else 0):
-                _wait(LINGER_S)  # the page before is not forgotten at once
+                _wait(LINGER_S)  # the previous page is not forgotten at once
                 alone = _costs(processes, seconds)
                 for stream, name in ((STREAM_TOPICS, "topics"), (STREAM_CHANNELS, "channels too")):
                     with _open(port, stream) as heard:
@@ -69,7 +72,7 @@ def console(
 
 
 def _pages(report: Report, port: int) -> None:
-    """As a browser asks: over one connection, one after the other."""
+    """Send requests as a browser does: on one connection, one after another."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     begin, size = time.perf_counter(), 0
     for path in FIRST_PAGE:
@@ -95,7 +98,7 @@ def _get(connection: http.client.HTTPConnection, path: str) -> bytes:
 
 @contextmanager
 def _open(port: int, path: str) -> Iterator[list[int]]:
-    """A page that hears events; yields how many bytes, in a list of one."""
+    """Open a page that receives events. Yield a list with one element, the number of bytes."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", path)
     response = connection.getresponse()
@@ -119,7 +122,7 @@ def _open(port: int, path: str) -> Iterator[list[int]]:
 
 @contextmanager
 def _publishing(broker: LocalBroker, topics: int) -> Iterator[None]:
-    """A block of 100 messages to each, ten times a second, behind channels that nobody reads."""
+    """Publish a block of 100 messages to each topic ten times a second. No channel has a reader."""
     over = threading.Event()
 
     def publish() -> None:
@@ -141,7 +144,7 @@ def _publishing(broker: LocalBroker, topics: int) -> Iterator[None]:
 
 
 def _costs(processes: dict[int, str], seconds: float) -> dict[str, float]:
-    """Percent of a core that each kind of process takes, and all together."""
+    """Return the percentage of a core that each kind of process uses, and all of them together."""
     before, begin = _spent(processes), time.perf_counter()
     _wait(seconds)
     after, passed_ns = _spent(processes), (time.perf_counter() - begin) * 1e9
@@ -154,7 +157,7 @@ def _costs(processes: dict[int, str], seconds: float) -> dict[str, float]:
 
 
 def _spent(processes: dict[int, str]) -> dict[int, int]:
-    """Nanoseconds on a processor, of all threads of each."""
+    """Return the processor time in nanoseconds of all threads of each process."""
     found: dict[int, int] = {}
     for pid in processes:
         for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):

@@ -1,4 +1,4 @@
-"""What a person waits for: from the navigation to the console's first row, in a headless Chromium, where there is one."""
+"""Time from the navigation to the console's first row, in headless Chromium if it is installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from typing import Final
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_MS: Final = 30_000
 SAID: Final = "first row "
-# Set before the page's own code runs: the time of the first row that is drawn, by the page's own clock, which begins at the navigation.
+# This script is set before the page's own code runs. It reports the time at which the first row is
+# drawn, by the page's clock, which starts at the navigation.
 _WATCH: Final = """
 new MutationObserver((_, observer) => {
     if (document.querySelector("tbody tr")) {
@@ -22,7 +23,7 @@ new MutationObserver((_, observer) => {
 
 
 def browser_here() -> str:
-    """Its path; "" where there is none, or nothing to drive it."""
+    """Return the path of the browser, or "" if it or playwright is missing."""
     try:
         import playwright.sync_api  # noqa: F401
     except ImportError:
@@ -31,7 +32,10 @@ def browser_here() -> str:
 
 
 def first_rows_ms(executable: str, url: str, places: Sequence[str], times: int) -> dict[str, list[float]]:
-    """By place (`#/`): how long a fresh page with nothing cached took, so often. The browser itself runs already."""
+    """Return the times for each place (`#/`), each in a fresh page without cache.
+
+    The browser itself is already running.
+    """
     from playwright.sync_api import sync_playwright
 
     found: dict[str, list[float]] = {place: [] for place in places}
@@ -43,7 +47,7 @@ def first_rows_ms(executable: str, url: str, places: Sequence[str], times: int) 
                     context = browser.new_context(viewport={"width": 1360, "height": 900})
                     page = context.new_page()
                     page.add_init_script(_WATCH)
-                    said = lambda message: message.text.startswith(SAID)  # noqa: E731 - it evaluates nothing: the page's policy forbids that
+                    said = lambda message: message.text.startswith(SAID)  # noqa: E731 - evaluates nothing, which the page's policy forbids
                     with page.expect_console_message(said, timeout=PATIENCE_MS) as heard:
                         page.goto(f"{url}/{place}", wait_until="commit")
                     found[place].append(float(heard.value.text.removeprefix(SAID)))

@@ -1,7 +1,8 @@
-"""Where the time goes: processor time and waits of each process on a block's way, by thread, for blocks of several sizes.
+"""Processor time and waits of each process on a block's way, by thread, for several block sizes.
 
-Processor time is the kernel's (`schedstat`, nanoseconds), so it counts what a thread did, not what it waited for; a voluntary switch is a
-wait: for a socket, for a disk, or for the lock of the other thread. The sum over all processes, divided by the cores, bounds the rate.
+Processor time is the kernel's (`schedstat`, nanoseconds), so it counts what a thread does, not what
+it waits for. A voluntary switch is a wait for a socket, for a disk, or for the lock of the other
+thread. The sum over all processes, divided by the cores, limits the rate.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from ..harness.report import Report
 
 CHANNEL: Final = "bench0"
 KINDS: Final = ("producer", "topic", "storage", "channel", "consumer")
-BLOCKS_MAX: Final = 10_000  # of a round
+BLOCKS_MAX: Final = 10_000  # the most blocks of a round
 OWN, ZEROMQ = "own threads", "ZeroMQ's thread"
 Costs = dict[str, tuple[float, int]]  # by kind of thread: seconds of processor time, voluntary switches
 
 
 def hops(broker: LocalBroker, report: Report, messages: int, size: int, blocks: tuple[int, ...], rounds: int) -> None:
-    """One producer and one consumer at once, with `messages` in blocks of each size, but no more blocks than are needed."""
+    """Measure one producer and one consumer at once, with `messages` in blocks of each size.
+
+    Large numbers of small blocks are cut to BLOCKS_MAX.
+    """
     for number in range(rounds):
         for block in blocks:
             shape = Shape(min(messages, BLOCKS_MAX * block), size, block)
@@ -65,7 +69,7 @@ def _one(broker: LocalBroker, report: Report, topic: str, shape: Shape) -> None:
 
 
 def _costed(start: Start, work: Callable[..., float], *arguments: Any) -> tuple[float, Costs]:
-    """What a client's own threads cost from its start on."""
+    """Run a client and return its result, with the costs of its threads since its start."""
     before: Costs = {}
 
     def begin() -> float:
@@ -83,14 +87,14 @@ def _less(after: Costs, before: Costs) -> Costs:
 
 
 def thread_costs(pid: int) -> Costs:
-    """Of a process: its own threads together, and ZeroMQ's."""
+    """Return the costs of a process: those of its own threads together, and of ZeroMQ's thread."""
     found: Costs = {}
     for task in Path(f"/proc/{pid}/task").iterdir():
         try:
             seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
             status = (task / "status").read_text()
         except (FileNotFoundError, ProcessLookupError):
-            continue  # it has ended
+            continue  # the thread has ended
         kind = ZEROMQ if "ZMQbg" in status.partition("\n")[0] else OWN
         switches = int(status.partition("\nvoluntary_ctxt_switches:")[2].split()[0])
         cost, count = found.get(kind, (0.0, 0))

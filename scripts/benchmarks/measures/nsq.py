@@ -1,7 +1,8 @@
-"""NSQ's protocol: what its clients get, what that costs each process, and the same client on a bare event loop and on nsqd.
+"""NSQ's protocol: rates and costs of ZSQ, beside the same client on a bare event loop and on nsqd.
 
-Four loads on one topic: MPUBs, a consumer that finishes each message, many connections with a message at a time, and one such connection.
-What was published is read to the end after each, and every message must have come, and come once.
+Four loads run on one topic: MPUBs, a consumer that finishes each message, many connections that
+publish single messages, and one such connection. After each load all messages are read, and each
+must come exactly once.
 """
 
 from __future__ import annotations
@@ -34,13 +35,17 @@ LOOP: Final = "uvloop alone"
 DISK: Final = "writev + fdatasync"
 LATENCY: Final = "1 connection, PUB"
 BUDGETS: Final = {MPUB: 500_000, FIN: 250_000, "singles": 15_000}
-SHOWN: Final = ("nsq_gateway", "topic", "storage", "channel")  # kinds of processes, as the broker calls them
+SHOWN: Final = ("nsq_gateway", "topic", "storage", "channel")  # kinds of processes in the broker's statistics
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """`messages` go through MPUBs and the consumer; `connections` publish singly for so many seconds, and then one does."""
+    """The loads.
+
+    `messages` go through MPUBs and the consumer. `connections` publish single messages for
+    `seconds`, and then one connection does.
+    """
 
     messages: int
     size: int
@@ -58,7 +63,10 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Somebody who speaks NSQ on `port`; `name`: in the report, `pids` of its processes by what they are."""
+    """A server that speaks NSQ's protocol on `port`.
+
+    `name` is its name in the report. `pids` are its processes by kind.
+    """
 
     name: str
     port: int
@@ -69,7 +77,7 @@ class Server:
 
 
 def nsq(broker: LocalBroker, report: Report, port: int, load: Load, rounds: int) -> None:
-    """Each round measures everything once."""
+    """Measure everything once in each round."""
     program = nsq_peers.find()
     for _ in range(rounds):
         with _ours(broker, port) as server:
@@ -124,7 +132,10 @@ def _loads(server: Server, report: Report, load: Load, *, limit: bool) -> None:
 
 
 def _measured(server: Server, report: Report, kind: str, limit: bool, work: nsq_client.Work, *arguments: Any) -> int:
-    """How many messages it was; the rate or the waits, and what each process of the server used meanwhile, go into the report."""
+    """Run a load and return its number of messages.
+
+    The report gets the rate or the waits, and the processor time of each process of the server.
+    """
     with Crew() as crew:
         crew.add(work, *arguments)
         before = server.cpu_s()
@@ -149,7 +160,10 @@ def _measured(server: Server, report: Report, kind: str, limit: bool, work: nsq_
 
 
 def _together(*works: tuple[Any, ...]) -> tuple[float, Done]:
-    """Seconds, and the result of the last of these: functions with their arguments, each in a process."""
+    """Run functions with their arguments, each in a process.
+
+    Return the seconds and the result of the last one.
+    """
     with Crew() as crew:
         for work in works:
             crew.add(*work)
@@ -159,7 +173,7 @@ def _together(*works: tuple[Any, ...]) -> tuple[float, Done]:
 
 
 def _loop_alone(report: Report, load: Load) -> None:
-    """The same client and the same bytes, on an event loop that looks at nothing and stores nothing."""
+    """Measure the same client and bytes with an event loop that neither parses nor stores them."""
     shape = load.shape
     frame = len(nsq_client.mpub_frames(TOPIC, Shape(BLOCK, load.size, BLOCK))[0])
     single = nsq_peers.pub_bytes(TOPIC, load.size)
@@ -201,6 +215,6 @@ def _waits(report: Report, name: str, done: Done, *, limit: bool) -> None:
 
 
 def _cpu_s(pid: int) -> float:
-    """User and system time of all its threads, in ticks of the kernel's."""
+    """Return the user and system time of all threads of a process in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

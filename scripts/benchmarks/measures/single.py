@@ -1,4 +1,4 @@
-"""latency, clients and processes: one message at a time, many producers at once, and what a channel costs."""
+"""Single messages (latency), many producers at once (clients), and costs of channels (processes)."""
 
 from __future__ import annotations
 
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 MILLISECONDS: Final = "ms"
 CLIENT_PROCESSES: Final = 4
 CHANNELS: Final = 20
-RAW_MESSAGES_MAX: Final = 1_500  # of a round: the limit needs no more to be known
+RAW_MESSAGES_MAX: Final = 1_500  # of a round; the limit needs no more messages
 
 
 def latency(broker: LocalBroker, report: Report, size: int, seconds: float, a_second: float, rounds: int) -> None:
-    """From the call of publish() to the handler, at a fixed pace well below what the broker can do."""
+    """Measure from the call of publish() to the handler.
+
+    The rate is fixed and far below the broker's limit.
+    """
     for number in range(rounds):
         topic = f"latency-{number}"
         count = max(10, int(seconds * a_second))
@@ -78,7 +81,7 @@ def _receive_stamps(start: Start, url: str, topic: str, count: int) -> list[floa
 
 
 def clients(broker: LocalBroker, report: Report, size: int, seconds: float, count: int, rounds: int) -> None:
-    """`count` producers that each publish one message at a time and wait for it; and one alone, to compare."""
+    """Measure `count` producers that publish one message at a time and wait, and one alone."""
     for number in range(rounds):
         for many in (1, count):
             topic = f"clients-{number}-{many}"
@@ -91,7 +94,7 @@ def clients(broker: LocalBroker, report: Report, size: int, seconds: float, coun
 
 
 def singles_rate(broker: LocalBroker, topic: str, size: int, seconds: float, count: int) -> float:
-    """Messages a second of `count` producers that each wait for one before they send the next."""
+    """Return the messages a second of `count` producers that wait for each message."""
     processes = min(CLIENT_PROCESSES, count)
     with Crew() as crew:
         for index in range(processes):
@@ -102,7 +105,7 @@ def singles_rate(broker: LocalBroker, topic: str, size: int, seconds: float, cou
 
 
 def _publish_singly(start: Start, url: str, topic: str, size: int, seconds: float, count: int) -> int:
-    """How many `count` producers of one process have stored until the time was up."""
+    """Return how many messages `count` producers of one process have stored in the time."""
     from zsq.transport.client.asyncio import aio
 
     async def one(producer: aio.Producer, number: int, end: float) -> int:
@@ -127,7 +130,7 @@ def _publish_singly(start: Start, url: str, topic: str, size: int, seconds: floa
 
 
 def processes(broker: LocalBroker, report: Report, count: int, rounds: int) -> None:
-    """The time that creating a channel takes, and the memory of its process that it shares with nobody."""
+    """Measure the time to create a channel, and the memory that its process does not share."""
     for number in range(rounds):
         topic = f"processes-{number}"
         with Admin(broker.url) as admin:

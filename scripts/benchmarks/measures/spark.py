@@ -1,7 +1,8 @@
-"""Spark: rows into a topic and back, beside what Spark's Python data sources can do at most; and what a micro-batch costs.
+"""Spark: rates of writes and reads beside the fastest Python data sources; cost of micro-batches.
 
-Two tasks at a time, as many as there are cores. The rows of the write are made by the JVM (a number padded to its size), which is in all
-writes alike. Each way is warmed up once, then measured in interleaved rounds.
+As many tasks run at a time as there are cores. The JVM makes the rows of a write (a number padded
+to the size), in the same way for all writes. Each way is warmed up once and then measured in
+interleaved rounds.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ SOURCE: Final = "read: prebuilt Arrow"
 FLOOR: Final = "micro-batch: rate source to noop"
 PARTITIONS: Final = 8
 BATCH_ROWS: Final = 10_000  # of the prebuilt Arrow batches: the most that Spark itself sends
-TUPLES_SHARE: Final = 4  # tuples are slow: a quarter of the rows is enough to tell how slow
+TUPLES_SHARE: Final = 4  # tuples are slow, so a quarter of the rows is enough
 MICRO_BATCHES: Final = 15
 WARM_BATCHES: Final = 5
 MICRO_ROWS: Final = 100
 
 
 def spark(broker: LocalBroker, report: Report, rows: int, sizes: tuple[int, ...], rounds: int, *, micro: bool = True) -> None:
-    """Rates at each size, then the latency of micro-batches, if wanted."""
+    """Measure rates at each size, then the latency of micro-batches if `micro`."""
     cores = len(os.sched_getaffinity(0))
     with spark_session(broker.folder, f"local[{cores}]") as session, Admin(broker.url) as admin:
         for peer in (ThrowAway, Prebuilt):
@@ -91,7 +92,7 @@ def _drain(rows: Iterator[Any]) -> None:
 
 
 def _latency(session: SparkSession, admin: Admin, broker: LocalBroker, report: Report) -> None:
-    """Trigger execution times of small micro-batches, as Spark reports them."""
+    """Measure the trigger execution times of small micro-batches, as Spark reports them."""
     url, topic = broker.url, "bench-latency"
     admin.create_topic(topic)
     rate = session.readStream.format("rate-micro-batch").option("rowsPerBatch", MICRO_ROWS).option("numPartitions", 1).load()

@@ -1,4 +1,4 @@
-"""Storage: the log alone and through the broker beside writev + fdatasync of the same blocks, and bytes written for each byte stored."""
+"""Storage: the log alone and a producer, beside writev + fdatasync; bytes written for each byte."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ SETTLE_S: Final = 20.0
 
 
 def storage(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> None:
-    """Each round: the disk's limit, the log in a process of its own, one producer through the broker and what storage wrote."""
+    """Measure the disk's limit, the log alone in a process, and one producer, in each round.
+
+    The producer's round also gives the bytes that storage wrote.
+    """
     report.notes.append("amplification: write_bytes in /proc/PID/io of the storage process, its state store included, by bytes of blocks")
     for number in range(rounds):
         with Crew() as crew:
@@ -38,7 +41,7 @@ def storage(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> N
 
 
 def _log_alone(start: Start, folder: str, shape: Shape) -> float:
-    """Appends as large as a topic under load gathers, each synced before the next; a new chunk when the time comes."""
+    """Append as much at a time as a topic gathers under load, and sync before the next append."""
     block = pack(make_bodies(shape)[: shape.block])
     together = max(1, limits.SYNC_BYTES // block.length)
     files, identity = Files(), TopicIdentity("bench", uuid.uuid4().hex)
@@ -80,13 +83,13 @@ def _through_broker(broker: LocalBroker, report: Report, shape: Shape, topic: st
 
 
 def written_bytes(pid: int) -> int:
-    """What the process has sent to the disk."""
+    """Return the bytes that the process has sent to the disk."""
     rows: dict[str, Any] = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
     return int(rows["write_bytes"])
 
 
 def _settle(pid: int) -> None:
-    """Until the checkpoints that follow a load are written: nothing new for three seconds."""
+    """Wait until no bytes are written for three seconds: checkpoints follow a load."""
     deadline = time.monotonic() + SETTLE_S
     last, since = written_bytes(pid), time.monotonic()
     while time.monotonic() < deadline and time.monotonic() - since < 3.0:

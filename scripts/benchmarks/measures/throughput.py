@@ -1,4 +1,4 @@
-"""e2e, publish, consume and fanout: how many messages a second, beside the limits, in interleaved rounds."""
+"""e2e, publish, consume and fanout: messages a second beside the limits, in interleaved rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ REDIS: Final = "redis streams, synced"
 
 
 def e2e(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True) -> None:
-    """One producer and one consumer at once; `streams`: also of Redis."""
+    """Measure one producer and one consumer at once. `streams` adds Redis streams."""
 
     def ours(topic: str) -> float:
         return _through(broker, topic, shape, channels=1)
@@ -33,7 +33,7 @@ def e2e(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, strea
 
 
 def fanout(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True) -> None:
-    """Four channels on one topic, a consumer each: all deliveries together; and one channel, to compare."""
+    """Measure all deliveries of four channels with a consumer each, and one channel to compare."""
 
     def four(topic: str) -> float:
         before = _disk_bytes(broker.data_dir)
@@ -49,7 +49,7 @@ def fanout(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, st
 
 
 def publish_alone(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> None:
-    """One producer; nobody reads."""
+    """Measure one producer without consumers."""
 
     def ours(topic: str) -> float:
         with Crew() as crew:
@@ -61,7 +61,7 @@ def publish_alone(broker: LocalBroker, report: Report, shape: Shape, rounds: int
 
 
 def consume_alone(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> None:
-    """One consumer on a backlog that was published before."""
+    """Measure one consumer on a backlog."""
 
     def ours(topic: str) -> float:
         with Crew() as crew:
@@ -77,13 +77,13 @@ def consume_alone(broker: LocalBroker, report: Report, shape: Shape, rounds: int
 
 
 def _through(broker: LocalBroker, topic: str, shape: Shape, *, channels: int) -> float:
-    """Messages a second until the last of the channels had finished all."""
+    """Return the messages a second until all channels have finished all messages."""
     with Admin(broker.url) as admin:
         for index in range(channels):
             admin.create_channel(topic, f"bench{index}")
     with Crew() as crew:
         for index in range(channels):
-            crew.add(consume, broker.url, topic, f"bench{index}", shape, shape.messages + 1)  # the producer warms up with one
+            crew.add(consume, broker.url, topic, f"bench{index}", shape, shape.messages + 1)  # the producer warms up with one message
         crew.add(publish, broker.url, topic, shape)
         start = crew.go()
         return shape.messages / (max(crew.ends()) - start)
@@ -100,7 +100,7 @@ def _rounds(
     channels: int = 1,
     streams: bool = True,
 ) -> None:
-    """Each round measures everything once, so that what the machine does meanwhile strikes all alike."""
+    """Measure everything once in each round, so that other load affects all measures alike."""
     kinds = {"zsq, publish": (True, False), "zsq, consume a backlog": (False, True)}
     produces, consumes = kinds.get(next(iter(ours)), (True, True))
     for number in range(rounds):
@@ -122,14 +122,14 @@ def _rounds(
 
 
 def _redis(report: Report, folder: Path, shape: Shape, produces: bool, consumes: bool) -> None:
-    """If it is on PATH, with fewer messages: it is slower."""
+    """Measure Redis if it is on PATH, with fewer messages, because it is slower."""
     if (server := redis.find()) is not None:
         small = replace(shape, messages=min(shape.messages, redis.MESSAGES_MAX))
         report.add(REDIS, RATE, redis.rate(server, folder, small, produces, consumes), limit=True)
 
 
 def _nsqd(report: Report, folder: Path, shape: Shape, channels: int, produces: bool, consumes: bool) -> None:
-    """If it is on PATH, with no more messages than its queue in memory has room for."""
+    """Measure nsqd if it is on PATH, with no more messages than fit into its memory queue."""
     if (program := nsq_peers.find()) is not None:
         small = replace(shape, messages=min(shape.messages, nsq_peers.MESSAGES_MAX) // shape.block * shape.block)
         for kind in nsq_peers.BLOCK_KINDS if small.messages else ():
@@ -138,5 +138,5 @@ def _nsqd(report: Report, folder: Path, shape: Shape, channels: int, produces: b
 
 
 def _disk_bytes(folder: Path) -> int:
-    """Blocks allocated below a folder."""
+    """Return the bytes of all blocks allocated to files below a folder."""
     return sum(path.lstat().st_blocks * 512 for path in folder.rglob("*") if path.is_file())

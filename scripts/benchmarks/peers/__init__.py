@@ -1,1 +1,1 @@
-"""What ZSQ is compared with: bare sockets and files, and other brokers that are on PATH."""
+"""Peers of ZSQ in comparisons: bare sockets and files, and other brokers on PATH."""

@@ -1,8 +1,9 @@
-"""Two limits, measured in the same run: raw pyzmq over the same hops, and writev + fdatasync of the same bytes.
+"""Two limits, measured in the same run: raw pyzmq over the same hops, and writev + fdatasync.
 
-The raw path has the broker's five processes and its hops for each block: producer to topic, topic to storage, storage's word
-back, topic to channel, channel to consumer, and the topic's word to the producer, whose window bounds what is on its way.
-It packs, checks, stores and finishes nothing: no broker of these processes can be faster.
+The raw path has the broker's five processes and the same hops for each block: producer to topic,
+topic to storage, storage's answer to the topic, topic to channel, channel to consumer, and the
+topic's answer to the producer. A window limits the producer's unanswered blocks. The raw path
+packs, checks, stores and finishes nothing. No broker of these processes can be faster.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from zsq.transport.block.block import pack
 from ..harness.crew import Crew
 from ..harness.loads import WINDOW_BYTES, Shape, Start, make_bodies
 
-SYNC_BYTES: Final = 2 << 20  # one sync for so much, as a topic under load gathers
-IOV_BLOCKS: Final = 512  # of two pieces each: the kernel takes 1,024 at once
+SYNC_BYTES: Final = 2 << 20  # the bytes of one sync, as a topic gathers under load
+IOV_BLOCKS: Final = 512  # of two pieces each: the kernel accepts 1,024 pieces at once
 RAW_WAIT_MS: Final = 120_000
 HWM: Final = 64  # blocks in each direction of a socket
 
 
 def raw_rate(shape: Shape, folder: Path) -> float:
-    """Messages a second through five processes."""
+    """Return the messages a second through five processes."""
     with tempfile.TemporaryDirectory(prefix="raw-", dir=folder) as run, Crew() as crew:
         crew.add(_consumer, run, shape)
         crew.add(raw_channel, run, shape)
@@ -35,12 +36,12 @@ def raw_rate(shape: Shape, folder: Path) -> float:
         crew.add(raw_topic, run, shape)
         crew.add(_producer, run, shape)
         start = crew.go()
-        [end] = crew.ends()  # the consumer's; the others only pass it on
+        [end] = crew.ends()  # only the consumer returns a time
     return shape.messages / (end - start)
 
 
 def disk_rate(shape: Shape, folder: Path) -> float:
-    """Messages a second of the same blocks by one `writev` and one `fdatasync` for every 2 MiB."""
+    """Return the messages a second with one `writev` and one `fdatasync` for every 2 MiB."""
     bodies = make_bodies(shape)[: shape.block]
     block = pack(bodies)
     pieces = [block.wire_header(), block.payload]
@@ -59,7 +60,7 @@ def disk_rate(shape: Shape, folder: Path) -> float:
 
 
 def sync_seconds(size: int, rounds: int, folder: Path) -> list[float]:
-    """How long one small write with its fdatasync takes, `rounds` times."""
+    """Return the seconds of a small write with its fdatasync, `rounds` times."""
     taken = []
     data = os.urandom(size)
     with tempfile.NamedTemporaryFile(prefix="limit-", dir=folder) as file:
@@ -73,7 +74,7 @@ def sync_seconds(size: int, rounds: int, folder: Path) -> list[float]:
 
 
 class Ends:
-    """Sockets of one raw process."""
+    """The sockets of one raw process."""
 
     def __init__(self, run: str) -> None:
         self.run = run
@@ -97,7 +98,7 @@ def _producer(start: Start, run: str, shape: Shape) -> None:
     out, words = ends.open(zmq.PUSH, "topic", bind=False), ends.open(zmq.PULL, "words", bind=True)
     block = pack(make_bodies(shape)[: shape.block])
     header = block.wire_header()
-    window = max(2, min(HWM, WINDOW_BYTES // 2 // block.length))  # more would let topic and storage wait for each other
+    window = max(2, min(HWM, WINDOW_BYTES // 2 // block.length))  # with more, topic and storage could wait for each other
     start()
     answered = 0
     for sent in range(shape.blocks):
@@ -111,7 +112,7 @@ def _producer(start: Start, run: str, shape: Shape) -> None:
 
 
 def raw_topic(start: Start, run: str, shape: Shape) -> None:
-    """Passes each block to storage, and once that has answered, to the channel; then tells the producer."""
+    """Send each block to storage and, after its answer, to the channel. Then answer the producer."""
     ends = Ends(run)
     arriving, stored = ends.open(zmq.PULL, "topic", bind=True), ends.open(zmq.PULL, "stored", bind=True)
     storage, channel = ends.open(zmq.PUSH, "storage", bind=False), ends.open(zmq.PUSH, "channel", bind=False)
@@ -147,7 +148,7 @@ def _storage(start: Start, run: str, shape: Shape) -> None:
 
 
 def raw_channel(start: Start, run: str, shape: Shape) -> None:
-    """Passes each block to the consumer."""
+    """Pass each block to the consumer."""
     ends = Ends(run)
     arriving, out = ends.open(zmq.PULL, "channel", bind=True), ends.open(zmq.PUSH, "consumer", bind=False)
     start()

@@ -1,7 +1,8 @@
-"""A client of NSQ's protocol that costs as little as it can, so that it is not what is measured: plain sockets, prebuilt frames.
+"""Client of NSQ's protocol with the least possible cost: plain sockets and prebuilt frames.
 
-It leaves nothing out that a client does: it reads every answer, finishes each message by the id that came with it, and afterwards looks
-whether every message came, and came once.
+So the measurement is not of the client. But it does all that a client must: it reads every answer,
+and finishes each message by the message's own id. In the end it checks that every message came
+exactly once.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ HEARTBEAT: Final = struct.pack(">ii11s", 15, 0, b"_heartbeat_")
 CLOSE_WAIT: Final = struct.pack(">ii10s", 14, 0, b"CLOSE_WAIT")
 HEAD: Final = struct.Struct(">iiqH16s")  # of a message: size, type, time, attempts, id
 NUMBER: Final = 16  # digits at the beginning of each body
-READ: Final = 1 << 18  # of messages
-ANSWERS: Final = 4096  # bytes: each read makes room for as much as it asks for
+READ: Final = 1 << 18  # bytes of a read of messages
+ANSWERS: Final = 4096  # bytes; each read allocates as much as it requests
 CONNECT_S: Final = 15.0
 WAIT_S: Final = 120.0
 CUT_MAX: Final = 1024
@@ -33,7 +34,10 @@ CUT_MAX: Final = 1024
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """When it ended, for how many messages, what of the processor this process used; `waits`: seconds for each answer, where asked for."""
+    """The end time, the number of messages, and the processor time of this process.
+
+    `waits` are the seconds for each answer, if they were measured.
+    """
 
     end: float
     messages: int
@@ -42,11 +46,11 @@ class Done:
 
 
 class NsqFailed(MemberFailed):
-    """Not what was expected on a connection."""
+    """A connection delivered something unexpected."""
 
 
 def connect(port: int) -> socket.socket:
-    """To this machine, with the magic said; whoever listens there may still be starting."""
+    """Connect to a port of this machine and send the magic. The server may still be starting."""
     deadline = time.monotonic() + CONNECT_S
     while True:
         try:
@@ -69,12 +73,12 @@ def subscribe(port: int, topic: str, channel: str) -> socket.socket:
 
 
 def make_channel(port: int, topic: str, channel: str = CHANNEL) -> None:
-    """As a client of NSQ does: by subscribing."""
+    """Create a channel by subscribing, as clients of NSQ do."""
     subscribe(port, topic, channel).close()
 
 
 def mpub_frames(topic: str, shape: Shape) -> list[bytes]:
-    """All that differ; a load of more messages goes through them again."""
+    """Return all different frames. A load of more messages repeats them."""
     size = struct.pack(">i", shape.size)
     bodies = make_bodies(shape)
     frames = []
@@ -86,7 +90,7 @@ def mpub_frames(topic: str, shape: Shape) -> list[bytes]:
 
 
 def publish_blocks(start: Start, port: int, topic: str, shape: Shape, connections: int, ahead: int) -> Done:
-    """`connections` with `ahead` MPUBs each that are not answered yet."""
+    """Publish on `connections`, each with at most `ahead` unanswered MPUBs."""
     frames = mpub_frames(topic, shape)
     sockets = {one.fileno(): one for one in (connect(port) for _ in range(connections))}
     poll = select.epoll()
@@ -114,7 +118,7 @@ def publish_blocks(start: Start, port: int, topic: str, shape: Shape, connection
 
 
 def publish_singly(start: Start, port: int, topic: str, size: int, seconds: float, connections: int) -> Done:
-    """Each connection publishes a message, waits for its answer, and publishes the next."""
+    """Publish single messages on each connection, and wait for each answer."""
     head = b"PUB %s\n" % topic.encode() + struct.pack(">i", size)
     padding = b"x" * (size - NUMBER)
     sockets = {one.fileno(): one for one in (connect(port) for _ in range(connections))}
@@ -148,7 +152,10 @@ def publish_singly(start: Start, port: int, topic: str, size: int, seconds: floa
 
 
 def consume(start: Start, port: int, topic: str, size: int, ready: int, expected: int, different: int, channel: str = CHANNEL) -> Done:
-    """Finish `expected` messages, one FIN each. They are numbered from 0 below `different`, and from 0 again."""
+    """Finish `expected` messages with one FIN each.
+
+    The messages are numbered from 0 below `different`, and then from 0 again.
+    """
     reader = Frames(size)
     link = subscribe(port, topic, channel)
     start()
@@ -163,14 +170,17 @@ def consume(start: Start, port: int, topic: str, size: int, ready: int, expected
         if ids or beats:
             link.sendall(b"".join([b"FIN ", b"\nFIN ".join(ids), b"\n"] if ids else []) + b"NOP\n" * beats)
     link.sendall(b"CLS\n")
-    _expect(link, CLOSE_WAIT, data)  # by then all FINs have been taken
+    _expect(link, CLOSE_WAIT, data)  # by then the server has received all FINs
     done = _done(expected, cpu, {0: link})
     reader.check(expected, different)
     return done
 
 
 class Frames:
-    """Takes messages with bodies of one size out of a stream, many at a time, and keeps what tells them apart."""
+    """Parses messages with bodies of one size from a stream, many at a time.
+
+    It keeps their ids and numbers for the check.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = HEAD.size + size
@@ -181,7 +191,7 @@ class Frames:
         self._begin = struct.pack(">ii", self.size - 4, 2)
 
     def take(self, data: bytes) -> tuple[list[bytes], bytes, int]:
-        """Ids of those that are whole, what is left over, and how many heartbeats there were."""
+        """Return the ids of complete messages, the remaining bytes, and the number of heartbeats."""
         ids: list[bytes] = []
         at = beats = 0
         while True:
@@ -197,7 +207,7 @@ class Frames:
                 return ids, data[at:], beats
 
     def _run(self, data: bytes, at: int) -> int:
-        """How many whole messages follow each other from here."""
+        """Return how many complete messages follow one another from `at`."""
         count = (len(data) - at) // self.size
         stop = at + count * self.size
         if all(data[at + place : stop : self.size].count(value) == count for place, value in enumerate(self._begin)):
@@ -218,7 +228,7 @@ class Frames:
             count -= now
 
     def check(self, expected: int, different: int) -> None:
-        """NsqFailed unless every message came once."""
+        """Raise `NsqFailed` unless every message came exactly once."""
         if len(self.ids) != expected or len(set(self.ids)) != expected:
             raise NsqFailed(f"{len(self.ids):,} messages came with {len(set(self.ids)):,} ids; {expected:,} were published")
         times, more = divmod(expected, different)
@@ -236,14 +246,20 @@ def _ready(poll: select.epoll) -> list[int]:
 
 
 class Responses:
-    """Responses that a server sends on one connection, in whatever pieces they come. Heartbeats are answered here."""
+    """Responses of a server on one connection, whatever pieces they arrive in.
+
+    `read` answers heartbeats.
+    """
 
     def __init__(self, link: socket.socket, rest: bytes = b"") -> None:
         self.link = link
         self._rest = rest
 
     def read(self, answer: bytes = OK) -> int:
-        """Read once; how many times `answer` came. `NsqFailed` for any other frame, and at the end of the connection."""
+        """Read once, and return how many times `answer` came.
+
+        Raises `NsqFailed` for any other frame, and at the end of the connection.
+        """
         came = self.link.recv(ANSWERS)
         if not came:
             raise NsqFailed(f"the connection ended where {answer!r} was expected")
@@ -267,7 +283,10 @@ class Responses:
 
 
 def _expect(link: socket.socket, answer: bytes, rest: bytes = b"") -> None:
-    """Wait for this one response, and nothing behind it but heartbeats. `rest` was read already: the beginning of a frame."""
+    """Wait for this response, which only heartbeats may follow.
+
+    `rest` was already read: the beginning of a frame.
+    """
     responses = Responses(link, rest)
     while not responses.read(answer):
         pass

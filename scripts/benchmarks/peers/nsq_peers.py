@@ -1,4 +1,4 @@
-"""What the NSQ gateway is measured against: an event loop that does nothing else with the same bytes, and nsqd where it is on PATH."""
+"""Peers of the NSQ gateway: an event loop that only moves the same bytes, and nsqd if on PATH."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ CHUNK: Final = 500  # messages in one write of the source
 READY_S: Final = 20.0
 SYNCED: Final = "nsqd, synced"
 KINDS: Final = {"nsqd": (), SYNCED: ("--mem-queue-size=0", "--sync-every=1")}
-SYNCED_SHARE: Final = 20  # it syncs after each message: it gets one of so many
+SYNCED_SHARE: Final = 20  # it syncs after each message, so it gets this fraction of the messages
 IN_MEMORY: Final = "nsqd, in memory"
 ON_DISK: Final = "nsqd, on disk"
 BLOCK_KINDS: Final = {IN_MEMORY: (f"--mem-queue-size={1 << 20}",), ON_DISK: ("--mem-queue-size=0",)}
-MESSAGES_MAX: Final = 400_000  # of one round; fewer than the queue in memory has room for
+MESSAGES_MAX: Final = 400_000  # of one round; the queue in memory has room for more
 CONNECTIONS: Final = 4  # with MPUBs
-AHEAD: Final = 4  # MPUBs of each that are not answered yet
+AHEAD: Final = 4  # unanswered MPUBs of each connection
 READY: Final = 2_500  # the most that nsqd allows by default
 
 
@@ -47,7 +47,11 @@ def find() -> str | None:
 
 @contextlib.contextmanager
 def nsqd(program: str, kind: str, folder: Path) -> Iterator[tuple[int, int]]:
-    """An nsqd of our own: (port, pid). As it is, or with everything on disk and synced after each write, as near as it comes to ours."""
+    """Run an nsqd, and yield its port and pid.
+
+    `kind` selects the defaults, or everything on disk and synced after each write, which is the
+    closest to ZSQ.
+    """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="nsqd-", dir=folder) as place:
         options = [
@@ -70,7 +74,10 @@ def nsqd(program: str, kind: str, folder: Path) -> Iterator[tuple[int, int]]:
 
 
 def rate(port: int, topic: str, shape: Shape, channels: int, produces: bool, consumes: bool) -> float:
-    """Deliveries a second (messages, if nobody consumes) through whoever speaks NSQ there, by MPUBs of a block and a FIN each."""
+    """Return the deliveries a second, or messages if nothing consumes.
+
+    The server on `port` gets MPUBs of a block and a FIN for each message.
+    """
     names = [f"bench{index}" for index in range(channels)]
     for name in names:
         make_channel(port, topic, name)
@@ -113,7 +120,7 @@ class _Plain(asyncio.Protocol):
 
 
 class _Sink(_Plain):
-    """Counts bytes and says OK for every `size` of them: it looks at none."""
+    """Sends OK for every `size` bytes without parsing them."""
 
     def __init__(self, over: asyncio.Semaphore, size: int) -> None:
         super().__init__(over)
@@ -128,7 +135,7 @@ class _Sink(_Plain):
 
 
 class _Source(_Plain):
-    """Writes chunks of prebuilt messages as long as no more than `ready` are out; counts FINs by their bytes."""
+    """Sends chunks of prebuilt messages while at most `ready` are unanswered; counts FINs by bytes."""
 
     def __init__(self, over: asyncio.Semaphore, chunks: list[bytes], messages: int) -> None:
         super().__init__(over)
@@ -151,7 +158,7 @@ class _Source(_Plain):
             self.transport.write(CLOSE_WAIT)
 
     def _greet(self, data: bytes) -> None:
-        """SUB, then RDY, each awaited before anything else is sent."""
+        """Answer SUB, then take RDY. The client waits for each of them."""
         self._lines += data
         if self._lines.endswith(b"\n"):
             if self._lines.startswith(b"RDY"):
@@ -179,7 +186,7 @@ def _chunks(shape: Shape) -> list[bytes]:
 
 
 def _serve(start: Start, port: int, connections: int, make: Callable[[asyncio.Semaphore], _Plain]) -> None:
-    """Until so many connections have come and gone."""
+    """Serve until `connections` connections have come and ended."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()

@@ -1,6 +1,7 @@
-"""The limit of one message at a time: raw pyzmq over the hops of five processes, with a write and an fdatasync in the storage's place.
+"""Limit of single messages: raw pyzmq over the hops of five processes, with a write and fdatasync.
 
-Nothing is packed, checked, placed, leased or finished: no broker of these processes, on ZeroMQ, can answer sooner.
+The storage process writes and syncs. Nothing is packed, checked, leased or finished. No broker of
+these processes on ZeroMQ can answer sooner.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ RAW_TO_ANSWER: Final = "raw pyzmq + fdatasync, to the answer, p50"
 
 
 def raw_single_seconds(size: int, count: int, a_second: float, folder: Path) -> tuple[list[float], list[float]]:
-    """From sending to the consumer, and from sending to the answer, for `count` messages at a fixed pace."""
+    """Return the seconds to the consumer and to the answer for `count` messages at a fixed rate."""
     shape = Shape(count, size, 1)
     with tempfile.TemporaryDirectory(prefix="raw-", dir=folder) as run, Crew() as crew:
         crew.add(_consumer, run, shape)

@@ -1,6 +1,7 @@
-"""The same work on Redis streams, where redis-server is on PATH: appendfsync always, XADD and XREADGROUP + XACK in pipelines.
+"""The same work on Redis streams if redis-server is on PATH.
 
-The client speaks RESP itself, in plain Python like ours: it packs each command and unpacks each body, nothing more.
+It runs with appendfsync always, and gets XADD and XREADGROUP + XACK in pipelines. The client speaks
+RESP in plain Python, as ZSQ's does. It packs each command and unpacks each body, nothing more.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any, Final
 from ..harness.crew import Crew, MemberFailed
 from ..harness.loads import Shape, Start, make_bodies
 
-MESSAGES_MAX: Final = 200_000  # of one round: it is slower, and need not take longer
+MESSAGES_MAX: Final = 200_000  # of one round; Redis is slower, and its rounds need not take longer
 STREAM: Final = b"bench"
 WAIT_S: Final = 60.0
 
@@ -28,7 +29,10 @@ def find() -> str | None:
 
 
 def rate(server: str, folder: Path, shape: Shape, produces: bool, consumes: bool) -> float:
-    """Messages a second through one stream and one group; with only one of both measured if asked."""
+    """Return the messages a second through one stream and one group.
+
+    Only the parts that `produces` and `consumes` select are measured.
+    """
     with _running(server, folder) as path:
         with Client(path) as client:
             client.ask([(b"XGROUP", b"CREATE", STREAM, b"group", b"0", b"MKSTREAM")])
@@ -113,7 +117,7 @@ def _consume(start: Start, path: str, shape: Shape) -> float:
 
 @contextlib.contextmanager
 def _running(server: str, folder: Path) -> Iterator[str]:
-    """A server of our own on a socket file, every command synced before its answer."""
+    """Run a server on a socket file that syncs every command before its answer."""
     with tempfile.TemporaryDirectory(prefix="redis-", dir=folder) as place:
         path = f"{place}/socket"
         options = ["--port", "0", "--unixsocket", path, "--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", place]

@@ -1,4 +1,4 @@
-"""What Spark can do at most through Python: data sources that do as little as possible, to be compared with ours in the same run."""
+"""Fastest Spark data sources in Python, which do as little as possible, for comparisons in one run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ ARROW: Final = pa.schema(
 
 
 class ThrowAway(DataSource):
-    """Arrow batches in, nothing out."""
+    """Sink that discards Arrow batches."""
 
     @classmethod
     def name(cls) -> str:
@@ -57,7 +57,11 @@ class _ThrowAwayStreamWriter(DataSourceStreamArrowWriter):
 
 
 class Prebuilt(DataSource):
-    """Options `rows`, `size` (of a value), `batch` (rows of an Arrow batch), `partitions`, `how`: arrow or tuples. Columns as ours."""
+    """Source of prebuilt rows with the columns of ZSQ.
+
+    Options: `rows`, `size` (of a value), `batch` (rows of an Arrow batch), `partitions`, `how`
+    (arrow or tuples).
+    """
 
     @classmethod
     def name(cls) -> str:
@@ -83,7 +87,7 @@ class _PrebuiltReader(DataSourceReader):
         return self._arrow(rows) if self.how == "arrow" else self._tuples(rows)
 
     def _arrow(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """One batch, made once and handed out again and again."""
+        """Yield one batch again and again, which is made only once."""
         count = self.batch
         now = time.time_ns() // 1000
         columns = [
