@@ -1,9 +1,9 @@
 """Backup of a data directory, with its broker running or stopped, and restore.
 
 With a running broker, the storages select the files (`storage/checks/backup.py`) and this process
-copies them. It takes the states of all topics first, then the logs of all topics. Suppose a channel
-had finished a message by then, and its consumer had published another because of it. Then that
-other message is in the backup, whatever its topic.
+copies them. It takes the states of all topics first, then the logs of all topics. So if a state in
+the backup says that a message is finished, the logs in the backup contain everything that its
+consumer published before it finished the message, in any topic.
 
 The lock file shows the storages that a backup is running. If this process dies, they release what
 they hold.

@@ -97,7 +97,8 @@ COLUMNS: Final[dict[str, tuple[TableColumn, ...]]] = {
         TableColumn("said", "state"),
     ),
 }  # fmt: skip
-FIRST: Final = {"channels": "depth", "topics": "backlog", "processes": "cpu"}  # the column by which each view is sorted at first
+# The column by which each view is sorted at first.
+FIRST: Final = {"channels": "depth", "topics": "backlog", "processes": "cpu"}
 
 
 class Summary(TypedDict):
@@ -112,7 +113,7 @@ class Summary(TypedDict):
 
 
 class Picture:
-    """The whole broker as of the last overview. The next overview is requested since `version`."""
+    """The whole broker as of the last overview. The next request asks for changes since `version`."""
 
     def __init__(self) -> None:
         self.version = 0

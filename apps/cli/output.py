@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 NAME_MIN: Final = 20
-TEXT_MAX: Final = 40  # the most characters of a text column that is no name; longer texts are wrapped
-FILE_COLUMNS: Final = 160  # the width if stdout is no terminal: a table cut to 80 columns is of no use in a file
+# The most characters of a text column that is no name; longer texts are wrapped.
+TEXT_MAX: Final = 40
+# The width if stdout is no terminal: a table cut to 80 columns is of no use in a file.
+FILE_COLUMNS: Final = 160
 GAP: Final = 2
 
 

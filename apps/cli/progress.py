@@ -15,7 +15,8 @@ from typing import Any, Final
 from ...storage.files import Files
 
 Advance = Callable[[int], None]
-REFRESHES_S: Final = 5  # rich hears of progress, and draws, only so often: work may advance a million times a second
+# Most updates of rich a second. Work may advance a million times a second.
+REFRESHES_S: Final = 5
 
 
 def shown() -> bool:

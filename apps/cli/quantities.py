@@ -154,7 +154,8 @@ class Number(click.FloatRange):
         return number
 
 
-ID_BITS: Final = 54  # these repeat constants of transport (a test compares them), whose import would delay help
+# These repeat constants of transport (a test compares them), whose import would delay help.
+ID_BITS: Final = 54
 ID_DIGITS: Final = 16
 OFFSET_MAX: Final = 10**15 - 1
 WORDS: Final = ("earliest", "latest")

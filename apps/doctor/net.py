@@ -55,7 +55,8 @@ def _listen(host: str, port: int) -> int:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # ports of connections that are closing count as free
+            # Ports of connections that are closing count as free.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             probe.bind((host, port))
             probe.listen(1)
     except OSError as error:
@@ -94,7 +95,7 @@ def _holds(folder: Path, inodes: set[str]) -> bool:
 
 
 def _is_below(pid: int, ancestor: int) -> bool:
-    """Return True if `pid` is `ancestor`, its child, or a descendant of up to 7 generations."""
+    """Return True if `pid` is `ancestor` or a descendant of it, at most 7 generations below."""
     for _ in range(8):
         if pid == ancestor:
             return True

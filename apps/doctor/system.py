@@ -24,7 +24,8 @@ LEVELS: Final = (OK, ADVICE, PROBLEM)
 
 LIBZMQ_MIN: Final = (4, 3, 5)  # contains security fixes for CURVE and for the heartbeats of links
 FILES_MIN: Final = 4_096
-FILES_WANTED: Final = 16_384  # enough for a gateway with 10,000 connections, or a supervisor with 2,000 actors
+# Enough for a gateway with 10,000 connections, or a supervisor with 2,000 actors.
+FILES_WANTED: Final = 16_384
 TASKS_WANTED: Final = 16_384
 PROCESSES_A_TOPIC: Final = 2
 TASKS_A_PROCESS: Final = 6  # threads: two of ZeroMQ, and those of a storage

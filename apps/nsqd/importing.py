@@ -130,7 +130,8 @@ class TopicBuilder:
         store = open_store(self._files, directory, self._options, identity)
         try:
             built, batch, digest = self._fill(topic, store)
-            store.state.commit(batch)  # `close` syncs the log; until it returns, nothing refers to this directory
+            # `close` syncs the log; until it returns, nothing refers to this directory.
+            store.state.commit(batch)
         finally:
             store.close()
         self._verify(directory, identity, built, batch, digest)
@@ -158,7 +159,9 @@ class TopicBuilder:
             batch.hole_puts += [(channel.name, run.start, run.count, run.attempts, 0) for run in runs.finish()]
             built.channels[channel.name] = writer.end - begin
         common = writer.end
-        writer.flush()  # End the block here. A channel of a paused topic gets only blocks that lie completely before the pause.
+        # End the block here. A channel of a paused topic gets only blocks that lie completely
+        # before the pause.
+        writer.flush()
         for message in self._messages(queue_name(topic.name)):
             writer.add(message)
         writer.flush()
@@ -210,7 +213,8 @@ class TopicBuilder:
             store.close()
 
 
-_GROWTH: Final = 1.1  # the output grows by the id header, the time and block headers, most for small bodies
+# The output grows by the id header, the time and block headers, most for small bodies.
+_GROWTH: Final = 1.1
 
 
 @dataclass(slots=True)
@@ -341,5 +345,6 @@ class _Import:
         self._registry.topics.update(rows)
         self._registry.imports[digest] = record
         self._registry.save()
-        with contextlib.suppress(OSError):  # the import is complete; the rest is empty, and the next import removes it
+        # The import is complete; the rest is empty, and the next import removes it.
+        with contextlib.suppress(OSError):
             self._files.remove_tree(self._aside)

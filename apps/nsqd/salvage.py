@@ -5,9 +5,9 @@ itself gives up the rest of the file. But each record has 16 hex digits at a fix
 does not.
 
 A record is accepted, whatever its time is, if another record can follow it or the file ends after
-it. Otherwise the search continues for the next place that looks like a record. It looks inside the
-record first, because a wrong length is then likely, and after it next. In this search a place
-counts only if its time is likely or another record follows it.
+it. Otherwise the reader searches for the next place that looks like a record, first inside of the
+rejected record. If there is one, the rejected record's length was wrong. The search then continues
+after the record. In this search a place counts only if its time is likely or another record follows.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from ...storage.nsq.disk_queue_format import (
     may_be_message,
 )
 
-RECORD_BYTES_MAX: Final = 64 * 1024 * 1024  # a larger length counts as damage: nsqd's default limit is 1 MiB
+# A larger length counts as damage: nsqd's default limit is 1 MiB.
+RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 READ_BYTES: Final = 1024 * 1024
 _HEAD: Final = LENGTH_BYTES + NSQ_HEAD_BYTES
 _CANDIDATE: Final = re.compile(rb"(?s)(?=[\x00-\x04].{13}[0-9a-f]{16})")

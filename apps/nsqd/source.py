@@ -360,7 +360,8 @@ def _stored(block: Block, index: int, attempts: int) -> StoredRecord:
     )
 
 
-RUNS_MAX: Final = 5_000  # half of the rows that a channel may have before it accepts no new messages
+# Half of the rows that a channel may have before it accepts no new messages.
+RUNS_MAX: Final = 5_000
 
 
 class AttemptRun(NamedTuple):
@@ -405,7 +406,7 @@ class Runs:
         ]  # fmt: skip
 
     def finish(self) -> list[AttemptRun]:
-        """Return at most `runs_max` runs, ascending, without gaps between joined neighbours."""
+        """Return at most `runs_max` runs, ascending and without gaps."""
         while len(self._runs) > self._runs_max:
             self._halve()
         return self._runs

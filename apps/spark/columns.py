@@ -31,7 +31,8 @@ from .schema import HEADERS
 __all__ = ["BatchMaker", "arrow_schema"]
 
 ROWS_MIN: Final = 1024  # the rows of a batch, if there are that many
-JOIN_BYTES_MAX: Final = 4 * 1024 * 1024  # a batch of this size is large enough, even with fewer rows
+# A batch of this size is large enough, even with fewer rows.
+JOIN_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
 _HEADER_LIST: Final = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
@@ -46,8 +47,8 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "tag": pa.string(),
     HEADERS: _HEADER_LIST,
 }
-LOG_TIME: Final = 1  # Kafka's values of timestampType: the time when the log stored the message,
-OWN_TIME: Final = 0  # or a time that the producer set
+LOG_TIME: Final = 1  # Kafka's timestampType for the time when the log stored the message
+OWN_TIME: Final = 0  # Kafka's timestampType for a time that the producer set
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:

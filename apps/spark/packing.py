@@ -71,7 +71,7 @@ def strip_of(array: pa.Array) -> Strip | None:
 
 
 def _checked_text(array: pa.Array, name: str) -> pa.Array:
-    """Refuse text that is not UTF-8, which ZSQ requires.
+    """Return the column as text. Refuse bytes that are not UTF-8, which ZSQ requires.
 
     Spark and Arrow can cast bytes to a string unchecked. Arrow's cast from binary checks.
     """
@@ -165,7 +165,7 @@ class Packer:
         self._waiting_bytes = 0
 
     def blocks(self, batch: pa.RecordBatch) -> Iterator[Block]:
-        """Yield blocks of all waiting rows if they fill one. Otherwise they wait for the next call."""
+        """Add a batch. Yield blocks of all waiting rows if they are enough for one block."""
         if not batch.num_rows:
             return
         nulls = batch.column("value").null_count

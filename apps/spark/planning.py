@@ -129,7 +129,8 @@ def split(spans: Sequence[OffsetRange], partitions_min: int = 0, partition_bytes
     for span in spans:
         count = span.stop - span.start
         by_bytes = -(-span.size_bytes // partition_bytes)
-        by_wish = -(-partitions_min * count // total)  # rounded up, because `partitions_min` is a minimum
+        # Rounded up, because `partitions_min` is a minimum.
+        by_wish = -(-partitions_min * count // total)
         pieces = min(count, max(1, by_bytes, by_wish), PARTITIONS_MAX)
         edges = [span.start + count * i // pieces for i in range(pieces + 1)]
         parts += [OffsetRange(span.topic, start, stop, span.size_bytes // pieces, span.uuid) for start, stop in pairwise(edges)]
@@ -413,7 +414,8 @@ class StreamPlan(_Plan):
                 self._lost(f"topic {topic} was deleted and made again: what it held up to offset {stop} is gone (uuid {end.uuids[topic]})")
                 first, stop = max(extent.start, start.offsets.get(topic, 0)), min(stop, extent.head)
             elif start.uuids.get(topic) != extent.uuid:
-                first, stop = self._within(topic, extent.start, stop, extent)  # new, or recreated and reported by `latest`
+                # The topic is new, or it was recreated and `latest` has reported that.
+                first, stop = self._within(topic, extent.start, stop, extent)
             else:
                 first, stop = self._within(topic, start.offsets[topic], stop, extent)
             spans.append(self._measured(topic, first, stop, extent.uuid))

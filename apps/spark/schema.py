@@ -22,7 +22,8 @@ _TYPES: Final = {
     HEADERS: "array<struct<key:string,value:binary>>",
 }
 COLUMNS: Final = tuple(_TYPES)
-SOURCE_COLUMNS: Final = tuple(name for name in COLUMNS if name != HEADERS)  # headers cost an object a row: optional, as in Kafka's
+# Headers cost a Python object a row, so they are optional, as in Kafka's connector.
+SOURCE_COLUMNS: Final = tuple(name for name in COLUMNS if name != HEADERS)
 
 SINK_COLUMNS: Final = ("value", "key", "tag", HEADERS, "topic")
 _TEXT: Final = ("string", "varchar", "char")

@@ -44,7 +44,9 @@ except ImportError:
 QUERY_ID: Final = "sql.streaming.queryId"  # stays the same after a restart from the checkpoint
 BATCH_ID: Final = "streaming.sql.batchId"
 ABORT_TIMEOUT_S: Final = 10.0  # seconds; stages that are not aborted are dropped later without it
-ATTEMPT_S: Final = 15.0  # Seconds. A commit may be repeated, and a link to a host that failed silently must not use up the time-out.
+# Seconds. A commit may be repeated, and a link to a host that failed silently must not use up the
+# time-out.
+ATTEMPT_S: Final = 15.0
 PAUSE_S: Final = 0.5  # seconds before a commit that was refused temporarily is tried again
 ADVICE: Final = {
     "app": "Start it again when the broker is well: what is repeated is not stored twice",
@@ -170,7 +172,7 @@ def _commit(options: SinkOptions, topic: str, transaction: SinkTransaction, part
 def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: SinkTransaction | None, what: str) -> None:
     """Drop the staged rows. Never raises: Spark fails the batch anyway, and stages expire.
 
-    A job's transaction is never used again, so all its stages are dropped. A successor may try an
+    A job's transaction belongs to that job alone, so all its stages are dropped. A successor may try an
     app's transaction again, and an old driver must not touch its stages. There only the stages that
     the messages name are dropped. The transaction's next commit or the expiry drops the rest.
     """
@@ -181,7 +183,8 @@ def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
                 named.setdefault(message.topic, []).append(message.part[0])
         app, version = (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
         if app and options.topic:
-            named.setdefault(options.topic, [])  # includes the stages of tasks that failed before they could report them
+            # Includes the stages of tasks that failed before they could report them.
+            named.setdefault(options.topic, [])
         for topic, stages in named.items():
             patience = min(ABORT_TIMEOUT_S, options.timeout_s)
             with StageCommitter(options.url, topic, timeout=patience, create=False, key_file=options.keys) as committer:

@@ -101,9 +101,11 @@ class PlainStreamReader(FollowingReader):
             self._at = self._plan.head()
         else:
             self._at = self._plan.latest(self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max)
-        return self._at.as_json()  # this is an end; the channel begins at a start, which is not known here
+        # This is an end; the channel begins at a start, which is not known here.
+        return self._at.as_json()
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
         if self._at is None:
-            self._at = StreamPosition.from_json(end)  # Spark repeats a batch from before the restart
+            # Spark repeats a batch from before the restart.
+            self._at = StreamPosition.from_json(end)
         return super().partitions(start, end)

@@ -15,7 +15,8 @@ from ..progress import bar
 if TYPE_CHECKING:
     from ....storage.checks.fsck import Finding, TopicReport
 
-PASSES: Final = 2  # reads of each log file: one for its blocks, one for the checksum of the whole file
+# Reads of each log file: one for its blocks, one for the checksum of the whole file.
+PASSES: Final = 2
 
 
 @click.command()

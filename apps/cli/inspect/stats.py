@@ -65,7 +65,8 @@ def troubles(found: BrokerStats) -> list[str]:
 
     The lines follow the tables.
     """
-    disk_full = found.get("disk", {}).get("full", "")  # `head` reports a full disk, with the names of the topics
+    # `head` reports a full disk, with the names of the topics.
+    disk_full = found.get("disk", {}).get("full", "")
     rows: list[tuple[str, TopicStats | ChannelStats]] = [(f"topic {topic['topic_name']}", topic) for topic in found["topics"]]
     rows += [(f"channel {topic}/{channel['channel_name']}", channel) for topic, channel in _each_channel(found)]
     said = ((what, row["health"]) for what, row in rows if _word(row) and _word(row) != row["health"])
@@ -86,7 +87,8 @@ def tables(found: BrokerStats, *, whole: bool, width: int = FILE_COLUMNS, grids:
     """Return the tables, `width` columns wide. Processes are included only for the `whole` broker."""
     if grids is None:
         grids = [_topics(found), _channels(found), _counted(found), *_clients(found, width)]
-        processes = [row for row in found.get("processes", ()) if "name" in row]  # users without permission get the processes without names
+        # The broker sends a user without permission no names of processes.
+        processes = [row for row in found.get("processes", ()) if "name" in row]
         grids += [_processes(processes)] if whole and processes else []
     return [table for grid in grids for table in grid.tables(width)]
 

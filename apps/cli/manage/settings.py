@@ -47,7 +47,8 @@ def value_of(row: Setting, *, default: bool = False) -> Value:
     metavar = row.option.split()[1]
     if row.kind not in _NUMBERS:
         return Value(metavar)
-    none = ("none",) if row.no_bound == 0 else NO_BOUND  # if 0 means no bound, -1 is not a valid value
+    # If 0 means no bound, -1 is not a valid value.
+    none = ("none",) if row.no_bound == 0 else NO_BOUND
     return Value(metavar, _NUMBERS[row.kind](default=default, no_bound=none))
 
 

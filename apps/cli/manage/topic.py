@@ -130,7 +130,9 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
     with Admin(url, timeout=timeout) as admin:
         found = admin.stats(topic)["topics"][0]
         what, left = held_by(found), left_in(found)
-        if left and not force:  # the broker also refuses, but not if the messages were finished meanwhile: then the user was never asked
+        # The broker also refuses, but not if the messages were finished meanwhile: then the user
+        # was never asked.
+        if left and not force:
             raise Refused(E_NOT_EMPTY, f"topic {topic!r} has {left} messages that are not finished; drain it, or say --force and lose them")
         if what:
             confirm(f"delete topic {topic} with {what}. They cannot be read again", yes)
@@ -227,7 +229,8 @@ def _empty(topic: str, channel: str | None, yes: bool, url: str, timeout: float)
 
 LOOK_S: Final = 0.5
 SAY_S: Final = 10.0  # seconds after which a line is printed even if nothing has changed
-AGAIN_S: Final = 2.0  # seconds until another try, if the topic was not empty when it was to be deleted
+# Seconds until another try, if the topic was not empty when it was to be deleted.
+AGAIN_S: Final = 2.0
 
 
 @topic.command("close")

@@ -37,8 +37,10 @@ _T = TypeVar("_T")
 READ_BYTES: Final = 1 << 20
 POLL_S: Final = 0.2
 RECEIPTS_MAX: Final = 64
-JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_LARGEST  # JSON uses at most six characters for a byte of a body
-FIELDS: Final = frozenset(MessageObject.__annotations__)  # of a line; topic, offset and times are ignored
+# JSON uses at most six characters for a byte of a body.
+JSON_LINE_BYTES_MAX: Final = 8 * MESSAGE_BYTES_LARGEST
+# The fields that a line may have. The topic, the offset and the times of a message are ignored.
+FIELDS: Final = frozenset(MessageObject.__annotations__)
 
 
 class PublishColumns(NamedTuple):
@@ -206,7 +208,7 @@ def pub(
         how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
         if as_json:
             tell({"topic": topic, "messages": stored, "seconds": round(elapsed, 3)})
-        elif stored or sys.exception() is None:  # before an error, report the stored messages, if there are any
+        elif stored or sys.exception() is None:  # after an error, print only if messages were stored
             click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 
 

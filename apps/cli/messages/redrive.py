@@ -94,11 +94,12 @@ def redrive(
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         with stopping.interruptible():
             admin = stack.enter_context(Admin(url, timeout=timeout))
-            [row] = admin.stats(dead_topic)["topics"]  # a reader would need the right to read the whole topic
+            # A reader would need the right to read the whole topic.
+            [row] = admin.stats(dead_topic)["topics"]
             begin, end = row["start"], row["head"]
             producer = stack.enter_context(Producer(url, timeout=timeout))
             run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
-            if begin == end:  # a channel without dead letters would only keep later ones
+            if begin == end:  # an unneeded channel would keep all later messages
                 _tell(run, as_json)
                 return 0
             consumer = stack.enter_context(Consumer(dead_topic, CHANNEL, url=url, ready=READY, timeout=timeout, start="earliest"))

@@ -1,6 +1,6 @@
 """zsq config: show the options of `zsq serve` and the source of each.
 
-This module also finds the defaults that click does not know. It is pure, except for the imports.
+`usual` finds the defaults that click does not know. Except for its imports, it is pure.
 """
 
 from __future__ import annotations
@@ -71,9 +71,11 @@ def _value(option: click.Option, value: Any) -> tuple[Any, str]:
     elif name == "alarm_webhook":
         from ....actors.settings.options import shown_url
 
-        value = [f"{shown_url(url)}/..." for url in value]  # in the URLs of many services the rest is the secret
+        # In the URLs of many services the rest is the secret.
+        value = [f"{shown_url(url)}/..." for url in value]
     elif name == "alarm_command":
-        value = [" ".join([*text.split()[:1], *(["..."] if len(text.split()) > 1 else [])]) for text in value]  # may hold secrets
+        # An argument may be a secret.
+        value = [" ".join([*text.split()[:1], *(["..."] if len(text.split()) > 1 else [])]) for text in value]
     return value, as_text(option, value)
 
 

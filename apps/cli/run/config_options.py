@@ -128,7 +128,8 @@ def _parsed(path: Path) -> Mapping[str, object]:
         with path.open("rb") as file:
             state = os.fstat(file.fileno())
             text = file.read(FILE_BYTES_MAX + 1)
-        if stat.S_ISREG(state.st_mode) and (why := open_to_others(path, state)):  # the file may name commands that the broker runs
+        # The file may name commands that the broker runs.
+        if stat.S_ISREG(state.st_mode) and (why := open_to_others(path, state)):
             raise UsageError(E_BAD_ARGUMENT, f"the configuration {why}")
         if len(text) > FILE_BYTES_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB: is it the file that you mean?")

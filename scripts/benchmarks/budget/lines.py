@@ -64,7 +64,7 @@ class Line:
 
     @property
     def measured(self) -> str:
-        """The median, with the least and the most value if there was more than one round."""
+        """The median, with the smallest and largest values if there was more than one round."""
         if not self.values:
             return self.why
         if len(self.values) == 1:

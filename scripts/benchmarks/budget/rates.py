@@ -98,7 +98,8 @@ def kilobytes(work: Work) -> Found:
 def fanout(work: Work) -> Found:
     shape = Shape(work.count(500_000), SIZE, 1000)
     with group(work, "four channels on one topic") as (broker, result):
-        throughput.fanout(broker, result.report, shape, work.rounds, streams=False)  # no budget compares it here
+        # No budget compares it here.
+        throughput.fanout(broker, result.report, shape, work.rounds, streams=False)
     lines, report = result.lines, result.report
     ours = f"zsq, {throughput.FANOUT_CHANNELS} channels, all deliveries"
     lines.of(report, "deliveries of all together, 200 B", ours)

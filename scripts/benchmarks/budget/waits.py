@@ -73,7 +73,8 @@ def through(broker: LocalBroker, topic: str, shape: Shape) -> float:
         admin.create_channel(topic, "bench")
         try:
             with Crew() as crew:
-                crew.add(consume, broker.url, topic, "bench", shape, shape.messages + 1)  # the producer warms up with one message
+                # The producer warms up with one message.
+                crew.add(consume, broker.url, topic, "bench", shape, shape.messages + 1)
                 crew.add(publish_all, broker.url, topic, shape)
                 begin = crew.go()
                 return shape.messages / (max(crew.ends()) - begin)

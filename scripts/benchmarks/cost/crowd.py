@@ -16,7 +16,8 @@ from zsq.transport.client.blocking.client import Consumer, Producer, Receipt
 from ..harness.loads import WAIT_S, WINDOW_BYTES, Shape, Start, make_bodies
 
 PROCESSES_MAX: Final = 2
-IDLE_S: Final = 3.0  # seconds without a message, far more than a pause in the deliveries: all were delivered
+# Seconds without a message, far more than a pause in the deliveries: all were delivered.
+IDLE_S: Final = 3.0
 READY_ALL: Final = 40_000  # messages that all consumers of a channel together may hold
 Place = tuple[str, str]
 

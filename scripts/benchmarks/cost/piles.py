@@ -47,7 +47,8 @@ def backlog(load: Load) -> list[Plot]:
         with load.broker() as broker, Admin(broker.url) as admin:
             admin.create_channel(TOPIC, SLOW)
             admin.create_channel(TOPIC, LIVE)
-            _through(broker, shape)  # the memory that a process keeps after its first load is not due to the backlog
+            # The memory that a process keeps after its first load is not due to the backlog.
+            _through(broker, shape)
             for count in steps(load.waiting):
                 admin.empty(TOPIC, SLOW)
                 _fill(broker, count)

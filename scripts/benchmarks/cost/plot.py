@@ -33,7 +33,7 @@ class Curve:
 
     @property
     def spans(self) -> list[tuple[float, float, float]]:
-        """The least and the most value where they differ."""
+        """The smallest and largest values where they differ."""
         return [(x, min(values), max(values)) for x, values in sorted(self.values.items()) if min(values) < max(values)]
 
 

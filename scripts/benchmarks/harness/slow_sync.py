@@ -61,7 +61,7 @@ class SyncDelay:
 def slowed(work: Callable[..., Any], delay: SyncDelay, syncs: int = 1) -> Callable[..., Any]:
     """Return `work` with a delay of that many syncs after it.
 
-    There is no delay after an error, as an error does not wait for the disk here.
+    An error is raised without a delay.
     """
 
     def slow(*arguments: Any, **options: Any) -> Any:

@@ -29,7 +29,7 @@ Costs = dict[str, tuple[float, int]]  # by kind of thread: seconds of processor 
 def hops(broker: LocalBroker, report: Report, messages: int, size: int, blocks: tuple[int, ...], rounds: int) -> None:
     """Measure one producer and one consumer at once, with `messages` in blocks of each size.
 
-    Large numbers of small blocks are cut to BLOCKS_MAX.
+    A round has at most BLOCKS_MAX blocks.
     """
     for number in range(rounds):
         for block in blocks:

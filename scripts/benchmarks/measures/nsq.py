@@ -35,7 +35,8 @@ LOOP: Final = "uvloop alone"
 DISK: Final = "writev + fdatasync"
 LATENCY: Final = "1 connection, PUB"
 BUDGETS: Final = {MPUB: 500_000, FIN: 250_000, "singles": 15_000}
-SHOWN: Final = ("nsq_gateway", "topic", "storage", "channel")  # kinds of processes in the broker's statistics
+# Kinds of processes in the broker's statistics.
+SHOWN: Final = ("nsq_gateway", "topic", "storage", "channel")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 

@@ -83,7 +83,8 @@ def _through(broker: LocalBroker, topic: str, shape: Shape, *, channels: int) ->
             admin.create_channel(topic, f"bench{index}")
     with Crew() as crew:
         for index in range(channels):
-            crew.add(consume, broker.url, topic, f"bench{index}", shape, shape.messages + 1)  # the producer warms up with one message
+            # The producer warms up with one message.
+            crew.add(consume, broker.url, topic, f"bench{index}", shape, shape.messages + 1)
         crew.add(publish, broker.url, topic, shape)
         start = crew.go()
         return shape.messages / (max(crew.ends()) - start)

@@ -98,7 +98,8 @@ def _producer(start: Start, run: str, shape: Shape) -> None:
     out, words = ends.open(zmq.PUSH, "topic", bind=False), ends.open(zmq.PULL, "words", bind=True)
     block = pack(make_bodies(shape)[: shape.block])
     header = block.wire_header()
-    window = max(2, min(HWM, WINDOW_BYTES // 2 // block.length))  # with more, topic and storage could wait for each other
+    # With more, topic and storage could wait for each other.
+    window = max(2, min(HWM, WINDOW_BYTES // 2 // block.length))
     start()
     answered = 0
     for sent in range(shape.blocks):

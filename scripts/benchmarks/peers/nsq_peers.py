@@ -158,7 +158,7 @@ class _Source(_Plain):
             self.transport.write(CLOSE_WAIT)
 
     def _greet(self, data: bytes) -> None:
-        """Answer SUB, then take RDY. The client waits for each of them."""
+        """Read SUB and answer it, then read RDY. No message is sent before."""
         self._lines += data
         if self._lines.endswith(b"\n"):
             if self._lines.startswith(b"RDY"):
