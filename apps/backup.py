@@ -84,7 +84,7 @@ class _Storages(Admin):
 
 @dataclass(slots=True)
 class BackupPlan:
-    """Settings of a backup: `since` is an older backup or "", `without` names topics to leave out."""
+    """Settings of a backup: `since` is an older backup or "", `without` has topics to leave out."""
 
     data_dir: Path
     target: Path
@@ -303,7 +303,10 @@ class _Running(_Copying):
         self._let_go(name)
 
     def _let_go(self, name: str) -> None:
-        """Release a topic's storage. Errors are ignored, because the storage also watches the lock."""
+        """Release a topic's storage.
+
+        Errors are ignored, because the storage also watches the lock.
+        """
         self._taken.pop(name, None)
         with contextlib.suppress(ZsqError):
             self._admin.part(name, "end", self._id)
@@ -322,7 +325,8 @@ def check(files: Files, backup: str, advance: Advance = lambda count: None) -> t
 def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda count: None) -> Manifest:
     """Restore a backup to a new data directory.
 
-    The directory is complete when this returns. On failure it does not exist. Raises `ZsqError` or `OSError`.
+    The directory is complete when this returns. On failure it does not exist. Raises `ZsqError` or
+    `OSError`.
     """
     manifest = _manifest(files, backup)
     target = str(data_dir.absolute())

@@ -113,7 +113,10 @@ class Summary(TypedDict):
 
 
 class Picture:
-    """The whole broker as of the last overview. The next request asks for changes since `version`."""
+    """The whole broker as of the last overview.
+
+    The next request asks for changes since `version`.
+    """
 
     def __init__(self) -> None:
         self.version = 0

@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
         return self.commands.get(cmd_name)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the nearest name for an unknown command. click would know only imported commands."""
+        """Suggest the nearest name for an unknown command: click knows only imported commands."""
         name = args[0] if args else ""
         if name and not name.startswith("-") and not ctx.resilient_parsing and name not in self.list_commands(ctx):
             from difflib import get_close_matches

@@ -1,4 +1,4 @@
-"""zsq completion: completion of commands, and of topics and channels if the broker answers quickly."""
+"""zsq completion: complete commands, and topics and channels if the broker answers quickly."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class _Name(StringParamType):
 
 
 def _known(url: Any) -> dict[str, list[str]]:
-    """Return the channels of each topic, or nothing after any error: completion cannot show errors."""
+    """Return the channels of each topic, or nothing after an error: completion cannot show it."""
     from ...transport.client.blocking.client import Admin
 
     try:

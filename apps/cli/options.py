@@ -95,7 +95,7 @@ def _with_broker(command: Command, how_long: str) -> Command:
 def _chosen(context: click.Context, parameter: click.Parameter, value: float) -> float:
     """Return the time-out, marked if the user gave none.
 
-    Clients with the mark do not wait for a broker if nothing listens on this machine.
+    With the mark, clients wait only 1 s for a broker if nothing listens on this machine.
     """
     if context.resilient_parsing or context.get_parameter_source(str(parameter.name)) is not click.core.ParameterSource.DEFAULT:
         return value
@@ -118,7 +118,7 @@ def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> s
 def hint(url: str) -> None:
     """Tell a waiting user that nothing listens at the address.
 
-    A broker that is starting answers soon, but one that nobody has started never does.
+    A broker that is starting answers soon, but one that was not started never does.
     """
     import socket
 

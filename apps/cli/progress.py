@@ -88,7 +88,10 @@ class CountedFiles(Files):
 
 
 def bytes_below(folder: Path, pattern: str) -> int:
-    """Return the bytes of all files that match the pattern. Files removed meanwhile do not count."""
+    """Return the bytes of all files that match the pattern.
+
+    Files removed meanwhile do not count.
+    """
     total = 0
     for path in folder.glob(pattern):
         try:

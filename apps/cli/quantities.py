@@ -128,7 +128,10 @@ class Count(_Quantity):
 
 
 class Lines(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
-    """A text that may contain spaces. In an environment variable, line ends separate several texts."""
+    """A text that may contain spaces.
+
+    In an environment variable, line ends separate several texts.
+    """
 
     name = "text"
     envvar_list_splitter = "\n"

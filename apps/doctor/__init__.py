@@ -1,1 +1,1 @@
-"""Checks of `zsq doctor`: this system, its disk and its network, with one function for each check."""
+"""Checks of `zsq doctor`: this system, its disk and its network. Each check is one function."""

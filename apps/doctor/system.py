@@ -47,7 +47,10 @@ Check = Callable[[], Iterator[CheckResult]]
 
 
 def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
-    """Return all findings. A check that raises an error becomes a finding, and the others continue."""
+    """Return all findings.
+
+    A check that raises an error becomes a finding, and the others continue.
+    """
     found: list[CheckResult] = []
     for name, check in checks.items():
         try:

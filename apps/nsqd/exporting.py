@@ -1,4 +1,4 @@
-"""Export of a data directory to nsqd: all messages that a channel has not finished, in nsqd's files.
+"""Export of a data directory to nsqd: the messages that channels have not finished.
 
 A channel's queue gets its holes and all messages from its cursor on. Holes include deferred ones,
 because nsqd itself makes them ready when it stops. The topic's own queue gets the messages after
@@ -144,7 +144,10 @@ class _Export:
         return self._report
 
     def _refuse_lost(self) -> None:
-        """Refuse the export if messages are lost. It runs at the end and names all losses at once."""
+        """Refuse the export if messages are lost.
+
+        It runs at the end and names all losses at once.
+        """
         if self._lost and not self._options.skip_lost:
             text = f"{self._lost} unfinished messages cannot be given, nothing was exported: {'; '.join(self._report.notes[:NAMED_MAX])}"
             raise DataLoss(E_DATA_LOSS, f"{text}. Look with `zsq fsck`, or leave them out with --skip-lost")

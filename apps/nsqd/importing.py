@@ -67,7 +67,10 @@ _MESSAGE_OVERHEAD: Final = 64  # offsets in columns, time and headers of one mes
 
 @dataclass(slots=True)
 class BuiltTopic:
-    """A built topic. `channels` counts the messages of each backlog, `waiting` those of the topic."""
+    """A built topic.
+
+    `channels` counts the messages of each backlog, `waiting` those of the topic.
+    """
 
     name: str
     paused: bool

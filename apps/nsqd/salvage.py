@@ -7,7 +7,7 @@ does not.
 A record is accepted, whatever its time is, if another record can follow it or the file ends after
 it. Otherwise the reader searches for the next place that looks like a record, first inside of the
 rejected record. If there is one, the rejected record's length was wrong. The search then continues
-after the record. In this search a place counts only if its time is likely or another record follows.
+after the record. A place counts only if its time is likely or another record follows it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def read_messages(files: Files, path: str, position: int, lost: Callable[[LostBy
 
 
 def _end_of(view: FileView, position: int) -> int:
-    """Return the end of the record at the position, or -1 if there is none or its length is wrong."""
+    """Return the end of the record at the position, or -1 for no record or a wrong length."""
     if not view.begins(position):
         return -1
     end = view.end(position)

@@ -52,7 +52,7 @@ OWN_TIME: Final = 0  # Kafka's timestampType for a time that the producer set
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the schema that Spark derives from the source's: Spark refuses batches of other types."""
+    """Return the schema that Spark derives from the source's: it refuses batches of other types."""
     return pa.schema([(name, _TYPES[name]) for name in columns])
 
 

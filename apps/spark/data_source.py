@@ -51,7 +51,10 @@ class ZsqDataSource(DataSource):
         return replace(options, credentials=parse(options.url, options.key_file or None).credentials)
 
     def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:
-        """Return the options. Refuse a user's schema, because Spark does not convert a source's rows."""
+        """Return the options.
+
+        Refuse a user's schema, because Spark does not convert a source's rows.
+        """
         if schema.simpleString() != simple(options.columns):
             raise wrong(
                 f"the source makes the columns {ddl(options.columns)}; leave out .schema(...), choose columns by option 'columns',"

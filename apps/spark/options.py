@@ -84,7 +84,10 @@ class _BrokerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions(_BrokerOptions):
-    """Options of the source. `starting` and `ending` have a point for each topic. 0 means no limit."""
+    """Options of the source.
+
+    `starting` and `ending` have a point for each topic. 0 means no limit.
+    """
 
     topics: tuple[str, ...]
     columns: tuple[str, ...]

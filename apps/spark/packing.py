@@ -86,7 +86,10 @@ def _checked_text(array: pa.Array, name: str) -> pa.Array:
 
 
 def _header_strip(array: pa.Array) -> Strip | None:
-    """Pack the headers of each row as a block carries them. Only this column makes Python objects."""
+    """Pack the headers of each row as a block carries them.
+
+    Only this column makes Python objects.
+    """
     if array.null_count == len(array):
         return None
     return strip_of(pa.array([_packed(row) for row in array.to_pylist()], pa.binary()))

@@ -354,7 +354,7 @@ class StreamPlan(_Plan):
         self._target = self._extents()
 
     def latest(self, start: StreamPosition, *, offsets_max: int = 0, bytes_max: int = 0) -> StreamPosition:
-        """Return the end of the next micro-batch, which is `start` if no messages wait. 0: no limit."""
+        """Return the end of the next micro-batch: `start` if no messages wait. 0 means no limit."""
         extents = self._extents()
         offsets, waiting = {}, {}
         for topic, extent in extents.items():

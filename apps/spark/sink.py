@@ -172,7 +172,7 @@ def _commit(options: SinkOptions, topic: str, transaction: SinkTransaction, part
 def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: SinkTransaction | None, what: str) -> None:
     """Drop the staged rows. Never raises: Spark fails the batch anyway, and stages expire.
 
-    A job's transaction belongs to that job alone, so all its stages are dropped. A successor may try an
+    A job's transaction belongs to that job, so all its stages are dropped. A successor may try an
     app's transaction again, and an old driver must not touch its stages. There only the stages that
     the messages name are dropped. The transaction's next commit or the expiry drops the rest.
     """

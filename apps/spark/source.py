@@ -1,4 +1,4 @@
-"""Batch reads: a partition's offsets as Arrow batches on an executor, and the plan on the driver."""
+"""Batch reads: a partition's offsets as Arrow batches on an executor, the plan on the driver."""
 
 from __future__ import annotations
 

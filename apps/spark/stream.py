@@ -1,4 +1,4 @@
-"""Streaming reads in every PySpark 4: the first position, the micro-batches, the following channel."""
+"""Streaming reads in every PySpark 4: first position, micro-batches, and following channel."""
 
 from __future__ import annotations
 

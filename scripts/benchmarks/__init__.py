@@ -1,1 +1,1 @@
-"""Benchmarks of scripts/bench: throughput, latency and cost of the broker, beside machine limits."""
+"""Benchmarks of scripts/bench: throughput, latency and cost of the broker, and machine limits."""

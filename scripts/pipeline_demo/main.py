@@ -52,7 +52,10 @@ def progress_bars(console: Console, flights: int) -> Iterator[Bars]:
 
 
 class Demo:
-    """The steps of the demo, in order. Each is watched until it is done or the time limit is over."""
+    """The steps of the demo, in order.
+
+    Each is watched until it is done or the time limit is over.
+    """
 
     def __init__(self, broker: LocalBroker, crew: Crew, admin: Admin, bars: Bars, bodies: list[bytes]) -> None:
         self.broker = broker

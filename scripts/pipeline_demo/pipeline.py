@@ -24,7 +24,7 @@ MINUTES: Final = "case when arr_delay in ('NA', '') then null else cast(cast(arr
 
 
 def push(spark: SparkSession, url: str, csv: Path) -> None:
-    """Run the batch job: each row of the CSV is a message with the carrier as key, the airport as tag.
+    """Run the batch job: a row of the CSV is a message with its carrier as key, its airport as tag.
 
     All messages become visible at once, when the job is done.
     """
@@ -37,7 +37,7 @@ def push(spark: SparkSession, url: str, csv: Path) -> None:
 
 
 def stream(spark: SparkSession, url: str, checkpoint: Path) -> Any:
-    """Start the streaming query: each micro-batch's sums by hour and carrier go to the second topic.
+    """Start the streaming query: a micro-batch's sums by hour and carrier go to the second topic.
 
     The sums count flights and delays. The consumer adds up the sums of all micro-batches. If one
     came twice or was lost, the totals would be wrong. `txnAppId` and `txnVersion` make a batch that

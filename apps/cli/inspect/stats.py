@@ -84,7 +84,10 @@ def _word(row: Mapping[str, object]) -> str:
 
 
 def tables(found: BrokerStats, *, whole: bool, width: int = FILE_COLUMNS, grids: Sequence[Grid] | None = None) -> list[Table]:
-    """Return the tables, `width` columns wide. Processes are included only for the `whole` broker."""
+    """Return the tables, `width` columns wide.
+
+    Processes are included only for the `whole` broker.
+    """
     if grids is None:
         grids = [_topics(found), _channels(found), _counted(found), *_clients(found, width)]
         # The broker sends a user without permission no names of processes.

@@ -1,4 +1,4 @@
-"""zsq topic: create, set, show, list and delete topics; pause, unpause and empty topics and channels.
+"""zsq topic: create, set, show, list, delete topics; pause, unpause, empty topics and channels.
 
 `zsq topic close`, `open` and `retire` take a topic out of use without losing its messages.
 """
@@ -158,7 +158,7 @@ def held_by(found: TopicStats) -> str:
 
 
 def left_in(found: TopicStats) -> int:
-    """Return the number of unfinished messages of a topic's fullest channel, plus delayed messages."""
+    """Return the unfinished messages of a topic's fullest channel, plus delayed messages."""
     fullest = max([unfinished(row) for row in found["channels"]], default=0)
     return max(fullest, int(found["depth"])) + int(found.get("delayed_count") or 0)
 

@@ -208,7 +208,7 @@ def pub(
         how = f"wait in {topic} until they are due" if delay else f"stored in {topic}"
         if as_json:
             tell({"topic": topic, "messages": stored, "seconds": round(elapsed, 3)})
-        elif stored or sys.exception() is None:  # after an error, print only if messages were stored
+        elif stored or sys.exception() is None:  # after an error only if messages were stored
             click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 
 

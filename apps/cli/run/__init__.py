@@ -1,1 +1,1 @@
-"""Commands in the help's section "Run a broker": serve, doctor, config, keys; the options of serve."""
+"""Commands in the help's section "Run a broker": serve, doctor, config, keys; options of serve."""

@@ -110,7 +110,7 @@ def secret(name: str, environment: MutableMapping[str, str]) -> str:
 
 
 def given_gateways(given: GivenOptions) -> tuple[NsqOptions | None, HttpOptions | None]:
-    """Return the options of both gateways. Each of them announces the other's port."""
+    """Return the options of both gateways. Each gateway's options name the other."""
     http, nsq = given_http(given), given_nsq(given)
     if http is not None and nsq is not None:
         nsq = replace(nsq, http_port=int(http.listen.rpartition(":")[2]))

@@ -20,7 +20,10 @@ from .option_table import ROWS, SECRETS, GivenOptions, key
 
 
 def usual(name: str) -> object:
-    """Return the value of an option that is not set, or None if it has none. Times are in seconds."""
+    """Return the value of an option that is not set, or None if it has none.
+
+    Times are in seconds.
+    """
     value = _of_objects().get(name) if ROWS[name].usual is None else ROWS[name].usual
     return None if value in ("", (), -1) else value
 

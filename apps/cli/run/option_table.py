@@ -81,7 +81,10 @@ def _kept(parameter: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class GivenOptions:
-    """The options of `zsq serve`, by click's names, in the order of its help. None means not set."""
+    """The options of `zsq serve`, by click's names, in the order of its help.
+
+    None means not set.
+    """
 
     data_dir: Path = _row(
         Path("data"), _FOLDER,

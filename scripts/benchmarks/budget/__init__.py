@@ -1,1 +1,1 @@
-"""scripts/bench all: every budget of ZSQ's design beside this machine's measurement, in one table."""
+"""scripts/bench all: every budget of ZSQ's design beside this machine's result, in one table."""

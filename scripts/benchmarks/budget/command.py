@@ -1,4 +1,4 @@
-"""`bench all`: runs all groups in turn and writes a table, JSON, or Markdown for the documentation."""
+"""`bench all`: runs all groups in turn and writes a table, JSON, or Markdown for the docs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Budgets of times: publish to handler, slower syncs, and start of a broker and its command line."""
+"""Budgets of times: publish to handler, slower syncs, start of a broker and its command line."""
 
 from __future__ import annotations
 

@@ -75,7 +75,10 @@ def consume_all(start: Start, url: str, places: list[Place], ready: int, expecte
 
 
 def publish_to(start: Start, url: str, topics: list[str], shape: Shape) -> float:
-    """Publish blocks to the topics in turn. Return the time when the last was known to be durable."""
+    """Publish blocks to the topics in turn.
+
+    Return the time when the last was known to be durable.
+    """
     bodies = make_bodies(Shape(shape.block, shape.size, shape.block))
     out_max = max(2, WINDOW_BYTES // (shape.block * (shape.size + 8)))
     receipts: deque[Receipt] = deque()

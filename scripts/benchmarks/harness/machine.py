@@ -13,7 +13,7 @@ PEERS: Final = ("nsqd", "redis-server", "nats-server")
 
 
 def describe(folder: Path) -> dict[str, str]:
-    """Return processor, usable cores, kernel, file system of `folder`, versions, and peers on PATH."""
+    """Return processor, usable cores, kernel, `folder`'s file system, versions, peers on PATH."""
     found = {
         "cpu": _cpu(),
         "cores": str(len(os.sched_getaffinity(0))),

@@ -28,7 +28,7 @@ MIB: Final = 1 << 20
 
 
 def backlog(broker: LocalBroker, report: Report, waiting: int, shape: Shape, rounds: int) -> None:
-    """Measure two topics in turns: an empty one, and one with a backlog for a slow channel."""
+    """Measure two topics in turns: one without and one with a backlog for a slow channel."""
     with Admin(broker.url) as admin:
         for topic in (EMPTY, FULL):
             admin.create_channel(topic, SLOW)

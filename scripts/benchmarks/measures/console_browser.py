@@ -47,7 +47,7 @@ def first_rows_ms(executable: str, url: str, places: Sequence[str], times: int) 
                     context = browser.new_context(viewport={"width": 1360, "height": 900})
                     page = context.new_page()
                     page.add_init_script(_WATCH)
-                    said = lambda message: message.text.startswith(SAID)  # noqa: E731 - evaluates nothing, which the page's policy forbids
+                    said = lambda message: message.text.startswith(SAID)  # noqa: E731 - evaluates nothing: the page's policy forbids it
                     with page.expect_console_message(said, timeout=PATIENCE_MS) as heard:
                         page.goto(f"{url}/{place}", wait_until="commit")
                     found[place].append(float(heard.value.text.removeprefix(SAID)))

@@ -1,4 +1,4 @@
-"""Single messages (latency), many producers at once (clients), and costs of channels (processes)."""
+"""Single messages (latency), many producers at once (clients), costs of channels (processes)."""
 
 from __future__ import annotations
 

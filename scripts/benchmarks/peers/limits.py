@@ -113,7 +113,10 @@ def _producer(start: Start, run: str, shape: Shape) -> None:
 
 
 def raw_topic(start: Start, run: str, shape: Shape) -> None:
-    """Send each block to storage and, after its answer, to the channel. Then answer the producer."""
+    """Send each block to storage and, after its answer, to the channel.
+
+    Then answer the producer.
+    """
     ends = Ends(run)
     arriving, stored = ends.open(zmq.PULL, "topic", bind=True), ends.open(zmq.PULL, "stored", bind=True)
     storage, channel = ends.open(zmq.PUSH, "storage", bind=False), ends.open(zmq.PUSH, "channel", bind=False)

@@ -191,7 +191,7 @@ class Frames:
         self._begin = struct.pack(">ii", self.size - 4, 2)
 
     def take(self, data: bytes) -> tuple[list[bytes], bytes, int]:
-        """Return the ids of complete messages, the remaining bytes, and the number of heartbeats."""
+        """Return the ids of complete messages, the remaining bytes, and the count of heartbeats."""
         ids: list[bytes] = []
         at = beats = 0
         while True:

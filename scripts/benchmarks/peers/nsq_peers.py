@@ -49,8 +49,8 @@ def find() -> str | None:
 def nsqd(program: str, kind: str, folder: Path) -> Iterator[tuple[int, int]]:
     """Run an nsqd, and yield its port and pid.
 
-    `kind` selects the defaults, or everything on disk and synced after each write, which is the
-    closest to ZSQ.
+    `kind` is a key of KINDS or BLOCK_KINDS. The closest to ZSQ is SYNCED: all messages are on disk
+    and synced after each write.
     """
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="nsqd-", dir=folder) as place:
@@ -135,7 +135,7 @@ class _Sink(_Plain):
 
 
 class _Source(_Plain):
-    """Sends chunks of prebuilt messages while at most `ready` are unanswered; counts FINs by bytes."""
+    """Sends chunks of messages while at most `ready` are unanswered; counts FINs by their bytes."""
 
     def __init__(self, over: asyncio.Semaphore, chunks: list[bytes], messages: int) -> None:
         super().__init__(over)

@@ -1,4 +1,4 @@
-"""Fastest Spark data sources in Python, which do as little as possible, for comparisons in one run."""
+"""Fastest Spark data sources in Python, which do as little as possible, for comparisons."""
 
 from __future__ import annotations
 
