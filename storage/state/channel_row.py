@@ -1,7 +1,8 @@
-"""The row of a channel: where it is, how it is set and what it has counted, as a map in the state store and in messages. Pure.
+"""Row of a channel: its cursor, settings and counters, as a map in the state store and in messages.
 
-Versions have added names to the map, and a newer one may add more. So a row keeps the map that it was read from: what a version does
-not know goes back as it was, and names stay in their order.
+Versions have added names to the map, and a newer version may add more. So a row keeps the map that
+it was read from. Names that this version does not know are written back unchanged, and names keep
+their order. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -20,26 +21,32 @@ _KINDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class ChannelRow:
-    """`next_offset`: the channel's cursor. None: the row does not have this name; 0.1.0 wrote the first four only."""
+    """The row of a channel. `next_offset` is the channel's cursor.
+
+    None means that the map does not contain the name. Version 0.1.0 wrote only the first four.
+    """
 
     next_offset: int
     paused: bool = False
     created_ns: int | None = None
     counters: Mapping[str, int] = field(default_factory=dict)
     settings: ChannelOptions | None = None
-    """The settings that were made; all others follow their defaults."""
+    """The settings that were set. All others have their defaults."""
     first: int | None = None
-    """The lowest offset that is not finished, of an ephemeral channel: storage keeps none of its holes."""
+    """The lowest unfinished offset of an ephemeral channel: storage keeps none of its holes."""
     begin: int | None = None
-    """Where it began. Lower by what it went back, so it may be below 0."""
+    """The offset where the channel began. A seek back lowers it, so it may be below 0."""
     emptied: tuple[tuple[int, int], ...] | None = None
-    """Ranges of offsets before the end of a pause that are not delivered."""
+    """Ranges of offsets ahead of the cursor that the topic was emptied of.
+
+    The channel skips them.
+    """
     written: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
-    """The map that it was read from."""
+    """The map that the row was read from."""
 
     @classmethod
     def decode(cls, found: object) -> ChannelRow:
-        """Return the row that this map is. `ValueError` where it is none."""
+        """Return the row that this map describes. Raises `ValueError` if the map is not a row."""
         if not isinstance(found, dict) or "next" not in found:
             raise ValueError(f"a channel's row is a map with its cursor `next`, not {reprlib.repr(found)}")
         for name, kind in _KINDS.items():
@@ -51,7 +58,7 @@ class ChannelRow:
         )  # fmt: skip
 
     def encode(self) -> dict[str, object]:
-        """Return the map. Names that are new in it follow those of the map that the row was read from."""
+        """Return the map. New names follow those of the map that the row was read from."""
         values = {
             "next": self.next_offset, "paused": self.paused, "created_ns": self.created_ns, "counters": self.counters,
             "settings": self.settings, "first": self.first, "begin": self.begin, "emptied": self.emptied,
@@ -59,5 +66,5 @@ class ChannelRow:
         return {**self.written, **{name: value for name, value in values.items() if value is not None}}
 
     def changed(self, changes: Mapping[str, object]) -> ChannelRow:
-        """Return the row with these names of its map changed. `ValueError` as `decode`."""
+        """Return the row with these names of its map changed. Raises `ValueError` like `decode`."""
         return ChannelRow.decode({**self.encode(), **changes})

@@ -1,13 +1,16 @@
-"""A copy of the state store's small rows in one checksummed file, from which a damaged store is made again.
+"""Snapshot: a copy of the state store's small rows in one checksummed file, to rebuild a damaged
+store.
 
     DIR/state.snapshot = head line  checksum line  rows
 
-The head is one line of JSON for people and programs: which topic, when, how many rows of how many bytes with which checksum, and for
-each channel with deferred holes how many there are and the lowest offset of one. Those lie nowhere but in the store: a channel that loses
-them goes back to that offset. A row is the length of its key (2 bytes) and of its value (4), the key, the value with the
-checksum that it has in the store (`state_rows.py`).
+The head is one line of JSON for people and programs. It has the topic, the time, and the number,
+bytes and checksum of the rows. For each channel with deferred holes it has their totals and the
+lowest offset. The holes themselves are only in the store: a channel that loses them goes back to
+that offset. A row is the length of its key (2 bytes) and of its value (4), the key, and the value
+with the checksum that it has in the store (`state_rows.py`).
 
-Written whole under another name, synced and renamed, so there is always an old one or a new one.
+The file is written under another name, synced and renamed. So there is always a complete old or new
+one.
 """
 
 from __future__ import annotations
@@ -46,15 +49,15 @@ from .state_rows import (
 SNAPSHOT_NAME: Final = "state.snapshot"
 SNAPSHOT_VERSION: Final = 1
 SNAPSHOT_BYTES_MAX: Final = 1 << 31
-SNAPSHOT_HEAD_MAX: Final = 1 << 20  # a thousand channels with deferred holes: about 100 KB
+SNAPSHOT_HEAD_MAX: Final = 1 << 20  # a thousand channels with deferred holes need about 100 KB
 _LENGTHS: Final = struct.Struct("<HI")
-_CHECKSUM_BYTES: Final = 9  # eight digits and the end of the line
+_CHECKSUM_BYTES: Final = 9  # eight digits and a line feed
 
 Row = tuple[bytes, bytes]
 
 
 class _Head(TypedDict):
-    """The head line. `deferred`: rows, messages and lowest offset by channel."""
+    """The head line. `deferred` has rows, messages and lowest offset by channel."""
 
     zsq: str
     version: int
@@ -69,7 +72,11 @@ class _Head(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`rows`: key and data of each small row but the checkpoint; `meta` is that. `deferred`: totals by channel, as of then."""
+    """The content of a snapshot.
+
+    `rows` has key and data of each small row except the checkpoint, which is `meta`. `deferred` has
+    the totals by channel at that time.
+    """
 
     uuid: bytes
     time_ns: int
@@ -79,7 +86,10 @@ class Snapshot:
 
 
 def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Mapping[str, DeferredTotal]) -> bytes:
-    """`rows`: key and wrapped value of each small row, the checkpoint among them."""
+    """Return the bytes of a snapshot.
+
+    `rows` has key and wrapped value of each small row, including the checkpoint.
+    """
     pieces: list[bytes] = []
     commits = 0
     for key, value in rows:
@@ -103,7 +113,7 @@ def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Ma
 
 
 def decode_snapshot(data: bytes) -> Snapshot:
-    """`Damaged` if anything of it is not as it was written."""
+    """Return the snapshot. Raises `Damaged` if anything is not as written."""
     head, begin = _head(data)
     body = memoryview(data)[begin:]
     try:
@@ -124,7 +134,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
 
 
 def _head(data: bytes) -> tuple[_Head, int]:
-    """The head, and where the rows begin."""
+    """Return the head, and the position where the rows begin."""
     line, _, rest = data.partition(b"\n")
     if rest[:_CHECKSUM_BYTES] != b"%08x\n" % crc32c(line):
         raise Damaged("the snapshot's head is damaged")
@@ -149,9 +159,11 @@ def _rows(body: memoryview) -> Iterator[Row]:
 
 
 def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]]:
-    """Rows for a store in which nothing is deferred: a channel that had such holes is back at its lowest one.
+    """Return rows for a store without deferred holes, and the old cursors of the channels that had
+    some.
 
-    What lies behind that is before the cursor no longer, so the holes there go. Also: each such channel's cursor as it was.
+    Each such channel goes back to its lowest deferred hole. Its other holes from there on lie no
+    longer behind the cursor, so they are left out.
     """
     rows: list[Row] = []
     moved: dict[str, int] = {}
@@ -178,7 +190,10 @@ def _cursor_back(data: bytes, offset: int) -> tuple[bytes, int]:
 
 
 def write_snapshot(files: Files, directory: str, data: bytes) -> None:
-    """On disk when this returns. `OSError`: the old one is still there."""
+    """Write the snapshot.
+
+    It is synced when this returns. After an `OSError` the old one still exists.
+    """
     path = f"{directory}/{SNAPSHOT_NAME}"
     temporary = path + TEMPORARY_SUFFIX
     if files.exists(temporary):
@@ -186,7 +201,7 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
     try:
         files.write_file(temporary, data)
     except OSError:
-        with contextlib.suppress(OSError):  # half of one takes space that is needed to give some back
+        with contextlib.suppress(OSError):  # a partial file takes space that is needed to free space
             files.remove(temporary)
         raise
     files.rename(temporary, path)
@@ -194,7 +209,11 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
 
 
 def read_snapshot(files: Files, directory: str) -> Snapshot | None:
-    """None: there is none. `Damaged`. `Unreadable`, which is another thing: nobody may do without it because a disk failed for a moment."""
+    """Return the snapshot, or None if there is none.
+
+    Raises `Damaged` if it is not as written. Raises `Unreadable` if the disk could not read it.
+    That may be a temporary failure, and then nobody should go on without the snapshot.
+    """
     path = f"{directory}/{SNAPSHOT_NAME}"
     try:
         if not files.exists(path):
@@ -207,7 +226,10 @@ def read_snapshot(files: Files, directory: str) -> Snapshot | None:
 
 
 def commits_of_snapshot(files: Files, directory: str) -> int:
-    """How many commits the store had made by then; 0: it cannot be told. A store that has made fewer is not the one that was written."""
+    """Return the number of commits of the store at the time of the snapshot, or 0 if it is unknown.
+
+    A store with fewer commits has lost some that were written.
+    """
     path = f"{directory}/{SNAPSHOT_NAME}"
     try:
         return int(_head(files.read_file(path, SNAPSHOT_HEAD_MAX))[0]["commits"]) if files.exists(path) else 0
@@ -216,7 +238,7 @@ def commits_of_snapshot(files: Files, directory: str) -> int:
 
 
 def check_snapshot(files: Files, directory: str) -> list[str]:
-    """What is wrong with it, as sentences."""
+    """Return the defects of the snapshot as sentences."""
     try:
         read_snapshot(files, directory)
     except (Damaged, Unreadable) as error:

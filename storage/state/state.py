@@ -1,19 +1,25 @@
-"""What a topic's channels and producers have done, in LMDB: one environment a topic, one transaction a commit.
+"""State store of a topic: the states of its channels, producers and transactions, in LMDB.
 
-`state_rows.py` says which rows there are. The caller syncs the log first: no commit may name an offset that is not on disk.
+Each topic has one LMDB environment. Each commit is one LMDB transaction. `state_rows.py` describes
+the rows. The caller syncs the log first: no commit may name an offset that is not on disk.
 
-LMDB has no page checksums; a flipped bit gives a wrong value, a missing row or an error. So each value carries
-its key and a CRC-32C, and the checkpoint carries the count and the sum of the checksums of all small rows: a row
-that vanished (a hole row that is gone would be a message taken for finished) or came back is noticed, not only one that
-changed. Of deferred rows each channel's total carries the same. Any of it raises `Damaged`, never a wrong value.
+LMDB has no page checksums. A flipped bit gives a wrong value, a missing row or an error. So each
+value carries its key and a CRC-32C. The checkpoint carries the number of all small rows and the sum
+of their checksums. So the store notices a row that changed, but also one that vanished or came
+back. (A vanished hole row would make an unfinished message look finished.) The total of each
+channel carries the same for its deferred rows. Each such mismatch raises `Damaged`. The store never
+returns a wrong value.
 
-Deferred rows are not read at start: that their number is right is known from LMDB's own count of entries; `walk` adds them up.
+The start does not read deferred rows: LMDB's own count of entries shows that their number is right.
+`walk` reads and adds them up.
 
-LMDB does its own file operations; it is the one thing in this folder that does not go through `files.py`.
-Its lock file is not used: the lock of the directory already keeps others out. So nothing may read while another thread commits:
-pages that a reader still looks at would be used again.
+LMDB does its own file operations. It is the only code in this folder that does not use `files.py`.
+The store does not use LMDB's lock file, because the lock of the directory already keeps other
+processes out. So no thread may read while another thread commits: LMDB would use pages again that
+the reader still reads.
 
-What LMDB says of a disk that is full, and what it does not say: whether a commit that found it full has counted.
+LMDB reports a full disk, but not whether the commit that found it full took effect. See
+`after_commit`.
 """
 
 from __future__ import annotations
@@ -84,16 +90,21 @@ __all__ = [
 ]
 
 
-_FULL: Final = ("No space left", "Disk quota exceeded")  # the binding gives the system's sentence, and no number
+_FULL: Final = ("No space left", "Disk quota exceeded")  # the binding gives the system's text, without errno
 
 
 def says_full(error: lmdb.Error) -> bool:
+    """Return True if this error of LMDB means that the disk is full."""
     return isinstance(error, lmdb.DiskError) or any(sentence in str(error) for sentence in _FULL)
 
 
 def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
-    """The same error, but `StoreFailed` for a `DiskFull` at the head of LMDB's own file: the head may be the new one or the old one, and
-    LMDB takes nothing more. Only file systems that copy what is overwritten have no space for that."""
+    """Return the error to raise for a commit that failed.
+
+    It is the same error, except if `DiskFull` happened at the head of LMDB's file. The head may
+    then be the new one or the old one, and LMDB accepts no more writes. The result is then
+    `StoreFailed`. Only file systems that copy a page on overwrite can run out of space there.
+    """
     if isinstance(error, DiskFull):
         try:
             env.begin(write=True).abort()
@@ -102,20 +113,27 @@ def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
     return error
 
 
-MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
+MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory or disk space; doubled when full
 MAP_BYTES_MAX: Final = 1 << 40
 
 
 class StateStore:
-    """An open environment. One thread at a time uses it."""
+    """An open state store. One thread at a time uses it."""
 
     def __init__(self, path: str, map_bytes: int = MAP_BYTES, *, create: bool = False, readonly: bool = False) -> None:
-        """`ForeignDirectory` if it is not there or of another version, `Damaged` if LMDB cannot read it."""
+        """Open the environment.
+
+        Raises `ForeignDirectory` if it does not exist or has another version, and `Damaged` if LMDB
+        cannot read it.
+        """
         self._path = path
         self.garbage = False
-        """Deferred rows were cleared and are still there: each commit removes some of them. As of the last `load` or `commit`."""
+        """True if cleared deferred rows still exist, as of the last `load` or `commit`.
+
+        Each commit removes some.
+        """
         self.on_committed: Callable[[StateBatch], None] | None = None
-        """Called after each commit, in its thread; what it raises comes out of `commit`."""
+        """Called after each commit, in its thread. `commit` passes on what it raises."""
         try:
             self._env = lmdb.open(path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readonly=readonly, readahead=False)
         except lmdb.Error as error:
@@ -123,14 +141,17 @@ class StateStore:
         self.map_bytes = int(self._env.info()["map_size"])
 
     def create(self, uuid: bytes, waiting: int) -> None:
-        """The first row of a new store."""
+        """Write the first row of a new store."""
         self.fill(new_meta(uuid, waiting), ())
 
     def close(self) -> None:
         self._env.close()
 
     def copy(self, folder: str) -> None:
-        """All of it as last committed, as an environment in that empty folder; nothing is synced. Commits wait meanwhile."""
+        """Copy all committed rows as an environment into the empty `folder`. Syncs nothing.
+
+        Commits wait meanwhile.
+        """
         try:
             self._env.copy(folder)
         except lmdb.Error as error:
@@ -139,7 +160,10 @@ class StateStore:
     # Reads
 
     def load(self) -> Table:
-        """Everything but the deferred rows. `Damaged` if anything of it is not as it was written."""
+        """Return everything except the deferred rows.
+
+        Raises `Damaged` if anything is not as it was written.
+        """
         table = Table()
         rows = total = 0
         try:
@@ -168,19 +192,19 @@ class StateStore:
         return table
 
     def uuid(self) -> bytes:
-        """Which topic this belongs to."""
+        """Return the UUID of the topic that the store belongs to."""
         with self._reading() as txn:
             found: bytes = unwrap_meta(txn.get(META))["uuid"]
             return found
 
     def small_rows(self) -> Iterator[tuple[bytes, bytes]]:
-        """Key and wrapped value of the checkpoint and of each small row, unchecked."""
+        """Yield key and wrapped value of the checkpoint and of each small row, unchecked."""
         with self._reading() as txn:
             yield META, bytes(txn.get(META))
             yield from small_rows_of(txn)
 
     def holes(self, channel: str) -> list[HoleRow]:
-        """A channel's holes that are not deferred."""
+        """Return a channel's holes that are not deferred."""
         with self._reading() as txn:
             return [HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value))) for key, value in rows_of(txn, prefix(HOLE, channel))]
 
@@ -190,7 +214,11 @@ class StateStore:
             return with_firsts(txn, rows.name(channel), rows.counted(channel))
 
     def deferred_totals(self, channels: Iterable[str]) -> dict[str, DeferredTotal]:
-        """Of those that have any. Most topics have none at all: asked with each new channel, it must not cost by the channel."""
+        """Return the totals of those channels that have deferred rows.
+
+        Most topics have no deferred rows. This is called for each new channel, so then its cost
+        must not grow with the number of channels.
+        """
         with self._reading() as txn:
             if next(rows_of(txn, TOTAL), None) is None:
                 return {}
@@ -199,7 +227,10 @@ class StateStore:
         return {channel: total for channel, total in totals.items() if total.rows}
 
     def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
-        """Each deferred hole of a channel, by its start. `Damaged` behind the last one if there should be others."""
+        """Yield each deferred hole of a channel, in the order of their starts.
+
+        Raises `Damaged` after the last one if the channel's total counts other rows.
+        """
         with self._reading() as txn:
             totals = DeferredRows(txn)
             name = totals.name(channel)
@@ -213,9 +244,10 @@ class StateStore:
                 raise Damaged(f"{self._path}: channel {channel!r} has {total.rows} deferred rows, but {rows} by their offset")
 
     def due(self, channel: str, until_ns: int, limit: int, late_ns: int = 2**64) -> tuple[list[HoleRow], int]:
-        """The earliest deferred holes that are due by then, at most `limit`, and when the one behind those is due; 0: there is none.
+        """Return deferred holes that are due by `until_ns`, and the due time of the next one.
 
-        Also those that are due after `late_ns`, which cannot be.
+        Returns at most `limit` holes, the earliest first. The time is 0 if there is no next one. It
+        also returns holes that are due after `late_ns`, because no due time can be that late.
         """
         found: list[HoleRow] = []
         with self._reading() as txn:
@@ -232,7 +264,10 @@ class StateStore:
         return found, 0
 
     def first_unfinished(self, channel: str) -> int | None:
-        """The lowest offset still there that a channel has not finished, deferred ones included; None: there is no such channel."""
+        """Return the lowest kept offset that a channel has not finished.
+
+        Deferred messages count as unfinished. Returns None if there is no such channel.
+        """
         with self._reading() as txn:
             key = CHANNEL + channel.encode()
             value = sought(txn, key)
@@ -245,7 +280,12 @@ class StateStore:
             return min([max(start, following), *(first for first in firsts if first is not None)])
 
     def walk(self) -> list[str]:
-        """Check every row, deferred ones included, against its checksum and all counts and sums: what is wrong, as sentences."""
+        """Check every row against its checksum, and all counts and sums.
+
+        Return the defects as sentences.
+
+        This includes deferred rows.
+        """
         found = []
         try:
             self.load()
@@ -265,9 +305,11 @@ class StateStore:
     # Commits
 
     def commit(self, batch: StateBatch) -> None:
-        """All of `batch` or nothing of it, synced when this returns. The log must be synced up to its `applied_offset`.
+        """Write all of `batch` or nothing, synced when this returns.
 
-        `DiskFull`: nothing changed. `StoreFailed`: unknown; end and recover. A full map is doubled and the commit repeated.
+        The log must be synced up to the batch's `applied_offset`. Doubles a full map and repeats
+        the commit. Raises `DiskFull` if nothing changed. Raises `StoreFailed` if the result is
+        unknown: the process must end and recover.
         """
         while True:
             try:
@@ -286,7 +328,10 @@ class StateStore:
             self.on_committed(batch)
 
     def fill(self, meta: StateMeta, rows: Iterable[tuple[bytes, bytes]]) -> None:
-        """The first rows of a new store: the checkpoint, and small rows with their data; by one commit. Errors as in `commit`."""
+        """Write the checkpoint and the small rows (key and data) of a new store in one commit.
+
+        Raises the errors of `commit`.
+        """
         try:
             with self._env.begin(write=True) as txn:
                 kept = SmallRows(txn, {**meta, "rows": 0, "sum": 0})
@@ -298,7 +343,7 @@ class StateStore:
 
 
 class _Reading:
-    """A read transaction whose errors are translated."""
+    """A read transaction that translates errors of LMDB."""
 
     def __init__(self, env: Any, path: str) -> None:
         self._env, self._path = env, path
@@ -317,12 +362,12 @@ class _Reading:
 
 
 def _told(path: str, error: Exception) -> str:
-    """With the path, which LMDB says itself in some errors."""
+    """Return the error's text with the path. LMDB includes the path in some errors."""
     return str(error) if str(error).startswith(path) else f"{path}: {error}"
 
 
 def translate(error: lmdb.Error, path: str) -> Exception:
-    """What an error of LMDB means to the caller."""
+    """Return the error of this package that stands for an error of LMDB."""
     text = _told(path, error)
     if says_full(error):
         return DiskFull(text)

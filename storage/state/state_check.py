@@ -1,26 +1,32 @@
-"""Is an LMDB environment sound? Asked in a process of its own, because LMDB may die of a flipped bit (SIGBUS, SIGSEGV, an abort).
+"""Check of an LMDB environment, in a separate process.
+
+The check needs its own process because a flipped bit may kill LMDB (SIGBUS, SIGSEGV, an abort).
 
     python -m zsq.storage.state.state_check DIR
 
-reads every row of DIR/data.mdb against its checksum (all rows of ours have the same envelope, see `state_rows.py`), for a state store
-adds up its counts and sums too, looks at what LMDB's pages say of themselves (`state_check.py`), and then commits to a copy of it,
-which makes LMDB use the pages that it holds for free. What is wrong
-comes out as JSON, a list of sentences; the exit code is 0 if there is none. Nothing in DIR is changed.
+The process does three checks. It reads every row of DIR/data.mdb against its checksum (all rows of
+zsq have the same envelope, see `state_rows.py`), and for a state store it adds up counts and sums
+too. It checks LMDB's pages, as described below. Then it commits to a copy, so that LMDB uses the
+pages that it considers free. It prints the defects as JSON, a list of sentences. The exit code is 0
+if the list is empty. It changes nothing in DIR.
 
-The copy lies beside DIR; who asked removes it, however the process ended. Where there is no room for one, or the environment is larger than
-TRIAL_BYTES_MAX, the commit is not tried.
+The copy is next to DIR. The caller removes it, however the process ended. The commit is not tried
+if the disk has no space for a copy, or if the environment is larger than TRIAL_BYTES_MAX.
 
-Do the pages of an LMDB environment say of themselves what the pages above them say? LMDB finds out when it frees or fills one, too late.
+The page check compares each page with the pages above it. LMDB finds such damage only when it frees
+or fills a page, which is too late.
 
-A page begins with its own number, by which LMDB frees it: with a flipped bit there another page is freed that is in use. And with where its
-list of nodes ends: a list of free pages that is too long gives away pages that hold rows. Reading rows shows neither.
+A page begins with its own number, and LMDB frees the page by this number. If a bit flips there,
+LMDB frees another page, which is in use. A page also says where its list of nodes ends. A list of
+free pages that is too long gives away pages that hold rows. Reading rows shows neither.
 
     page    number (8), unused (2), kind (2), end of the list of nodes (2), begin of the nodes (2), list: where each node is (2)
-            overflow: how many pages there are (4) in place of both ends, then the bytes of one value
+            overflow: number of pages (4) instead of both ends, then the bytes of one value
     node    size of the value or the child's number (2), its high half (2), flags or the rest of that number (2), size of the key (2)
 
-Nobody may have the environment open to write. Only version 1 of LMDB's format is looked at, with what our environments have: one table of
-plain rows, and LMDB's own of free pages.
+No process may have the environment open for writing. The page check knows only version 1 of LMDB's
+format, and only what zsq's environments have: one table of plain rows, and LMDB's table of free
+pages.
 """
 
 from __future__ import annotations
@@ -48,7 +54,7 @@ _PAGE: Final = struct.Struct("=QHHHH")
 _OVERFLOW: Final = struct.Struct("=QHHI")
 _NODE: Final = struct.Struct("=HHHH")
 _NUMBER: Final = struct.Struct("=Q")
-_HEAD: Final = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")  # behind _PAGE: as in `delayed_recovery.py`
+_HEAD: Final = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")  # after _PAGE: as in `delayed_recovery.py`
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _PAGE_BYTES: Final = (4_096, 8_192, 16_384, 32_768, 65_536)
@@ -58,7 +64,10 @@ _NONE: Final = 2**64 - 1
 
 
 class _Tree(NamedTuple):
-    """`counts`: pages that are branches, leaves, overflow; entries; as its head has them."""
+    """A tree of pages.
+
+    `counts` are its branch, leaf and overflow pages and its entries, as its head says.
+    """
 
     what: str
     counts: tuple[int, ...]
@@ -66,7 +75,11 @@ class _Tree(NamedTuple):
 
 
 def wrong_pages(files: Files, path: str) -> list[str]:
-    """The first thing that does not agree, as a sentence; empty: there is none, or LMDB will not open the file at `path` at all."""
+    """Return the first mismatch between pages as a sentence, in a list.
+
+    The list is empty if there is none, or if the heads are not those of LMDB's version 1. LMDB then
+    refuses to open the file at `path`.
+    """
     fd = files.open_read(path)
     try:
         size, trees = _heads(files, fd)
@@ -84,7 +97,7 @@ def wrong_pages(files: Files, path: str) -> list[str]:
 
 
 def _heads(files: Files, fd: int) -> tuple[int, list[_Tree]]:
-    """The size of a page, and the trees of the newest commit."""
+    """Return the size of a page, and the trees of the newest commit."""
     data = files.pread(fd, 2 * _PAGE_BYTES[-1], 0)
     if len(data) < 2 * _PAGE_BYTES[0]:
         return 0, []
@@ -99,7 +112,7 @@ def _heads(files: Files, fd: int) -> tuple[int, list[_Tree]]:
 
 
 def _walk(files: Files, fd: int, size: int, root: int) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Of each page below `root`: what it adds to the counts, and what is wrong."""
+    """Yield for each page of the tree what it adds to the counts, and its defect or ""."""
     seen: set[int] = set()
     left = [] if root == _NONE else [root]
     while left:
@@ -124,7 +137,10 @@ def _walk(files: Files, fd: int, size: int, root: int) -> Iterator[tuple[tuple[i
 
 
 def _overflow_pages(files: Files, fd: int, page: bytes, place: int) -> int:
-    """How many a node's value has; -1: they are not as they should be. There may be more than it needs: it was longer once."""
+    """Return the number of overflow pages of a node's value, or -1 if they are damaged.
+
+    A value may have more overflow pages than it needs, because it was longer before.
+    """
     low, high, flags, key = _NODE.unpack_from(page, place)
     if not flags & _BIG:
         return 0
@@ -146,20 +162,22 @@ DATA_NAME: Final = "data.mdb"
 COPY_SUFFIX: Final = ".check"
 COPY_BYTES: Final = 4 * 1024 * 1024
 TRIAL_BYTES_MAX: Final = 256 * 1024 * 1024
-CHECK_S: Final = 60.0  # and so much more as it takes to read it
-CHECK_S_MAX: Final = 90.0  # of a start, which must come to its end
-CHECK_BYTES_S: Final = 20_000_000  # a slow disk; each row is looked at twice
+CHECK_S: Final = 60.0  # plus the time that reading it takes
+CHECK_S_MAX: Final = 90.0  # the limit at a start, which must not take for ever
+CHECK_BYTES_S: Final = 20_000_000  # a slow disk, and each row is read twice
 _FINDINGS_MAX: Final = 100
-_TRIAL_COMMITS: Final = 4  # LMDB uses pages again that were freed two commits before
+_TRIAL_COMMITS: Final = 4  # LMDB uses pages again two commits after they were freed
 _TRIAL_ROWS_MAX: Final = 1_000
 _TRIAL_KEY: Final = b"~trial%d"
 _TRIAL_BYTES: Final = 3_000
 
 
 class Verdict(NamedTuple):
-    """`finished`: the check came to its end, or to the death of its process; else the time was not enough, and nothing is known.
+    """The result of a check.
 
-    `note`: what was left out.
+    `finished` is True if the check ended, or its process died of the environment. Otherwise the
+    time ran out or the check could not run, and nothing is known. `note` says what the check left
+    out.
     """
 
     findings: list[str]
@@ -168,12 +186,18 @@ class Verdict(NamedTuple):
 
 
 def check_environment(path: str, timeout_s: float = CHECK_S) -> list[str]:
-    """What is wrong with the environment in the folder `path`, as sentences; empty: it is sound. Nobody may have it open to write."""
+    """Return the defects of the environment in the folder `path` as sentences.
+
+    No process may have it open for writing.
+    """
     return examine(path, timeout_s, math.inf).findings
 
 
 def examine(path: str, timeout_s: float = CHECK_S, timeout_s_max: float = CHECK_S_MAX) -> Verdict:
-    """`timeout_s` is for a small one: with its size grows the time that it may take, up to `timeout_s_max`."""
+    """Check the environment in a separate process.
+
+    `timeout_s` is the limit for a small environment. It grows with the size, up to `timeout_s_max`.
+    """
     size = _size(path)
     try:
         verdict = _examine(path, max(timeout_s, min(timeout_s + size / CHECK_BYTES_S, timeout_s_max)))
@@ -186,7 +210,7 @@ def examine(path: str, timeout_s: float = CHECK_S, timeout_s_max: float = CHECK_
 
 
 def remove_copy(files: Files, path: str) -> None:
-    """What a process that died, or was ended, has left. Best effort."""
+    """Remove the copy that a process left when it died or was ended. Best effort."""
     with contextlib.suppress(OSError):
         if files.exists(path.rstrip("/") + COPY_SUFFIX):
             files.remove_tree(path.rstrip("/") + COPY_SUFFIX)
@@ -209,7 +233,7 @@ def _examine(path: str, timeout_s: float) -> Verdict:
         return Verdict([f"{path} could not be checked: {error}"], finished=False)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        finished = -done.returncode not in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}  # somebody else's doing
+        finished = -done.returncode not in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}  # sent from outside
         return Verdict([f"{path}: LMDB died of it ({name})"], finished)
     try:
         found = json.loads(done.stdout)
@@ -219,7 +243,7 @@ def _examine(path: str, timeout_s: float) -> Verdict:
 
 
 def findings(path: str) -> list[str]:
-    """The check itself. It may kill the process that calls it."""
+    """Run the check in this process. It may kill the process."""
     if not Files().exists(f"{path}/{DATA_NAME}"):
         return [f"{path} holds no {DATA_NAME}"]
     found = _read(path) or wrong_pages(Files(), f"{path}/{DATA_NAME}")
@@ -280,7 +304,11 @@ def _copy(files: Files, source: str, target: str) -> None:
 
 
 def _trial(path: str) -> list[str]:
-    """Write rows anew, make some, remove them: so that all of LMDB's lists of free pages are used; then read it all again."""
+    """Commit to the copy, then read everything again.
+
+    The commits delete and rewrite rows, add some and remove them, so that LMDB uses all its lists
+    of free pages.
+    """
     found: list[str] = []
     try:
         with contextlib.closing(lmdb.open(path, lock=False, create=False, sync=False, map_size=1 << 40)) as env:

@@ -1,25 +1,33 @@
-"""What goes with the state store's commits: the snapshot, and a note of starts that came to nothing.
+"""State keeper: opens and rebuilds the state store, writes snapshots, counts failed starts.
 
-*The snapshot* is written at once, before a commit returns, where it would be wrong in a way that redelivery does not heal: the channels
-that there are, a pause, where a first channel begins, a cursor that was moved back, which chunks are gone, which parts of a batch were
-sealed. All else (cursors, holes, producers, transactions) is up to date again after a replay of the log and some redeliveries, and waits:
-a minute, or as many as the snapshot has MiB, so that it never writes more than some 17 KB a second. A full disk keeps no commit from
-its answer. But what a replay needs must be there: no chunk goes before a snapshot is on disk that counts all of it (`covered`).
+*Snapshot.* `StateKeeper` writes a snapshot at once, before the commit returns, if the old one would
+be wrong in a way that redelivery does not repair. This applies to the set of channels, a pause, the
+start of a first channel, a cursor that was moved back, removed chunks, and sealed parts of a batch.
+Everything else (cursors, holes, producers, transactions) is up to date again after a replay of the
+log and some redeliveries. So for other changes the snapshot waits a minute, and a minute more for
+each MiB of it. Then snapshots never write more than about 17 KB/s. A full disk does not keep a
+commit from its reply. But a replay must find what it needs: no chunk is removed before a snapshot
+on disk covers all of it (`covered`).
 
-*Starts.* LMDB may die of a flipped bit, with the whole process (SIGBUS). `DIR/state.starts` counts starts since the last commit that
-succeeded, and keeps the times of the last ones that were not ended in order. After one start without a commit, the next one makes one
-at once, to know. After two, or too many within a minute, the store is examined in a process of its own before it is opened. A start that
-came to a few commits is none of those many: it has used all pages that were free. The file is never synced: it is about dying processes,
-not about power.
+*Starts.* A flipped bit may make LMDB kill the whole process (SIGBUS). `DIR/state.starts` counts the
+starts since the last successful commit. It also keeps the times of the last starts that did not end
+in order. After one start without a commit, the next start commits at once to test the store. After
+two, or after too many starts within a minute, a separate process examines the store before it is
+opened. A start with a few commits does not count among those many, because it has used all free
+pages. The file is never synced, because it is about processes that die, not about power loss.
 
-Open a topic's state store, or make it again where it is damaged. Nothing is wiped: what was there lies in `state.bad-N` after it.
+*Opening.* `open_state` opens the store of a topic and rebuilds it if it is damaged. It deletes
+nothing: the old store is then in `state.bad-N`.
 
-A store is damaged if LMDB or a checksum says so, or if the process that examines it dies. It is made from the last snapshot, and recovery
-replays the log from that one's checkpoint: so producers and transactions are as they were. Channels go on where they were at the
-snapshot: redeliveries, not losses. Deferred holes lie in the store only, so a channel that had some goes back to the lowest one.
-Without a good snapshot there are no channels, and whoever opens the first one gets all that the log holds.
+A store is damaged if LMDB or a checksum says so, or if the process that examines it dies. The
+rebuild uses the last snapshot, and recovery replays the log from the snapshot's checkpoint. So
+producers and transactions are as before. Channels go on where they were at the snapshot, which
+causes redeliveries but no loss. Deferred holes are only in the store, so a channel that had some
+goes back to the lowest one. Without a good snapshot there are no channels. The first channel that
+is created then gets all messages of the log.
 
-Two renames, and a crash may come between them: the new one is complete and synced under its other name before the old one is moved.
+A crash may happen between the two renames. So the new store is complete and synced under its other
+name before the old one is moved.
 
     state.tmp  made, synced
     state      -> state.bad-N      folder synced
@@ -46,18 +54,18 @@ from .state_rows import new_meta
 
 SNAPSHOT_EVERY_S: Final = 60.0
 SNAPSHOT_LATEST_S: Final = 15 * 60.0
-SNAPSHOT_STEP_BYTES: Final = 1024 * 1024  # so many more, and the next one is SNAPSHOT_EVERY_S later
+SNAPSHOT_STEP_BYTES: Final = 1024 * 1024  # each such step adds SNAPSHOT_EVERY_S to the wait
 STARTS_NAME: Final = "state.starts"
-UNPROVEN_MAX: Final = 2  # starts without a commit; from then on the store is examined first
+UNPROVEN_MAX: Final = 2  # starts without a commit before the store is examined first
 STARTS_MAX: Final = 6
 STARTS_WITHIN_S: Final = 60.0
-PROVEN_COMMITS: Final = 4  # LMDB uses pages again that were freed two commits before
+PROVEN_COMMITS: Final = 4  # LMDB uses pages again two commits after they were freed
 _NOTE_BYTES_MAX: Final = 4096
 _NS: Final = 1_000_000_000
 
 
 class Starts:
-    """The note of starts. `begin` reads it and adds this one."""
+    """The file that counts starts. `begin` reads it and adds this start."""
 
     def __init__(self, files: Files, directory: str) -> None:
         self._files = files
@@ -67,7 +75,7 @@ class Starts:
         self.unproven = 0
 
     def begin(self, now_ns: int) -> int:
-        """How many starts before this one came to no commit."""
+        """Add this start. Return how many starts before it made no commit."""
         self.unproven, times = self._read()
         self._times = [one for one in times if now_ns - STARTS_WITHIN_S * _NS < one <= now_ns]
         before = self.unproven
@@ -79,6 +87,7 @@ class Starts:
         return before
 
     def committed(self) -> None:
+        """Note a successful commit."""
         self.proven()
         self._commits += 1
         if self._commits == PROVEN_COMMITS:
@@ -86,16 +95,16 @@ class Starts:
             self._write(0)
 
     def proven(self) -> None:
-        """A commit succeeded, or the store was found to be sound."""
+        """Note that a commit succeeded, or that the store was found sound."""
         if self.unproven:
             self._write(0)
 
     def distrust(self) -> None:
-        """Something is wrong with the store: it is to be examined at the next start."""
+        """Make the next start examine the store, because something is wrong with it."""
         self._write(UNPROVEN_MAX)
 
     def end(self) -> None:
-        """In order."""
+        """Note that the process ends in order."""
         self._times = []
         self._write(0)
 
@@ -104,7 +113,7 @@ class Starts:
             found = documents.loads(self._files.read_note(self._path, _NOTE_BYTES_MAX) or '{"unproven": 0, "starts": []}')
             return int(found["unproven"]), [int(one) for one in found["starts"]]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-            return 0, []  # torn by the death that it was to note
+            return 0, []  # torn when the process died
 
     def _write(self, unproven: int) -> None:
         self.unproven = unproven
@@ -114,9 +123,11 @@ class Starts:
 
 
 class StateKeeper:
-    """Of one open store, used where its commits are: in its thread. `problem`: why there is no new snapshot; empty: there is one.
+    """The snapshots of one open store. It runs in the thread that commits.
 
-    `covered`: from which offset on a store that is made again replays the log; -1: there was no snapshot yet since it was opened.
+    `problem` says why there is no new snapshot, and is empty if there is one. `covered` is the
+    offset from which a rebuilt store replays the log. It is -1 if no snapshot was written since the
+    store was opened.
     """
 
     def __init__(self, files: Files, directory: str, uuid: bytes, state: StateStore, table: Table, starts: Starts) -> None:
@@ -140,7 +151,7 @@ class StateKeeper:
         self._stale = True
         self._applied = self._applied if batch.applied_offset is None else batch.applied_offset
         urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {None}
-        # A part that was sealed for good is nobody's to send again: its row, and with it its files, shall not be forgotten.
+        # No client sends a finally sealed part again. So its row and its files must not be lost.
         urgent = urgent or (self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values()))
         for name in batch.channel_drops:
             self._known.pop(name, None)
@@ -152,11 +163,14 @@ class StateKeeper:
             self.write()
 
     def is_due(self) -> bool:
-        """Asked now and then from any thread; then `write` is to be called in the store's."""
+        """Return True if a snapshot is due.
+
+        Any thread may call this, but `write` belongs to the store's thread.
+        """
         return self._stale and time.monotonic() >= self._next_s
 
     def write(self) -> None:
-        """A snapshot of what is committed. Best effort."""
+        """Write a snapshot of the committed state. Best effort."""
         data = encode_snapshot(self._uuid, time.time_ns(), self._state.small_rows(), self._state.deferred_totals(self._known))
         pause_s = SNAPSHOT_EVERY_S * (1 + len(data) // SNAPSHOT_STEP_BYTES)
         self._size = len(data)
@@ -175,7 +189,10 @@ class StateKeeper:
         self._starts.distrust()
 
     def close(self) -> None:
-        """After the last commit, while the store is still open."""
+        """Write the last snapshot and note the orderly end.
+
+        Called after the last commit, before the store closes.
+        """
         if self._stale:
             with contextlib.suppress(Damaged):
                 self.write()
@@ -188,7 +205,10 @@ BAD_STATES_MAX: Final = 1_000
 
 @dataclass(slots=True)
 class OpenedState:
-    """`notes` and `alarms` are sentences, the second sort for a person. `rebuilt`: what was there before is set aside."""
+    """An open state store. `rebuilt` is True if the old store was damaged and set aside.
+
+    `notes` and `alarms` are sentences. Alarms are meant for the operator.
+    """
 
     store: StateStore
     table: Table
@@ -199,7 +219,10 @@ class OpenedState:
 
 
 def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns: int) -> OpenedState:
-    """The store of a topic, checked as far as a start can; made again if it is damaged. `ForeignDirectory` if it is another topic's."""
+    """Open the store of a topic and check it as far as a start can. Rebuild it if it is damaged.
+
+    Raises `ForeignDirectory` if it belongs to another topic.
+    """
     notes: list[str] = []
     alarms: list[str] = []
     finish_rebuild(files, directory, notes)
@@ -216,7 +239,7 @@ def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns
         except Damaged as error:
             reason = str(error)
         except StoreFailed as error:
-            # LMDB has errors that may mean anything: the process that reads all of it knows more.
+            # Some errors of LMDB may mean anything. The process that reads every row knows more.
             verdict = examine(f"{directory}/{STATE_NAME}")
             if not verdict.findings or not verdict.finished:
                 raise
@@ -224,13 +247,16 @@ def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns
     rebuilt = store is None or table is None
     if store is None or table is None:
         alarms += rebuild_state(files, directory, uuid, map_bytes, reason)
-        store, table = _open(files, directory, uuid, map_bytes, prove=False)  # of as many commits as its snapshot
+        store, table = _open(files, directory, uuid, map_bytes, prove=False)  # has as many commits as its snapshot
     keeper = StateKeeper(files, directory, uuid, store, table, starts)
     return OpenedState(store, table, keeper, rebuilt, notes, alarms)
 
 
 def _suspect(path: str, unproven: int, starts: Starts, notes: list[str]) -> str:
-    """Examine it first. Why it is damaged; empty: it is not, as far as is known."""
+    """Examine the store before it is opened.
+
+    Return the damage, or an empty text if none is known.
+    """
     verdict = examine(path, CHECK_S)
     if verdict.note:
         notes.append(verdict.note)
@@ -251,11 +277,11 @@ def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: b
     try:
         if store.uuid() != uuid:
             raise ForeignDirectory(f"{directory}: its state belongs to another topic")
-        if prove:  # a commit that kills the process shall do it now
+        if prove:  # a commit that kills the process must do so now
             store.commit(StateBatch())
         table = store.load()
         if table.commits < (known := commits_of_snapshot(files, directory)):
-            # One flipped bit in LMDB's own head brings the commit before back, which is right in itself.
+            # A flipped bit in LMDB's head brings back the previous commit, which is consistent.
             raise Damaged(f"{path} has seen {table.commits} commits, its snapshot {known}")
         return store, table
     except BaseException:
@@ -264,9 +290,11 @@ def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: b
 
 
 def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, reason: str) -> list[str]:
-    """Set the store aside and make it again, on disk when this returns. What happened, as sentences for a person.
+    """Set the store aside and rebuild it. The new store is synced when this returns.
 
-    Nobody has it open. `DiskFull`, or `StoreFailed` where the snapshot cannot be read now: everything is as it was.
+    Returns sentences for the operator that say what happened. No process may have the store open.
+    Raises `DiskFull`, or `StoreFailed` if for example the snapshot cannot be read now. Nothing has
+    changed then.
     """
     bases = [base for name in files.list(directory) if (base := parse_chunk_name(name)) is not None]
     try:
@@ -292,7 +320,7 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
         files.sync_folder(temporary)
         number = _free_number(files, directory)
         aside = ""
-        if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):  # else the new store would be taken for older than it
+        if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):  # newer than the new store
             files.rename(f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}")
             files.sync_folder(directory)
         if files.exists(f"{directory}/{STATE_NAME}"):
@@ -342,7 +370,7 @@ def _good_snapshot(files: Files, directory: str, uuid: bytes) -> tuple[Snapshot 
 
 
 def finish_rebuild(files: Files, directory: str, notes: list[str]) -> None:
-    """A crash came between the two renames: the new store is complete."""
+    """Rename the complete new store after a crash between the two renames."""
     temporary = f"{directory}/{STATE_NAME}{TEMPORARY_SUFFIX}"
     if not files.exists(f"{directory}/{STATE_NAME}") and files.exists(temporary):
         files.rename(temporary, f"{directory}/{STATE_NAME}")

@@ -1,18 +1,19 @@
-"""What the state store's rows are: keys, values behind a checksum, the table they make, the batch of one commit. Pure.
+"""Rows of the state store: keys, values behind a checksum, the table, and the batch of one commit.
 
     key                          value (all behind a checksum and the key itself)
     "m"                          checkpoint: applied and synced end, pause, waiting cursor, start, digest of all small rows
     "c" name                     a channel's row, as its channel wrote it
     "d" name 0 start             a deferred hole: count, attempts, due time
-    "e" name                     of a channel's deferred holes: how many rows, how many messages, digest of all "d" and "q"
-    "g" name                     which of a channel's deferred holes count, see `alias`; none: the first
+    "e" name                     total of a channel's deferred holes: rows, messages, digest of all "d" and "q"
+    "g" name                     generation of a channel's valid deferred holes, see `alias`; 0 if missing
     "h" name 0 start             any other hole behind a channel's cursor: count, attempts, 0
     "p" producer id              a producer's next sequence and its last blocks
-    "q" name 0 due start         a deferred hole by its due time: nothing more
+    "q" name 0 due start         a deferred hole by its due time: no data
     "s" stage                    a stage as of its last seal
     "t" app                      an app's last committed transaction
 
-All but "d" and "q" are small: they are read at start, and held. Of deferred holes there may be ten million.
+All rows except "d" and "q" are small: the start reads them, and memory holds them. A store may hold
+ten million deferred holes. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from ..log.transactions import StagedFile, StageRow, TransactionRow
 from .channel_row import ChannelRow
 
 VERSION: Final = 1
-RECENT_MAX: Final = 16  # blocks a producer row remembers
+RECENT_MAX: Final = 16  # blocks that a producer row lists
 
 META: Final = b"m"
 CHANNEL: Final = b"c"
@@ -42,19 +43,19 @@ DUE: Final = b"q"
 STAGE: Final = b"s"
 TRANSACTION: Final = b"t"
 
-SMALL_RANGES: Final = ((b"", DEFERRED), (TOTAL, DUE), (b"r", b"\xff"))  # of keys: all rows but deferred ones
+SMALL_RANGES: Final = ((b"", DEFERRED), (TOTAL, DUE), (b"r", b"\xff"))  # ranges of keys: all rows except deferred ones
 assert bytes([DEFERRED[0] + 1]) == TOTAL
 assert bytes([b"r"[0] - 1]) == DUE
 
-U64: Final = struct.Struct(">Q")  # big-endian, so that rows lie in order
+U64: Final = struct.Struct(">Q")  # big-endian, so that rows are in order
 HOLE_ROW: Final = struct.Struct("<qqq")
 TOTAL_ROW: Final = struct.Struct("<qqQ")
 SUM_MASK: Final = 2**64 - 1
-_HEAD: Final = struct.Struct("<IH")  # crc, length of the key
+_HEAD: Final = struct.Struct("<IH")  # checksum, length of the key
 
 
 class StateMeta(TypedDict):
-    """The checkpoint, as it lies in the store. `rows`, `sum`: of all small rows."""
+    """The checkpoint as stored. `rows` and `sum` count all small rows and sum their checksums."""
 
     version: int
     uuid: bytes
@@ -70,16 +71,20 @@ class StateMeta(TypedDict):
 
 
 class HoleRow(NamedTuple):
-    """Messages behind a channel's cursor that are not finished; `due_ns` 0: at once."""
+    """A range of unfinished messages behind a channel's cursor. `due_ns` 0 means due at once."""
 
     start: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody counts in a row
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name, unused here
     attempts: int
     due_ns: int
 
 
 class DeferredTotal(NamedTuple):
-    """Of one channel's deferred holes. `first_start`, `next_due_ns`: the lowest and the earliest; 0 where there is none."""
+    """Totals of one channel's deferred holes.
+
+    `first_start` is the lowest start and `next_due_ns` the earliest due time. Both are 0 without
+    holes.
+    """
 
     rows: int = 0
     messages: int = 0
@@ -88,7 +93,10 @@ class DeferredTotal(NamedTuple):
 
 
 class ProducerRow(NamedTuple):
-    """`recent`: (sequence, first offset) of its last blocks, ascending, at most RECENT_MAX."""
+    """A producer's state.
+
+    `recent` has (sequence, first offset) of its last blocks, ascending, at most RECENT_MAX.
+    """
 
     next_sequence: int
     used_ns: int
@@ -96,14 +104,14 @@ class ProducerRow(NamedTuple):
 
 
 def producer_after(row: ProducerRow | None, sequence: int, first_offset: int, used_ns: int) -> ProducerRow:
-    """The row once this block of the producer is stored."""
+    """Return the producer's row after this block of it is stored."""
     recent = (*(row.recent if row is not None else ()), (sequence, first_offset))
     return ProducerRow(sequence + 1, used_ns, recent[-RECENT_MAX:])
 
 
 @dataclass(slots=True)
 class Table:
-    """All of the state, as of the last commit; of deferred holes only what they come to."""
+    """The whole state as of the last commit. For deferred holes it has the totals only."""
 
     channels: dict[str, ChannelRow] = field(default_factory=dict)
     holes: dict[str, list[HoleRow]] = field(default_factory=dict)
@@ -116,16 +124,19 @@ class Table:
     paused_end: int = -1
     waiting: int = 0
     start: int = 0
-    """Chunks that end at or below this offset are removed, or are to be."""
+    """Chunks that end at or below this offset are removed, or will be."""
     dropped: int = 0
-    """Messages that went with them although not every channel had passed them."""
+    """Messages in removed chunks that not every channel had passed."""
     commits: int = field(default=0, compare=False)
     generations: dict[str, int] = field(default_factory=dict, compare=False)
     garbage: int = field(default=0, compare=False)
-    """Deferred rows that were cleared, and are still to be removed."""
+    """Cleared deferred rows that still exist."""
 
     def first_unfinished(self, channel: str) -> int:
-        """The lowest offset that a channel has not finished, deferred ones included."""
+        """Return the lowest offset that a channel has not finished.
+
+        Deferred messages count as unfinished.
+        """
         deferred = self.deferred.get(channel)
         firsts = [hole.start for hole in self.holes.get(channel, ())] + ([deferred.first_start] if deferred else [])
         return min([self.channels[channel].next_offset, *firsts])
@@ -133,9 +144,11 @@ class Table:
 
 @dataclass(slots=True)
 class StateBatch:
-    """One commit. None: leave as it is. `hole_puts` rows: (channel, start, count, attempts, due_ns); with a due time they are deferred.
+    """One commit. None leaves a value as it is.
 
-    Drops and clears go before puts, and so does what is gone. A put or a gone removes what was there of the same start, deferred or not.
+    `hole_puts` has rows (channel, start, count, attempts, due_ns). A row with a due time is
+    deferred. Drops, clears and removals apply before puts. A put or removal removes any row with
+    the same start, deferred or not.
     """
 
     channel_puts: dict[str, ChannelRow] = field(default_factory=dict)
@@ -158,13 +171,16 @@ class StateBatch:
 
 
 def wrap(key: bytes, data: bytes) -> bytes:
-    """A row's value: checksum, key, data."""
+    """Return a row's value: checksum, key, data."""
     rest = len(key).to_bytes(2, "little") + key + data
     return crc32c(rest).to_bytes(4, "little") + rest
 
 
 def unwrap(key: bytes, value: bytes) -> bytes:
-    """A value's data. `Damaged` if it is not as it was written, or was written for another key."""
+    """Return the data of a value.
+
+    Raises `Damaged` if it is not as written, or belongs to another key.
+    """
     if len(value) >= _HEAD.size:
         crc, size = _HEAD.unpack_from(value)
         data = value[_HEAD.size + size :]
@@ -178,7 +194,11 @@ def crc_of(value: bytes) -> int:
 
 
 def unwrap_meta(value: bytes | None) -> StateMeta:
-    """The checkpoint. `ForeignDirectory` if a newer version wrote it."""
+    """Return the checkpoint.
+
+    Raises `ForeignDirectory` if another version wrote it, and `Damaged` if it is missing or
+    damaged.
+    """
     if value is None:
         raise Damaged("the state has no checkpoint row")
     meta: StateMeta = unpack_value(unwrap(META, value))
@@ -188,7 +208,10 @@ def unwrap_meta(value: bytes | None) -> StateMeta:
 
 
 def new_meta(uuid: bytes, waiting: int) -> StateMeta:
-    """The checkpoint of a topic without messages and channels, whose offsets begin at `waiting`."""
+    """Return the checkpoint of a topic without messages and channels.
+
+    The topic's offsets begin at `waiting`.
+    """
     return {
         "version": VERSION, "uuid": uuid, "applied": waiting, "synced": waiting, "paused": -1, "waiting": waiting, "start": waiting,
         "dropped": 0, "rows": 0, "sum": 0, "commits": 0,
@@ -216,7 +239,11 @@ def change_meta(meta: StateMeta, batch: StateBatch) -> None:
 
 
 def unpack_channel(data: bytes) -> ChannelRow:
-    """A channel's row. `ForeignDirectory` for what passes its checksum and is none: another version wrote it."""
+    """Return a channel's row.
+
+    Raises `ForeignDirectory` if the data is not a row: as its checksum is right, another version
+    wrote it.
+    """
     try:
         return ChannelRow.decode(unpack_value(data))
     except ValueError as error:
@@ -224,7 +251,7 @@ def unpack_channel(data: bytes) -> ChannelRow:
 
 
 def take_row(table: Table, key: bytes, data: bytes) -> None:
-    """Put a small row, not the checkpoint, where it belongs."""
+    """Add a small row to the table. The checkpoint is not accepted here."""
     kind, rest = key[:1], key[1:]
     if kind == CHANNEL:
         table.channels[rest.decode()] = unpack_channel(data)
@@ -247,11 +274,11 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
 
 
 def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
-    """The data of rows to write, by key; without holes."""
+    """Return the data of the rows to write, by key, without holes."""
     rows: dict[bytes, bytes] = {}
     rows.update((CHANNEL + name.encode(), pack_value(row.encode())) for name, row in batch.channel_puts.items())
     rows.update((PRODUCER + U64.pack(number), pack_value(tuple(row))) for number, row in batch.producers.items())
-    for stage, row in batch.stage_puts.items():  # as earlier versions wrote it, where it has no user
+    for stage, row in batch.stage_puts.items():  # a stage without a user is written as by earlier versions
         rows[STAGE + stage] = pack_value({name: value for name, value in row._asdict().items() if name != "user" or value})
     rows.update(
         (TRANSACTION + app.encode(), pack_value(tuple(row) if row.user else tuple(row)[:-1])) for app, row in batch.transactions.items()
@@ -260,7 +287,7 @@ def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
 
 
 def small_gones(batch: StateBatch) -> list[bytes]:
-    """Keys of rows to remove; without holes."""
+    """Return the keys of the rows to remove, without holes."""
     return [
         *(CHANNEL + name.encode() for name in batch.channel_drops),
         *(PRODUCER + U64.pack(number) for number in batch.producers_gone),
@@ -270,13 +297,16 @@ def small_gones(batch: StateBatch) -> list[bytes]:
 
 
 def alias(channel: str, generation: int) -> str:
-    """Under which name a channel's deferred rows stand. Ten million cannot be removed by one commit: to clear them is to take another
-    name, and the old one's rows go by and by. No channel's name holds such a byte."""
+    """Return the name under which a channel's deferred rows are stored.
+
+    One commit cannot remove ten million rows. So clearing them changes the alias, and later commits
+    remove the rows of the old one. No channel name contains the byte 1.
+    """
     return f"{channel}\x01{generation}" if generation else channel
 
 
 def prefix(kind: bytes, channel: str) -> bytes:
-    """With which the keys of a channel's holes begin."""
+    """Return the bytes with which the keys of a channel's holes start."""
     return kind + channel.encode() + b"\0"
 
 
@@ -297,12 +327,12 @@ def total_key(channel: str) -> bytes:
 
 
 def name_of(key: bytes) -> str:
-    """Of a hole's key, deferred or not: whose it is. No name holds a zero byte."""
+    """Return the channel name in a hole's key, deferred or not. No name contains a zero byte."""
     return key[1 : key.index(b"\0")].decode()
 
 
 def start_of(key: bytes) -> int:
-    """Of a hole's key of any kind: its start, which stands last."""
+    """Return the start in a hole's key of any kind. It is the last field."""
     start: int = U64.unpack_from(key, len(key) - U64.size)[0]
     return start
 

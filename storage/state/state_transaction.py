@@ -1,6 +1,6 @@
-"""Rows of one LMDB transaction: ranges of them, puts and deletes that keep counts and sums, and how a batch becomes rows.
+"""Rows of one LMDB transaction: ranges, puts and deletes that keep counts and sums, and `apply`.
 
-Nothing here begins, commits or ends a transaction, or knows how many there are: `state.py` does.
+Nothing here begins, commits or ends a transaction. `state.py` does that.
 """
 
 from __future__ import annotations
@@ -43,12 +43,15 @@ from .state_rows import (
     wrap,
 )
 
-CLEAR_ROWS_MAX: Final = 1_000  # deferred rows that go with the commit that clears them
-COLLECT_ROWS_MAX: Final = 2_000  # ... with each one after it: about 40 ms
+CLEAR_ROWS_MAX: Final = 1_000  # deferred rows that the clearing commit removes itself
+COLLECT_ROWS_MAX: Final = 2_000  # deferred rows that each later commit removes, in about 40 ms
 
 
 def rows_of(txn: Any, begin: bytes, end: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-    """Rows from `begin` up to `end`; without one, those whose key begins with `begin`."""
+    """Yield the rows from key `begin` up to `end`.
+
+    Without `end`, yield the rows whose key starts with `begin`.
+    """
     cursor = txn.cursor()
     if not cursor.set_range(begin) if begin else not cursor.first():
         return
@@ -66,16 +69,19 @@ def small_rows_of(txn: Any) -> Iterator[tuple[bytes, bytes]]:
 
 
 def first_of(txn: Any, begin: bytes) -> tuple[bytes, bytes]:
-    """The first row whose key begins so; empty: there is none."""
+    """Return the first row whose key starts with `begin`, or two empty values if there is none."""
     check_before(txn, begin)
     return next(rows_of(txn, begin), (b"", b""))
 
 
 def check_before(txn: Any, begin: bytes) -> None:
-    """`Damaged` unless both rows between which a search for `begin` ends are as they were written.
+    """Check the two rows next to the place where a search for `begin` ends.
 
-    LMDB looks at keys only. The lowest row of a range, with a flipped bit in its key, would lie before it; and one of another range may
-    lead the search to where this one is not. If both neighbours are whole, the search ended where it should.
+    Raises `Damaged` if one is damaged.
+
+    LMDB compares keys only. If a bit flips in the key of a range's lowest row, the row seems to lie
+    before the range. A damaged key of another range may mislead the search. If both neighbours are
+    whole, the search ended at the right place.
     """
     cursor = txn.cursor()
     found = cursor.set_range(begin)
@@ -86,7 +92,10 @@ def check_before(txn: Any, begin: bytes) -> None:
 
 
 def sought(txn: Any, key: bytes) -> bytes | None:
-    """The value of a row that may not be there. That it is not is believed only where the search for it can be."""
+    """Return the value of a row, or None if the row does not exist.
+
+    Raises `Damaged` if the rows around the missing one are damaged, because the row may then exist.
+    """
     value: bytes | None = txn.get(key)
     if value is None:
         check_before(txn, key)
@@ -94,7 +103,11 @@ def sought(txn: Any, key: bytes) -> bytes | None:
 
 
 def due_row(txn: Any, name: str, key: bytes, value: bytes) -> HoleRow:
-    """The deferred hole that a row names by its due time. That time stands in the key only: it is not believed before both rows agree."""
+    """Return the deferred hole that a row of the due-time index names.
+
+    That row has the due time only in its key, so this also reads the hole's own row. Raises
+    `Damaged` if the two rows have different due times.
+    """
     unwrap(key, value)
     other = deferred_key(name, start_of(key))
     row = HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(other, txn.get(other, b""))))
@@ -104,9 +117,10 @@ def due_row(txn: Any, name: str, key: bytes, value: bytes) -> HoleRow:
 
 
 def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | None:
-    """The lowest offset of a channel's holes of this kind that is not below `start`: what is below is removed, finished or not.
+    """Return the lowest offset, not below `start`, of a channel's holes of this kind, or None.
 
-    A deferred one of those may lie there until it is due; it must not hold back what is above.
+    Messages below `start` are removed, finished or not. A deferred one of them may keep its row
+    until it is due, and must not hold back the messages above.
     """
     head = prefix(kind, channel)
     check_before(txn, head + U64.pack(start))
@@ -121,6 +135,10 @@ def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | N
 
 
 def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
+    """Return the total with the lowest start and the earliest due time.
+
+    Raises `Damaged` if the rows are missing.
+    """
     if not total.rows:
         return total
     start, due = first_of(txn, prefix(DEFERRED, channel)), first_of(txn, prefix(DUE, channel))
@@ -131,11 +149,11 @@ def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
 
 
 def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
-    """Deferred holes due after that, the latest first."""
+    """Return at most `limit` deferred holes that are due after `late_ns`, the latest first."""
     found: list[HoleRow] = []
     head = prefix(DUE, name)
     cursor = txn.cursor()
-    there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()  # behind the last one; a prefix ends with a zero
+    there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()  # after the last one; a prefix ends with a zero
     while there and len(found) < limit and cursor.key().startswith(head):
         row = due_row(txn, name, bytes(cursor.key()), bytes(cursor.value()))
         if row.due_ns <= late_ns:
@@ -146,7 +164,10 @@ def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
 
 
 def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
-    """Remove the rows whose keys begin so; their values."""
+    """Remove the rows whose keys start with `begin`.
+
+    Return the first 4 bytes of their values, the checksums.
+    """
     removed = []
     cursor = txn.cursor()
     found = cursor.set_range(begin)
@@ -157,7 +178,7 @@ def remove_rows(txn: Any, begin: bytes) -> list[bytes]:
 
 
 class SmallRows:
-    """Puts and deletes of small rows in one transaction that keep their count and sum."""
+    """Puts and deletes of small rows in one transaction. They keep the count and the sum."""
 
     def __init__(self, txn: Any, meta: StateMeta) -> None:
         self.txn = txn
@@ -188,7 +209,10 @@ class SmallRows:
 
 
 class DeferredRows:
-    """Deferred rows of one transaction, with the total of each alias: [rows, messages, sum of checksums]."""
+    """Deferred rows of one transaction, with a total for each alias.
+
+    A total is [rows, messages, sum of checksums].
+    """
 
     def __init__(self, txn: Any) -> None:
         self._txn = txn
@@ -198,7 +222,7 @@ class DeferredRows:
         self._moved: set[str] = set()
 
     def name(self, channel: str) -> str:
-        """Under which a channel's rows stand."""
+        """Return the alias under which a channel's deferred rows are stored."""
         if channel not in self._generations:
             key = GENERATION + channel.encode()
             value = sought(self._txn, key)
@@ -250,7 +274,10 @@ class DeferredRows:
         total[2] = (total[2] - crc_of(value) - crc_of(due)) & SUM_MASK
 
     def clear(self, channel: str) -> bool:
-        """True: more rows than one commit removes; from now on they count for nobody, and `collect` removes them."""
+        """Remove a channel's deferred rows. Return True if there are too many for one commit.
+
+        In that case the rows stop counting at once, and `collect` removes them.
+        """
         name = self.name(channel)
         if self._total(name)[0] > CLEAR_ROWS_MAX:
             self._generations[channel] += 1
@@ -266,7 +293,7 @@ class DeferredRows:
         return len(keys)
 
     def collect(self, limit: int) -> bool:
-        """Remove up to `limit` rows that were cleared. True: there are more."""
+        """Remove up to `limit` cleared rows. Return True if more are left."""
         names = [key[1:].decode() for key, _ in rows_of(self._txn, total_key(""))]
         for name in names:
             if name == self.name(name.partition("\x01")[0]):
@@ -277,7 +304,7 @@ class DeferredRows:
         return False
 
     def save(self, rows: SmallRows) -> None:
-        """Write the totals that changed; a channel without deferred rows has none."""
+        """Write the totals that changed. A channel without deferred rows has no total."""
         for channel, total in self._totals.items():
             if total == self._before[channel]:
                 continue
@@ -289,7 +316,10 @@ class DeferredRows:
             rows.put(GENERATION + channel.encode(), U64.pack(self._generations[channel]))
 
     def wrong(self, channel: str) -> list[str]:
-        """Add up all rows of a channel: what does not agree with its total."""
+        """Add up all deferred rows of a channel.
+
+        Return the mismatches with its total as sentences.
+        """
         rows = messages = total = 0
         for key, value in rows_of(self._txn, prefix(DEFERRED, channel)):
             rows += 1
@@ -306,7 +336,10 @@ class DeferredRows:
 
 
 def apply(txn: Any, batch: StateBatch, *, garbage: bool = False) -> bool:
-    """Write it all. `garbage`: there are deferred rows to be collected; True: there are (still)."""
+    """Write the whole batch. Return True if cleared deferred rows are left to collect.
+
+    `garbage` tells that such rows exist before the batch.
+    """
     rows = SmallRows(txn, unwrap_meta(txn.get(META)))
     deferred = DeferredRows(txn)
     for name in batch.channel_drops:
