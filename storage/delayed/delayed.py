@@ -1,6 +1,9 @@
-"""Messages that are not due yet, in an LMDB environment of their own beside the log: DIR/delayed/, made when first needed.
+"""Delayed store: messages that are not due yet, in an LMDB environment next to the log.
 
-A delayed publish commits here, with its producer's sequence; the message moves to the log when due, and its row goes. The life of a row:
+The environment is in DIR/delayed/ and is created when it is first needed.
+
+A delayed publish commits here, together with its producer's sequence. When a message is due, it
+moves to the log and its row is removed. These are the steps in the life of a row:
 
 | step | on disk after it | a crash before the next step |
 |---|---|---|
@@ -9,21 +12,23 @@ A delayed publish commits here, with its producer's sequence; the message moves 
 | append to the log, flag DELAYED, key in the header | the row; perhaps the block | recovery cuts the block off, or keeps it |
 | sync of the log | both; only now channels see it | recovery removes the row: the log behind the checkpoint has its key |
 | `remove`, synced | the block | |
-| the state store's checkpoint passes the block | the block | nobody looks for its key again |
+| the state store's checkpoint passes the block | the block | nothing looks for its key again |
 
-So a message is in the log once: the checkpoint must not pass a moved block whose row is still here, and a row is never moved while one of
-it is being cancelled (whoever calls sees to both, `actors/storage/delayed.py`).
+So a message is in the log once. Two conditions must hold: the checkpoint must not pass a moved
+block whose row still exists, and a row must not move while one of its messages is being cancelled.
+The caller ensures both (`actors/storage/delayed.py`).
 
-Why not in the state store? Ten million messages are gigabytes; that store is loaded whole, snapshotted, and rebuilt from the log,
-and none of this can be done with messages that are nowhere else. Here nothing is held in memory but the producers.
+Delayed messages are not in the state store for these reasons. Ten million messages are gigabytes.
+The state store is loaded whole, snapshotted, and rebuilt from the log. This is impossible with
+messages that exist nowhere else. Here only the producers are held in memory.
 
-LMDB's pages have no checksums: so each value carries its key and a checksum, and the meta row the count and sum of all rows. A row
-that fails is set aside in a file, counted as lost and shown; the others go on. An environment that cannot be opened or read, or
-whose reading kills the process, is rescued by `delayed_recovery.py`; `attempting` is how the next life learns of that.
+LMDB's pages have no checksums. So each value carries its key and a checksum, and the meta row has
+the number of all rows and the sum of their checksums. A damaged row is saved to a file, counted as
+lost and reported. The other rows go on. `delayed_recovery.py` rescues an environment that cannot be
+opened or read, or that kills the process that reads it. `attempting` notes each risky step for the
+next start.
 
-One thread at a time uses it: without a lock file LMDB must not be read while it is written.
-
-Rows of the delayed messages' environment inside a transaction, and what LMDB's errors mean.
+One thread at a time uses the store: without a lock file LMDB must not be read while it is written.
 """
 
 from __future__ import annotations
@@ -66,12 +71,15 @@ from .delayed_format import (
     wrap,
 )
 
-WALK_MAX: Final = 20_000  # keys looked at, one by one, for a row that a search does not find
-DUE_AT_ONCE: Final = 1  # the first row's due time cannot be believed: `due` is to look at it
+WALK_MAX: Final = 20_000  # keys compared one by one to find a row that a search misses
+DUE_AT_ONCE: Final = 1  # the first row's due time is not credible, so `due` must look at it
 
 
 class DelayedSummary(NamedTuple):
-    """What waits. `next_due_ns`: 0 where nothing does. `lost`: messages that damage cost, ever."""
+    """The messages that wait. `lost` counts all messages ever lost to damage.
+
+    `next_due_ns` is 0 if no message waits.
+    """
 
     messages: int = 0
     bytes: int = 0
@@ -80,7 +88,10 @@ class DelayedSummary(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How far an environment has come: what its newest commit left. `commits`: how many there were."""
+    """The state of an environment after its newest commit.
+
+    `commits` is the number of commits so far.
+    """
 
     commits: int = 0
     serial: int = 0
@@ -88,7 +99,7 @@ class Progress(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """One message that waits; `size` is its body's."""
+    """One message that waits. `size` is the size of its body."""
 
     key: DelayedKey
     size: int
@@ -98,11 +109,14 @@ class Listed(NamedTuple):
 
 
 class MapFull(StorageError):
-    """More address space is needed; the caller of the transaction sees to it."""
+    """The transaction needs more address space. Its caller enlarges the map."""
 
 
 class Rows:
-    """The rows of one transaction, and the meta row that counts them. `sound`: a key that was found to be its value's before."""
+    """The rows of one transaction, and the meta row that counts them.
+
+    `sound` is a row key that was already compared with its value.
+    """
 
     def __init__(self, txn: Any, sound: bytes = b"") -> None:
         self.txn = txn
@@ -119,7 +133,12 @@ class Rows:
         self.meta["sum"] = (self.meta["sum"] + crc_of(value)) & SUM_MASK
 
     def delete(self, key: bytes, *, known: bool = False) -> bytes | None:
-        """`known`: it was seen among the first rows. A key with a flipped bit lies out of order, so no search finds it or some others."""
+        """Remove a row and return its value, or None if it does not exist.
+
+        `known` means that the key was seen among the first rows. A key with a flipped bit is out of
+        order, so a search may miss it and others. Then this looks through the first rows one by
+        one.
+        """
         old: bytes | None = self.txn.pop(key)
         if old is None and known:
             old = self._pick_out(key)
@@ -143,14 +162,14 @@ class Rows:
         self.meta["bytes"] += row.block.length
 
     def take(self, key: bytes, *, known: bool = False) -> None:
-        """A row that has done its duty, if it is there."""
+        """Remove a row that is no longer needed, if it exists."""
         value = self.delete(key, known=known)
         if value is not None:
             self.meta["messages"] -= count_of(key, value)
             self.meta["bytes"] -= max(0, len(value) - 6 - len(key))
 
     def drop(self, key: bytes, count: int) -> None:
-        """A damaged row."""
+        """Remove a damaged row, and count its messages as lost."""
         value = self.delete(key, known=True)
         if value is not None:
             self.meta["messages"] -= count
@@ -158,7 +177,11 @@ class Rows:
             self.meta["lost"] += count
 
     def finish(self, *, missing_is_lost: bool = True, counts: bool = True) -> DelayedSummary:
-        """Write the meta row. Where it counts messages and there is no row, they are lost: what a damaged page held, nobody can name."""
+        """Write the meta row and return the summary.
+
+        If it counts messages but there is no row, the messages are lost, because a damaged page
+        held them.
+        """
         meta = self.meta
         meta["messages"] = max(0, meta["messages"])
         if missing_is_lost and next(row_keys(self.txn.cursor()), None) is None:
@@ -172,7 +195,10 @@ class Rows:
 
 
 class DelayedMeta(TypedDict):
-    """The meta row. `serial`: of the next message; `lost`: how many messages damage has cost."""
+    """The meta row.
+
+    `serial` is that of the next message. `lost` counts messages that damage has cost.
+    """
 
     version: int
     commits: int
@@ -196,9 +222,10 @@ def read_meta(txn: Any) -> DelayedMeta:
 
 
 def row_keys(cursor: Any) -> Iterator[bytes]:
-    """The keys of all rows that wait, in their order on disk, the cursor on each; also what damage made of one.
+    """Yield the keys of all rows in their order on disk, with the cursor on each.
 
-    Nothing else lies before the meta row, so what looks like no row of ours is a damaged one, and not the end of them.
+    Damaged keys are included: only rows lie before the meta row, so a strange key is a damaged row
+    and not the end.
     """
     if cursor.first():
         for key in cursor.iternext(keys=True, values=False):
@@ -208,7 +235,7 @@ def row_keys(cursor: Any) -> Iterator[bytes]:
 
 
 def rows_from(txn: Any, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
-    """As `row_keys`, with values; from `start` on."""
+    """Yield the keys and values of the rows, as `row_keys` does, from `start` on."""
     cursor = txn.cursor()
     if cursor.set_range(start) if start else cursor.first():
         for key, value in cursor:
@@ -218,8 +245,12 @@ def rows_from(txn: Any, start: bytes = b"") -> Iterator[tuple[bytes, bytes]]:
 
 
 def summary_of(txn: Any, meta: DelayedMeta, sound: bytes = b"") -> tuple[DelayedSummary, bytes]:
-    """And the first row's key, if it is the one that the value was written under: LMDB would not see a flipped bit in it, and a due
-    time centuries ahead would keep all messages waiting. `sound`: a key that was looked at before; a value may have MiB."""
+    """Return the summary, and the first row's key if it matches the key in its value.
+
+    LMDB does not notice a flipped bit in a key, and a due time centuries ahead would make all
+    messages wait. `sound` is a key that was compared before: reading the value again may cost
+    several MiB.
+    """
     cursor = txn.cursor()
     first = next(row_keys(cursor), b"")
     if first and first != sound and not names_itself(first, cursor.value()):
@@ -228,7 +259,7 @@ def summary_of(txn: Any, meta: DelayedMeta, sound: bytes = b"") -> tuple[Delayed
 
 
 def holder(txn: Any, key: DelayedKey) -> DelayedRow | None:
-    """The row that a message lies in; None where there is none, or it is damaged."""
+    """Return the row that contains a message, or None if there is none or it is damaged."""
     wanted = row_key(key)
     cursor = txn.cursor()
     if not cursor.set_range(wanted) or cursor.key() != wanted:
@@ -251,7 +282,7 @@ def listed_of(key: DelayedKey, block: Block, index: int, body_bytes: int) -> Lis
 
 @contextmanager
 def translated(path: str) -> Iterator[None]:
-    """What an error of LMDB means to the caller."""
+    """Raise the error of this package that stands for an error of LMDB."""
     try:
         yield
     except lmdb.MapFullError as error:
@@ -263,39 +294,48 @@ def translated(path: str) -> Iterator[None]:
         if "No such file" in text:
             raise ForeignDirectory(f"{text}; it is made once, and never again in its place") from error
         unreadable = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageFullError)
-        if isinstance(error, unreadable) or "is not supported by this build" in text:  # the version in a head
+        if isinstance(error, unreadable) or "is not supported by this build" in text:  # a wrong version in a head
             raise Damaged(text) from error
         raise StoreFailed(text) from error
-    except SystemError as error:  # the binding's, whose `Cursor.delete` forgets an error: the row behind the deleted one cannot be read
+    except SystemError as error:  # `Cursor.delete` of the binding loses an error: the row after the deleted one is unreadable
         raise Damaged(f"{path}: {error.__cause__ or error}") from error
 
 
-MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory and not disk; doubled when full
+MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory or disk space; doubled when full
 MAP_BYTES_MAX: Final = 1 << 42
 DATA_NAME: Final = "data.mdb"
-RESCUE: Final = "rescue"  # what the next start is to do, whatever an examination would say
-MARKED_EVERY: Final = 256  # times that something is tried
-RECENT_MAX: Final = 8  # blocks a producer row remembers
+RESCUE: Final = "rescue"  # tells the next start to rescue, without an examination
+MARKED_EVERY: Final = 256  # the number of runs of an operation between two marks
+RECENT_MAX: Final = 8  # blocks that a producer row lists
 PRODUCERS_MAX: Final = 20_000
 PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
 SHRINK_ABOVE_BYTES: Final = 64 * 1024 * 1024
-SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # copied in one go
-EXPIRED_MAX: Final = 1_000  # producer rows dropped by one put
+SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # one step copies them
+EXPIRED_MAX: Final = 1_000  # producer rows that one put removes
 
 
 class DelayedStore:
-    """An open environment."""
+    """An open environment of delayed messages."""
 
     def __init__(self, path: str, uuid: bytes, *, map_bytes: int = MAP_BYTES, create: bool = False, first_serial: int = 0) -> None:
-        """`ForeignDirectory` if it is another topic's or of another version, `Damaged` if it cannot be read."""
+        """Open the environment.
+
+        Raises `ForeignDirectory` if it belongs to another topic or has another version, and
+        `Damaged` if it cannot be read.
+        """
         self.path = path
         self.attempting: Callable[[str], None] = lambda what: None
-        """Called with a word before something is done for the first time in this life, or now and then, and with "" once it went well."""
+        """Called with an operation's name before it runs, and with "" after it, unless it met
+        damage.
+
+        This happens the first time in this process, and then every MARKED_EVERY times. If an
+        operation meets damage without such a mark, it is called afterwards.
+        """
         self.set_aside: Callable[[bytes, bytes, str], None] = lambda key, value, why: None
-        """Called with a damaged row's key and value before it is deleted."""
+        """Called with a damaged row's key, value and defect before the row is deleted."""
         self.committed: Callable[[Progress], None] = lambda progress: None
         """Called after each commit."""
-        self._tried: dict[str, int] = {}  # how often
+        self._tried: dict[str, int] = {}  # number of runs by operation
         self._uuid = uuid
         self._open(map_bytes, create)
         try:
@@ -327,21 +367,26 @@ class DelayedStore:
             self.summary, self._sound = summary_of(txn, meta)
             self.progress = Progress(meta["commits"], meta["serial"], meta["messages"])
         self.producers = producers
-        """As of the last commit."""
+        """The producers as of the last commit."""
 
     def close(self) -> None:
         self._env.close()
 
     def copy(self, folder: str) -> None:
-        """All of it as last committed, as an environment in that empty folder; nothing is synced."""
+        """Copy all committed rows as an environment into the empty `folder`. Syncs nothing."""
         with translated(self.path):
             self._env.copy(folder)
 
     # In
 
     def put(self, blocks: Sequence[tuple[Block, int]], used_ns: int) -> list[DelayedKey]:
-        """Blocks with their due times, durable when this returns, and with them their producers' sequences: the key of each.
-        All or nothing. `DiskFull`: nothing changed. `StoreFailed`: unknown; end and recover."""
+        """Store blocks with their due times and their producers' sequences.
+
+        Return the key of each block.
+
+        Everything is durable when this returns, or nothing is stored. Raises `DiskFull` if nothing
+        changed. Raises `StoreFailed` if the result is unknown: the process must end and recover.
+        """
         keys: list[DelayedKey] = []
         producers: dict[int, DelayedProducer] = {}
 
@@ -370,7 +415,7 @@ class DelayedStore:
         return keys
 
     def _expired(self, now_ns: int, but: set[int]) -> list[int]:
-        """Producers not used for a week; where there are too many all the same, those not used for longest."""
+        """Return producers not used for a week, or the longest unused if there are too many."""
         old = [pid for pid, row in self.producers.items() if row.used_ns < now_ns - PRODUCER_KEPT_NS and pid not in but]
         if len(self.producers) - len(old) > PRODUCERS_MAX:
             old = sorted(self.producers.keys() - but, key=lambda pid: self.producers[pid].used_ns)
@@ -379,9 +424,11 @@ class DelayedStore:
     # Out
 
     def due(self, now_ns: int, bytes_max: int, rows_max: int) -> list[DelayedRow]:
-        """The earliest rows that are due by then: at least one if there is one, about `bytes_max` and `rows_max` of them at most.
+        """Return the earliest rows that are due, at least one if any is due.
 
-        Damaged ones on the way are set aside, and gone. That the count speaks of messages and no row is there is damage as well.
+        `bytes_max` and `rows_max` limit the result approximately. Damaged rows on the way are set
+        aside and removed. If the meta row counts messages but there is no row, that is damage as
+        well.
         """
         found: list[DelayedRow] = []
         damaged: list[tuple[bytes, bytes, str]] = []
@@ -392,7 +439,7 @@ class DelayedStore:
                 first = False
                 try:
                     if parse_row_key(key).due_ns > now_ns:
-                        unwrap(key, value)  # a due time is believed only now
+                        unwrap(key, value)  # only now the due time is credible
                         break
                     row = decode_row(key, value)
                 except Damaged as error:
@@ -414,7 +461,7 @@ class DelayedStore:
         for key, value, why in damaged:
             self.set_aside(key, value, why)
         for key, value, why in damaged:
-            if not has_its_size(key, value):  # LMDB would move other rows of that page by a wrong size, over each other
+            if not has_its_size(key, value):  # a wrong size would make LMDB move the page's other rows over each other
                 self.attempting(RESCUE)
                 raise Damaged(f"{self.path}: {why}: its size is not what it says; the next start saves all others")
 
@@ -425,9 +472,10 @@ class DelayedStore:
         self._commit("drop", work)
 
     def remove(self, keys: Iterable[DelayedKey], *, known: bool = False, counts: bool = True) -> None:
-        """Rows whose blocks are in the log; those that are gone already stay gone. Errors as in `put`.
+        """Remove rows whose blocks are in the log. Rows that do not exist are ignored.
 
-        `known`: `due` gave them. Without `counts` it is no commit of its own yet: an `adjust` follows that tells of it.
+        `known` means that `due` returned the keys. With `counts` False this does not count as a
+        commit yet: an `adjust` follows and sets the number of commits. Raises the errors of `put`.
         """
         wanted = [row_key(key) for key in keys]
 
@@ -438,7 +486,10 @@ class DelayedStore:
         self._commit("remove", work, counts=counts)
 
     def cancel(self, keys: Sequence[DelayedKey]) -> list[bool]:
-        """Take these messages out, durable when this returns; False for those that do not wait (any more)."""
+        """Remove these messages, durably when this returns.
+
+        Return False for each that does not wait.
+        """
         answers: list[bool] = []
 
         def work(rows: Rows) -> None:
@@ -461,7 +512,10 @@ class DelayedStore:
         return answers
 
     def cancel_some(self, rows_max: int, bytes_max: int) -> int:
-        """Take out all messages of the first rows: how many that was. At most so many rows, and no more once they pass `bytes_max`."""
+        """Remove all messages of the first rows, and return their number.
+
+        Stops after `rows_max` rows, or when the removed rows exceed `bytes_max`.
+        """
         taken = 0
 
         def work(rows: Rows) -> None:
@@ -479,7 +533,10 @@ class DelayedStore:
         return taken
 
     def adjust(self, serial: int, lost: int, commits: int = 0) -> None:
-        """After a rescue: serials and the number of commits go on at least there, and so many messages are lost."""
+        """Raise the next serial and the number of commits to at least these, and add lost messages.
+
+        This is used after a rescue.
+        """
 
         def work(rows: Rows) -> None:
             rows.meta["commits"] = max(rows.meta["commits"], commits)
@@ -491,9 +548,10 @@ class DelayedStore:
     # Space
 
     def shrink(self, files: Files) -> bool:
-        """Give disk space back, if much is free and little in use: LMDB itself never does. A file is replaced, so it is all or nothing.
+        """Give disk space back if much is free and little in use. Return True if done.
 
-        The copy is synced before it takes the old one's place. Where it cannot be made, nothing has happened.
+        LMDB itself never does this. A compact copy replaces the file, so the change is all or
+        nothing. The copy is synced first. If it cannot be made, nothing changes.
         """
         with translated(self.path):
             info, stat = self._env.info(), self._env.stat()
@@ -504,7 +562,7 @@ class DelayedStore:
         try:
             files.make_folder(copy)
             try:
-                with self._trying("shrink"):  # it reads every page
+                with self._trying("shrink"):  # this reads every page
                     self._env.copy(copy, compact=True)
                 fd = files.open_append(f"{copy}/{DATA_NAME}")
                 try:
@@ -525,7 +583,10 @@ class DelayedStore:
         return True
 
     def _sync_name(self, files: Files) -> None:
-        """The copy is the one that counts: were its name lost with the power, so would be what is committed to it from now on."""
+        """Sync the name of the copy.
+
+        If a power loss undid the rename, everything committed to the copy since would be lost.
+        """
         try:
             files.sync_folder(self.path)
         except OSError as error:
@@ -534,7 +595,10 @@ class DelayedStore:
     # Looking
 
     def listed(self, after: DelayedKey | None, limit: int, body_bytes: int) -> list[Listed]:
-        """Messages in the order of their keys, those behind `after`. Damaged rows are left out here; `due` sets them aside."""
+        """Return messages in the order of their keys, after the key `after`.
+
+        Damaged rows are left out here. `due` sets them aside.
+        """
         found: list[Listed] = []
         with self._trying("list"), translated(self.path), self._env.begin() as txn:
             start = holder(txn, after) if after is not None else None
@@ -578,7 +642,11 @@ class DelayedStore:
 
     @contextmanager
     def _trying(self, what: str) -> Iterator[None]:
-        """Marked the first time, and now and then: other pages are read later; and whenever damage was met: the next start looks for it."""
+        """Call `attempting` around an operation, the first time and every MARKED_EVERY times.
+
+        Later runs read other pages, so once is not enough. If the operation meets damage, the mark
+        stays, and the next start examines the environment.
+        """
         times = self._tried.get(what, 0)
         marked = times % MARKED_EVERY == 0
         if marked:
@@ -587,7 +655,7 @@ class DelayedStore:
             yield
         except (DiskFull, OSError):
             if marked:
-                self.attempting("")  # says nothing about the environment
+                self.attempting("")  # does not mean that the environment is damaged
             raise
         except StorageError:
             if not marked:

@@ -1,16 +1,18 @@
-"""Every byte of the delayed messages' environment: keys, checked values, and what becomes of a row. Pure.
+"""Format of the delayed messages' environment: keys, checked values, and changes to a row.
 
     key                          value (all behind a checksum and the key itself)
     "d" due time, serial         a block as on the wire: header (64 bytes) and columns; its messages are due together
     "m"                          version, uuid, next serial, counts of rows, messages and bytes, sum of all rows' checksums, lost messages
     "p" producer id              a producer's next sequence and the keys of its last delayed blocks
 
-Due time (ns since 1970) and serial stand big-endian, 8 bytes each, so that rows lie in the order in which they become due. The serial
-counts messages: a row's is its first message's, and message i of it has the key (due time, serial + i), which people see as 32 hex digits.
-A serial is never used again, so a row that was deleted twice was deleted once.
+Due time (ns since 1970) and serial are big-endian, 8 bytes each, so the rows are in the order of
+their due times. The serial counts messages. A row has the serial of its first message, and message
+i of the row has the key (due time, serial + i). Users see this key as 32 hex digits. A serial is
+never used again, so deleting a row twice is harmless.
 
-A row a block, not a row a message: ten thousand messages that were published together come, lie and go together. Where one of
-them is cancelled, the row is replaced by what is left of it on either side.
+Each block has one row, instead of one row for each message: ten thousand messages that were
+published together are stored, kept and removed together. If one of them is cancelled, the messages
+before and after it replace the row. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ KEY_TEXT_DIGITS: Final = 32
 
 
 class DelayedKey(NamedTuple):
-    """Of a message; of a row: of its first message."""
+    """The key of a message. The key of a row is that of its first message."""
 
     due_ns: int
     serial: int
@@ -47,7 +49,7 @@ class DelayedKey(NamedTuple):
 
 
 class DelayedRow(NamedTuple):
-    """A block that waits. Its header still says who published it, and with which sequence."""
+    """A block that waits. Its header still has its producer and that producer's sequence."""
 
     key: DelayedKey
     block: Block
@@ -57,7 +59,11 @@ class DelayedRow(NamedTuple):
 
 
 class DelayedProducer(NamedTuple):
-    """`recent`: (sequence, due time, serial of the first message) of its last delayed blocks, ascending."""
+    """A producer's state.
+
+    `recent` has (sequence, due time, serial of the first message) of its last delayed blocks,
+    ascending.
+    """
 
     next_sequence: int
     used_ns: int
@@ -65,7 +71,7 @@ class DelayedProducer(NamedTuple):
 
 
 def parse_key(text: str) -> DelayedKey | None:
-    """The key that people are shown; None where that is none."""
+    """Return the key that users see, parsed. Returns None if the text is not a key."""
     if len(text) != KEY_TEXT_DIGITS or not all(digit in "0123456789abcdefABCDEF" for digit in text):
         return None
     return DelayedKey(int(text[:16], 16), int(text[16:], 16))
@@ -76,7 +82,7 @@ def row_key(key: DelayedKey) -> bytes:
 
 
 def parse_row_key(key: bytes) -> DelayedKey:
-    """`Damaged` where it is none."""
+    """Return the key of a row. Raises `Damaged` if it is not one."""
     if len(key) != _KEY.size or key[:1] != ROW:
         raise Damaged(f"a delayed row has the key {key[:40]!r}")
     _, due_ns, serial = _KEY.unpack(key)
@@ -95,13 +101,16 @@ def parse_producer_key(key: bytes) -> int:
 
 
 def wrap(key: bytes, *data: Any) -> bytes:
-    """A value: checksum, key, data."""
+    """Return a value: checksum, key, data."""
     rest = b"".join((len(key).to_bytes(2, "little"), key, *data))
     return crc32c(rest).to_bytes(4, "little") + rest
 
 
 def unwrap(key: bytes, value: bytes) -> memoryview:
-    """The data of a value that stands under this key; `Damaged` if it is not as it was written, or another key's."""
+    """Return the data of the value of this key.
+
+    Raises `Damaged` if it is not as written, or belongs to another key.
+    """
     start = _HEAD.size + len(key)
     if len(value) >= start:
         crc, size = _HEAD.unpack_from(value)
@@ -111,18 +120,21 @@ def unwrap(key: bytes, value: bytes) -> memoryview:
 
 
 def names_itself(key: bytes, value: bytes) -> bool:
-    """Whether a row that waits has a key of ours, and its value was written under it. Cheap, and no proof of what follows."""
+    """Return True if this is the key of a row, and its value was written under it.
+
+    This is cheap, and proves nothing about the data that follow.
+    """
     return len(key) == _KEY.size and key[:1] == ROW and value[4 : _HEAD.size + len(key)] == len(key).to_bytes(2, "little") + key
 
 
 def encode_row(row: DelayedRow) -> tuple[bytes, bytes]:
-    """(key, value)."""
+    """Return (key, value)."""
     key = row_key(row.key)
     return key, wrap(key, row.block.wire_header(), row.block.columns)
 
 
 def decode_row(key: bytes, value: bytes) -> DelayedRow:
-    """`Damaged` unless every byte is as it was written."""
+    """Return the row. Raises `Damaged` unless every byte is as written."""
     found = parse_row_key(key)
     data = unwrap(key, value)
     try:
@@ -133,14 +145,17 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
     if header.length != len(data):
         raise Damaged(f"the delayed row {found.text()} is no block: it has {len(data)} bytes and says {header.length}")
     try:
-        check_columns(header, columns)  # the row's own checksum says what was written, this one what was published
+        check_columns(header, columns)  # the row's checksum proves what was written, this one what was published
     except ZsqError as error:
         raise Damaged(f"the delayed row {found.text()} is not as it was published: {error}") from None
     return DelayedRow(found, Block(header, columns, columns))
 
 
 def count_of(key: bytes, value: bytes) -> int:
-    """How many messages a damaged row had, as far as that can be known: its block's header has a checksum of its own. Else 1."""
+    """Return how many messages a damaged row had, or 1 if it is unknown.
+
+    The header of its block has its own checksum, so it may be whole.
+    """
     start = _HEAD.size + len(key)
     try:
         return decode_header(value[start : start + HEADER_BYTES]).count
@@ -149,24 +164,33 @@ def count_of(key: bytes, value: bytes) -> int:
 
 
 def has_its_size(key: bytes, value: bytes) -> bool:
-    """Whether nothing in a damaged row speaks against the sizes of key and value, which LMDB keeps apart from them."""
+    """Return True if nothing in a damaged row contradicts the sizes of its key and value.
+
+    LMDB stores these sizes apart from key and value.
+    """
     start = _HEAD.size + len(key)
     if len(value) < start + HEADER_BYTES or (value[4:6] != len(key).to_bytes(2, "little") and value[_HEAD.size : start] != key):
         return False
     try:
         return start + decode_header(value[start : start + HEADER_BYTES]).length == len(value)
     except ZsqError:
-        return True  # it is the header that is damaged
+        return True  # the header itself is damaged
 
 
 def due_block(row: DelayedRow) -> Block:
-    """As it goes into the log: flag, due time and serial lie in its header there, in place of the producer's."""
+    """Return the block as the log stores it.
+
+    Its header has the flag DELAYED, and the due time and serial instead of producer and sequence.
+    """
     header = row.block.header._replace(flags=row.block.header.flags | DELAYED, producer_id=row.key.due_ns, sequence=row.key.serial)
     return Block(header, row.block.payload, row.block.columns)
 
 
 def without(row: DelayedRow, serials: Collection[int]) -> Iterator[DelayedRow]:
-    """What is left of a row when these messages are taken out: one row for each run of messages that stays."""
+    """Yield the rest of a row without these messages.
+
+    Each run of messages that stays becomes one row.
+    """
     first = row.key.serial
     start = 0
     for serial in sorted({*serials, first + row.block.count}):

@@ -1,48 +1,58 @@
-"""The delayed messages of a topic at start: open them, rescue them, and delete the rows of those that are in the log already.
+"""Recovery of delayed messages: opens, mends or rescues their environment when a topic starts.
 
-A file `delayed.attempt` says that a life of the storage process died while it did something with the environment for the first
-time: then it is looked through in a process of its own before it is opened again. A damaged page that LMDB trips over kills the
-reader with SIGBUS or SIGSEGV, each time, for ever; so the first death may leave no file, the second does, and then it is rescued.
-With the word `rescue` in it that is done at once: a row is damaged that LMDB cannot delete without moving others over each other.
+*Opening.* `open_delayed` opens the environment and removes the rows of messages that are in the log
+already. A file `delayed.attempt` means that an earlier storage process died during an operation
+that it tried for the first time. Then a separate process examines the environment before it is
+opened again. A damaged page on which LMDB fails kills the reader with SIGBUS or SIGSEGV, every
+time. The first death may leave no file, but the second does, and then the environment is rescued.
+If the file contains `rescue`, the rescue starts at once: LMDB cannot remove a damaged row without
+moving others over each other.
 
-LMDB's two heads, and whether the right one counts.
+*Heads.* The first two pages of an environment each say where a tree of pages is: that of the newest
+commit, and that of the commit before. They have no checksums. One flipped bit in either can make
+LMDB refuse the whole environment, though every row is whole. Or LMDB takes the older tree for the
+newest, and the last commit is lost unnoticed.
 
-The first two pages of an environment each say where a tree of pages is: the newest commit's, and that of the one before. They have no
-checksums. One flipped bit in either can make LMDB refuse all of it, though every row is whole; or take the older tree for the newest:
-what was committed last is gone then, unnoticed.
+*Note.* After each commit, DelayedStore reports its number of commits, and `delayed/commits` notes
+it without a sync. This costs microseconds, outlives the process, and is never ahead of what LMDB
+has synced. A power loss may remove the note or leave an old one. Then a lost commit stays
+unnoticed. The state store's checkpoint would be seconds behind, and the only commit that can vanish
+is the last one.
 
-*The note.* After each commit DelayedStore says how many there were, and that is noted in `delayed/commits`, not synced: it costs
-microseconds, outlives the process, and is never ahead of what LMDB has synced. With the power it may be lost or old; then nothing is
-noticed, as before. In the state store's checkpoint it would be seconds behind, and the one commit that can vanish is the last one.
+*Mending.* This happens if LMDB refuses, or if the environment has fewer commits than are noted.
+Each of the two heads replaces both in turn, with its constant fields corrected, and the one with
+more commits stays. Another process tests each head, because the test may kill it. Mending works in
+place and not on a copy: an environment may have gigabytes, and a topic has two minutes to start.
+Before, the two original pages are synced to a file. They are put back if neither head helps.
+Otherwise the file is kept as `delayed/head.bad-N`.
 
-*The mending.* Where LMDB refuses, or fewer commits are found than are noted, each of the two heads is put in place of both, with what is
-constant in it made right, and the one with more commits stays. Whether one is good is tried in another process, as it may die of it.
-That is done in place and not on a copy: an environment may have gigabytes, and a topic's start two minutes. The two pages as they were
-are synced to `delayed/head.bad-N` first, and go back to where they were if nothing comes of it.
-
-Save what can be read of a damaged environment of delayed messages, in processes of their own: reading it may kill whoever does.
+*Rescue.* It saves all readable rows of a damaged environment, in separate processes, because
+reading may kill the reader.
 
     python -m zsq.storage.delayed.delayed_recovery STEP OLD NEW PARENT ROWS BORDER
     python -m zsq.storage.delayed.delayed_recovery meta|check PATH
 
-A step reads OLD (never writes there) and adds to NEW what it finds whole: `meta` says what the meta row knows, `forward` takes rows
-from the first on, `backward` from the last, `producers` the producers' rows. A step that dies of a damaged page is tried once more,
-committing each row; so the two ways over the rows leave out only what lies between the first and the last page that cannot be read. Each
-row is believed by its own checksum. What comes out is one line of JSON.
+A step reads OLD, never writes there, and adds the undamaged rows to NEW. `meta` prints the content
+of the meta row, `forward` takes rows from the first on, `backward` from the last, and `producers`
+the producers' rows. A step that dies of a damaged page is tried once more with a commit for each
+row. So both passes together leave out only the rows between the first and the last unreadable page.
+Each row is checked by its own checksum. The output is one line of JSON.
 
-A rescue of many rows takes longer than a start may take. So one that was killed goes on where it was: `forward` behind the last row of
-NEW, `backward`, which stops at the `BORDER` that the former came to, before the first one behind that; what steps are done is in a file. A
-step outlives the parent that was killed by one commit at most, and the next waits for its lock.
+A rescue of many rows takes longer than a start may take. So a killed rescue continues where it
+stopped. `forward` continues after the last row of NEW. `backward` goes down to `BORDER`, the last
+row that `forward` reached. It continues before the first row of NEW after `BORDER`. A file lists
+the steps that are done. A step outlives its killed parent by one commit at most, and the next step
+waits for its lock.
 
-Names in the topic's folder, so that a crash at any moment is finished by the next start:
+The names in the topic's folder let the next start finish after a crash at any moment:
 
 | names | then |
 |---|---|
-| `delayed`, `delayed.rescue` | salvage goes on |
+| `delayed`, `delayed.rescue` | the rescue continues |
 | `delayed`, `delayed.ready` | rename `delayed` to `delayed.bad-N` |
 | `delayed.ready` | rename it to `delayed` |
 
-Nothing is deleted: `delayed.bad-N` stays for whoever wants to look.
+Nothing is deleted: `delayed.bad-N` stays for inspection.
 """
 
 from __future__ import annotations
@@ -79,7 +89,7 @@ NOTE_NAME: Final = "commits"
 NOTE_BYTES_MAX: Final = 4_096
 TRYING_NAME: Final = "head.trying"
 BAD_NAME: Final = "head.bad"
-HEADS_MAX: Final = 1_000  # set aside in one folder
+HEADS_MAX: Final = 1_000  # pairs of heads set aside in one folder
 PAGE_BYTES: Final = (4_096, 8_192, 16_384, 32_768, 65_536)
 
 # Native order, as LMDB writes it. Page: number, unused, flags, unused. Head: magic, version, address, map size; of the list of free
@@ -90,21 +100,21 @@ _FLAG_OF_HEAD: Final = 8
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _PAGE_SIZE_AT: Final = 4
-_CONSTANT: Final = {0: _MAGIC, 1: _VERSION, 2: 0, 5: 8, 12: 0, 13: 0}  # by place: of an environment with one unnamed table of plain rows
+_CONSTANT: Final = {0: _MAGIC, 1: _VERSION, 2: 0, 5: 8, 12: 0, 13: 0}  # by field, for one unnamed table of plain rows
 _LAST_PAGE_AT: Final = -2
 _TRANSACTION_AT: Final = -1
 _U64: Final = 2**64 - 1
 
 
 def note_progress(files: Files, path: str, progress: Progress) -> None:
-    """Best effort."""
+    """Write the note of the newest commit. Best effort."""
     line = json.dumps(progress._asdict()).encode()
     with contextlib.suppress(OSError):
         files.note(f"{path}/{NOTE_NAME}", line + b" %08x\n" % crc32c(line))
 
 
 def noted_progress(files: Files, path: str) -> Progress:
-    """All 0 where there is no good note."""
+    """Return the noted progress, or all 0 if there is no good note."""
     try:
         line, _, crc = files.read_note(f"{path}/{NOTE_NAME}", NOTE_BYTES_MAX).rpartition(b" ")
         if crc == b"%08x\n" % crc32c(line):
@@ -116,16 +126,17 @@ def noted_progress(files: Files, path: str) -> Progress:
 
 
 def finish_mending(files: Files, path: str) -> None:
-    """After a crash in the middle of one: as it was before."""
+    """Put the original heads back after a crash during mending."""
     trying = f"{path}/{TRYING_NAME}"
     if files.exists(trying):
         _take_back(files, path, files.read_file(trying, 2 * PAGE_BYTES[-1]))
 
 
 def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict[str, int]]) -> str:
-    """What was done, as a sentence; empty: there was nothing that could be. `probe` gives the meta row of an environment, {} if it cannot.
+    """Try to mend the heads. Return a sentence that says what was done, or "" if nothing helps.
 
-    `commits`: as many are noted.
+    `commits` is the noted number of commits. `probe` returns the meta row of an environment, or {}
+    if it cannot be read.
     """
     before = probe(path).get("commits", -1)
     original = _read(files, path)
@@ -156,14 +167,18 @@ def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict
 
 
 def _take_back(files: Files, path: str, original: bytes) -> None:
-    """The pages as they were. Their copy is gone for good before anything is committed: the next start would put it over newer ones."""
+    """Put the original pages back, and remove their copy.
+
+    The copy is removed durably before the next commit. Otherwise the next start would put it over
+    newer pages.
+    """
     _write(files, path, original)
     files.remove(f"{path}/{TRYING_NAME}")
     files.sync_folder(path)
 
 
 def _read(files: Files, path: str) -> bytes:
-    """Both pages; empty where the file is none of LMDB's."""
+    """Return both head pages, or an empty value if the file is not one of LMDB's."""
     data = files.read_file(f"{path}/{DATA_NAME}", 2 * PAGE_BYTES[-1])
     for size in PAGE_BYTES:
         for at in (size, 0):
@@ -173,7 +188,11 @@ def _read(files: Files, path: str) -> bytes:
 
 
 def _variant(original: bytes, index: int, pages: int) -> bytes:
-    """This head in place of both. The last page is the file's: one too many is a page not used, one too few is one written over."""
+    """Return both pages with the chosen head in each.
+
+    Its last page is set to the last one of the file. One page too many stays unused, but one too
+    few would be overwritten.
+    """
     size = len(original) // 2
     heads = [list(_HEAD.unpack_from(original, at + _PAGE.size)) for at in (0, size)]
     head = heads[index]
@@ -209,7 +228,7 @@ RESCUES_MAX: Final = 1_000  # environments set aside in one folder
 
 
 def finish_rescue(files: Files, directory: str) -> None:
-    """After a crash at the end of one."""
+    """Finish a rescue after a crash at its end."""
     path = f"{directory}/{DELAYED_NAME}"
     if files.exists(path + TEMPORARY_SUFFIX):
         files.remove_tree(path + TEMPORARY_SUFFIX)
@@ -218,17 +237,19 @@ def finish_rescue(files: Files, directory: str) -> None:
 
 
 def is_rescuing(files: Files, directory: str) -> bool:
-    """One was begun, and is not at its end."""
+    """Return True if a rescue has begun and not ended."""
     return files.exists(f"{directory}/{DELAYED_NAME}{RESCUE_SUFFIX}")
 
 
 def rescue(
     files: Files, directory: str, uuid: bytes, now_ns: int, noted: Progress, drop_moved: Callable[[DelayedStore], object]
 ) -> tuple[str, int | None]:
-    """Put in place what can be read: where the old environment lies now, and how many messages are lost (None: nobody knows).
+    """Rescue the environment. Return the path of the old one, and the number of lost messages.
 
-    `noted`: what is known of its newest commit. `drop_moved` removes rows that the log has. `StoreFailed` where it could not be done
-    for another reason than damage (no space): nothing has changed then, and the next time goes on.
+    The number is None if it is unknown. `noted` is the noted progress of the newest commit.
+    `drop_moved` removes rows that the log has. Raises `StoreFailed` if the rescue fails for another
+    reason than damage, for example without space. Nothing has changed then, and the next start
+    continues the rescue.
     """
     path = f"{directory}/{DELAYED_NAME}"
     new = path + RESCUE_SUFFIX
@@ -243,7 +264,7 @@ def rescue(
             expected = noted.messages
         lost = None if expected is None else max(0, expected - store.summary.messages)
         serial, commits = max(meta.get("serial", 0), noted.serial), max(meta.get("commits", 0), noted.commits)
-        store.adjust(serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits)  # again after a crash: the same
+        store.adjust(serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits)  # repeatable after a crash
     finally:
         store.close()
     for name in (DONE_NAME, STEP_LOCK_NAME):
@@ -266,7 +287,7 @@ def _begin(files: Files, directory: str, uuid: bytes, now_ns: int) -> None:
 
 
 def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
-    """Those that are not done yet; what the meta row says."""
+    """Run the steps that are not done yet. Return the content of the meta row."""
     note = f"{new}/{DONE_NAME}"
     done: dict[str, dict[str, int | str]] = documents.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
     for step in STEPS:
@@ -290,12 +311,12 @@ def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
 
 
 def probe(path: str) -> dict[str, int]:
-    """What the meta row of an environment knows; {} where it cannot be read."""
+    """Return the content of the meta row of an environment, or {} if it cannot be read."""
     return {name: int(value) for name, value in (_run("meta", path) or {}).items()}
 
 
 def _last_row(path: str) -> bytes:
-    """Its key; empty where there is none."""
+    """Return the key of the last row, or an empty value if there is none."""
     with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
         cursor = txn.cursor()
         found: bytes = cursor.key() if cursor.set_range(META) and cursor.prev() else b""
@@ -314,7 +335,7 @@ def _put_in_place(files: Files, directory: str) -> str:
 
 
 def _run(step: str, *arguments: str) -> dict[str, int | str] | None:
-    """What the step said; None where it died of what it read."""
+    """Return the output of a step, or None if it died of what it read."""
     name, old = __spec__.name if __spec__ is not None else __name__, arguments[0]
     try:
         done = subprocess.run([sys.executable, "-m", name, step, *arguments], capture_output=True, timeout=STEP_S, check=False)
@@ -331,7 +352,10 @@ def _run(step: str, *arguments: str) -> dict[str, int | str] | None:
 
 
 def check_delayed(path: str) -> list[str]:
-    """What is wrong with an environment of delayed messages, as sentences; empty: it is sound. Nobody may have it open to write."""
+    """Return the defects of an environment of delayed messages as sentences.
+
+    No process may have it open for writing.
+    """
     verdict = examine(path)
     if verdict.findings or not verdict.finished:
         return verdict.findings
@@ -343,11 +367,14 @@ def check_delayed(path: str) -> list[str]:
         return [str(error)]
 
 
-# The steps, in a process of their own
+# The steps, in a separate process
 
 
 def counted(path: str) -> dict[str, str]:
-    """Whether the meta row counts what is there: every row was found whole before."""
+    """Return the fields that the meta row counts wrongly, each with a sentence.
+
+    The caller has found every row undamaged before.
+    """
     found: dict[str, int] = dict.fromkeys(("rows", "messages", "bytes", "sum"), 0)
     with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)) as env:
         txn = env.begin()
@@ -380,20 +407,20 @@ def meta_of(path: str) -> dict[str, int]:
 
 
 def uuid_of(path: str) -> bytes:
-    """Which topic's it is. Only of one that was found to be sound."""
+    """Return the UUID of the topic of an environment that was found sound."""
     with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
         found: bytes = read_meta(txn)["uuid"]
         return found
 
 
 def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border: bytes) -> None:
-    """Until done, or the parent is gone."""
+    """Run a step until it is done or the parent process is gone."""
     files = Files()
     while getppid() == parent:
         try:
             lock = files.lock(f"{new}/{STEP_LOCK_NAME}")
             break
-        except Locked:  # what is left of a parent that was killed
+        except Locked:  # held by a step of a killed parent
             time.sleep(LOCK_LOOK_S)
     else:
         return
@@ -420,7 +447,10 @@ def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border:
 
 
 def resumed(own: Any, border: bytes) -> bytes:
-    """Where the way over the rows was, by what was saved: the last row, or going backward (there is a border) the first one behind it."""
+    """Return the saved row where a pass over the rows continues, or an empty value.
+
+    This is the last row, or for `backward` (with a border) the first row after the border.
+    """
     cursor = own.cursor()
     if border:
         found = cursor.set_range(border + b"\0")
@@ -497,14 +527,15 @@ if __name__ == "__main__":
 ATTEMPT_SUFFIX: Final = ".attempt"
 WORD_BYTES_MAX: Final = 100
 MADE_SUFFIX: Final = ".made"
-MOVED_MAX: Final = 1_000  # rows that are removed by one commit
-BAD_ROWS_MAX: Final = 1_000  # files; what is damaged beyond them is counted only
+MOVED_MAX: Final = 1_000  # rows that one commit removes
+BAD_ROWS_MAX: Final = 1_000  # files; further damaged rows are only counted
 
 
 def make_delayed(files: Files, directory: str, uuid: bytes, now_ns: int) -> DelayedStore:
-    """The environment of a topic that had none: under a temporary name, synced, renamed. `DiskFull`, `StoreFailed`.
+    """Create the environment of a topic: under a temporary name, then synced and renamed.
 
-    Its serials begin at the present time: were there ever one before, they would not come again.
+    The serials begin at the present time, so that they do not repeat those of an environment that
+    existed before. Raises `DiskFull` or `StoreFailed`.
     """
     path = f"{directory}/{DELAYED_NAME}"
     temporary = path + TEMPORARY_SUFFIX
@@ -527,7 +558,10 @@ def make_delayed(files: Files, directory: str, uuid: bytes, now_ns: int) -> Dela
 
 
 def _note_made(files: Files, directory: str) -> None:
-    """So that a folder which is gone later is missed: messages that were acknowledged are nowhere else. Best effort."""
+    """Note that the folder exists, so that its loss is noticed. Best effort.
+
+    The folder is the only place of its acknowledged messages.
+    """
     made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
     with contextlib.suppress(OSError):
         if not files.exists(made):
@@ -536,7 +570,10 @@ def _note_made(files: Files, directory: str) -> None:
 
 
 def _tell_if_gone(files: Files, directory: str, alarms: list[str]) -> None:
-    """Once: whoever removes the folder to do without what waited in it hears of it too."""
+    """Add an alarm, once, if the folder is gone.
+
+    An operator who removes the folder on purpose gets the alarm too.
+    """
     made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
     if files.exists(made):
         alarms.append(f"{directory}/{DELAYED_NAME} is gone, with all delayed messages that waited in it; nobody knows how many")
@@ -547,9 +584,11 @@ def _tell_if_gone(files: Files, directory: str, alarms: list[str]) -> None:
 def open_delayed(
     files: Files, directory: str, uuid: bytes, log: Log, applied: int, now_ns: int, notes: list[str], alarms: list[str]
 ) -> DelayedStore | None:
-    """None where there is none. What the log has behind offset `applied` is deleted here: it has moved.
+    """Open the environment, or return None if there is none. Rescue it if it is damaged.
 
-    `ForeignDirectory`: another topic's, or its file is missing. `StoreFailed`: it cannot be rescued now.
+    This removes the rows of blocks that the log has after offset `applied`, because they have
+    moved. Raises `ForeignDirectory` if the environment belongs to another topic, or if its file is
+    missing. Raises `StoreFailed` if it cannot be rescued now.
     """
     finish_rescue(files, directory)
     path = f"{directory}/{DELAYED_NAME}"
@@ -571,7 +610,7 @@ def open_delayed(
         number = "an unknown number of" if lost is None else lost
         alarms.append(f"{trouble.text}; set aside as {bad}, and what can be read was saved: {number} delayed messages are lost")
         _mark(files, path, "")
-        files.sync_folder(directory)  # a mark that came back with a power cut would have it rescued again
+        files.sync_folder(directory)  # a mark restored by a power loss would cause another rescue
         store = DelayedStore(path, uuid)
     _mark(files, path, "")
     _connect(store, files, directory)
@@ -589,14 +628,21 @@ def open_delayed(
 
 
 def moved_keys(log: Log, applied: int) -> Iterator[DelayedKey]:
-    """Of the blocks behind the checkpoint that were published with a delay: their rows may still be here."""
+    """Yield the keys of blocks after the checkpoint that were published with a delay.
+
+    Their rows may still exist.
+    """
     for header, _ in log.headers(max(applied - 1, 0)):
         if header.flags & DELAYED and header.next_offset > applied:
             yield DelayedKey(header.producer_id, header.sequence)
 
 
 def drop_moved(store: DelayedStore, log: Log) -> None:
-    """An older commit's rows may have moved long before the checkpoint; never before they were due."""
+    """Remove the rows of blocks that are in the log, from the first row's due time on.
+
+    Rows of an older commit may have moved long before the checkpoint, but never before they were
+    due.
+    """
     if store.summary.next_due_ns:
         _remove(store, moved_keys(log, log.offset_at(store.summary.next_due_ns)), counts=False)
 
@@ -610,7 +656,10 @@ def _remove(store: DelayedStore, keys: Iterator[DelayedKey], *, counts: bool) ->
 
 
 def _fallen_back(store: DelayedStore, log: Log, noted: Progress) -> str:
-    """The newest commit is gone, and cannot be had again: what it had put is lost, what it had moved must not move again."""
+    """Repair the store after its newest commits were lost. Return an alarm.
+
+    What those commits added is lost. What they moved to the log must not move again.
+    """
     before = store.progress.commits
     drop_moved(store, log)
     lost = max(0, noted.messages - store.summary.messages)
@@ -622,16 +671,19 @@ def _fallen_back(store: DelayedStore, log: Log, noted: Progress) -> str:
 
 
 class _Trouble(NamedTuple):
-    """Why it is not open. `older`: it could be, and its newest commits are missing."""
+    """The reason why the environment is not open.
+
+    `older` is True if it could be opened but its newest commits are missing.
+    """
 
     text: str
     older: bool = False
 
 
 def _open(files: Files, directory: str, uuid: bytes, commits: int, notes: list[str]) -> tuple[DelayedStore | None, _Trouble]:
-    """`commits`: as many it must have seen."""
+    """Open the environment. It must have at least `commits` commits."""
     path = f"{directory}/{DELAYED_NAME}"
-    if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would make it, empty
+    if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would create an empty one
         raise ForeignDirectory(f"{path} holds no {DATA_NAME}: restore it, or remove the folder to do without what waited in it")
     if files.exists(path + ATTEMPT_SUFFIX):
         if files.read_file(path + ATTEMPT_SUFFIX, WORD_BYTES_MAX) == RESCUE.encode():
@@ -658,7 +710,10 @@ def _connect(store: DelayedStore, files: Files, directory: str) -> None:
 
 
 def _mark(files: Files, path: str, what: str) -> None:
-    """Best effort: without it a death is only found out one life later, or by a person."""
+    """Write or remove the file `delayed.attempt`. Best effort.
+
+    Without the file, a death is noticed one start later, or by a person.
+    """
     name = path + ATTEMPT_SUFFIX
     with contextlib.suppress(OSError):
         if files.exists(name):
@@ -668,7 +723,10 @@ def _mark(files: Files, path: str, what: str) -> None:
 
 
 def _keep_bad(files: Files, directory: str, key: bytes, value: bytes, why: str) -> None:
-    """A damaged row as a file: a line of JSON, its checksum, a line feed, the bytes. Best effort."""
+    """Save a damaged row to a file: a line of JSON, its checksum, a line feed, the bytes.
+
+    Best effort.
+    """
     prefix = f"{DELAYED_NAME}-"
     with contextlib.suppress(OSError):
         if sum(name.startswith(prefix) and name.endswith(BAD_SUFFIX) for name in files.list(directory)) >= BAD_ROWS_MAX:

@@ -1,5 +1,4 @@
-"""Snapshot: a copy of the state store's small rows in one checksummed file, to rebuild a damaged
-store.
+"""Snapshot: the state store's small rows in one checksummed file, to rebuild a damaged store.
 
     DIR/state.snapshot = head line  checksum line  rows
 
@@ -9,8 +8,8 @@ lowest offset. The holes themselves are only in the store: a channel that loses 
 that offset. A row is the length of its key (2 bytes) and of its value (4), the key, and the value
 with the checksum that it has in the store (`state_rows.py`).
 
-The file is written under another name, synced and renamed. So there is always a complete old or new
-one.
+The file is written under another name, synced and renamed. So there is always a complete file, the
+old one or the new one.
 """
 
 from __future__ import annotations
@@ -159,11 +158,11 @@ def _rows(body: memoryview) -> Iterator[Row]:
 
 
 def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]]:
-    """Return rows for a store without deferred holes, and the old cursors of the channels that had
-    some.
+    """Return rows for a store without deferred holes, and old cursors by channel.
 
-    Each such channel goes back to its lowest deferred hole. Its other holes from there on lie no
-    longer behind the cursor, so they are left out.
+    Each channel that had deferred holes goes back to the lowest one. From there on it reads
+    everything again, so its other holes there are left out. The old cursors are those of these
+    channels.
     """
     rows: list[Row] = []
     moved: dict[str, int] = {}

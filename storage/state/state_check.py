@@ -112,7 +112,10 @@ def _heads(files: Files, fd: int) -> tuple[int, list[_Tree]]:
 
 
 def _walk(files: Files, fd: int, size: int, root: int) -> Iterator[tuple[tuple[int, ...], str]]:
-    """Yield for each page of the tree what it adds to the counts, and its defect or ""."""
+    """Yield for each page of the tree what it adds to the counts, and its defect.
+
+    The defect is empty if there is none.
+    """
     seen: set[int] = set()
     left = [] if root == _NONE else [root]
     while left:
