@@ -1,1 +1,1 @@
-"""The delayed store: messages that are not due yet, in an LMDB environment of its own."""
+"""Delayed store: messages that are not due yet, in a separate LMDB environment."""

@@ -1,11 +1,12 @@
-"""Every byte and every name of NSQ's files: data, metadata, the list of topics, and the message in a record. Pure.
+"""Format of NSQ's files: data, metadata, the list of topics, and the message in a record.
 
     NAME.diskqueue.000007.dat    records: int32 length, then so many bytes; no header, no checksum
     NAME.diskqueue.meta.dat      depth \\n read file,position \\n write file,position \\n, as decimal text
     nsqd.dat                     JSON: topics, their channels, which are paused
 
-NAME is a topic's, or TOPIC:CHANNEL. All integers are big-endian. A record of nsqd holds a message: int64 time, uint16 attempts,
-16 bytes of id (hex digits), the body. These formats are NSQ's (nsqd 1.3, go-diskqueue 1.1) and not ours to change.
+NAME is the name of a topic, or TOPIC:CHANNEL. All integers are big-endian. A record of nsqd holds a
+message: int64 time, uint16 attempts, 16 bytes of id (hex digits), the body. NSQ defines these
+formats (nsqd 1.3, go-diskqueue 1.1), so they must not change here. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .. import documents
 from ..errors import Damaged, ForeignDirectory
 
 LENGTH_BYTES: Final = 4
-NSQ_HEAD_BYTES: Final = 26  # of a message: time, attempts, id
+NSQ_HEAD_BYTES: Final = 26  # head of a message: time, attempts, id
 NSQ_ID_BYTES: Final = 16
 NSQ_ATTEMPTS_MAX: Final = 2**16 - 1
 BAD_SUFFIX: Final = ".bad"
@@ -29,21 +30,24 @@ META_BYTES_MAX: Final = 256
 _INFIX: Final = ".diskqueue."
 _META_SUFFIX: Final = f"{_INFIX}meta.dat"
 _DATA_SUFFIX: Final = ".dat"
-_DIGITS: Final = 6  # at least; file 1,000,000 has seven
-_DIGITS_MAX: Final = 19  # what nsqd can count to
+_DIGITS: Final = 6  # minimum; file 1,000,000 has seven
+_DIGITS_MAX: Final = 19  # the largest number of nsqd
 _LENGTH: Final = struct.Struct(">i")
 _MESSAGE: Final = struct.Struct(">qH16s")
 assert _MESSAGE.size == NSQ_HEAD_BYTES
 assert _LENGTH.size == LENGTH_BYTES
 
-# What a message's head must look like for a reader that lost its way to believe it: a time between 2010 and 2100, an id of hex digits.
+# A reader that has lost its position accepts a message's head with a time between 2010 and 2100.
 _TIME_MIN: Final = 1_262_304_000 * 10**9
 _TIME_MAX: Final = 4_102_444_800 * 10**9
 _HEX: Final = frozenset(b"0123456789abcdef")
 
 
 class Meta(NamedTuple):
-    """Where a queue is read and written. `depth`: how many records lie between, if it was counted right."""
+    """The read and write positions of a queue.
+
+    `depth` is the number of records between them, if it was counted right.
+    """
 
     depth: int = 0
     read_file: int = 0
@@ -53,7 +57,7 @@ class Meta(NamedTuple):
 
 
 class NsqMessage(NamedTuple):
-    """One message in nsqd's form. `attempts`: how often it was sent already."""
+    """A message in nsqd's form. `attempts` is how often it was sent already."""
 
     timestamp_ns: int
     attempts: int
@@ -76,7 +80,7 @@ class NsqdTopic:
 
 @dataclass(frozen=True, slots=True)
 class NsqdList:
-    """What nsqd.dat says."""
+    """The content of nsqd.dat."""
 
     topics: tuple[NsqdTopic, ...] = ()
     version: str = ""
@@ -94,12 +98,15 @@ def meta_name(name: str) -> str:
 
 
 def queue_name(topic: str, channel: str = "") -> str:
-    """nsqd's name for a topic's own queue, or a channel's."""
+    """Return nsqd's name for a topic's own queue, or for a channel's."""
     return f"{topic}:{channel}" if channel else topic
 
 
 def parse_data_name(file_name: str) -> tuple[str, int] | None:
-    """(queue, number), or None where the name is not that of a data file. Names may hold dots: the last `.diskqueue.` counts."""
+    """Return (queue, number), or None if the name is not that of a data file.
+
+    Names may contain dots, so the last `.diskqueue.` counts.
+    """
     stem = file_name.removesuffix(_DATA_SUFFIX)
     name, infix, digits = stem.rpartition(_INFIX)
     number_like = digits.isascii() and digits.isdigit() and _DIGITS <= len(digits) <= _DIGITS_MAX
@@ -110,7 +117,7 @@ def parse_data_name(file_name: str) -> tuple[str, int] | None:
 
 
 def parse_meta_name(file_name: str) -> str | None:
-    """The queue, or None where the name is not that of metadata."""
+    """Return the queue, or None if the name is not that of a metadata file."""
     name = file_name.removesuffix(_META_SUFFIX)
     return name if name and name != file_name else None
 
@@ -126,7 +133,10 @@ _INT64_MAX: Final = (1 << 63) - 1
 
 
 def decode_meta(data: bytes) -> Meta:
-    """`Damaged` where these are not three lines of whole numbers. A negative depth is a known drift, and read as written."""
+    """Return the metadata. Raises `Damaged` if the data are not three lines of whole numbers.
+
+    A negative depth is a known error of nsqd, and is returned as written.
+    """
     try:
         depth, reading, writing, rest = data.decode("ascii").split("\n")
         read_file, read_position = map(int, reading.split(","))
@@ -134,7 +144,7 @@ def decode_meta(data: bytes) -> Meta:
         meta = Meta(int(depth), read_file, read_position, write_file, write_position)
     except ValueError as error:
         raise Damaged(f"not the metadata of a disk queue: {data[:80]!r} ({error})") from None
-    if rest or min(meta[1:]) < 0 or max(map(abs, meta)) > _INT64_MAX:  # nsqd's are of Go's int64
+    if rest or min(meta[1:]) < 0 or max(map(abs, meta)) > _INT64_MAX:  # nsqd uses Go's int64
         raise Damaged(f"not the metadata of a disk queue: {data[:80]!r}")
     return meta
 
@@ -147,13 +157,16 @@ def encode_record(data: bytes) -> bytes:
 
 
 def decode_length(buffer: bytes | memoryview, at: int = 0) -> int:
-    """What the length field says; it may be nonsense."""
+    """Return the value of the length field. It may be nonsense."""
     found: int = _LENGTH.unpack_from(buffer, at)[0]
     return found
 
 
 def scan_records(buffer: bytes | memoryview, size_min: int, size_max: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of the payload of each whole record, up to the first that is not whole or whose length cannot be."""
+    """Yield (begin, end) of the payload of each whole record.
+
+    Stops at the first record that is incomplete or has an impossible length.
+    """
     at = 0
     while at + LENGTH_BYTES <= len(buffer):
         begin = at + LENGTH_BYTES
@@ -168,12 +181,15 @@ def scan_records(buffer: bytes | memoryview, size_min: int, size_max: int) -> It
 
 
 def encode_message(message: NsqMessage) -> bytes:
-    """The payload of a record. Attempts beyond what two bytes hold stay at their limit."""
+    """Return the payload of a record.
+
+    Attempts beyond what two bytes hold are stored as the maximum.
+    """
     return _MESSAGE.pack(message.timestamp_ns, min(message.attempts, NSQ_ATTEMPTS_MAX), message.id) + message.body
 
 
 def decode_message(payload: bytes | memoryview) -> NsqMessage:
-    """`Damaged` where there is no room for a message's head."""
+    """Return the message. Raises `Damaged` if the payload is too short for a message's head."""
     if len(payload) < NSQ_HEAD_BYTES:
         raise Damaged(f"a message of nsqd has at least {NSQ_HEAD_BYTES} bytes, not {len(payload)}")
     timestamp_ns, attempts, id_ = _MESSAGE.unpack_from(payload)
@@ -181,8 +197,11 @@ def decode_message(payload: bytes | memoryview) -> NsqMessage:
 
 
 def may_be_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
-    """Whether a record with a message of nsqd may begin at `at`: its length and its id are such as nsqd writes. Of its time nothing is
-    asked: that is the producer's clock, or what somebody restored, and no reason to throw a message away."""
+    """Return True if a record with a message of nsqd may begin at `at`.
+
+    Its length and id must be as nsqd writes them. Its time may have any value: it is from the
+    producer's clock, or restored, and no reason to lose a message.
+    """
     if at + LENGTH_BYTES + NSQ_HEAD_BYTES > len(buffer):
         return False
     if not NSQ_HEAD_BYTES <= decode_length(buffer, at) <= size_max:
@@ -191,9 +210,11 @@ def may_be_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
 
 
 def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bool:
-    """The same for a reader that lost its way, and wants to know whether one begins here: its time is likely too.
+    """Return True if a record with a message of nsqd probably begins at `at`.
 
-    There is no checksum; 16 hex digits and a time of this century are what there is. By chance it fits once in 10^22 positions of noise.
+    This is for a reader that has lost its position, so the time must be plausible too. The format
+    has no checksum, only 16 hex digits and a time of this century. Noise matches by chance at one
+    of 10^22 positions.
     """
     return may_be_message(buffer, at, size_max) and _TIME_MIN <= _MESSAGE.unpack_from(buffer, at + LENGTH_BYTES)[0] < _TIME_MAX
 
@@ -202,7 +223,7 @@ def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bo
 
 
 def encode_nsqd(found: NsqdList) -> bytes:
-    """In nsqd's own order of keys, without spaces."""
+    """Return the JSON in nsqd's order of keys, without spaces."""
     topics = [
         {"name": t.name, "paused": t.paused, "channels": [{"name": c.name, "paused": c.paused} for c in t.channels]} for t in found.topics
     ]
@@ -210,7 +231,10 @@ def encode_nsqd(found: NsqdList) -> bytes:
 
 
 def decode_nsqd(data: bytes) -> NsqdList:
-    """`ForeignDirectory` where this is not what nsqd writes. A topic without channels has null there."""
+    """Return the list of topics. Raises `ForeignDirectory` if the data are not as nsqd writes them.
+
+    nsqd writes null for a topic without channels.
+    """
     try:
         found = documents.loads(data)
         topics = tuple(

@@ -1,22 +1,28 @@
-"""What a disk queue's folder really holds, found out when it is opened; and what NSQ would lose of it, kept.
+"""Recovery of a disk queue: compares its files with its metadata when it is opened.
 
-Where metadata and data agree nothing is changed. Where they do not (a crash; NSQ counts a few thousand messages between two of its syncs),
-data counts, not metadata:
+If metadata and data agree, nothing changes. Otherwise the data count, not the metadata. This
+happens after a crash, because NSQ syncs only after a few thousand messages. Recovery keeps messages
+that NSQ would lose:
 
-* the write file is longer than the metadata says, or later files are there: what is whole in them is kept, and writing goes on in a
-  new file, as NSQ does;
-* a record that stops in the middle of the last file, or zeros at its end: a write that never finished; cut off;
-* the metadata is missing or no metadata: reading begins at the first file. NSQ would begin at file 0 and write over it;
-* the metadata cannot be right (it reads behind where it writes, or behind the end of a file) or its depth is not the number of messages
-  from the read position on: it has no checksum, and one turned bit in it would hide what was never read. Reading begins at the first
-  file there is; what was read there comes again. Counting reads all there is, so it is done up to CHECK_BYTES_MAX, and always before a
-  file is removed;
-* the write file is shorter than the metadata says: what is gone is gone, and said; NSQ would write on behind its end, with zeros
-  between;
-* the read file is not there: it was read to its end and removed before the metadata said so; reading goes on with the next one;
-* files before the read file, where the depth agrees: they were read, and their removal was lost with the power; removed.
+* The write file is longer than the metadata say, or later files exist: their complete records are
+  kept, and writing continues in a new file, as NSQ does.
+* A record ends in the middle of the last file, or the file ends in zeros: this is an unfinished
+  write, and is cut off.
+* The metadata are missing or unreadable: reading begins at the first file. NSQ would begin at file
+  0 and overwrite it.
+* The metadata are impossible (the read position is after the write position, or after the end of a
+  file), or the depth is not the number of messages from the read position on: the metadata have no
+  checksum, and one flipped bit could hide messages that were never read. Reading begins at the
+  first existing file, and messages that were read there are delivered again. Counting reads all
+  data, so it is done up to CHECK_BYTES_MAX, and always before a file is removed.
+* The write file is shorter than the metadata say: the missing data are lost, and a note says so.
+  NSQ would write on after the old end, with zeros between.
+* The read file does not exist: it was read to its end and removed before the metadata were written.
+  Reading continues with the next file.
+* Files exist before the read file, and the depth agrees: they were read, and a power loss undid
+  their removal. They are removed.
 
-The depth is then counted, not believed. No file with a message that may not have been read is removed.
+The depth is then counted. No file is removed that may contain an unread message.
 """
 
 from __future__ import annotations
@@ -43,12 +49,15 @@ from .disk_queue_format import (
 )
 
 WALK_BYTES: Final = 1024 * 1024
-CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # a second or so; beyond it the metadata of a queue that looks well is believed
+CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # about a second; plausible metadata of larger queues are trusted
 
 
 @dataclass(slots=True)
 class QueueReport:
-    """What was found when a queue was opened. `notes`: sentences for people; empty where all was as it was left."""
+    """The findings when a queue was opened.
+
+    `notes` are sentences, and empty if nothing was wrong.
+    """
 
     clean: bool = True
     salvaged_bytes: int = 0
@@ -58,7 +67,7 @@ class QueueReport:
 
 @dataclass(frozen=True, slots=True)
 class QueueFiles:
-    """Where a queue lies, and which sizes of records can be."""
+    """The place of a queue, and the possible sizes of its records."""
 
     files: Files
     folder: str
@@ -80,18 +89,21 @@ class QueueFiles:
             raise UsageError(E_BAD_ARGUMENT, f"a message of {len(message)} bytes is under this queue's minimum of {self.size_min}")
 
     def numbers(self) -> list[int]:
-        """Of the data files that are there, ascending."""
+        """Return the numbers of the existing data files, ascending."""
         found = (parse_data_name(name) for name in self.files.list(self.folder))
         return sorted(one[1] for one in found if one is not None and one[0] == self.name)
 
     def following(self, meta: Meta) -> int:
-        """The file to read after the read file: the next there is. Numbers between may be many, where metadata or a name is damaged."""
+        """Return the file to read after the read file: the next that exists.
+
+        Many numbers may be missing between them if the metadata or a name is damaged.
+        """
         if meta.read_file >= meta.write_file:
             return meta.read_file + 1
         return min((number for number in self.numbers() if meta.read_file < number < meta.write_file), default=meta.write_file)
 
     def size(self, number: int) -> int:
-        """-1 if there is no such file."""
+        """Return the size of a data file, or -1 if it does not exist."""
         path = self.data_path(number)
         if not self.files.exists(path):
             return -1
@@ -103,7 +115,7 @@ class QueueFiles:
 
 
 def write_meta(place: QueueFiles, meta: Meta) -> None:
-    """On disk when it returns, whole or not at all."""
+    """Write the metadata, whole or not at all. They are synced when this returns."""
     files = place.files
     temporary = place.meta_path + TEMPORARY_SUFFIX
     if files.exists(temporary):
@@ -114,7 +126,10 @@ def write_meta(place: QueueFiles, meta: Meta) -> None:
 
 
 def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
-    """Where to read and write from now on; on disk where it differs from what was there. `OSError` as it comes."""
+    """Return the positions to read and write at from now on, and a report.
+
+    Changed metadata are synced when this returns. Passes on an `OSError`.
+    """
     report = QueueReport()
     numbers = place.numbers()
     meta = _read_meta(place, report)
@@ -135,7 +150,7 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
     reading = _reading_from(meta, numbers)
     writing = _writing_to(place, meta, numbers, report)
     found = Meta(meta.depth, *reading, *writing)
-    if reading[0] not in numbers:  # there is nothing to read
+    if reading[0] not in numbers:  # nothing to read
         reading = writing
     drifted = (found.depth <= 0) != (reading >= writing)
     if report.clean and found == meta and not drifted:
@@ -144,7 +159,7 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
         report.clean = False
     if reading > writing:
         found = found._replace(read_file=writing[0], read_position=writing[1])
-    for number in [number for number in numbers if number >= meta.write_file]:  # the page cache may know them, and the disk not yet
+    for number in [number for number in numbers if number >= meta.write_file]:  # they may be in the page cache but not on disk
         fd = place.files.open_append(place.data_path(number))
         try:
             place.files.sync(fd)
@@ -170,10 +185,11 @@ def _read_meta(place: QueueFiles, report: QueueReport) -> Meta | None:
 
 
 def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_max: int) -> str:
-    """Why reading cannot go on where the metadata says; empty where nothing speaks against it.
+    """Return why reading cannot continue at the metadata's position, or an empty text.
 
-    A depth below zero is NSQ's own drift, and what is missing of the files has another depth: these prove nothing against the read
-    position. They prove nothing for it either, so with files before it, which would be taken for read, it is not believed.
+    A depth below zero is a known error of NSQ, and incomplete files have another depth. These cases
+    prove nothing against the read position. They prove nothing for it either. So if files before it
+    would count as read, the position is not trusted.
     """
     if (meta.read_file, meta.read_position) > (meta.write_file, meta.write_position):
         return "says that reading is farther than writing"
@@ -190,7 +206,7 @@ def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_m
 
 
 def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
-    """The read file and position, or the next there is where that file is gone."""
+    """Return the read file and position, or the start of the next file if that file is gone."""
     later = [number for number in numbers if number > meta.read_file]
     if meta.read_file in numbers or not later:
         return meta.read_file, meta.read_position
@@ -198,7 +214,11 @@ def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
 
 
 def _writing_to(place: QueueFiles, meta: Meta, numbers: list[int], report: QueueReport) -> tuple[int, int]:
-    """The write file and position: as the metadata says if that is the end, else a file of its own behind all that is there."""
+    """Return the write file and position.
+
+    These are the metadata's if the data end there. Otherwise writing begins in a new file after all
+    others.
+    """
     last = max((*numbers, meta.write_file))
     size = max(place.size(last), 0)
     if report.clean and last == meta.write_file and size == meta.write_position:
@@ -216,9 +236,10 @@ def _writing_to(place: QueueFiles, meta: Meta, numbers: list[int], report: Queue
 
 
 def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: QueueReport) -> int:
-    """Cut off a write that never finished; other rubbish stays, and is set aside when reading comes to it. Returns the file's end.
+    """Cut off an unfinished write, and return the end of the file.
 
-    Walked from the file's begin, and not from `known`: were that wrong, whole messages would look like a write that never finished.
+    Other damaged bytes stay, and are set aside when they are read. This walks from the file's begin
+    and not from `known`: if `known` were wrong, whole messages would look like an unfinished write.
     """
     end = 0
     for record in walk_records(place, number, 0):
@@ -239,7 +260,7 @@ def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: Que
         if not torn and not _is_zeros(files, fd, end, size):
             report.notes.append(f"{place.data_path(number)}: no message can be read at {end}, {rest} bytes before its end")
             return size
-        files.truncate(fd, end)  # on disk before the metadata that say so: see `recover`
+        files.truncate(fd, end)  # synced before the metadata: see `recover`
     finally:
         files.close(fd)
     report.cut_bytes += rest
@@ -252,7 +273,10 @@ def _is_zeros(files: Files, fd: int, begin: int, end: int) -> bool:
 
 
 def walk_records(place: QueueFiles, number: int, position: int) -> Iterator[tuple[int, int]]:
-    """(begin, end) of each record's payload from `position` on, as far as the disk and their lengths allow."""
+    """Yield (begin, end) of each record's payload from `position` on.
+
+    Stops at an impossible length, or where the disk cannot be read.
+    """
     files = place.files
     fd = files.open_read(place.data_path(number))
     try:
@@ -275,7 +299,7 @@ def walk_records(place: QueueFiles, number: int, position: int) -> Iterator[tupl
 
 
 def count_records(place: QueueFiles, meta: Meta) -> int:
-    """How many can be read between the read and the write position."""
+    """Return how many records can be read between the read and the write position."""
     total = 0
     for number in place.numbers():
         if meta.read_file <= number <= meta.write_file:

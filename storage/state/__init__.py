@@ -1,1 +1,1 @@
-"""The state store: what channels, producers and transactions have done, in LMDB."""
+"""State store: the states of channels, producers and transactions, in LMDB."""

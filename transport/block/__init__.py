@@ -1,1 +1,1 @@
-"""The block: a run of messages of one topic, packed."""
+"""Block: a run of messages of one topic, packed."""

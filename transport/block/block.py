@@ -1,28 +1,30 @@
-"""The block: a run of messages of one topic, packed; the unit of wire, disk and Spark. Pure.
+"""Block: a run of messages of one topic, packed. It is the unit of wire, disk and Spark.
 
-A block is two byte strings, so that its head can be rewritten without copying its messages:
+A block is two byte strings, so that its header can be rewritten without copying its messages:
 
     header   64 bytes, little-endian; a wire form and a disk form (FORMAT.md, PROTOCOL.md)
     columns  body, key, tag, headers (each Arrow's binary layout), times; then the 8-byte trailer
 
-A binary column is [validity bitmap] [int32 offsets, count + 1] [bytes], each piece padded with zeros to
-8 bytes. `pyarrow` wraps it without copying. A slice of a block is a slice of its columns: it keeps its
-offset values, and readers subtract the first. So nothing here runs once per message except `pack`,
-which reads what a person made, `gather` (block.py), and the views that hand single messages to a person;
-and those run in C (map, accumulate, join).
+A binary column is [validity bitmap] [int32 offsets, count + 1] [bytes]. Each piece is padded with
+zeros to 8 bytes. `pyarrow` wraps it without copying. A slice of a block is a slice of its columns:
+it keeps its offset values, and readers subtract the first. So nothing here runs once per message,
+with these exceptions: `pack`, `gather`, and the views that return single messages. They run in C
+(map, accumulate, join).
 
-`cut` and `gather` compute a new checksum from old bytes, so they check the old ones first. The first check of a block covers all of it and
-keeps the checksum of each prefix of whole pieces. Later checks cover only the pieces that hold the messages: `crc32c` continues from the
-prefix before a piece and must arrive at the prefix behind it. Without that, taking a large block message by message would check all of
-it each time.
+`cut` and `gather` compute a new checksum from old bytes, so they check the old ones first. The
+first check of a block covers all of it, and keeps the checksum of each prefix of whole pieces.
+Later checks cover only the pieces that hold the messages: `crc32c` continues from the prefix before
+a piece, and must arrive at the prefix after it. Otherwise, taking a large block message by message
+would check the whole block each time.
 
-Rejected: one frame with header and columns together (storing an offset would copy or alter 200 KB),
-and a row format (Spark would take each message apart, and so would every slice).
+Two alternatives were rejected. One is a single frame with header and columns, because storing an
+offset would copy or alter 200 KB. The other is a row format, because Spark and every slice would
+take each message apart.
 
-Messages that do not lie together, as one block. Pure.
-
-No part is cut out as a block of its own first: a checksum and a copy for each message of a thousand take 28 ms here; their values 7, and
-where they lie close together, as those of a tag do, 1.
+`gather` makes one block of messages that are not adjacent. It does not cut each part out as a block
+first. For a thousand single messages, their checksums and copies would take 28 ms. Reading their
+values takes 7 ms, or 1 ms if they are close together, as those of one tag are. Nothing here does
+I/O.
 """
 
 from __future__ import annotations
@@ -119,14 +121,18 @@ _TRAILER: Final = struct.Struct("<II")
 assert _TRAILER.size == TRAILER_BYTES
 _PAD: Final = tuple(b"\0" * n for n in range(8))
 PIECE_BYTES: Final = 8 * 1024
-"""What is checked at once, in half a microsecond. Smaller pieces make the first check slower, larger ones all others."""
+"""The bytes that one check covers, in half a microsecond.
+
+Smaller pieces make the first check slower, larger pieces all others.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One binary column as views: `offsets` (int32, count + 1; the first need not be 0), `data`, `validity` (Arrow's bitmap) or None.
+    """One binary column as views.
 
-    `position`: where `offsets` begin in the columns of their block.
+    `offsets` are int32, count + 1, and the first need not be 0. `validity` is Arrow's bitmap or
+    None. `position` is where `offsets` begin in the columns of their block.
     """
 
     offsets: memoryview
@@ -141,7 +147,11 @@ class Column:
         return bytes(self.data[self.offsets[index] - first : self.offsets[index + 1] - first])
 
     def values(self) -> list[bytes | None]:
-        """All values; those of equal sizes (records, fixed rows) are cut by `struct` in one call: 45 against 110 us a thousand."""
+        """Return all values.
+
+        `struct` cuts values of equal sizes (records, fixed rows) in one call. This takes 45 instead
+        of 110 microseconds for a thousand.
+        """
         whole = bytes(self.data)
         ends = self.offsets.tolist()
         count = len(ends) - 1
@@ -161,7 +171,11 @@ class Column:
 
 
 class Block:
-    """A header and its columns; `payload` is whatever object carries the column bytes, kept so that it can be sent on without a copy."""
+    """A header and its columns.
+
+    `payload` is the object that carries the column bytes. It is kept so that it can be sent on
+    without a copy.
+    """
 
     __slots__ = ("_layout", "_prefixes", "columns", "header", "payload")
 
@@ -171,7 +185,10 @@ class Block:
         self.columns = memoryview(payload) if columns is None else columns
         self._layout: tuple[tuple[Column | None, ...], memoryview | None] | None = None
         self._prefixes: tuple[int, ...] = ()
-        """Checksums of the columns up to the end of each piece, from a check of all of them; empty before that."""
+        """Checksums of the columns up to the end of each piece, from a check of all.
+
+        Empty before it.
+        """
 
     @property
     def count(self) -> int:
@@ -187,7 +204,7 @@ class Block:
 
     @property
     def length(self) -> int:
-        """Bytes on wire and disk, header and trailer included."""
+        """The bytes on wire and disk, including header and trailer."""
         return self.header.length
 
     def _parts(self) -> tuple[tuple[Column | None, ...], memoryview | None]:
@@ -215,7 +232,7 @@ class Block:
 
     @property
     def times(self) -> memoryview | None:
-        """int64 nanoseconds, one a message, where messages have a time of their own."""
+        """One int64 per message, in nanoseconds, or None if all have the header's time."""
         return self._parts()[1]
 
     def time_of(self, index: int) -> int:
@@ -227,23 +244,29 @@ class Block:
 
     @property
     def was_checked(self) -> bool:
-        """All of it was checked once. Its bytes may have changed in memory since."""
+        """True if the whole block was checked once. Its bytes may have changed in memory since."""
         return bool(self._prefixes)
 
     def check(self) -> None:
-        """Check all columns against the checksum that their producer computed: `CorruptBlock` E_CHECKSUM."""
+        """Check all columns against the checksum that their producer computed.
+
+        Raises `CorruptBlock` (E_CHECKSUM) if they differ.
+        """
         columns = self.columns[:-TRAILER_BYTES]
         found = [0]
         for position in range(0, len(columns), PIECE_BYTES):
             found.append(crc32c(columns[position : position + PIECE_BYTES], found[-1]))
         if found[-1] != self.header.columns_crc:
             raise self._corrupt()
-        self._parts()  # while the sizes in it are known to be right
+        self._parts()  # while the sizes in it are verified
         self._prefixes = tuple(found)
 
     def check_messages(self, spans: Iterable[tuple[int, int]]) -> None:
-        """Check messages `start` to `stop` of each span, and the bytes that say where they lie: `CorruptBlock` E_CHECKSUM."""
-        if len(self._prefixes) <= 2:  # not yet, or one piece is all
+        """Check messages `start` to `stop` of each span, and the bytes that locate them.
+
+        Raises `CorruptBlock` (E_CHECKSUM) if they differ from what the producer sent.
+        """
+        if len(self._prefixes) <= 2:  # not checked yet, or there is only one piece
             self.check()
             return
         columns, times = self._parts()
@@ -256,8 +279,8 @@ class Block:
                     bitmap = at - padded(len(column.validity))
                     self._check_pieces(bitmap + (start >> 3), bitmap + ((stop + 7) >> 3))
                 if (at + start * 4) // PIECE_BYTES > at // PIECE_BYTES:
-                    self._check_pieces(at, at + 4)  # the first one, from which all others count
-                self._check_pieces(at + start * 4, at + stop * 4 + 4)  # and before one of them is used
+                    self._check_pieces(at, at + 4)  # the first offset, which all others are relative to
+                self._check_pieces(at + start * 4, at + stop * 4 + 4)  # before one of them is used
                 data = at + padded(len(offsets) * 4) - offsets[0]
                 self._check_pieces(data + offsets[start], data + offsets[stop])
             if times is not None:
@@ -265,7 +288,7 @@ class Block:
                 self._check_pieces(at + start * 8, at + stop * 8)
 
     def _check_pieces(self, low: int, high: int) -> None:
-        """Those that hold bytes `low` to `high` of the columns."""
+        """Check the pieces that hold bytes `low` to `high` of the columns."""
         if low >= high:
             return
         first, end = low // PIECE_BYTES, (high - 1) // PIECE_BYTES + 1
@@ -280,7 +303,11 @@ class Block:
 
 
 def check_columns(header: Header, columns: memoryview) -> None:
-    """End-to-end check: length, trailer and checksum of the columns; `CorruptBlock` E_CHECKSUM or `UsageError` E_BAD_BLOCK."""
+    """Check length, trailer and checksum of the columns end to end.
+
+    Raises `CorruptBlock` (E_CHECKSUM) if the trailer or the checksum is wrong. Raises `UsageError`
+    (E_BAD_BLOCK) if the length is wrong.
+    """
     if header.length != HEADER_BYTES + len(columns):
         raise UsageError(E_BAD_BLOCK, f"a block says {header.length} bytes and has {HEADER_BYTES + len(columns)}")
     if _TRAILER.unpack_from(columns, len(columns) - TRAILER_BYTES) != (header.length, TRAILER_MAGIC):
@@ -290,7 +317,7 @@ def check_columns(header: Header, columns: memoryview) -> None:
 
 
 def check_block(block: Block, limits: Limits | None = None) -> None:
-    """All that a stranger's block must satisfy: checksum, layout, ascending offsets, limits a message."""
+    """Check a block from outside: checksum, layout, ascending offsets, limits of each message."""
     limits = limits or Limits()
     check_columns(block.header, block.columns)
     columns = block._parts()[0]
@@ -308,12 +335,12 @@ def check_block(block: Block, limits: Limits | None = None) -> None:
 
 
 def open_block(header: Buffer, payload: Any, columns: memoryview | None = None) -> Block:
-    """A block from its two wire frames; only the header is checked here."""
+    """Return a block from its two wire frames. This checks only the header."""
     return Block(decode_header(header), payload, columns)
 
 
 def _split(header: Header, columns: memoryview) -> tuple[tuple[Column | None, ...], memoryview | None]:
-    """Walk the layout once; `UsageError` E_BAD_BLOCK where a piece would leave the block."""
+    """Walk the layout once. Raises `UsageError` (E_BAD_BLOCK) if a piece would leave the block."""
     count = header.count
     end = len(columns) - TRAILER_BYTES
     position = 0
@@ -363,7 +390,10 @@ def pad(size: int) -> bytes:
 def seal(
     pieces: list[Any], size: int, bits: int, count: int, *, first_offset: int, time_ns: int, producer_id: int, sequence: int, flags: int = 0
 ) -> Block:
-    """Join the pieces of the columns (`size` bytes) with the trailer (the only copy), checksum them, make the header."""
+    """Join the pieces of the columns (`size` bytes) and the trailer, and make checksum and header.
+
+    This join is the only copy.
+    """
     length = HEADER_BYTES + size + TRAILER_BYTES
     if length > BLOCK_BYTES_MAX:
         raise UsageError(E_TOO_BIG, f"a block of {length} bytes is over the limit of {BLOCK_BYTES_MAX}; send smaller batches")
@@ -387,7 +417,10 @@ def pack(
     time_ns: int = 0,
     limits: Limits | None = None,
 ) -> Block:
-    """Pack messages; the optional columns have one value (or None) a message. `UsageError` E_TOO_BIG names the limit that is passed."""
+    """Pack messages. Each optional column has one value or None per message.
+
+    Raises `UsageError` (E_TOO_BIG) that names the exceeded limit.
+    """
     limits = limits or Limits()
     count = len(bodies)
     if not 1 <= count <= BLOCK_COUNT_MAX:
@@ -423,18 +456,21 @@ def pack(
 
 
 def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: str) -> int:
-    """Add the column's pieces; returns their bytes. `struct` takes 29 microseconds for a thousand offsets, `array` 59."""
+    """Add the column's pieces and return their bytes.
+
+    `struct` takes 29 microseconds for a thousand offsets, `array` 59.
+    """
     try:
         sizes = list(map(len, values))
     except TypeError as error:
-        raise UsageError(E_BAD_BLOCK, f"a {what} must be bytes: {error}") from None  # join() finds text among them
+        raise UsageError(E_BAD_BLOCK, f"a {what} must be bytes: {error}") from None  # join() finds text among the values
     largest = max(sizes)
     if largest > size_max:
         raise UsageError(E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes")
     ends = list(accumulate(sizes, initial=0))
     try:
         offsets = struct.pack(f"<{len(ends)}i", *ends)
-    except struct.error:  # it is more than 32 bits can say
+    except struct.error:  # the size does not fit in 32 bits
         text = f"a column of {ends[-1]} bytes is over the limit of a block, {BLOCK_BYTES_MAX}; send smaller batches"
         raise UsageError(E_TOO_BIG, text) from None
     pieces += (offsets, pad(len(offsets)))
@@ -453,15 +489,20 @@ def _bitmap(present: Iterable[bool]) -> bytes:
 
 
 def with_place(block: Block, first_offset: int, time_ns: int) -> Block:
-    """The same columns at an offset and time: what storage does when it stores a block. No byte of the columns is touched."""
+    """Return the same columns at an offset and time, without touching their bytes.
+
+    Storage does this when it stores a block.
+    """
     return Block(block.header._replace(first_offset=first_offset, time_ns=time_ns), block.payload, block.columns)
 
 
 def cut(block: Block, start: int, stop: int) -> Block:
-    """Messages `start` to `stop` (indexes in the block) as a block of their own; the block itself if that is all of it.
+    """Return messages `start` to `stop` (indexes in the block) as a new block.
 
-    Work does not depend on how many messages there are: one slice and one copy a column, one checksum; and the check of what is
-    copied, `CorruptBlock` E_CHECKSUM. A whole block is not checked: it keeps its checksum.
+    The work does not depend on the number of messages: one slice and one copy per column, one
+    checksum, and the check of the copied bytes. Raises `CorruptBlock` (E_CHECKSUM) if that check
+    fails. If the range is the whole block, this returns the block itself without a check, because
+    it keeps its checksum.
     """
     if not 0 <= start < stop <= block.count:
         raise ValueError(f"cannot cut {start}:{stop} from a block of {block.count}")
@@ -487,15 +528,16 @@ def cut(block: Block, start: int, stop: int) -> Block:
                  producer_id=old.producer_id, sequence=old.sequence, flags=old.flags)  # fmt: skip
 
 
-_CLOSE: Final = 8  # one of so many messages is wanted: their columns are taken apart as a whole, in C
-_UNLIMITED: Final = Limits(BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)  # they were checked when they came
+_CLOSE: Final = 8  # if at least one of so many messages is picked, C takes the whole range apart
+_UNLIMITED: Final = Limits(BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)  # they were checked on arrival
 
 
 def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:
-    """`parts` are (block, start, stop) indexes.
+    """Return one block of `parts`, which are (block, start, stop) indexes.
 
-    Its first offset is the first part's; the delivery that carries it names the real runs. Messages keep
-    their storing times in a times column where these differ. `CorruptBlock` where a part is not as it came.
+    Its first offset is that of the first part. The delivery that carries the block has the real
+    runs. If the messages have different storing times, a times column keeps them. Raises
+    `CorruptBlock` if a part is not as it was sent.
     """
     if len(parts) == 1:
         return cut(*parts[0])
@@ -524,7 +566,7 @@ def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:
 
 
 def _check(block: Block, spans: Sequence[tuple[int, int]]) -> None:
-    """Check what is picked; all of the block where that costs less than to find the places of so many parts."""
+    """Check the picked messages, or the whole block if that costs less than locating many parts."""
     if len(spans) * PIECE_BYTES > len(block.columns):
         block.check()
     else:
@@ -541,7 +583,7 @@ def _picked(column: Column, spans: Sequence[tuple[int, int]], count: int) -> lis
 
 
 def _values(column: Column, start: int, stop: int) -> list[bytes | None]:
-    """Of these messages only."""
+    """Return the values of these messages only."""
     if stop - start == 1:
         return [column.value(start)]
     first = column.offsets[0]

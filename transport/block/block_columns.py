@@ -1,8 +1,9 @@
-"""A block from the columns that somebody has already (Arrow's own buffers): one copy, no work once per message. Pure.
+"""Block from existing columns (Arrow's buffers): one copy, and no work per message.
 
-`pack` in `block.py` makes a block from single messages. Here offsets, bytes and bitmaps lie ready; they are laid end to end with
-their padding by one join, checksummed once, and that is all. Offsets are taken as they are (of a slice the first is not 0).
-Only where a column as a whole is larger than one message's limit are the sizes looked at, in C.
+`pack` in `block.py` makes a block from single messages. Here offsets, bytes and bitmaps exist
+already. One join puts them together with their padding, and one checksum covers them. Offsets are
+taken unchanged (the first offset of a slice is not 0). The sizes of single values are checked, in
+C, only if the column as a whole is larger than the limit of one message. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from .block_format import BLOCK_COUNT_MAX, HAS_HEADERS, HAS_KEY, HAS_TAG, HEADER
 __all__ = ["join_columns", "slice_bitmap"]
 
 _OFFSET_BYTES: Final = 4
-_STRIDE_MAX: Final = 64  # of the first, coarse look at a column's offsets
+_STRIDE_MAX: Final = 64  # values per run in the first, coarse check of a column's offsets
 
 
 def join_columns(
@@ -32,11 +33,13 @@ def join_columns(
     producer_id: int = 0,
     limits: Limits | None = None,
 ) -> Block:
-    """A block of `count` messages from raw columns.
+    """Return a block of `count` messages from raw columns.
 
-    Of each column: `offsets` are count + 1 int32, ascending; `data` is the bytes from the first offset to the last, no more;
-    `validity` is None where no value is null, else (count + 7) // 8 bytes, message 0 at bit 0 (see `slice_bitmap`).
-    `UsageError`: E_TOO_BIG names the limit that is passed, E_BAD_ARGUMENT a null body, E_BAD_BLOCK columns that do not fit together.
+    The `offsets` of a column are count + 1 int32, ascending. Its `data` are exactly the bytes from
+    the first offset to the last. Its `validity` is None if no value is null, else (count + 7) // 8
+    bytes with message 0 at bit 0 (see `slice_bitmap`). Raises `UsageError` with E_TOO_BIG, which
+    names the exceeded limit, with E_BAD_ARGUMENT for a null body, or with E_BAD_BLOCK if the
+    columns do not match.
     """
     limits = limits or Limits()
     if not 1 <= count <= BLOCK_COUNT_MAX:
@@ -65,7 +68,7 @@ def join_columns(
 
 
 def _add_values(pieces: list[Any], count: int, column: Column, size_max: int, what: str) -> int:
-    """Add a column's offsets and bytes with their padding; how many bytes that is."""
+    """Add a column's offsets and bytes with their padding, and return the added bytes."""
     offsets, data = column.offsets, column.data
     if offsets.itemsize != _OFFSET_BYTES or len(offsets) != count + 1:
         found = f"{len(offsets)} of {offsets.itemsize} bytes"
@@ -80,10 +83,11 @@ def _add_values(pieces: list[Any], count: int, column: Column, size_max: int, wh
 
 
 def _largest(offsets: memoryview, size: int, size_max: int) -> int:
-    """The largest value's bytes, or a number below `size_max` that no value passes.
+    """Return the bytes of the largest value, or a number below `size_max` that no value exceeds.
 
-    Offsets ascend, so a value is no larger than the run of values that it lies in: where runs of some are small enough, the rest is not
-    looked at (8-byte keys: 10 microseconds a thousand for 60).
+    Offsets ascend, so a value is no larger than the run of values that contains it. If runs of some
+    values are small enough, the rest is not checked. For 8-byte keys this takes 10 microseconds per
+    thousand instead of 60.
     """
     stride = min(_STRIDE_MAX, size_max * len(offsets) // (2 * size))
     if stride > 1:
@@ -97,7 +101,10 @@ def _largest(offsets: memoryview, size: int, size_max: int) -> int:
 
 
 def slice_bitmap(bitmap: memoryview, start: int, count: int) -> memoryview | None:
-    """Bits `start` to `start + count` of Arrow's bitmap as a bitmap of their own that starts at bit 0; None where all are set."""
+    """Return bits `start` to `start + count` of Arrow's bitmap as a bitmap from bit 0.
+
+    Returns None if all bits are set.
+    """
     last = (start + count + 7) // 8
     if last > len(bitmap):
         raise UsageError(E_BAD_BLOCK, f"a bitmap of {len(bitmap)} bytes has no bits {start} to {start + count}")

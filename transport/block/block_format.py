@@ -1,4 +1,4 @@
-"""A block's header: constants, limits, its 64 bytes in wire form and disk form. Pure."""
+"""Header of a block: constants, limits, and its 64 bytes in wire form and disk form."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ HEADER_BYTES: Final = 64
 TRAILER_BYTES: Final = 8
 BLOCK_BYTES_MAX: Final = 8 * 1024 * 1024
 BLOCK_COUNT_MAX: Final = 10_000
-MESSAGE_BYTES_MAX: Final = 1024 * 1024  # unless the broker says otherwise (--max-msg-size)
-MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # what it may say: such a message fits into a block, with all that belongs to it
+MESSAGE_BYTES_MAX: Final = 1024 * 1024  # default of the broker (--max-msg-size)
+MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # limit of --max-msg-size: it fits into a block with key, tag and headers
 KEY_BYTES_MAX: Final = 256
 TAG_BYTES_MAX: Final = 256
 HEADERS_BYTES_MAX: Final = 16 * 1024
@@ -25,7 +25,7 @@ WIRE_MAGIC: Final = b"ZSQB"
 DISK_MAGIC: Final = b"ZSQD"
 TRAILER_MAGIC: Final = 0x42515A5F
 
-# Which columns follow, and which of them carry a validity bitmap.
+# The columns that follow, and those of them that have a validity bitmap.
 HAS_KEY: Final = 1
 HAS_TAG: Final = 2
 HAS_HEADERS: Final = 4
@@ -34,10 +34,10 @@ KEY_NULLS: Final = 16
 TAG_NULLS: Final = 32
 HEADERS_NULLS: Final = 64
 _COLUMN_BITS_KNOWN: Final = 127
-COMPRESSION_MASK: Final = 15  # of the flags; reserved, not built
+COMPRESSION_MASK: Final = 15  # of the flags; reserved, not implemented
 IN_GROUP: Final = 16  # flag, on disk only: part of an atomic group, which counts only if its mark follows
 MARK: Final = 32  # flag, on disk only: no messages, but the end of an atomic group and its transaction
-DELAYED: Final = 64  # flag, on disk only: it was published with a delay; due time and serial stand where producer and sequence do
+DELAYED: Final = 64  # flag, on disk only: published with a delay; due time and serial replace producer and sequence
 ADDRESSED: Final = 128  # flag: some message may be for one channel only (dead_letter.py)
 
 # magic, version, columns, flags, length, count, first offset, time, producer, sequence, columns crc, reserved x 2
@@ -49,15 +49,18 @@ Buffer = bytes | bytearray | memoryview
 
 
 class Header(NamedTuple):
-    """The fields of a block's header; in the disk form `first_offset` and `time_ns` are relative to the chunk.
+    """The fields of a block's header.
 
-    A tuple, because one is made for every block on every hop (0.3 against 1.5 microseconds for a frozen dataclass).
+    In the disk form `first_offset` and `time_ns` are relative to the chunk.
+
+    This is a tuple, because one is made for every block on every hop. A frozen dataclass takes 1.5
+    microseconds instead of 0.3.
     """
 
     columns: int
     flags: int
     length: int
-    count: int  # type: ignore[assignment]  # tuple has a method of that name, which nobody needs here
+    count: int  # type: ignore[assignment]  # tuple has a method of that name, unused here
     first_offset: int
     time_ns: int
     producer_id: int
@@ -73,7 +76,7 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Largest sizes of one message's parts, in bytes."""
+    """The largest sizes of one message's parts, in bytes."""
 
     message_bytes_max: int = MESSAGE_BYTES_MAX
     key_bytes_max: int = KEY_BYTES_MAX
@@ -81,11 +84,14 @@ class Limits:
     headers_bytes_max: int = HEADERS_BYTES_MAX
 
 
-LARGEST: Final = Limits(MESSAGE_BYTES_LARGEST)  # for who packs what the broker will check, or has checked
+LARGEST: Final = Limits(MESSAGE_BYTES_LARGEST)  # for blocks that the broker will check, or has checked
 
 
 def encode_header(header: Header, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -> bytes:
-    """64 bytes. `seed` is the chunk's random number in the disk form and 0 on the wire."""
+    """Return the 64 bytes.
+
+    `seed` is the chunk's random number in the disk form and 0 on the wire.
+    """
     head = _HEAD.pack(
         magic, VERSION, header.columns, header.flags, header.length, header.count, header.first_offset,
         header.time_ns, header.producer_id, header.sequence, header.columns_crc, header.reserved_1, header.reserved_2,
@@ -94,7 +100,11 @@ def encode_header(header: Header, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -
 
 
 def decode_header(buffer: Buffer, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -> Header:
-    """The fields, or `UsageError` E_BAD_BLOCK (not a block, unknown version) or `CorruptBlock` E_CHECKSUM."""
+    """Return the fields of a header.
+
+    Raises `UsageError` (E_BAD_BLOCK) if it is not a block or has an unknown version, `UsageError`
+    (E_TOO_BIG) if it exceeds a limit, and `CorruptBlock` (E_CHECKSUM) if its checksum is wrong.
+    """
     if len(buffer) != HEADER_BYTES:
         raise UsageError(E_BAD_BLOCK, f"a block header has {HEADER_BYTES} bytes, not {len(buffer)}")
     found, version, columns, *rest = _HEAD.unpack_from(buffer)
