@@ -1,1 +1,4 @@
-"""NSQ's wire protocols as pure code: bytes and words in, bytes and words out; sockets and clocks are the shell's."""
+"""NSQ's wire protocols without I/O: bytes and commands in, bytes and commands out.
+
+Sockets and clocks belong to the callers.
+"""

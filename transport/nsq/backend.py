@@ -1,4 +1,7 @@
-"""What a session asks of the shell around it; all of it returns at once, and answers come by the callables, then or later."""
+"""Backend: what a session needs from its caller. Every method returns at once.
+
+Results come through the callables, at once or later.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,11 @@ from typing import Protocol
 from .identify import ClientIdentity
 
 Answer = Callable[[str], None]
-"""Told once: "" for yes, else why not."""
+"""Called once, with "" for success or with the reason of the failure."""
 
 
 class Authorized(Protocol):
-    """What an auth server granted."""
+    """The authorization that an auth server granted."""
 
     @property
     def identity(self) -> str: ...
@@ -24,7 +27,7 @@ class Authorized(Protocol):
 
 class Backend(Protocol):
     def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Answer) -> None:
-        """`answer("")` when they are durable."""
+        """Publish messages. Calls `answer("")` when they are durable."""
         ...
 
     def subscribe(self, topic: str, channel: str, identity: ClientIdentity, answer: Answer) -> None: ...
@@ -32,43 +35,49 @@ class Backend(Protocol):
     def set_ready(self, count: int) -> None: ...
 
     def finish(self, ids: list[bytes]) -> list[bytes]:
-        """Those of them that are not in flight to this client."""
+        """Finish messages. Return the ids that are not in flight to this client."""
         ...
 
     def requeue(self, id: bytes, delay_ms: int) -> bool:
-        """False if it is not in flight to this client."""
+        """Requeue a message. Return False if it is not in flight to this client."""
         ...
 
     def touch(self, id: bytes) -> bool:
-        """False if it is not in flight to this client."""
+        """Renew a lease. Return False if the message is not in flight to this client."""
         ...
 
     def held_by_other(self, id: bytes) -> bool:
-        """Return True if another client of the same channel holds it."""
+        """Return True if the message is in flight to another client of the same channel."""
         ...
 
     def leave(self) -> None:
-        """No new messages; what is in flight may still be answered."""
+        """Stop new messages. Messages in flight may still be answered."""
 
     def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
-        """A string says why it failed; the client is not told."""
+        """Authenticate the client.
+
+        `answer` gets the authorization, or a text that says why it failed. The client does not see
+        the text.
+        """
         ...
 
     def permitted(self, permission: str, topic: str, channel: str, answer: Answer) -> None:
-        """Whether the authorized client may `publish` to the topic (then there is no channel) or `subscribe` to the channel.
+        """Check whether the client may `publish` to the topic or `subscribe` to the channel.
 
-        Asked only where auth is required or offered; then the client may be one that did not AUTH.
-        `answer(E_AUTH_FAILED)`: the auth server could not be asked; any other text: not permitted.
+        For `publish` the channel is empty. This is called only if auth is required or offered. If
+        it is offered, the client may not have sent AUTH. `answer(E_AUTH_FAILED)` means that the
+        auth server could not be reached. Any other text means that it is not permitted.
         """
         ...
 
     def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Answer) -> None:
-        """Lay `tls`, `snappy` or `deflate` over the connection, for both directions, behind what was written so far.
+        """Add `tls`, `snappy` or `deflate` to both directions of the connection.
 
-        `rest` was received already and belongs to the new layer. After `answer("")` (TLS: the handshake is done) the session writes OK
-        through it.
+        The layer applies to bytes after those written so far. `rest` was received already and
+        belongs to the new layer. After `answer("")` (for TLS after the handshake) the session
+        writes OK through the layer.
         """
         ...
 
     def close(self) -> None:
-        """End the connection after what was written is out."""
+        """Close the connection after the written bytes are sent."""

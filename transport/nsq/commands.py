@@ -1,4 +1,4 @@
-"""The commands of a client of NSQ, parsed: names and numbers are checked, sizes are within the limits."""
+"""Parsed commands of NSQ clients: names and numbers are checked, sizes are within the limits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Pub(NamedTuple):
 class Mpub(NamedTuple):
     topic: str
     bodies: list[bytes]
-    size: int  # of the bodies together
+    size: int  # bytes of all bodies
 
 
 class Dpub(NamedTuple):
@@ -40,7 +40,7 @@ class Rdy(NamedTuple):
 
 
 class Fins(NamedTuple):
-    """A run of FINs; each id has 16 bytes."""
+    """A run of FINs. Each id has 16 bytes."""
 
     ids: list[bytes]
 

@@ -1,7 +1,8 @@
-"""What a client of NSQ is told when a command fails: a code, a sentence, and whether the connection ends with it.
+"""Errors for NSQ clients: a code, a text, and whether the connection ends.
 
-Texts are nsqd 1.3's, to the letter: clients match on them. A text may carry bytes that a client sent and that are no UTF-8; they
-travel as surrogate escapes, so that they come back unchanged.
+The texts are exactly those of nsqd 1.3, because clients match on them. A text may contain bytes
+from a client that are not UTF-8. They are kept as surrogate escapes, so that they are returned
+unchanged.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ _SHORT: Final = {
 
 
 class NsqError(Exception):
-    """A command failed. `fatal`: the error is sent, then the connection is closed; without a code it is closed and nothing is sent."""
+    """A command failed.
+
+    If `fatal`, the error is sent and the connection is closed. Without a code nothing is sent.
+    """
 
     def __init__(self, code: str, text: str = "", *, fatal: bool = True) -> None:
         super().__init__(code, text)
@@ -43,7 +47,7 @@ class NsqError(Exception):
 
     @property
     def data(self) -> bytes:
-        """What an error frame carries; empty if nothing is to be sent."""
+        """The data of the error frame. Empty if nothing is to be sent."""
         line = f"{self.code} {self.text}" if self.code and self.text else self.code
         return line.encode("utf-8", "surrogateescape")
 
@@ -52,12 +56,12 @@ class NsqError(Exception):
 
 
 def shown(raw: bytes) -> str:
-    """Bytes of a client as text for a sentence; whatever they are, `NsqError.data` has them back."""
+    """Return a client's bytes as text for an error. `NsqError.data` restores the bytes."""
     return raw.decode("utf-8", "surrogateescape")
 
 
 def quoted(raw: bytes) -> str:
-    """Bytes of a client in double quotes as Go's `%q` writes them: nsqd quotes the names that it refuses."""
+    """Return a client's bytes in double quotes as Go's `%q` does. nsqd quotes refused names."""
     return '"' + "".join(map(_quoted, raw.decode("utf-8", "surrogateescape"))) + '"'
 
 
@@ -65,7 +69,7 @@ def _quoted(char: str) -> str:
     code = ord(char)
     if char in _SHORT:
         return _SHORT[char]
-    if 0xDC80 <= code <= 0xDCFF:  # a byte that was no UTF-8
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that was not UTF-8
         return f"\\x{code - 0xDC00:02x}"
     if code < 0x20 or code == 0x7F:
         return f"\\x{code:02x}"

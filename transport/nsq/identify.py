@@ -1,10 +1,12 @@
-"""IDENTIFY: what a client asks for, and what it is granted. Pure.
+"""IDENTIFY: what a client requests and what it is granted.
 
-The body is decoded as nsqd decodes it (Go's JSON into typed fields): names of fields match in any case, the last of several
-wins, null changes nothing, an unknown field is passed over, and a value of the wrong type spoils the whole.
+The body is decoded as nsqd does (Go's JSON into typed fields). Field names match in any case. The
+last of several fields wins. null changes nothing. An unknown field is ignored. A value of the wrong
+type makes the whole body invalid.
 
-The sender may be a stranger. The parser bounds the size of the body (IDENTITY_BYTES_MAX). The depth is checked here before the JSON
-decoder sees the body. Strings are cut to STRING_BYTES_MAX, because they are kept and reported as long as the connection lasts.
+The sender may be a stranger. The parser limits the size of the body (IDENTITY_BYTES_MAX). The depth
+is checked here before the JSON decoder gets the body. Strings are cut to STRING_BYTES_MAX, because
+they are kept and reported as long as the connection lasts. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ _INT32: Final = range(-(1 << 31), 1 << 31)
 
 
 class _Asked(NamedTuple):
-    """What the body says. A field that it leaves out has this value, and this value's type is the type that is taken."""
+    """The fields of the body. The default's type is the only type that a field accepts."""
 
     client_id: str = ""
     hostname: str = ""
@@ -53,7 +55,10 @@ class _Asked(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientIdentity:
-    """A client, and what was agreed with it. `heartbeat_ms` and `output_buffer_timeout_ms` are 0 if there is none."""
+    """A client, and what was agreed with it.
+
+    `heartbeat_ms` and `output_buffer_timeout_ms` are 0 for no heartbeats and no timeout.
+    """
 
     limits: NsqLimits
     client_id: str = ""
@@ -74,7 +79,7 @@ class ClientIdentity:
 
     @classmethod
     def unknown(cls, limits: NsqLimits) -> ClientIdentity:
-        """A client that has not said who it is."""
+        """Return the identity of a client that has not sent IDENTIFY."""
         return cls(
             limits,
             heartbeat_ms=limits.client_timeout_ms // 2,
@@ -85,17 +90,20 @@ class ClientIdentity:
 
     @property
     def layers(self) -> tuple[str, ...]:
-        """What the connection is to be wrapped in, in this order; each is answered with OK through itself."""
+        """The layers to add to the connection, in this order.
+
+        OK is sent through each when it is added.
+        """
         return tuple(name for name in ("tls", "snappy", "deflate") if getattr(self, name))
 
     def answer(self) -> bytes:
-        """What IDENTIFY is answered with."""
+        """Return the reply to IDENTIFY."""
         if not self.feature_negotiation:
             return b"OK"
         limits = self.limits
         topology = {"topology_region": limits.topology_region, "topology_zone": limits.topology_zone}
         if not (self.topology_region or self.topology_zone or any(topology.values())):
-            topology = {}  # nsqd 1.3 does not say it: only who asks by naming its own, or has it configured, is told
+            topology = {}  # nsqd 1.3 does not send it: only if set here or by the client
         return go_json(
             {
                 "max_rdy_count": limits.max_rdy_count,
@@ -117,7 +125,10 @@ class ClientIdentity:
 
 
 def go_json(value: Mapping[str, object]) -> bytes:
-    """JSON as Go writes it: no spaces, and what could end a script in HTML is escaped."""
+    """Return JSON as Go writes it.
+
+    It has no spaces, and escapes characters that could end a script in HTML.
+    """
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=False)
     for char in "<>&\u2028\u2029":
         text = text.replace(char, f"\\u{ord(char):04x}")
@@ -125,7 +136,10 @@ def go_json(value: Mapping[str, object]) -> bytes:
 
 
 def decode(body: bytes, limits: NsqLimits) -> ClientIdentity:
-    """The identity that a client asks for; NsqError (fatal) if it may not have it."""
+    """Return the identity that a client requests.
+
+    Raises a fatal `NsqError` if it is not allowed.
+    """
     try:
         asked = _typed(body)
     except (ValueError, RecursionError):
@@ -173,7 +187,7 @@ def _heartbeat(asked_ms: int, default_ms: int, limits: NsqLimits) -> int:
 
 
 def _output_buffer(asked_size: int, asked_ms: int, limits: NsqLimits) -> tuple[int, int]:
-    """Size and timeout; the timeout is looked at first, and no buffer (a size of 1) needs none."""
+    """Return size and timeout. The timeout is checked first. No buffer (a size of 1) needs none."""
     timeout_ms = {-1: 0, 0: limits.output_buffer_timeout_ms}.get(asked_ms, asked_ms)
     if asked_ms not in {-1, 0} and not limits.min_output_buffer_timeout_ms <= asked_ms <= limits.max_output_buffer_timeout_ms:
         raise NsqError(E_BAD_BODY, f"IDENTIFY output buffer timeout ({asked_ms}) is invalid")
@@ -198,7 +212,7 @@ _STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # possessive an
 
 
 def _check_depth(body: bytes) -> None:
-    """Raise ValueError if objects and lists lie inside each other more than JSON_DEPTH_MAX deep."""
+    """Raise `ValueError` if objects and lists are nested more than JSON_DEPTH_MAX deep."""
     if body.count(b"[") + body.count(b"{") <= JSON_DEPTH_MAX:
         return
     depth = 0
@@ -219,7 +233,10 @@ def cut_string(text: str) -> str:
 
 
 def _typed(body: bytes) -> _Asked:
-    """All fields with values of their types; ValueError if the body is not such a document."""
+    """Return all fields with values of their types.
+
+    Raises `ValueError` if the body is not such a document.
+    """
     _check_depth(body)
     document = json.loads(
         body.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_refuse, parse_float=_Other, parse_int=_integer
@@ -235,7 +252,7 @@ def _typed(body: bytes) -> _Asked:
             continue
         if type(value) is not type(defaults[name]):
             raise ValueError(name)
-        if isinstance(value, str):  # half of a surrogate pair is no character
+        if isinstance(value, str):  # half of a surrogate pair is not a character
             value = cut_string(value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
         elif type(value) is int and value not in (_INT32 if name == "sample_rate" else _INT64):
             raise ValueError(name)
@@ -244,15 +261,19 @@ def _typed(body: bytes) -> _Asked:
 
 
 class _Pairs(list[tuple[str, Any]]):
-    """A JSON object, its names in their order: the last of equal ones counts."""
+    """A JSON object with its names in order. The last of equal names counts."""
 
 
 class _Other(str):
-    """A number that is no integer: a type that no field has."""
+    """A number that is not an integer: no field has this type."""
 
 
 def _integer(text: str) -> int | _Other:
-    """Digits of whatever length: what has too many for an int64 is refused where it is used, and not read where it is not."""
+    """Return digits of any length as a number.
+
+    Digits that are too many for an int64 are refused where the field is used, and otherwise
+    ignored.
+    """
     return int(text) if len(text) < 25 else _Other(text)
 
 

@@ -1,12 +1,15 @@
-"""What lies between a socket and NSQ's protocol after IDENTIFY: TLS, deflate, snappy; bytes in, bytes out.
+"""Layers between a socket and NSQ's protocol after IDENTIFY: TLS, deflate, snappy.
 
-A layer never gives more than about PIECE bytes of plain text at a time: a megabyte of deflate may hold a gigabyte, and each byte of it
-is a legal one of some PUB, so no ratio tells a bomb from zeros that somebody publishes. The rest waits packed, as `held`. The caller
-hands a piece on, lets the event loop turn once, looks whether its session still wants to read, and asks again with `receive(b"")`; it
-reads nothing from the socket meanwhile. So a bomb costs its sender's connection time, and neither memory nor the others' turns.
-The same holds for input that gives no plain text: `receive` looks at PARTS_PIECE TLS records or snappy chunks at most.
+A layer never returns more than about PIECE bytes of plain text at a time. A megabyte of deflate may
+contain a gigabyte. Each byte of it is legal in some PUB, so no ratio distinguishes a bomb from
+published zeros. The rest waits packed, as `held`. The caller passes a piece on, lets the event loop
+turn once, checks whether its session still wants to read, and calls `receive(b"")` again. Meanwhile
+it reads nothing from the socket. So a bomb costs its sender's connection time, but no memory and no
+turns of other connections. Input without plain text is limited in the same way: `receive` processes
+at most PARTS_PIECE TLS records or snappy chunks.
 
-Names follow nsqd: deflate is raw (no zlib header, window of 15 bits), each `send` ends with a sync flush; snappy is the framing format.
+Details follow nsqd. Deflate is raw (no zlib header, window of 15 bits), and each `send` ends with a
+sync flush. Snappy uses the framing format. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -19,25 +22,25 @@ from typing import Final, Protocol
 
 import crc32c
 
-PIECE: Final = 65_536  # bytes of plain text that one `receive` gives, one snappy block more at most: what a socket gives at a time
-PARTS_PIECE: Final = 256  # TLS records or snappy chunks that one `receive` looks at
+PIECE: Final = 65_536  # plain bytes from one `receive`, plus one snappy block at most; a socket gives as much
+PARTS_PIECE: Final = 256  # TLS records or snappy chunks that one `receive` processes
 DEFLATE_LEVELS: Final = range(1, 10)
 
 _READ: Final = 65_536
 
 
 class LayerError(Exception):
-    """The other side broke the layer: there is nothing to say to it any more but what `take_out` has."""
+    """The other side broke the layer. Only the bytes from `take_out` can still be sent."""
 
 
 class Layer(Protocol):
-    cost: int  # bytes that the layer itself takes, about
+    cost: int  # approximate memory of the layer, in bytes
 
     @property
     def kept(self) -> int: ...  # packed bytes that wait here
 
     @property
-    def held(self) -> bool: ...  # more can be had by `receive(b"")`
+    def held(self) -> bool: ...  # `receive(b"")` returns more
 
     def receive(self, data: bytes) -> bytes: ...
 
@@ -45,7 +48,10 @@ class Layer(Protocol):
 
 
 class Layers:
-    """Layers one above the other, the first pushed nearest to the socket. Without any, bytes pass as they are."""
+    """Layers on top of each other, the first one nearest to the socket.
+
+    Without layers, bytes pass unchanged.
+    """
 
     def __init__(self) -> None:
         self._layers: list[Layer] = []
@@ -63,12 +69,12 @@ class Layers:
 
     @property
     def kept(self) -> int:
-        """Packed bytes that wait in the layers."""
+        """The packed bytes that wait in the layers."""
         return sum(layer.kept for layer in self._layers)
 
     @property
     def cost(self) -> int:
-        """Bytes that the layers themselves take, about."""
+        """The approximate memory of the layers, in bytes."""
         return sum(layer.cost for layer in self._layers)
 
     def receive(self, data: bytes) -> bytes:
@@ -82,16 +88,25 @@ class Layers:
         return data
 
     def take_out(self) -> bytes:
-        """What must be written although nobody sends: TLS's handshake, alerts, tickets. Ask after each `receive`, failed or not."""
+        """Return bytes of TLS that must be written: its handshake, alerts and tickets.
+
+        Call this after each `receive`, also after one that failed.
+        """
         return self.tls.take_out() if self.tls is not None else b""
 
     def close(self) -> bytes:
-        """The last bytes: TLS says that the end is meant. Compression has no such word in NSQ."""
+        """Return the last bytes.
+
+        TLS marks the end of the connection; compression in NSQ does not.
+        """
         return self.tls.close() if self.tls is not None else b""
 
 
 class TlsLayer:
-    """The server's side of TLS. Until `ready`, `receive` gives nothing and only `take_out` is to be written."""
+    """The server's side of TLS.
+
+    Until `ready`, `receive` returns nothing, and only `take_out` has bytes to write.
+    """
 
     cost = 32 * 1024
 
@@ -100,7 +115,7 @@ class TlsLayer:
         self._outgoing = ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
         self.ready = False
-        self.held = False  # there are more records than one `receive` looks at
+        self.held = False  # more records than one `receive` processes
 
     @property
     def kept(self) -> int:
@@ -149,15 +164,15 @@ class TlsLayer:
 
     def close(self) -> bytes:
         if self.ready:
-            with contextlib.suppress(ssl.SSLError):  # it waits for the other side's word, which we do not
+            with contextlib.suppress(ssl.SSLError):  # it waits for the other side's reply; this side does not
                 self._tls.unwrap()
         return self.take_out()
 
-    # Who is there, for the auth server and for statistics
+    # The client, for the auth server and for statistics
 
     @property
     def version(self) -> str:
-        """As OpenSSL says it: TLSv1.2, TLSv1.3."""
+        """The version as OpenSSL names it: TLSv1.2, TLSv1.3."""
         return self._tls.version() or ""
 
     @property
@@ -167,14 +182,14 @@ class TlsLayer:
 
     @property
     def common_name(self) -> str:
-        """Of the certificate that the client showed, and that the context has verified; else empty."""
+        """The name in the client's certificate that the context has verified, or empty."""
         subject = (self._tls.getpeercert() or {}).get("subject", ())
         names = [pair[1] for part in subject for pair in part if pair[0] == "commonName"]
         return str(names[-1]) if names else ""
 
 
 class DeflateLayer:
-    cost = 128 * 1024  # of a client that was sent little; up to 300 KiB of one that was sent much
+    cost = 128 * 1024  # if little was sent to the client; up to 300 KiB if much was sent
 
     def __init__(self, level: int) -> None:
         if level not in DEFLATE_LEVELS:
@@ -183,7 +198,7 @@ class DeflateLayer:
         self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         self._rest = b""
         self._full = False
-        self._ended = False  # the other side said that nothing follows
+        self._ended = False  # the other side ended the stream
 
     @property
     def kept(self) -> int:
@@ -202,7 +217,7 @@ class DeflateLayer:
         except zlib.error as error:
             raise LayerError(f"deflate: {error}") from None
         self._rest = self._unpacker.unconsumed_tail
-        self._full = len(plain) == PIECE  # zlib may have more of a match in hand although it took all input
+        self._full = len(plain) == PIECE  # zlib may hold more of a match although it consumed all input
         self._ended = self._unpacker.eof
         return plain
 
@@ -218,10 +233,10 @@ _SKIPPED: Final = range(0x80, 0xFF)  # and 0xFE, which is padding
 _STREAM: Final = 0xFF
 _STREAM_CHUNK: Final = b"\xff\x06\x00\x00sNaPpY"
 _BLOCK: Final = 65_536  # plain bytes of a chunk at most
-# What we send is in smaller chunks, each with its head within one TLS record: pynsq takes a read that completes no chunk for the end of
-# the connection. nsqd's are mostly as small, for its buffer of output is.
+# Chunks to clients are smaller: each fits with its head in one TLS record. pynsq takes a read that
+# completes no chunk for the end of the connection. nsqd's output buffer makes its chunks as small.
 _BLOCK_OUT: Final = 16_384 - 8
-_CHUNK_MAX: Final = 4 + 32 + _BLOCK + _BLOCK // 6  # the longest that packing _BLOCK bytes can give
+_CHUNK_MAX: Final = 4 + 32 + _BLOCK + _BLOCK // 6  # the largest size of _BLOCK packed bytes
 _HEAD: Final = struct.Struct("<I")
 _CRC: Final = struct.Struct("<I")
 
@@ -232,7 +247,10 @@ def _masked(data: bytes | memoryview) -> int:
 
 
 def snappy_is_here() -> bool:
-    """Whether the package that packs snappy is installed; a gateway without it says so in IDENTIFY and goes on."""
+    """Return True if the package for snappy is installed.
+
+    A gateway without it says so in IDENTIFY and works.
+    """
     try:
         import cramjam  # noqa: F401
     except ImportError:
@@ -280,7 +298,7 @@ class SnappyLayer:
             word = _HEAD.unpack_from(data, at)[0]
             kind, size = word & 0xFF, word >> 8
             if kind in _SKIPPED and self._begun_in:
-                self._skip = size  # its bytes need not be kept until all of it is here
+                self._skip = size  # its bytes are skipped without waiting for all of them
                 at += 4
                 continue
             self._check(kind, size)
@@ -294,7 +312,7 @@ class SnappyLayer:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def _check(self, kind: int, size: int) -> None:
-        """Before its bytes are waited for: what cannot be right must not be gathered."""
+        """Check the head of a chunk before its bytes are collected."""
         if kind == _STREAM:
             if size != 6:
                 raise LayerError("snappy: a stream identifier of a wrong length")
@@ -325,7 +343,7 @@ class SnappyLayer:
             return bytes(self._unpack(packed))
         except LayerError:
             raise
-        except Exception as error:  # the package has several, all of Exception itself
+        except Exception as error:  # the package raises several subclasses of Exception
             raise LayerError(f"{error}") from None
 
     def send(self, data: bytes) -> bytes:
@@ -341,7 +359,7 @@ class SnappyLayer:
             body: bytes | memoryview
             if len(packed) < len(plain) - len(plain) // 8:
                 kind, body = _COMPRESSED, packed
-            else:  # it gained less than an eighth: the reader is spared the work
+            else:  # packing saves less than an eighth, so the reader is spared the work
                 kind, body = _PLAIN, plain
             pieces += (_HEAD.pack(kind | (len(body) + 4) << 8), _CRC.pack(_masked(plain)), bytes(body))
         return b"".join(pieces)

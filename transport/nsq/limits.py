@@ -1,15 +1,15 @@
-"""What a node grants to clients of NSQ: nsqd's options, with nsqd's defaults."""
+"""Limits that a node grants to NSQ clients: nsqd's options, with nsqd's defaults."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-LINE_BYTES_MAX: Final = 16 * 1024  # a command's line, its end included: nsqd's read buffer
-IDENTITY_BYTES_MAX: Final = 16 * 1024  # the body of IDENTIFY or AUTH, each of which comes from a client that nobody knows yet
-STRING_BYTES_MAX: Final = 256  # of each string in IDENTIFY that is kept and reported; the rest is cut off
-JSON_DEPTH_MAX: Final = 32  # objects and lists inside each other in IDENTIFY
-BYTES_BEFORE_AUTH_MAX: Final = 64 * 1024  # plain bytes that a client may send and be answered before it has authenticated
+LINE_BYTES_MAX: Final = 16 * 1024  # a command's line with its line feed: nsqd's read buffer
+IDENTITY_BYTES_MAX: Final = 16 * 1024  # the body of IDENTIFY or AUTH, sent before authentication
+STRING_BYTES_MAX: Final = 256  # kept and reported of each string in IDENTIFY; the rest is cut off
+JSON_DEPTH_MAX: Final = 32  # nesting of objects and lists in IDENTIFY
+BYTES_BEFORE_AUTH_MAX: Final = 64 * 1024  # plain bytes both ways before authentication
 DEFLATE_LEVEL_DEFAULT: Final = 6
 OUTPUT_BUFFER_SIZE_MIN: Final = 64
 HEARTBEAT_INTERVAL_MS_MIN: Final = 1000
@@ -19,31 +19,31 @@ SAMPLE_RATE_MAX: Final = 99
 
 @dataclass(frozen=True, slots=True)
 class NsqLimits:
-    """Names are nsqd's options; times are in milliseconds, sizes in bytes."""
+    """Names are nsqd's options. Times are in milliseconds, sizes in bytes."""
 
-    version: str = "1.3.0"  # what IDENTIFY tells; clients compare it with NSQ's versions
+    version: str = "1.3.0"  # in the reply to IDENTIFY; clients compare it with NSQ's versions
     max_msg_size: int = 1024 * 1024
     max_body_size: int = 5 * 1024 * 1024
     max_rdy_count: int = 2500
     msg_timeout_ms: int = 60_000
     max_msg_timeout_ms: int = 15 * 60_000
     max_req_timeout_ms: int = 60 * 60_000
-    client_timeout_ms: int = 60_000  # a heartbeat is sent at half of it unless the client asks otherwise
+    client_timeout_ms: int = 60_000  # heartbeats at half of it, unless requested otherwise
     max_heartbeat_interval_ms: int = 60_000
     output_buffer_size: int = 16 * 1024
     max_output_buffer_size: int = 64 * 1024
     output_buffer_timeout_ms: int = 250
     min_output_buffer_timeout_ms: int = 25
     max_output_buffer_timeout_ms: int = 30_000
-    max_channel_consumers: int = 0  # 0: as many as come
+    max_channel_consumers: int = 0  # 0: unlimited
     deflate: bool = True
     max_deflate_level: int = 6
     snappy: bool = True
-    tls_v1: bool = False  # there is a certificate
+    tls_v1: bool = False  # True if a certificate is configured
     tls_required: bool = False
     auth_required: bool = False
-    auth_offered: bool = False  # AUTH is taken, and who does not say who they are is somebody too
-    auth_deadline_ms: int = 10_000  # from the connection to AUTH where AUTH is required, and to the end of each TLS handshake
+    auth_offered: bool = False  # AUTH is accepted, but clients without AUTH are served too
+    auth_deadline_ms: int = 10_000  # for AUTH if required, and for each TLS handshake
     topology_region: str = ""
     topology_zone: str = ""
 
@@ -54,5 +54,5 @@ class NsqLimits:
 
     @property
     def mpub_count_max(self) -> int:
-        """Messages of one MPUB: after the count, each takes a size and at least a byte."""
+        """The most messages of one MPUB: after the count, each takes a size and at least a byte."""
         return (self.max_body_size - 4) // 5

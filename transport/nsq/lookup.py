@@ -1,11 +1,13 @@
-"""nsqlookupd's TCP protocol from the side of a node that is to be found, and its HTTP answers. Pure.
+"""nsqlookupd's TCP protocol from the side of a node, and its HTTP replies.
 
-A node says `  V1`, then IDENTIFY with its addresses as JSON behind a length of four bytes, then `REGISTER topic [channel]` for each that
-it has, `UNREGISTER` for each that goes, and PING every 15 s. Each is answered by a length of four bytes and `OK`, JSON, or an error as
-`E_CODE text`, after which nsqlookupd closes the connection. A connection that ends takes all that it registered along.
+A node sends `  V1`, then IDENTIFY with its addresses as JSON after a length of four bytes. It sends
+`REGISTER topic [channel]` for each that it has, `UNREGISTER` for each that goes, and PING every 15
+s. The reply to each is a length of four bytes and `OK`, JSON, or an error as `E_CODE text`, after
+which nsqlookupd closes the connection. When a connection ends, all its registrations end.
 
-There is no queue of commands that could grow: `wanted` is compared with what was said on this connection, and the difference is sent as
-answers make room for it. A topic that comes and goes while nobody reads costs nothing.
+No queue of commands can grow: `wanted` is compared with what this connection has registered, and
+the difference is sent when replies make room for it. A topic that is added and removed while
+nsqlookupd does not reply costs nothing. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -21,10 +23,10 @@ from ..names import NAME_CHARS_MAX, is_ephemeral
 
 MAGIC: Final = b"  V1"
 PING_NS: Final = 15_000_000_000
-ANSWER_NS: Final = 5_000_000_000  # for one answer; nsqd gives 1 s, but asks one thing at a time
-UNANSWERED_MAX: Final = 64  # commands that are on their way
+ANSWER_NS: Final = 5_000_000_000  # for one reply; nsqd allows 1 s, but sends one command at a time
+UNANSWERED_MAX: Final = 64  # commands without a reply so far
 ANSWER_MAX: Final = 65_536  # bytes; the longest is the JSON of IDENTIFY
-NAMES_MAX: Final = 10_000  # of one HTTP answer; more are left out
+NAMES_MAX: Final = 10_000  # of one HTTP reply; more are left out
 
 _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 _PING: Final = b"PING\n"
@@ -35,12 +37,12 @@ Registration = tuple[str, str]  # a topic, and a channel of it or ""
 
 
 class LookupFailed(Exception):
-    """nsqlookupd said what it may not, or said no; the connection is of no use any more."""
+    """nsqlookupd refused a command or broke the protocol. The connection is no longer usable."""
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node as lookup knows it: what IDENTIFY tells, as JSON in this order."""
+    """A node as IDENTIFY describes it, as JSON in this order."""
 
     broadcast_address: str
     hostname: str
@@ -52,7 +54,7 @@ class Node:
 
 
 def registrations(topics: Mapping[str, Collection[str]]) -> frozenset[Registration]:
-    """Of the topics and channels of a node: those whose names nsqlookupd takes."""
+    """Return the topics and channels of a node whose names nsqlookupd accepts."""
     named = {topic: [channel for channel in channels if is_name(channel)] for topic, channels in topics.items() if is_name(topic)}
     return frozenset((topic, channel) for topic, channels in named.items() for channel in ("", *channels))
 
@@ -62,7 +64,7 @@ def is_name(name: object) -> bool:
 
 
 class LookupSession:
-    """One connection. Bytes to write are in `take_out`, after each call; `LookupFailed` ends it."""
+    """One connection. `take_out` has the bytes to write after each call. `LookupFailed` ends it."""
 
     def __init__(self, node: Node, now_ns: int) -> None:
         body = json.dumps(asdict(node)).encode()
@@ -76,7 +78,7 @@ class LookupSession:
         self._plan: deque[tuple[bytes, Registration]] = deque()
         self._refused: Registration | None = None
         self.identified = False
-        self.peer_host, self.peer_port = "", 0  # where its HTTP is, as it said of itself
+        self.peer_host, self.peer_port = "", 0  # its HTTP address, from its reply to IDENTIFY
 
     @property
     def registered(self) -> int:
@@ -84,16 +86,23 @@ class LookupSession:
 
     @property
     def settled(self) -> bool:
-        """Everything is said, and answered."""
+        """True if everything is registered and every reply has arrived."""
         return self.identified and not self._unanswered and self._said == self._wanted
 
     @property
     def refused(self) -> Registration | None:
-        """What the error was about that ended this connection: not to be said again on the next."""
+        """The registration whose error ended this connection.
+
+        The next connection must not repeat it.
+        """
         return self._refused
 
     def want(self, wanted: frozenset[Registration], now_ns: int) -> None:
-        """The channels of a topic go before it, and come after it: to unregister a topic takes its channels along."""
+        """Set the wanted registrations.
+
+        The channels of a topic are unregistered before it and registered after it, because
+        unregistering a topic removes its channels.
+        """
         self._wanted = wanted
         gone, new = sorted(self._said - wanted, reverse=True), sorted(wanted - self._said)
         self._plan = deque([(_UNREGISTER, one) for one in gone] + [(_REGISTER, one) for one in new])
@@ -119,12 +128,12 @@ class LookupSession:
         self._say(now_ns)
 
     def on_time(self, now_ns: int) -> int:
-        """What is due is done; when something is due next."""
+        """Do what is due. Return when to call again."""
         if self._unanswered and now_ns >= self._answer_due_ns:
             raise LookupFailed(f"it did not answer within {ANSWER_NS / 1e9:g} s")
         if now_ns >= self._ping_ns:
             self._ping_ns = now_ns + PING_NS
-            if not self._unanswered:  # else it is about to show that it lives
+            if not self._unanswered:  # otherwise a pending reply will show that it is alive
                 self._send(_PING, None, now_ns)
         return min(self._ping_ns, self._answer_due_ns) if self._unanswered else self._ping_ns
 
@@ -145,7 +154,7 @@ class LookupSession:
         self.identified = True
 
     def _say(self, now_ns: int) -> None:
-        """As much of the plan as there is room for."""
+        """Send as much of the plan as there is room for."""
         while self.identified and self._plan and len(self._unanswered) < UNANSWERED_MAX:
             command, about = self._plan.popleft()
             if command == _REGISTER:
@@ -184,7 +193,10 @@ def _object(body: bytes) -> dict[str, object]:
 
 
 def parse_channels(body: bytes) -> list[str]:
-    """Of `/channels?topic=`: those that a new topic should have. Ephemeral ones come with their consumers, and are left out, as in nsqd."""
+    """Return the channels that a new topic should have, from a reply to `/channels?topic=`.
+
+    Ephemeral channels are left out, as in nsqd: their consumers create them.
+    """
     said = _object(body).get("channels")
     if not isinstance(said, list):
         raise LookupFailed("it answered without a list of channels")

@@ -1,24 +1,27 @@
-"""The commands of a client, out of whatever pieces its bytes come in. Pure.
+"""Parser of NSQ commands: it turns bytes, in pieces of any size, into commands.
 
     command     NAME [ parameter]* \n          a \r before the end is dropped
     with body   command | int32 size | body     IDENTIFY, AUTH, PUB, DPUB
     MPUB        command | int32 size | int32 count | count x (int32 size | body)
 
-`push` takes bytes, `take` gives the next command or None; nothing is read ahead, so what lies behind a command is still to be had
-(`take_rest`) after it was carried out: behind an IDENTIFY it may belong to another layer.
+`push` adds bytes. `take` returns the next command or None. Nothing is parsed ahead. So after a
+command was carried out, the bytes after it are still available (`take_rest`): after an IDENTIFY
+they may belong to another layer.
 
-What is done once per message is done in C. A run of FINs, which is what a busy consumer sends, becomes one `Fins`: it is cut
-by `struct`, after every 21st byte was compared. MPUB of equal sizes is cut in the same way. A run of NOPs is one `Nop`.
+All work for single messages runs in C. A busy consumer sends runs of FINs. A run becomes one
+`Fins`: `struct` cuts it after a comparison of the fixed bytes of all its FINs. An MPUB with equal
+sizes is cut in the same way, and a slower way handles the rest. A run of NOPs becomes one `Nop`.
 
-Bounds. A line has LINE_BYTES_MAX; sizes are checked as soon as they can be read, before their bytes are waited for. While a
-command is incomplete its bytes lie in one bytearray and are looked at again only when what is known to be missing is there, so
-that bytes that come singly cost no more than their number. Before the body of a publish is waited for, `before_body` is asked with
-the command's name and topic, and may raise: who may not publish there cannot have this process keep megabytes of a body.
+A line has at most LINE_BYTES_MAX bytes. Sizes are checked as soon as they can be read, before their
+bytes arrive. The bytes of an incomplete command are kept in one bytearray. They are parsed again
+only when the bytes known to be missing have arrived. So bytes that arrive one at a time cost no
+more than their number. Before the body of a publish arrives, `before_body` is called with the
+command's name and topic, and may raise. So a client without permission cannot make this process
+keep megabytes of a body.
 
-As in nsqd, the size that MPUB tells is only checked: it ends after its last message, wherever that is. Clients that count their
-four bytes wrongly have therefore never noticed. Unlike nsqd, the messages together may not be more than max_body_size.
-
-Runs of equal things taken apart in C: FINs of one read, messages of an MPUB; and the slow way where they are not equal. Pure.
+As in nsqd, the size of an MPUB is only checked: the MPUB ends after its last message, wherever that
+is. Clients that count their four bytes wrongly have therefore never noticed. Unlike nsqd, all
+messages together may not exceed max_body_size. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -39,9 +42,9 @@ from .limits import LINE_BYTES_MAX, NsqLimits
 from .wire import ID_BYTES
 
 FIN_BYTES: Final = len(b"FIN ") + ID_BYTES + len(b"\n")
-_FIN_RUN: Final = regex(rb"(?:FIN [^ \r\n]{16}\n)++")  # possessive: it keeps no places to come back to
+_FIN_RUN: Final = regex(rb"(?:FIN [^ \r\n]{16}\n)++")  # possessive: without backtracking
 _FIN_FRAME: Final = ((0, b"F"), (1, b"I"), (2, b"N"), (3, b" "), (FIN_BYTES - 1, b"\n"))
-_CUT_MAX: Final = 1024  # messages that are cut by one format: formats are compiled and kept
+_CUT_MAX: Final = 1024  # messages that one format cuts: formats are compiled and cached
 
 
 @lru_cache(32)
@@ -50,7 +53,7 @@ def _equal(size: int, count: int) -> struct.Struct:
 
 
 def cut_equal(data: bytes, first: int, count: int, size_max: int) -> list[bytes] | None:
-    """The bodies of `count` messages if they are all there and of one size, else None."""
+    """Return the bodies of `count` messages if all are complete and have one size, else None."""
     if len(data) < first + 4:
         return None
     size = _int(data, first)[0]
@@ -68,7 +71,10 @@ def cut_equal(data: bytes, first: int, count: int, size_max: int) -> list[bytes]
 
 
 def cut_any(data: bytes, first: int, count: int, size_max: int) -> list[bytes] | None:
-    """The bodies of `count` messages if they are all there and good, else None: `Walk` then finds what is wrong, or waits."""
+    """Return the bodies of `count` messages if all are complete and valid, else None.
+
+    After None, `Walk` finds the fault, or waits.
+    """
     bodies: list[bytes] = []
     append = bodies.append
     at, last = first, len(data) - 4
@@ -89,9 +95,11 @@ _FIN_CUTS: Final = {1 << bits: struct.Struct("4x16sx" * (1 << bits)) for bits in
 
 
 def cut_fins(data: bytes, at: int) -> list[bytes]:
-    """The ids of FINs of the usual form that follow each other from `at`, as many as are quickly found.
+    """Return the ids of consecutive FINs from `at`.
 
-    How far to look is found by doubling: else a client that mixes them with others would have all it sent looked at for each.
+    FINs must have the usual form. It may return fewer than there are, so that the search is quick.
+    The length of the run is found by doubling. Otherwise a client that mixes FINs with other
+    commands would make each FIN scan everything after it.
     """
     count = 1
     while data.startswith(b"FIN ", at + count * FIN_BYTES):
@@ -114,7 +122,10 @@ def cut_fins(data: bytes, at: int) -> list[bytes]:
 
 
 def _only_fins(run: bytes, count: int) -> bool:
-    """Whether it is `count` times `FIN <16 bytes>\\n`, and nothing in the ids that would end a word or a line."""
+    """Return True if `run` is `count` times `FIN <16 bytes>\\n`.
+
+    The ids may not contain a space or a line end.
+    """
     return (
         all(run[place::FIN_BYTES] == char * count for place, char in _FIN_FRAME)
         and len(run.translate(None, b" \r\n")) == len(run) - 2 * count
@@ -122,16 +133,22 @@ def _only_fins(run: bytes, count: int) -> bool:
 
 
 class Walk:
-    """The way through the messages of an MPUB that comes in pieces; positions count from the command's first byte."""
+    """The way through the messages of an incomplete MPUB.
+
+    Positions count from the command's first byte.
+    """
 
     def __init__(self, limits: NsqLimits, first: int, count: int) -> None:
         self._limits = limits
         self._first = first
         self._count = count
-        self.stops = array("i")  # where messages end; four bytes each, for there may be a million
+        self.stops = array("i")  # where messages end; four bytes each, because there may be a million
 
     def on(self, buffer: bytearray | memoryview) -> bool:
-        """Go on as far as the bytes reach; whether it is at the end. What raised raises again."""
+        """Go on as far as the bytes reach.
+
+        Return True at the end. A repeated call raises an error again.
+        """
         size_max, have = self._limits.max_msg_size, len(buffer)
         stop_max = self._first - 4 + self._limits.max_body_size
         stops = self.stops
@@ -153,7 +170,7 @@ class Walk:
         return True
 
     def missing(self, have: int) -> str:
-        """What there is too little of when no more than `have` bytes come."""
+        """Return the name of the part that is incomplete if no more than `have` bytes arrive."""
         done = len(self.stops)
         if have < (self.stops[-1] if done else self._first) + 4:
             return f"message({done}) body size"
@@ -173,18 +190,22 @@ BeforeBody = Callable[[str, str], object]
 
 
 class Parser:
-    """`check` is asked with a command's name before anything else of it is looked at, and may raise: nsqd's order of errors."""
+    """The parser of one connection.
+
+    `check` is called with a command's name before anything else of it is checked, and may raise.
+    This gives nsqd's order of errors.
+    """
 
     def __init__(self, limits: NsqLimits, check: Check | None = None, before_body: BeforeBody | None = None) -> None:
         self._limits = limits
         self._check = check
         self._before_body = before_body
-        self.ignores_ready = False  # the client said CLS
+        self.ignores_ready = False  # the client sent CLS
         self._data = b""
         self._at = 0  # where the next command begins in `_data`
-        self._held = bytearray()  # the beginning of a command; then `_data` is used up
-        self._need = 0  # so long `_held` must be before it is worth a look
-        self._missing = ("", "", "")  # the error if no more comes: its code, and which command lacks what
+        self._held = bytearray()  # the beginning of a command; `_data` is empty then
+        self._need = 0  # the length that `_held` must have before it is parsed again
+        self._missing = ("", "", "")  # the error if no more comes: its code, the command, the missing part
         self._walk: Walk | None = None  # through the MPUB that is held
         self._forms: Final[dict[bytes, Callable[[list[bytes], int], Command | None]]] = {
             b"RDY": self._rdy,
@@ -202,7 +223,7 @@ class Parser:
         }
 
     def feed(self, data: bytes) -> Iterator[Command]:
-        """The commands that are complete now; lazily: each is looked at after the one before it was carried out."""
+        """Yield the complete commands, each parsed after the previous one was carried out."""
         self.push(data)
         return iter(self.take, None)
 
@@ -220,21 +241,27 @@ class Parser:
         self._at = 0
 
     def _walked(self) -> bool:
-        """Whether the MPUB that is held, if it is one, has all its messages; an error in them is found again by `take`."""
+        """Return True unless an MPUB is held whose messages are incomplete.
+
+        `take` raises its errors again.
+        """
         try:
             return self._walk is None or self._walk.on(self._held)
         except NsqError:
             return True
 
     def take_rest(self) -> bytes:
-        """What was not parsed; it is forgotten here."""
+        """Return the bytes that were not parsed, and forget them."""
         rest = self._data[self._at :] + bytes(self._held)
         self._data, self._at, self._walk = b"", 0, None
         self._held.clear()
         return rest
 
     def unfinished(self) -> NsqError:
-        """What nsqd says of a command whose rest will never come; without a code (nothing is said) between commands and within a line."""
+        """Return nsqd's error for a command whose rest will never arrive.
+
+        It has no code (nothing is sent) between commands and within a line.
+        """
         code, name, missing = self._missing
         if self._walk is not None:
             missing = self._walk.missing(len(self._held))
@@ -242,11 +269,14 @@ class Parser:
 
     @property
     def held(self) -> int:
-        """Bytes that wait here: for the rest of their command, or to be taken."""
+        """The bytes that wait here, for the rest of their command or for `take`."""
         return len(self._data) - self._at + len(self._held)
 
     def take(self) -> Command | None:
-        """The next command; None if it is not complete. NsqError if it is not well formed: nothing more is to be taken then."""
+        """Return the next command, or None if it is incomplete.
+
+        Raises `NsqError` if it is malformed. Then nothing more may be taken.
+        """
         data, at = self._data, self._at
         if at >= len(data):
             return None
@@ -267,7 +297,10 @@ class Parser:
         return form(words, end + 1)
 
     def _hold(self, need: int, code: str, name: str, missing: str) -> None:
-        """Keep what there is of the command until it is `need` bytes long; the error is that of a client that sends no more."""
+        """Keep the bytes of the command until there are `need`.
+
+        The other arguments are the error for a client that sends no more.
+        """
         self._missing = code, name, missing
         self._held += memoryview(self._data)[self._at :]
         self._need = need
@@ -349,7 +382,7 @@ class Parser:
             raise NsqError(E_INVALID, "PUB insufficient number of parameters")
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "PUB topic", words[1])
         data, start = self._data, after + 4
-        if len(data) >= start:  # the usual case, by itself: it is there and good
+        if len(data) >= start:  # the usual case first: the body is complete and valid
             size = _int(data, after)[0]
             stop = start + size
             if 0 < size <= self._limits.max_msg_size and stop <= len(data):
@@ -369,7 +402,7 @@ class Parser:
         return None if body is None else Dpub(topic, defer_ms, body)
 
     def _message(self, name: str, topic: str, after: int) -> bytes | None:
-        """The one message behind a line that ends before `after`."""
+        """Return the one message after a line that ends before `after`."""
         size = self._size(after, E_BAD_MESSAGE, name, "message body size")
         if size is None:
             return None
@@ -392,7 +425,7 @@ class Parser:
         return self._sized(after + 4, size, E_BAD_BODY, name, "body")
 
     def _size(self, at: int, code: str, name: str, missing: str) -> int | None:
-        """The number at `at`, once it is there."""
+        """Return the number at `at`, or None until it has arrived."""
         if len(self._data) < at + 4:
             self._hold(at + 4 - self._at, code, name, missing)
             return None
@@ -410,7 +443,7 @@ class Parser:
     def _mpub(self, words: list[bytes], after: int) -> Mpub | None:
         if len(words) < 2:
             raise NsqError(E_INVALID, "MPUB insufficient number of parameters")
-        # nsqd says the code twice here, and clients have seen it so for years.
+        # nsqd sends the code twice here, and clients have seen this for years.
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "E_BAD_TOPIC MPUB topic", words[1])
         size = self._size(after, E_BAD_BODY, "MPUB", "body size")
         if size is None:
@@ -427,7 +460,7 @@ class Parser:
         return self._messages(topic, after + 8, count)
 
     def _messages(self, topic: str, first: int, count: int) -> Mpub | None:
-        """The messages of an MPUB, the size of whose first is at `first`."""
+        """Return the messages of an MPUB. The size of the first one is at `first`."""
         data, base, limits = self._data, self._at, self._limits
         walk, self._walk = self._walk, None
         bodies = cut_equal(data, first, count, limits.max_msg_size)
@@ -457,7 +490,7 @@ _CLS: Final = Cls()
 
 @lru_cache(4096)
 def _name(raw: bytes) -> str:
-    """A topic's or a channel's name; empty if it is not legal."""
+    """Return the name of a topic or channel, or an empty text if it is invalid."""
     try:
         return check_name(raw.decode("ascii"))
     except (UnicodeDecodeError, UsageError):
@@ -475,7 +508,10 @@ def _id(raw: bytes) -> bytes:
 
 
 def _number(raw: bytes, failed: str) -> int:
-    """Digits as a number, none as 0; one that is too long for the wire is as large as any that is out of range."""
+    """Return digits as a number, or 0 without digits.
+
+    A number that is too long for the wire becomes one that is out of every range.
+    """
     if not raw:
         return 0
     if not raw.isdigit():

@@ -1,15 +1,19 @@
-"""What an auth server says of somebody: who it is, for how long that holds, what may be published and subscribed to. Pure.
+"""Reply of an auth server: who a client is, for how long, and what it may publish and subscribe to.
 
-As in nsqd: to publish, one authorization must have the permission `publish`, a topic pattern that is of the topic, and among its channel
-patterns one that is of the empty name, such as `.*`; to subscribe, `subscribe` and patterns of both names.
+The rules are nsqd's. To publish, one authorization must have the permission `publish`, a topic
+pattern that matches the topic, and a channel pattern that matches the empty name, such as `.*`. To
+subscribe, it must have `subscribe` and patterns that match both names.
 
-What differs is the whole match. nsqd looks for a pattern anywhere in a name, so `orders` opens `old-orders-internal` too, and `.` in
-`eu.orders` any character. Here a pattern is of a name or it is not; `.*orders.*` says the other thing. It never grants more than nsqd.
+The difference is that a pattern must match the whole name. nsqd searches for a pattern anywhere in
+a name. So in nsqd `orders` also permits `old-orders-internal`. Here only `.*orders.*` does this. So
+a reply never grants more here than in nsqd.
 
-A pattern is one of Go's regular expressions, and RE2 (google-re2, in the extra `nsq`) applies it. Both know the same syntax, and take time
-in proportion to the name. With Python's `re` the pattern `([a-z]+.?)+x` takes hours for one name that a stranger chose.
+A pattern is one of Go's regular expressions, and RE2 (google-re2, in the extra `nsq`) applies it.
+Both have the same syntax and take time in proportion to the name. With Python's `re` the pattern
+`([a-z]+.?)+x` takes hours for one name that an attacker chose.
 
-An answer with anything that is not understood is refused whole: half of what was meant may be more than what was meant.
+If a reply contains anything unknown, the whole reply is refused: a part of it may grant more than
+the auth server meant. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -24,32 +28,35 @@ from typing import Final
 PUBLISH: Final = "publish"
 SUBSCRIBE: Final = "subscribe"
 AUTHORIZATIONS_MAX: Final = 1000
-PATTERNS_MAX: Final = 5000  # in all of them
+PATTERNS_MAX: Final = 5000  # in all authorizations
 PATTERN_CHARS_MAX: Final = 256
-PATTERN_MEMORY: Final = 128 * 1024  # bytes that RE2 may take for one: a pattern that is larger when its repeats are written out is refused
-STEPS_MAX: Final = 100_000  # of the patterns in all of them: to read and to apply them takes half a second at most
-TEXT_CHARS_MAX: Final = 1024  # of identity and identity_url
+PATTERN_MEMORY: Final = 128 * 1024  # bytes of RE2 for one pattern, with its repeats expanded
+STEPS_MAX: Final = 100_000  # of all patterns; reading and applying them takes half a second at most
+TEXT_CHARS_MAX: Final = 1024  # length of identity and identity_url
 TTL_S_MAX: Final = 7 * 24 * 3600  # a longer one is cut to this
 
-_REMEMBERED: Final = 1024  # answers for names
+_REMEMBERED: Final = 1024  # cached results
 
 
 class BadAuthorization(ValueError):
-    """An auth server's answer that is not one; the text says why, without what was asked."""
+    """An invalid reply of an auth server.
+
+    The text says why, without the content of the request.
+    """
 
 
 class BadPattern(ValueError):
-    """The pattern is not a regular expression of RE2, or is too large; the text says why."""
+    """The pattern is not a regular expression of RE2, or is too large. The text says why."""
 
 
 class Pattern:
     def __init__(self, text: str) -> None:
-        import re2  # the first auth server's answer loads it
+        import re2  # loaded with the first reply of an auth server
 
         if len(text) > PATTERN_CHARS_MAX:
             raise BadPattern(f"it has {len(text)} characters, more than {PATTERN_CHARS_MAX}")
         options = re2.Options()
-        options.encoding = re2.Options.Encoding.LATIN1  # one step for `.` and `[^a]`, not one for each length in UTF-8
+        options.encoding = re2.Options.Encoding.LATIN1  # UTF8 needs several steps for `.`
         options.max_mem = PATTERN_MEMORY
         options.never_capture = True
         options.log_errors = False
@@ -60,20 +67,20 @@ class Pattern:
 
     @property
     def steps(self) -> int:
-        """RE2's instructions: what the pattern costs for each character of a name."""
+        """The number of RE2's instructions: the pattern's cost for each character of a name."""
         return int(self._found.programsize)
 
     def matches(self, name: str) -> bool:
-        """Return True when the whole name is of this pattern."""
+        """Return True if the pattern matches the whole name."""
         return name.isascii() and self._found.fullmatch(name.encode()) is not None
 
 
-_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")  # names are ASCII, so any of these is one character that no name has
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")  # names are ASCII, so one stand-in is enough
 
 
 @lru_cache(maxsize=1024)
 def _compiled(text: str) -> Pattern:
-    """Return one pattern for each text: auth servers give the same few patterns to everybody."""
+    """Return one pattern for each text. Auth servers give the same few patterns to all clients."""
     return Pattern(text)
 
 
@@ -93,7 +100,10 @@ class Authorization:
 
 @dataclass(frozen=True, slots=True)
 class AuthState:
-    """`permission_count` is what the answer to AUTH says; 0 means that nothing at all is permitted."""
+    """A client's authorizations.
+
+    `permission_count` is in the reply to AUTH. If it is 0, nothing is permitted.
+    """
 
     identity: str
     identity_url: str
@@ -106,7 +116,7 @@ class AuthState:
         return len(self.authorizations)
 
     def permits(self, permission: str, topic: str, channel: str = "") -> bool:
-        """PUBLISH is asked without a channel, SUBSCRIBE with one."""
+        """Return True if this is permitted. PUBLISH takes no channel, SUBSCRIBE takes one."""
         if (permission == PUBLISH) == bool(channel):
             return False
         asked = (permission, topic, channel)

@@ -1,25 +1,25 @@
-"""A connection of an NSQ client as a state machine: commands in, answers and heartbeats out. Pure: the clock is an argument.
+"""Session of an NSQ client as a state machine: commands in, replies and heartbeats out.
 
-Theory of operation. nsqd carries out one command after the other and answers each before it reads the next. Here publishes are
-answered when they are durable, and meanwhile more of them are taken; so answers wait in a queue, in the order of their commands, and
-what is at its front goes out as soon as it is known. An error that ends the connection waits there too: the publishes before it were
-good, and are answered. SUB, AUTH, permissions and upgrades are different: what is behind them depends on them, so nothing is taken
-until they are answered (`_blocked`).
+nsqd carries out one command after the other, and replies before it reads the next. Here publishes
+are answered when they are durable, and further publishes are accepted meanwhile. So replies wait in
+a queue in the order of their commands, and the first is sent as soon as it is known. A fatal error
+waits there too: the publishes before it were valid, and get their replies. SUB, AUTH, permissions
+and upgrades are different: later commands depend on them, so no command is taken until they are
+answered (`_blocked`).
 
-Bounds. No command is taken while too much is waited for (`answers.py`); `reading` says so to the shell, which must also stop reading
-from a client that does not take what is written to it. One call carries out at most COMMANDS_PIECE commands. If there are more, `more`
-is true, and the shell calls `go_on` after it has given other connections their turn.
+No command is taken while too many replies wait (`Answers.full`). `reading` tells the caller, which
+must also stop reading from a client that does not read its replies. One call carries out at most
+COMMANDS_PIECE commands. If there are more, `more` is True, and the caller calls `go_on` after the
+other connections had their turn.
 
-Strangers. Where AUTH is required, a client that has not authenticated may send and be answered BYTES_BEFORE_AUTH_MAX bytes in all, must
-send AUTH within `auth_deadline_ms`, and may not publish, so that no body of a publish is waited for. `stranger` tells the shell which
-connections give way to others. Every TLS handshake has the same deadline.
+If AUTH is required, the requests and replies of a client that has not authenticated are limited to
+BYTES_BEFORE_AUTH_MAX bytes in total. The client must send AUTH within `auth_deadline_ms`. It may
+not publish, so the session does not wait for a body. `stranger` tells which connections give way to
+others. Every TLS handshake has the same deadline.
 
-Texts, codes, and the order in which faults are found are nsqd 1.3's. That a command is not for this state is found before anything else of
-it is looked at (`_check`, which the parser asks).
-
-The answers that a client waits for, in the order of its commands, whatever the order in which they are known. Pure.
-
-Which command may come when: the states of an NSQ client's connection and what leads from one to another. Pure.
+Texts, codes, and the order in which errors are found are those of nsqd 1.3. Before anything else of
+a command, the parser calls `_check`, which refuses commands that the state does not allow.
+SESSION_TABLE has the states. Nothing here does I/O or reads a clock: times are arguments.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ PENDING_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class Pending:
-    """An answer in the queue: its bytes once they are known, and what is done when they are out."""
+    """A reply in the queue: its bytes when they are known, and a function to call after they are
+    written.
+    """
 
     __slots__ = ("data", "size", "then")
 
@@ -55,6 +57,8 @@ class Pending:
 
 
 class Answers:
+    """The replies of a client in the order of its commands, whatever the order of the results."""
+
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
         self._queue: deque[Pending] = deque()
@@ -68,18 +72,21 @@ class Answers:
         return len(self._queue) > PENDING_MAX or self._bytes > PENDING_BYTES_MAX
 
     def expect(self, size: int) -> Pending:
-        """A place for what is not known yet; until it is, `size` bytes are held somewhere."""
+        """Add a place for a reply that is not known yet.
+
+        Until then `size` bytes are held elsewhere.
+        """
         pending = Pending(None, size)
         self._queue.append(pending)
         self._bytes += size
         return pending
 
     def tell(self, pending: Pending, data: bytes, then: Callable[[], None] | None = None) -> None:
-        """What was expected."""
+        """Set a reply that was expected."""
         self._bytes -= pending.size
         pending.data = data
         queue = self._queue
-        if then is None and len(queue) == 1 and queue[0] is pending:  # of most clients: one publish at a time
+        if then is None and len(queue) == 1 and queue[0] is pending:  # most clients: one publish at a time
             queue.clear()
             self._write(data)
             return
@@ -87,7 +94,7 @@ class Answers:
         self._flush()
 
     def say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
-        """Write this, and do `then`, once all that was expected before is written."""
+        """Write `data` and call `then` after all earlier replies are written."""
         if self._queue:
             self._queue.append(Pending(data, 0, then))
             return
@@ -101,7 +108,7 @@ class Answers:
         self._bytes = 0
 
     def _flush(self) -> None:
-        """Write what is known at the front in one piece, up to an answer behind which something is done."""
+        """Write the known replies at the front in one piece, up to one with a function to call."""
         queue = self._queue
         while queue and queue[0].data is not None:
             pieces: list[bytes] = []
@@ -115,13 +122,16 @@ class Answers:
 
 
 class State(IntEnum):
-    """Numbers as nsqd's statistics show them; MAGIC is before its first state."""
+    """States with nsqd's numbers, as its statistics show them.
 
-    MAGIC = -1  # four bytes that say the protocol's version are awaited
+    MAGIC comes before nsqd's first state.
+    """
+
+    MAGIC = -1  # waiting for the four bytes of the protocol's version
     INIT = 0
     ENDED = 1
     SUBSCRIBED = 3
-    CLOSING = 4  # CLS was sent: what is in flight may still be answered
+    CLOSING = 4  # CLS was received: messages in flight may still be answered
 
 
 _ALWAYS: Final = (b"PUB", b"MPUB", b"DPUB", b"NOP")
@@ -137,27 +147,33 @@ SESSION_TABLE: Final[dict[State, dict[bytes, State]]] = {
         **dict.fromkeys(_ALWAYS, State.SUBSCRIBED),
     },
     State.CLOSING: {
-        b"RDY": State.CLOSING,  # and nothing comes of it
+        b"RDY": State.CLOSING,  # without effect
         b"FIN": State.CLOSING, b"REQ": State.CLOSING, b"TOUCH": State.CLOSING,
         **dict.fromkeys(_ALWAYS, State.CLOSING),
     },
     State.ENDED: {},
 }  # fmt: skip
-"""What may come in a state, and the state after it (SUB: after it was answered). What has no entry ends the connection."""
+"""The commands that each state allows, and the state after them (for SUB: after its reply).
+
+A command without an entry ends the connection.
+"""
 
 COMMANDS: Final = frozenset(name for row in SESSION_TABLE.values() for name in row)
 
 
-TOPICS_COUNTED_MAX: Final = 100  # topics of one client whose publishes are counted
+TOPICS_COUNTED_MAX: Final = 100  # topics of one client with a count of publishes
 NEVER: Final = 1 << 62
-COMMANDS_PIECE: Final = 512  # carried out at a time: some milliseconds, then other connections have their turn
-IDENTIFY_WEIGHT: Final = 50  # an IDENTIFY counts as so many commands: JSON in, JSON out
+COMMANDS_PIECE: Final = 512  # per call: some milliseconds, then other connections have their turn
+IDENTIFY_WEIGHT: Final = 50  # an IDENTIFY counts as so many commands, because of its JSON
 UNKNOWN_LOOK_NS: Final = 1_000_000_000  # the shortest interval of heartbeats
 _MS: Final = 1_000_000
 
 
 class Session:
-    """`write` takes bytes for the client; nothing is given to it after `backend.close` was called."""
+    """The session of one connection.
+
+    `write` takes bytes for the client. The session writes nothing after it called `backend.close`.
+    """
 
     def __init__(self, limits: NsqLimits, backend: Backend, write: Callable[[bytes], object], now_ns: int) -> None:
         self._limits = limits
@@ -167,25 +183,25 @@ class Session:
         self._parser = Parser(limits, self._check, self._before_body if self._asks else None)
         self._magic = b""
         self._answers = Answers(write)
-        self._blocked = False  # what is behind the last command must wait for its answer
-        self._upgrading = False  # so too, but its bytes are the shell's
-        self._last = False  # the last answer is in the queue
+        self._blocked = False  # the commands after the last one must wait for its reply
+        self._upgrading = False  # also waiting, but the caller takes the bytes
+        self._last = False  # the last reply is in the queue
         self._eof = False
         self._working = False
-        self.more = False  # there may be commands that are complete and were not looked at
-        self._left = 0  # commands of this piece
-        self.failed = False  # it ends with an error, and the client may still be sending
-        self._guarded = limits.auth_required  # until AUTH succeeds
-        self._guest_bytes = 0  # while guarded: received, and written as answers
-        self._asking = False  # the answer to AUTH is waited for
-        self._hurry_ns = now_ns + limits.auth_deadline_ms * _MS  # for AUTH while guarded, for TLS while its handshake lasts
-        self._layers: list[str] = []  # still to be laid over the connection
+        self.more = False  # there may be complete commands that were not parsed
+        self._left = 0  # commands left in this call
+        self.failed = False  # the connection ends with an error; the client may still be sending
+        self._guarded = limits.auth_required  # True until AUTH succeeds
+        self._guest_bytes = 0  # while guarded: bytes received and written as replies
+        self._asking = False  # waiting for the result of AUTH
+        self._hurry_ns = now_ns + limits.auth_deadline_ms * _MS  # deadline for AUTH while guarded, for TLS during its handshake
+        self._layers: list[str] = []  # layers still to be added
         self._now_ns = now_ns
         self._heard_ns = now_ns
         self._beat_ns = now_ns + limits.client_timeout_ms // 2 * _MS
         self.state = State.MAGIC
         self.identity = ClientIdentity.unknown(limits)
-        self.wrapped: tuple[str, ...] = ()  # layers that are laid
+        self.wrapped: tuple[str, ...] = ()  # layers in use
         self.authorized: Authorized | None = None
         self.topic = ""
         self.channel = ""
@@ -209,11 +225,11 @@ class Session:
             Auth: self._on_auth,
         }
 
-    # From the shell
+    # Called by the owner of the connection
 
     @property
     def reading(self) -> bool:
-        """Whether the shell shall go on reading."""
+        """True if the caller should go on reading."""
         return (not self._blocked or self._upgrading) and not self._answers.full and not self._last and self.state is not State.ENDED
 
     @property
@@ -222,17 +238,20 @@ class Session:
 
     @property
     def held(self) -> int:
-        """Bytes that were received and are kept."""
+        """The received bytes that are kept here."""
         return self._parser.held
 
     @property
     def heard_ns(self) -> int:
-        """When the last command was complete."""
+        """The time when the last command was complete."""
         return self._heard_ns
 
     @property
     def stranger(self) -> bool:
-        """Return True if the client has shown neither who it is nor what it wants: such connections give way to others."""
+        """Return True if the client has neither authenticated nor begun to work.
+
+        Such connections give way to others.
+        """
         limits = self._limits
         if self._last or self.state in (State.MAGIC, State.ENDED) or (limits.tls_required and "tls" not in self.wrapped):
             return True
@@ -252,19 +271,22 @@ class Session:
         self._work()
 
     def go_on(self, now_ns: int) -> None:
-        """Carry out the next commands of those that are complete; called while `more` is true."""
+        """Carry out the next complete commands. Called while `more` is True."""
         self._now_ns = now_ns
         self._work()
 
     def on_eof(self) -> None:
-        """The client sends no more, but may still read: what it sent is carried out and answered."""
+        """Note that the client sends no more, but may still read.
+
+        Its commands are carried out and answered.
+        """
         self._eof = True
         if self._upgrading:
             self._end()
         self._work()
 
     def on_closed(self) -> None:
-        """The connection is gone."""
+        """Note that the connection is gone."""
         self.state = State.ENDED
         self.more = False
         self._answers.clear()
@@ -276,18 +298,23 @@ class Session:
             self._write(frames)
 
     def probe(self) -> None:
-        """Write a heartbeat out of turn: if the client is gone, its socket refuses it."""
+        """Write an extra heartbeat. If the client is gone, its socket refuses it."""
         if self.identity.heartbeat_ms and not self._upgrading and self.state not in (State.MAGIC, State.ENDED):
             self._write(HEARTBEAT)
 
     def on_refused(self, what: str, id: bytes) -> None:
-        """What the backend took was in vain: the message was not this client's any more. `what`: FIN, REQ or TOUCH."""
+        """Tell the client that a FIN, REQ or TOUCH (`what`) failed after the backend had accepted
+        it.
+
+        The message was no longer in flight to this client.
+        """
         self._say(self._failed(what, id))
 
     def on_time(self, now_ns: int, *, reading: bool = True) -> int:
-        """Do what is due; when to call again, at the latest. A new client is looked at often: it may yet ask for a shorter interval.
+        """Do what is due. Return the latest time to call again.
 
-        `reading`: whether the shell reads from the client; one that is not read from is not silent.
+        `reading` tells whether the caller reads from the client. A client that is not read from is
+        not silent. A new client is checked often, because it may still request a shorter interval.
         """
         if not reading:
             self._heard_ns = now_ns
@@ -307,7 +334,7 @@ class Session:
         if not interval_ns:
             return hurry_ns
         if self._answers or (self._blocked and not self._upgrading):
-            self._heard_ns = now_ns  # it is we who are late
+            self._heard_ns = now_ns  # this side is late, not the client
         due_ns = self._deadline(self._heard_ns + 2 * interval_ns)
         if due_ns == NEVER:
             return NEVER
@@ -318,7 +345,8 @@ class Session:
         return min(due_ns, self._beat_ns, hurry_ns)
 
     def _hurry(self) -> int:
-        """When the client must have authenticated or shaken hands; NEVER if it has or if it waits for us, 0 if that was too late."""
+        """Return the deadline for AUTH or TLS, NEVER if there is none now, or 0 if it has passed.
+        """
         without_tls = "tls" not in self.wrapped and (self._limits.tls_required or (self._upgrading and self.identity.tls))
         if not without_tls and (not self._guarded or self._asking or self._last):
             return NEVER
@@ -339,7 +367,7 @@ class Session:
     # Commands
 
     def _take_magic(self, data: bytes) -> bytes:
-        """What is left of the data behind the magic."""
+        """Return the data after the magic."""
         missing = len(MAGIC) - len(self._magic)
         self._magic += data[:missing]
         if len(self._magic) < len(MAGIC):
@@ -353,9 +381,9 @@ class Session:
         return data[missing:]
 
     def _work(self) -> None:
-        """Take commands as long as there are any and nothing must be waited for, but not more than COMMANDS_PIECE."""
+        """Carry out commands until none is left or one must wait, but at most COMMANDS_PIECE."""
         if self._working:
-            return  # an answer came at once, from within a command
+            return  # a reply came at once, from within a command
         self._working = True
         self.more = False
         self._left = COMMANDS_PIECE
@@ -380,19 +408,25 @@ class Session:
             self._working = False
 
     def _check(self, name: bytes) -> None:
-        """Whether this command may come now; one that is not known at all is the parser's to refuse."""
+        """Raise `NsqError` if the state does not allow this command.
+
+        The parser refuses unknown commands.
+        """
         if self._limits.tls_required and name != b"IDENTIFY" and "tls" not in self.wrapped:
             raise NsqError(e.E_INVALID, f"cannot {shown(name)} in current state (TLS required)")
         if name not in SESSION_TABLE[self.state]:
             if name in COMMANDS:
                 raise NsqError(e.E_INVALID, f"cannot {shown(name)} in current state")
-        elif name == b"IDENTIFY" and self.wrapped:  # nsqd would lay TLS over TLS
+        elif name == b"IDENTIFY" and self.wrapped:  # nsqd would put TLS over TLS
             raise NsqError(e.E_INVALID, "cannot IDENTIFY in current state")
         elif name == b"SUB" and not self.identity.heartbeat_ms:
             raise NsqError(e.E_INVALID, "cannot SUB with heartbeats disabled")
 
     def _before_body(self, name: str, topic: str) -> None:
-        """Refuse a publish before its body is waited for; with the whole body the permission is looked at again."""
+        """Refuse a publish before its body arrives.
+
+        The permission is checked again with the whole body.
+        """
         self._permit(name, topic, "", _nothing)
 
     def _on_nop(self, command: Nop) -> None:
@@ -445,7 +479,7 @@ class Session:
 
     def _on_cls(self, command: Cls) -> None:
         self.state = State.CLOSING
-        self._parser.ignores_ready = True  # as nsqd does, whatever the count is
+        self._parser.ignores_ready = True  # as in nsqd, for any count
         self.ready = 0
         self._backend.leave()
         self._say(CLOSE_WAIT)
@@ -472,14 +506,14 @@ class Session:
             self.published[topic] = (count or 0) + len(bodies)
         self._backend.publish(topic, bodies, defer_ms, partial(self._on_published, answer, name))
 
-    # Answers from the backend
+    # Results from the backend
 
     def _on_published(self, answer: Pending, name: str, why: str) -> None:
         if answer.data is not None or self.state is State.ENDED:
             return
         full = self._answers.full
         if why:
-            self._last = self.failed = True  # what is behind it is not carried out any more
+            self._last = self.failed = True  # later commands are not carried out
             error = NsqError(f"E_{name}_FAILED", f"{name} failed {why}")
             self._answers.tell(answer, error_frame(error), self._end)
         else:
@@ -513,7 +547,7 @@ class Session:
             self._resume()
 
     def _permit(self, name: str, topic: str, channel: str, then: Callable[[], None]) -> None:
-        """Do `then` if the client may."""
+        """Call `then` if the client has the permission."""
         if not self._asks:
             then()
             return
@@ -537,7 +571,7 @@ class Session:
             self._work()
 
     def _upgrade(self) -> None:
-        """Have the next layer laid; what is in the parser belongs to it."""
+        """Add the next layer. The bytes in the parser belong to it."""
         self._upgrading = True
         layer = self._layers.pop(0)
         if layer == "tls":
@@ -562,7 +596,7 @@ class Session:
             self._resume()
 
     def _resume(self, error: NsqError | None = None) -> None:
-        """Go on behind what was waited for, or end with this error."""
+        """Go on after a wait, or end with this error."""
         self._blocked = False
         if error is not None:
             self._end_after(error_frame(error))
@@ -571,7 +605,7 @@ class Session:
     # Out
 
     def _say(self, data: bytes, then: Callable[[], None] | None = None) -> None:
-        """Write this once all that was to be answered before it is."""
+        """Write this after all earlier replies are written."""
         if self.state is not State.ENDED:
             if self._guarded:
                 self._guest_bytes += len(data)
@@ -592,4 +626,4 @@ class Session:
 
 
 def _nothing() -> None:
-    """The command is carried out later, when its body is here."""
+    """Do nothing. The command is carried out when its body has arrived."""

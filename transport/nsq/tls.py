@@ -1,11 +1,13 @@
-"""TLS contexts from nsqd's options: certificate and key, who is asked for a certificate of their own, the oldest version spoken.
+"""TLS contexts from nsqd's options: certificate, key, client certificates, and oldest version.
 
-Two things differ from nsqd, both to the safe side:
+Two points differ from nsqd, both for safety:
 
-* The oldest version is TLS 1.2 unless an option says otherwise; nsqd's is 1.0. Versions before 1.2 are deprecated (RFC 8996): their
-  handshakes are signed with SHA-1 and MD5, and OpenSSL 3 refuses those at its default level anyway. Who has to can still ask for them.
-* `require` verifies, as `require-verify` does. nsqd takes any certificate then, one that somebody made for themselves too, and its
-  name goes to the auth server as if it meant something. So both need the file of the authorities that count.
+* The oldest version is TLS 1.2 unless an option changes it. nsqd's is 1.0. Versions before 1.2 are
+  deprecated (RFC 8996): their handshakes are signed with SHA-1 and MD5, and OpenSSL 3 refuses those
+  at its default level anyway. An option can still allow them.
+* `require` verifies, as `require-verify` does. In nsqd `require` accepts any certificate, even a
+  self-made one, and the auth server gets its name as if it were verified. So both need the file of
+  trusted authorities.
 """
 
 from __future__ import annotations
@@ -32,7 +34,10 @@ _VERSIONS: Final = {
 def server_context(
     *, cert: str, key: str, root_ca: str = "", client_auth: str = "", min_version: str = MIN_VERSION
 ) -> ssl.SSLContext | None:
-    """For the gateways' listeners; None where no certificate is given. `UsageError` says which option is wrong, and why."""
+    """Return the context for the gateways' listeners, or None if no certificate is given.
+
+    Raises `UsageError` that says which option is wrong, and why.
+    """
     _check_version(min_version)
     if client_auth not in CLIENT_AUTH:
         raise _wrong("tls-client-auth-policy", repr(client_auth), 'it is "require" or "require-verify", or left out')
@@ -55,7 +60,10 @@ def server_context(
 
 
 def client_context(*, root_ca: str = "", min_version: str = MIN_VERSION) -> ssl.SSLContext:
-    """For questions to others over https: auth servers, and nsqlookupd behind a proxy. Without `root_ca` the system's authorities count."""
+    """Return the context for https requests: to auth servers, and to nsqlookupd behind a proxy.
+
+    Without `root_ca` the system's authorities are trusted.
+    """
     _check_version(min_version)
     context = ssl.create_default_context() if not root_ca else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     _set_version(context, min_version)
@@ -71,10 +79,10 @@ def _check_version(name: str) -> None:
 
 def _set_version(context: ssl.SSLContext, name: str) -> None:
     if name in _OLD:
-        with warnings.catch_warnings():  # the option was asked for; its description says what it means
+        with warnings.catch_warnings():  # the option's help explains the risk
             warnings.simplefilter("ignore", DeprecationWarning)
             context.minimum_version = _VERSIONS[name]
-        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # else OpenSSL 3 would say yes and then refuse every handshake
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # otherwise OpenSSL 3 accepts the version but refuses every handshake
     else:
         context.minimum_version = _VERSIONS[name]
 
@@ -82,7 +90,7 @@ def _set_version(context: ssl.SSLContext, name: str) -> None:
 def _load_own(context: ssl.SSLContext, cert: str, key: str) -> None:
     locked = False
 
-    def password() -> str:  # without this OpenSSL asks at the terminal, and waits there for ever
+    def password() -> str:  # without this OpenSSL waits for ever for a password at the terminal
         nonlocal locked
         locked = True
         return ""
@@ -111,7 +119,7 @@ def _load_roots(context: ssl.SSLContext, path: str) -> None:
 
 
 def _readable(option: str, path: str) -> None:
-    """OpenSSL's own word for a missing file does not say which one it is."""
+    """Raise `UsageError` if the file is not readable. OpenSSL's error does not name the file."""
     try:
         with open(path, "rb"):
             pass

@@ -1,7 +1,9 @@
-"""Frames to a client of NSQ, and message ids. Pure; nothing is done once per message but in C.
+"""Frames to NSQ clients, and message ids.
 
 frame     int32 size (of type and data) | int32 type | data           all big-endian
 message   int64 time in ns | uint16 attempts | 16 hex digits of id | body       is the data of a frame of type 2
+
+Nothing here does I/O. All work for single messages runs in C.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ ATTEMPTS_MAX: Final = (1 << 16) - 1
 
 _FRAME: Final = struct.Struct(">ii")
 _HEAD: Final = struct.Struct(">iiqH")  # size, type, time, attempts
-_HEAD_OVERHEAD: Final = _HEAD.size - 4 + ID_BYTES  # of a frame's size, besides the body
+_HEAD_OVERHEAD: Final = _HEAD.size - 4 + ID_BYTES  # the part of a frame's size that is not the body
 
 
 def frame(kind: int, data: bytes) -> bytes:
@@ -36,7 +38,10 @@ HEARTBEAT: Final = frame(RESPONSE, b"_heartbeat_")
 
 
 def error_frame(error: NsqError) -> bytes:
-    """Nothing at all for an error without a code: then the connection just ends."""
+    """Return the frame of an error.
+
+    It is empty for an error without a code: the connection then just ends.
+    """
     return frame(ERROR, error.data) if error.code else b""
 
 
@@ -45,14 +50,17 @@ def message_id(offset: int) -> bytes:
 
 
 def message_offsets(ids: Sequence[bytes]) -> tuple[int, ...]:
-    """The offsets behind ids of 16 bytes, in one go; ValueError if one is not hexadecimal: then no message ever had it."""
+    """Return the offsets of ids of 16 bytes.
+
+    Raises `ValueError` if an id is not hexadecimal. No message ever had such an id.
+    """
     numbers = bytes.fromhex(b"".join(ids).decode("ascii"))
-    if len(numbers) != len(ids) * ID_BYTES // 2:  # white space is passed over
+    if len(numbers) != len(ids) * ID_BYTES // 2:  # fromhex() skips white space
         raise ValueError("an id of a message has 16 hexadecimal digits")
     return struct.unpack(f">{len(ids)}Q", numbers)
 
 
-@lru_cache(16)  # few: one for a thousand messages takes 32 KB, and to make one again costs 20 ns a message
+@lru_cache(16)  # few: one for 1000 messages takes 32 KB, and costs 20 ns per message to make
 def _cut(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
 
@@ -63,17 +71,18 @@ def _heads(count: int) -> struct.Struct:
 
 
 def message_ids(offsets: Sequence[int]) -> tuple[bytes, ...]:
-    """`message_id` of many: one conversion to hexadecimal, then cut."""
+    """Return the `message_id` of each offset, by one conversion to hexadecimal."""
     count = len(offsets)
     digits = struct.pack(f">{count}Q", *offsets).hex().encode()
     return _cut(ID_BYTES, count).unpack(digits)
 
 
 def encode_messages(bodies: Sequence[bytes], ids: Sequence[bytes], attempts: int | Sequence[int], times: int | Sequence[int]) -> bytes:
-    """The frames of these messages as one byte string; `attempts` and `times` (ns) may be one number for all.
+    """Return the frames of these messages as one byte string.
 
-    The pieces of all frames are laid into one list, a kind of piece at a time by slices with a step, and joined. ValueError if there
-    are not as many of each.
+    `attempts` and `times` (ns) may be one number for all messages. The pieces of all frames go into
+    one list, one kind of piece at a time by slices with a step, and are joined. Raises `ValueError`
+    if the lengths differ.
     """
     count = len(bodies)
     if not count:
