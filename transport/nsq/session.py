@@ -44,9 +44,7 @@ PENDING_BYTES_MAX: Final = 8 * 1024 * 1024
 
 
 class Pending:
-    """A reply in the queue: its bytes when they are known, and a function to call after they are
-    written.
-    """
+    """A reply in the queue: its bytes when they are known, and a function to call afterwards."""
 
     __slots__ = ("data", "size", "then")
 
@@ -303,10 +301,9 @@ class Session:
             self._write(HEARTBEAT)
 
     def on_refused(self, what: str, id: bytes) -> None:
-        """Tell the client that a FIN, REQ or TOUCH (`what`) failed after the backend had accepted
-        it.
+        """Tell the client that a FIN, REQ or TOUCH (`what`) failed.
 
-        The message was no longer in flight to this client.
+        The backend had accepted it, but the message was no longer in flight to this client.
         """
         self._say(self._failed(what, id))
 
@@ -345,7 +342,9 @@ class Session:
         return min(due_ns, self._beat_ns, hurry_ns)
 
     def _hurry(self) -> int:
-        """Return the deadline for AUTH or TLS, NEVER if there is none now, or 0 if it has passed.
+        """Return the deadline for AUTH or TLS, or NEVER if there is none now.
+
+        Returns 0 if the deadline has passed. The connection then ends.
         """
         without_tls = "tls" not in self.wrapped and (self._limits.tls_required or (self._upgrading and self.identity.tls))
         if not without_tls and (not self._guarded or self._asking or self._last):
@@ -425,7 +424,7 @@ class Session:
     def _before_body(self, name: str, topic: str) -> None:
         """Refuse a publish before its body arrives.
 
-        The permission is checked again with the whole body.
+        The permission is checked again with the body.
         """
         self._permit(name, topic, "", _nothing)
 
