@@ -310,7 +310,7 @@ RECENT_MAX: Final = 8  # blocks that a producer row lists
 PRODUCERS_MAX: Final = 20_000
 PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
 SHRINK_ABOVE_BYTES: Final = 64 * 1024 * 1024
-SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # one step copies them
+SHRINK_LIVE_BYTES_MAX: Final = 8 * 1024 * 1024  # copied in one step
 EXPIRED_MAX: Final = 1_000  # producer rows that one put removes
 
 
@@ -325,11 +325,11 @@ class DelayedStore:
         """
         self.path = path
         self.attempting: Callable[[str], None] = lambda what: None
-        """Called with an operation's name before it runs, and with "" after it, unless it met
-        damage.
+        """Called with an operation's name before it runs, and with "" after it.
 
-        This happens the first time in this process, and then every MARKED_EVERY times. If an
-        operation meets damage without such a mark, it is called afterwards.
+        This happens the first time in this process, and then every MARKED_EVERY times. The call
+        with "" is left out if the operation met damage. If an operation meets damage without such a
+        mark, its name is given afterwards.
         """
         self.set_aside: Callable[[bytes, bytes, str], None] = lambda key, value, why: None
         """Called with a damaged row's key, value and defect before the row is deleted."""

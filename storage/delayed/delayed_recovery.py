@@ -5,7 +5,7 @@ already. A file `delayed.attempt` means that an earlier storage process died dur
 that it tried for the first time. Then a separate process examines the environment before it is
 opened again. A damaged page on which LMDB fails kills the reader with SIGBUS or SIGSEGV, every
 time. The first death may leave no file, but the second does, and then the environment is rescued.
-If the file contains `rescue`, the rescue starts at once: LMDB cannot remove a damaged row without
+If the file contains `rescue`, the rescue starts at once: LMDB cannot remove the damaged row without
 moving others over each other.
 
 *Heads.* The first two pages of an environment each say where a tree of pages is: that of the newest
@@ -23,7 +23,7 @@ is the last one.
 Each of the two heads replaces both in turn, with its constant fields corrected, and the one with
 more commits stays. Another process tests each head, because the test may kill it. Mending works in
 place and not on a copy: an environment may have gigabytes, and a topic has two minutes to start.
-Before, the two original pages are synced to a file. They are put back if neither head helps.
+First, the two original pages are synced to a file. They are put back if neither head helps.
 Otherwise the file is kept as `delayed/head.bad-N`.
 
 *Rescue.* It saves all readable rows of a damaged environment, in separate processes, because

@@ -31,7 +31,7 @@ _INFIX: Final = ".diskqueue."
 _META_SUFFIX: Final = f"{_INFIX}meta.dat"
 _DATA_SUFFIX: Final = ".dat"
 _DIGITS: Final = 6  # minimum; file 1,000,000 has seven
-_DIGITS_MAX: Final = 19  # the largest number of nsqd
+_DIGITS_MAX: Final = 19  # digits of the largest number in nsqd
 _LENGTH: Final = struct.Struct(">i")
 _MESSAGE: Final = struct.Struct(">qH16s")
 assert _MESSAGE.size == NSQ_HEAD_BYTES

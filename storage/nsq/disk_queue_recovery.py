@@ -1,13 +1,13 @@
 """Recovery of a disk queue: compares its files with its metadata when it is opened.
 
-If metadata and data agree, nothing changes. Otherwise the data count, not the metadata. This
+If metadata and data agree, nothing changes. Otherwise the data are right, not the metadata. This
 happens after a crash, because NSQ syncs only after a few thousand messages. Recovery keeps messages
 that NSQ would lose:
 
 * The write file is longer than the metadata say, or later files exist: their complete records are
   kept, and writing continues in a new file, as NSQ does.
-* A record ends in the middle of the last file, or the file ends in zeros: this is an unfinished
-  write, and is cut off.
+* The last file ends in the middle of a record, or in zeros: this is an unfinished write, and is cut
+  off.
 * The metadata are missing or unreadable: reading begins at the first file. NSQ would begin at file
   0 and overwrite it.
 * The metadata are impossible (the read position is after the write position, or after the end of a

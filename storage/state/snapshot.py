@@ -211,7 +211,7 @@ def read_snapshot(files: Files, directory: str) -> Snapshot | None:
     """Return the snapshot, or None if there is none.
 
     Raises `Damaged` if it is not as written. Raises `Unreadable` if the disk could not read it.
-    That may be a temporary failure, and then nobody should go on without the snapshot.
+    That may be a temporary failure, so the caller must not go on without the snapshot.
     """
     path = f"{directory}/{SNAPSHOT_NAME}"
     try:

@@ -247,7 +247,7 @@ class StateStore:
         """Return deferred holes that are due by `until_ns`, and the due time of the next one.
 
         Returns at most `limit` holes, the earliest first. The time is 0 if there is no next one. It
-        also returns holes that are due after `late_ns`, because no due time can be that late.
+        also returns holes that are due after `late_ns`, because such a due time cannot be right.
         """
         found: list[HoleRow] = []
         with self._reading() as txn:
@@ -282,9 +282,7 @@ class StateStore:
     def walk(self) -> list[str]:
         """Check every row against its checksum, and all counts and sums.
 
-        Return the defects as sentences.
-
-        This includes deferred rows.
+        Deferred rows are included. Returns the defects as sentences.
         """
         found = []
         try:

@@ -2,7 +2,7 @@
 
 *Snapshot.* `StateKeeper` writes a snapshot at once, before the commit returns, if the old one would
 be wrong in a way that redelivery does not repair. This applies to the set of channels, a pause, the
-start of a first channel, a cursor that was moved back, removed chunks, and sealed parts of a batch.
+start of a first channel, a cursor that was moved back, removed chunks, and finally sealed stages.
 Everything else (cursors, holes, producers, transactions) is up to date again after a replay of the
 log and some redeliveries. So for other changes the snapshot waits a minute, and a minute more for
 each MiB of it. Then snapshots never write more than about 17 KB/s. A full disk does not keep a
@@ -151,7 +151,7 @@ class StateKeeper:
         self._stale = True
         self._applied = self._applied if batch.applied_offset is None else batch.applied_offset
         urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {None}
-        # No client sends a finally sealed part again. So its row and its files must not be lost.
+        # No client sends a finally sealed stage again. So its row and its files must not be lost.
         urgent = urgent or (self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values()))
         for name in batch.channel_drops:
             self._known.pop(name, None)

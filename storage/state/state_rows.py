@@ -6,11 +6,13 @@
     "d" name 0 start             a deferred hole: count, attempts, due time
     "e" name                     total of a channel's deferred holes: rows, messages, digest of all "d" and "q"
     "g" name                     generation of a channel's valid deferred holes, see `alias`; 0 if missing
-    "h" name 0 start             any other hole behind a channel's cursor: count, attempts, 0
+    "h" name 0 start             any other hole: count, attempts, 0
     "p" producer id              a producer's next sequence and its last blocks
     "q" name 0 due start         a deferred hole by its due time: no data
     "s" stage                    a stage as of its last seal
     "t" app                      an app's last committed transaction
+
+A hole is a range of messages below a channel's cursor that the channel has not finished.
 
 All rows except "d" and "q" are small: the start reads them, and memory holds them. A store may hold
 ten million deferred holes. Nothing here does I/O.
@@ -71,7 +73,7 @@ class StateMeta(TypedDict):
 
 
 class HoleRow(NamedTuple):
-    """A range of unfinished messages behind a channel's cursor. `due_ns` 0 means due at once."""
+    """A range of unfinished messages below a channel's cursor. `due_ns` 0 means due at once."""
 
     start: int
     count: int  # type: ignore[assignment]  # a tuple has a method of that name, unused here

@@ -269,10 +269,9 @@ class _Other(str):
 
 
 def _integer(text: str) -> int | _Other:
-    """Return digits of any length as a number.
+    """Return the number, or `_Other` if it is far too long.
 
-    Digits that are too many for an int64 are refused where the field is used, and otherwise
-    ignored.
+    A number beyond int64 is refused where the field is used, and otherwise ignored.
     """
     return int(text) if len(text) < 25 else _Other(text)
 

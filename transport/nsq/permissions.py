@@ -6,7 +6,7 @@ subscribe, it must have `subscribe` and patterns that match both names.
 
 The difference is that a pattern must match the whole name. nsqd searches for a pattern anywhere in
 a name. So in nsqd `orders` also permits `old-orders-internal`. Here only `.*orders.*` does this. So
-a reply never grants more here than in nsqd.
+a reply never grants more here than in nsqd. As in nsqd, `.` in `eu.orders` matches any character.
 
 A pattern is one of Go's regular expressions, and RE2 (google-re2, in the extra `nsq`) applies it.
 Both have the same syntax and take time in proportion to the name. With Python's `re` the pattern
@@ -30,7 +30,7 @@ SUBSCRIBE: Final = "subscribe"
 AUTHORIZATIONS_MAX: Final = 1000
 PATTERNS_MAX: Final = 5000  # in all authorizations
 PATTERN_CHARS_MAX: Final = 256
-PATTERN_MEMORY: Final = 128 * 1024  # bytes of RE2 for one pattern, with its repeats expanded
+PATTERN_MEMORY: Final = 128 * 1024  # bytes for RE2; a pattern that expands to more is refused
 STEPS_MAX: Final = 100_000  # of all patterns; reading and applying them takes half a second at most
 TEXT_CHARS_MAX: Final = 1024  # length of identity and identity_url
 TTL_S_MAX: Final = 7 * 24 * 3600  # a longer one is cut to this
@@ -75,7 +75,7 @@ class Pattern:
         return name.isascii() and self._found.fullmatch(name.encode()) is not None
 
 
-_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")  # names are ASCII, so one stand-in is enough
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")  # names are ASCII, so one stand-in for all is enough
 
 
 @lru_cache(maxsize=1024)
