@@ -8,9 +8,10 @@
 command was carried out, the bytes after it are still available (`take_rest`): after an IDENTIFY
 they may belong to another layer.
 
-All work for single messages runs in C. A busy consumer sends runs of FINs. A run becomes one
-`Fins`: `struct` cuts it after a comparison of the fixed bytes of all its FINs. An MPUB with equal
-sizes is cut in the same way, and a slower way handles the rest. A run of NOPs becomes one `Nop`.
+The work for single messages runs in C if possible. A busy consumer sends runs of FINs. A run
+becomes one `Fins`: `struct` cuts it after a comparison of the fixed bytes of all its FINs. An MPUB
+with equal sizes is cut in the same way. A slower way handles different sizes. A run of NOPs becomes
+one `Nop`.
 
 A line has at most LINE_BYTES_MAX bytes. Sizes are checked as soon as they can be read, before their
 bytes arrive. The bytes of an incomplete command are kept in one bytearray. They are parsed again
