@@ -1,6 +1,6 @@
 """nsqlookupd's TCP protocol from the side of a node, and its HTTP replies.
 
-A node sends ` V1`, then IDENTIFY with its addresses as JSON after a length of four bytes. It sends
+A node sends `  V1`, then IDENTIFY with its addresses as JSON after a length of four bytes. It sends
 `REGISTER topic [channel]` for each topic and channel that it has, `UNREGISTER` for each that it
 removes, and PING every 15 seconds. The reply to each is a length of four bytes and `OK`, JSON, or
 an error as `E_CODE text`, after which nsqlookupd closes the connection. When a connection ends, all
