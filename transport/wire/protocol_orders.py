@@ -142,7 +142,7 @@ class ListDelayed(Order[Done]):
 class CancelDelayed(Order[Done]):
     """Cancel the delayed messages with these keys (due time, serial).
 
-    Without keys, cancel some of all. Done.data: {"cancelled", "more"}.
+    Without keys, cancel the earliest of all, as many as one commit takes. Done.data: {"cancelled", "more"}.
     """
 
     op: ClassVar[int] = 101
