@@ -32,7 +32,7 @@ admin = ["*"]
 """
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
 MEMORY_MAX = 120 * MIB  # of the gateway, above where it began: 64 MiB of bodies, and what 1,024 connections and their buffers take
-DELAY_S_MAX = 3.0  # of an honest publish; this machine may be busy with other tests
+DELAY_S_MAX = 5.0  # of an honest publish, where other tests may keep the machine busy; 6 to 12 s without the bounds
 
 
 @pytest.fixture(scope="module")
