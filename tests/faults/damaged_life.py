@@ -37,7 +37,7 @@ class DamagedLife(Life):
             return f"{before} became {now}"
         for name, row in before["channels"].items():
             lost = self._unfinished(before, name) - self._unfinished(now, name)
-            if lost or bool(row.get("paused")) != bool(now["channels"][name].get("paused")):
+            if lost or row.paused != now["channels"][name].paused:
                 return f"channel {name}: {sorted(lost)} are taken for finished, or its pause changed"
         return ""
 
