@@ -116,6 +116,25 @@ def test_functions_are_short() -> None:
     assert not [line for path in sources() for line in long_functions(named(path), path.read_text())]
 
 
+BAD_OPENING: Final = re.compile(r"(What|Of|Whether|Whom|As|How|Where|Who|Which|Whose|In place of)\b")
+
+
+def bad_openings(name: str, source: str) -> list[str]:
+    """Each caption or docstring whose first sentence has no subject: it begins as if it were half of a question."""
+    return [
+        f"{name}:{getattr(node, 'lineno', 1)}: {text[:60]!r}: begin with an imperative, or name the thing"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        and (text := ast.get_docstring(node))
+        and BAD_OPENING.match(text)
+    ]
+
+
+def test_docstrings_begin_with_an_imperative_or_a_name() -> None:
+    assert not [line for path in sources(*LAYERS, "scripts") for line in bad_openings(named(path), path.read_text())]
+    assert len(bad_openings("a.py", '"""What it is."""\ndef a():\n    """Of a thing."""\ndef b():\n    """Return a thing."""')) == 2
+
+
 def test_every_file_has_its_caption() -> None:
     missing = []
     for path in sources():

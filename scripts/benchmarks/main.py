@@ -138,7 +138,7 @@ def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -
 @click.option("--count", type=click.IntRange(1, 1000), default=single.CHANNELS, help="Channels.")
 @_common
 def processes(count: int, size: int, rounds: int, **common: Any) -> None:
-    """What a channel costs: time to create it, memory of its process."""
+    """Measure the cost of a channel: time to create it, memory of its process."""
     _run(
         "processes",
         {"channels": count},
@@ -204,7 +204,7 @@ def nsq(messages: int, connections: int, seconds: float, size: int, rounds: int,
 @click.option("--seconds", type=click.FloatRange(1, 600), default=10.0, help="For each figure.")
 @_common
 def console(topics: int, channels: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
-    """What a console costs that is open: its first data, and processor time of the whole broker, with and without it."""
+    """Measure the cost of an open console: its first data, and processor time of the whole broker, with and without it."""
     port = free_port()
     settings = {"topics": topics, "channels": f"{channels:,}", "seconds": seconds}
     measure = lambda broker, report: measure_console(broker, report, port, topics, channels, seconds, rounds)  # noqa: E731
@@ -218,7 +218,7 @@ def console(topics: int, channels: int, seconds: float, size: int, rounds: int, 
 @click.option("--blocks", default="1000,200,1", help="Messages in a block, separated by commas.")
 @_common
 def hops(messages: int, blocks: str, size: int, rounds: int, **common: Any) -> None:
-    """Where the time goes: processor time and waits of each process for each block, with one producer and one consumer at once."""
+    """Measure where the time goes: processor time and waits of each process for each block, with one producer and one consumer at once."""
     wanted = tuple(int(number) for number in blocks.split(","))
     settings = {"messages": f"{messages:,}", "body": f"{size} B", "blocks": blocks}
     measure = lambda broker, report: measure_hops(broker, report, messages, size, wanted, rounds)  # noqa: E731

@@ -422,7 +422,7 @@ def as_model(rows: Iterable[DelayedRow]) -> Model:
 
 
 def live(engine: str, path: str, model: Model, commits: int) -> Callable[[Callable[[Any], None]], Any]:
-    """What a broker would do with it: read all, put some and remove some, read all again."""
+    """Do what a broker would do with it: read all, put some and remove some, read all again."""
 
     def life(say: Callable[[Any], None]) -> Any:
         expected, aside = dict(model), set()
@@ -454,7 +454,7 @@ def live(engine: str, path: str, model: Model, commits: int) -> Callable[[Callab
 
 
 def salvage(engine: str, path: str, commits: int) -> int:
-    """How many rows can be read, by the ways of the product's rescue: forward to the damage, and backward to it."""
+    """Count the rows that can be read, by the ways of the product's rescue: forward to the damage, and backward to it."""
     if engine == "lmdb":
         with contextlib.suppress(Exception):
             delayed_recovery.mend_head(Files(), path, commits, delayed_recovery.probe)
@@ -522,7 +522,7 @@ def flips(folder: str, rows: int, count: int) -> None:
 
 
 def flipped(engine: str, path: str, data: bytes, model: Model, commits: int) -> tuple[str, bool, int | None]:
-    """What comes of it, whether a full check finds it, and how many rows a rescue loses (None: it needs none)."""
+    """Return the result, whether a full check finds it, and how many rows a rescue loses (None: it needs none)."""
 
     def renew() -> None:
         shutil.rmtree(path, ignore_errors=True)
