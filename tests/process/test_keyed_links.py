@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import signal
@@ -175,12 +176,11 @@ def test_whose_rights_end_somewhere_is_told_what_is_missing(broker: Broker, ring
 
 def a_word(word: type[p.Wire]) -> p.Wire:
     """One that can be read, with names of what is there."""
-    plain: dict[str, Any] = {"int": 1, "str": "c", "bool": True, "bytes": b"x" * 16, "dict": {}, "tuple": ()}
+    plain: dict[str, Any] = {"int": 1, "str": "c", "bool": True, "bytes": b"x" * 16, "float": 1.0, "tuple": ()}
     found = {}
-    for name, kind in word.__annotations__.items():
-        if name == "op":
-            continue
-        found[name] = "clicks" if name == "topic" else plain[str(kind).partition("[")[0]]
+    for field in dataclasses.fields(word):
+        kind = str(field.type).partition("[")[0]
+        found[field.name] = "clicks" if field.name == "topic" else plain.get(kind, {})  # all others are maps
     return word(**found)
 
 
