@@ -50,7 +50,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a finish is confirmed before its commit": Defect(
         "actors/channel/channel.py",
-        "            self.saving.confirm(mail.envelope, answer)  # confirmed means committed",
+        "            self.saving.confirm(mail.envelope, answer)  # a confirmation is sent only after the commit",
         "            self.front.send(mail.envelope, answer)",
         ("kill_channel", "kill_storage"),
     ),
@@ -127,7 +127,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a topic made again begins at 0": Defect(
         "actors/supervisor/topics/registry.py",
-        "            self.ended[name] = next_offset\n", "            self.ended[name] = 0\n", ("kill_client",)
+        "            self.ended = {**ended, name: next_offset}\n", "            self.ended = {**ended, name: 0}\n", ("kill_client",)
     ),
     "a deleted channel's row stays": Defect(
         "actors/storage/storage_actor.py",

@@ -11,6 +11,8 @@ from typing import Final
 
 import pytest
 
+from tests.simulation import broken
+
 TESTS: Final = Path(__file__).parent.parent
 SEEDS: Final = 200
 DEFECT_SEEDS: Final = 60
@@ -53,6 +55,12 @@ def test_a_seed_goes_the_same_way_each_time() -> None:
     assert first.returncode == 0, first.stdout + first.stderr
     assert re.search(r"log [0-9a-f]{16}", first.stdout)
     assert first.stdout == second.stdout
+
+
+def test_each_defect_has_one_place_in_the_source() -> None:
+    """A changed line or comment must not leave a defect without effect."""
+    counts = {name: (TESTS.parent / defect.path).read_text().count(defect.old) for name, defect in broken.DEFECTS.items()}
+    assert {name: count for name, count in counts.items() if count != 1} == {}
 
 
 @pytest.mark.slow
