@@ -57,6 +57,7 @@ def test_a_seed_goes_the_same_way_each_time() -> None:
     assert first.stdout == second.stdout
 
 
+@pytest.mark.smoke
 def test_each_defect_has_one_place_in_the_source() -> None:
     """A changed line or comment must not leave a defect without effect."""
     counts = {name: (TESTS.parent / defect.path).read_text().count(defect.old) for name, defect in broken.DEFECTS.items()}
