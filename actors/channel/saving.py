@@ -72,8 +72,8 @@ class Saving:
     def dropped(self, start: int) -> None:
         """Correct the answers to seeks: offsets below `start` are gone.
 
-        A seek that arrived after the storage had decided is answered with the position that it
-        reached.
+        The storage may decide to drop messages before a seek to them arrives. The seek is then
+        answered with the position that the channel really has.
         """
         for waiting in (self._answers, self._answers_out):
             waiting[:] = [replace(one, offset=max(one.offset, start)) if isinstance(one, Position) else one for one in waiting]
