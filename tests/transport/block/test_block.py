@@ -69,7 +69,7 @@ def travelled(block: Block) -> Block:
 
 
 @given(MESSAGES)
-def test_pack_and_read(messages: Messages) -> None:
+def test_what_is_packed_is_read_back(messages: Messages) -> None:
     block = travelled(made(messages, producer_id=2**64 - 1, sequence=2**63, first_offset=2**53, time_ns=2**62))
     assert messages_of(block) == messages
     assert [block.body.value(i) for i in range(block.count)] == [message[0] for message in messages]
@@ -80,7 +80,7 @@ def test_pack_and_read(messages: Messages) -> None:
 
 
 @given(MESSAGES, st.data())
-def test_cut(messages: Messages, data: st.DataObject) -> None:
+def test_a_cut_block_holds_the_same_messages(messages: Messages, data: st.DataObject) -> None:
     start = data.draw(st.integers(0, len(messages) - 1))
     stop = data.draw(st.integers(start + 1, len(messages)))
     times = data.draw(st.one_of(st.none(), st.just(list(range(len(messages))))))
@@ -95,7 +95,7 @@ def test_cut(messages: Messages, data: st.DataObject) -> None:
 
 
 @given(MESSAGES, st.integers(0, 2**62), st.integers(0, 2**62))
-def test_with_place(messages: Messages, offset: int, time_ns: int) -> None:
+def test_a_block_with_another_place_keeps_its_messages(messages: Messages, offset: int, time_ns: int) -> None:
     block = made(messages, producer_id=1, sequence=2)
     placed = with_place(block, offset, time_ns)
     assert placed.payload is block.payload
@@ -131,7 +131,7 @@ def test_a_slice_keeps_its_offset_values() -> None:
     assert bytes(piece.body.data) == b"def"
 
 
-def test_disk_form() -> None:
+def test_a_disk_header_is_read_only_with_its_magic_and_seed() -> None:
     header = pack([b"a"], producer_id=5).header
     disk = encode_header(header, magic=DISK_MAGIC, seed=99)
     assert decode_header(disk, magic=DISK_MAGIC, seed=99) == header

@@ -71,7 +71,7 @@ def test_a_column_of_a_block_is_a_column() -> None:
         ("headers", Limits(headers_bytes_max=5), "headers of 6 bytes is over the limit of 5 bytes"),
     ],
 )
-def test_limits_are_named(column_of: str, limits: Limits, text: str) -> None:
+def test_a_column_over_its_limit_is_refused_by_name(column_of: str, limits: Limits, text: str) -> None:
     small, large = column([b"a", b"12345", b""]), column([b"a", b"123456", b""], 3)
     columns = [large if name == column_of else small for name in ("message", "key", "tag", "headers")]
     with pytest.raises(UsageError, match=text) as caught:
@@ -128,7 +128,7 @@ def test_columns_that_do_not_fit_together() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=70), st.data())
-def test_bitmaps_are_cut(bits: list[bool], data: st.DataObject) -> None:
+def test_a_bitmap_can_be_cut_at_any_bit(bits: list[bool], data: st.DataObject) -> None:
     bitmap = memoryview(sum(1 << i for i, bit in enumerate(bits) if bit).to_bytes((len(bits) + 7) // 8, "little"))
     start = data.draw(st.integers(0, len(bits) - 1))
     count = data.draw(st.integers(1, len(bits) - start))

@@ -172,7 +172,7 @@ def test_a_block_of_lingering_messages_goes_when_it_is_large_enough(broker: Any)
 
 
 @pytest.mark.parametrize(("delay", "delay_ms"), [(None, 0), (0, 0), (0.0001, 1), (1.5, 1_500), (p.DELAY_MS_MAX / 1000, p.DELAY_MS_MAX)])
-def test_delays(delay: float | None, delay_ms: int) -> None:
+def test_each_delay_becomes_whole_milliseconds(delay: float | None, delay_ms: int) -> None:
     assert lane.as_delay_ms(delay) == delay_ms
 
 
@@ -189,7 +189,7 @@ def test_how_much_a_peek_shows() -> None:
             peeking.check_count(count)
 
 
-def test_message_timeouts() -> None:
+def test_a_message_timeout_outside_its_limits_is_refused() -> None:
     low, high = p.MESSAGE_TIMEOUT_MS_MIN, p.MESSAGE_TIMEOUT_MS_MAX
     assert [consumer.make_session(1, timeout_ms / 1000, "c", 0).wanted_timeout_ms for timeout_ms in (low, high)] == [low, high]
     assert consumer.make_session(1, None, "c", 0).wanted_timeout_ms == 0

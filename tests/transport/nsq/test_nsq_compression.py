@@ -87,7 +87,7 @@ def test_deflate_is_raw_as_gos_flate_is() -> None:
     assert zlib.decompressobj(-15).decompress(packed) == b"hello"
 
 
-def test_deflate_levels() -> None:
+def test_a_higher_deflate_level_packs_smaller_and_wrong_levels_are_refused() -> None:
     data = os.urandom(300) * 40 + b"abcdefgh" * 3000
     assert len(DeflateLayer(9).send(data)) < len(DeflateLayer(1).send(data))
     for level in (0, 10, -1):
@@ -185,7 +185,7 @@ WRONG: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_broken_snappy(name: str) -> None:
+def test_each_broken_snappy_stream_is_refused(name: str) -> None:
     wire, text = WRONG[name]
     with pytest.raises(LayerError, match=text):
         SnappyLayer().receive(wire)

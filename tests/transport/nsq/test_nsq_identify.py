@@ -90,7 +90,7 @@ def test_who_is_not_known_gets_the_defaults() -> None:
         ({"feature_negotiation": True, "deflate_level": 2}, {"deflate": False, "deflate_level": 6}),
     ],
 )
-def test_what_is_granted(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_each_requested_field_is_granted_as_nsqd_does(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     identity = asked(**fields)
     assert {name: getattr(identity, name) for name in expected} == expected
 
@@ -136,7 +136,7 @@ def test_what_the_node_does_not_have_is_not_granted() -> None:
         ({"CLIENT_ID": 1}, JSON_ERROR),
     ],
 )
-def test_what_is_refused(fields: dict[str, Any], text: str) -> None:
+def test_each_invalid_field_is_refused_with_the_text_of_nsqd(fields: dict[str, Any], text: str) -> None:
     assert refused(json.dumps(fields).encode()) == text
 
 
@@ -165,7 +165,7 @@ def test_what_go_does_not_decode(body: bytes) -> None:
         (b'{"client_id":"\\ud83d\\ude00"}', "\U0001f600"),
     ],
 )
-def test_what_go_decodes(body: bytes, client_id: str) -> None:
+def test_json_is_decoded_as_go_does(body: bytes, client_id: str) -> None:
     assert decode(body, LIMITS).client_id == client_id
 
 

@@ -36,7 +36,7 @@ def identified(now_ns: int = 0) -> LookupSession:
     return session
 
 
-def test_the_first_words() -> None:
+def test_registration_begins_only_after_identify_is_answered() -> None:
     session = LookupSession(NODE, 0)
     session.want(frozenset({("t", "")}), 0)
     out = session.take_out()
@@ -118,7 +118,7 @@ def test_a_lookupd_always_ends_with_what_is_wanted(steps: list[dict[str, list[st
         assert session.settled
 
 
-def test_pings() -> None:
+def test_a_ping_is_sent_at_each_interval() -> None:
     session = identified()
     assert session.on_time(0) == PING_NS
     assert session.on_time(PING_NS - 1) == PING_NS
@@ -153,7 +153,7 @@ def test_silence_is_an_end() -> None:
         (b"\xff\xff\xff\xff", "answered with"),
     ],
 )
-def test_nonsense(data: bytes, text: str) -> None:
+def test_each_wrong_answer_of_a_lookupd_is_an_error(data: bytes, text: str) -> None:
     session = identified()
     session.want(frozenset({("t", "c")}), 0)
     with pytest.raises(LookupFailed, match=text):
@@ -180,7 +180,7 @@ def test_garbage_fails_or_waits(data: bytes) -> None:
     assert len(session._buffer) <= len(data)
 
 
-def test_channels() -> None:
+def test_a_channel_list_keeps_only_valid_durable_names() -> None:
     body = json.dumps({"channels": ["b", "a", "b", "tail#ephemeral", "bad name", 5, None, "x" * 65, "two\nlines"]}).encode()
     assert parse_channels(body) == ["a", "b"]
     assert parse_channels(b'{"channels": []}') == []

@@ -96,7 +96,7 @@ def test_garbage_raises_only_what_is_said(data: bytes) -> None:
 
 
 @given(st.lists(bodies, min_size=1, max_size=30))
-def test_what_mpub_gives(many: list[bytes]) -> None:
+def test_mpub_gives_the_messages_that_were_packed(many: list[bytes]) -> None:
     assert parsed([mpub(b"t", *many)]) == [Mpub("t", many, sum(map(len, many)))]
 
 
@@ -176,7 +176,7 @@ def test_a_line_without_an_end(piece: bytes) -> None:
     assert caught.value.data == b""
 
 
-def test_the_longest_line() -> None:
+def test_a_line_over_the_limit_is_refused() -> None:
     limits = NsqLimits()
     line = b"NOP " + b"x" * (LINE_BYTES_MAX - 5) + b"\n"
     assert parsed([line], limits) == [()]

@@ -36,7 +36,7 @@ def state(*authorizations: Any, **more: Any) -> AuthState:
     return parse_state(json.dumps({"ttl": 60, "authorizations": list(authorizations), **more}).encode())
 
 
-def test_who_it_is() -> None:
+def test_identity_and_lifetime_come_from_the_auth_answer() -> None:
     found = state(one(), one(), identity="worker", identity_url="http://people/worker", ttl=3600)
     assert (found.identity, found.identity_url, found.ttl_s, found.permission_count) == ("worker", "http://people/worker", 3600, 2)
     bare = parse_state(b'{"ttl": 1, "authorizations": null, "identity": null, "more": {}}')
@@ -45,7 +45,7 @@ def test_who_it_is() -> None:
     assert state(ttl=TTL_S_MAX + 1).ttl_s == TTL_S_MAX
 
 
-def test_permissions_apart() -> None:
+def test_publish_and_subscribe_are_permitted_separately() -> None:
     writer, reader = state(one(permissions=[PUBLISH])), state(one(permissions=[SUBSCRIBE]))
     assert writer.permits(PUBLISH, "t")
     assert not writer.permits(SUBSCRIBE, "t", "c")
@@ -119,12 +119,12 @@ BAD: list[tuple[bytes, str]] = [
 
 
 @pytest.mark.parametrize(("body", "text"), BAD)
-def test_refused_whole(body: bytes, text: str) -> None:
+def test_each_bad_auth_answer_is_refused_whole(body: bytes, text: str) -> None:
     with pytest.raises(BadAuthorization, match=text):
         parse_state(body)
 
 
-def test_sizes() -> None:
+def test_too_many_authorizations_or_patterns_are_refused() -> None:
     assert state(*[one()] * AUTHORIZATIONS_MAX).permission_count == AUTHORIZATIONS_MAX
     with pytest.raises(BadAuthorization, match="at most 1000"):
         state(*[one()] * (AUTHORIZATIONS_MAX + 1))

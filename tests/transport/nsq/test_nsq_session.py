@@ -336,7 +336,7 @@ def test_topics_are_counted_up_to_a_limit() -> None:
     assert client.session.published["t1"] == 3
 
 
-def test_what_is_counted() -> None:
+def test_a_session_counts_finishes_and_requeues_that_succeed() -> None:
     client = Client()
     client.send(SUB, b"RDY 7\n", (b"FIN " + ID + b"\n") * 3, b"FIN " + OTHER + b"\n", b"REQ " + ID + b" 0\nREQ " + OTHER + b" 0\n")
     session = client.session

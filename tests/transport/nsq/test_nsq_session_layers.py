@@ -29,7 +29,7 @@ def test_who_does_not_say_who_it_is(sent: bytes, name: str) -> None:
     assert (client.closed, client.calls) == (True, [])
 
 
-def test_who_may() -> None:
+def test_a_permitted_client_publishes_and_subscribes() -> None:
     client = Client(AUTH_LIMITS, late="permitted")
     assert client.send(SECRET) == GRANTED
     assert client.send(pub(b"t", b"x"), SUB) == b""
@@ -52,7 +52,7 @@ def test_who_may() -> None:
     ],
 )
 @pytest.mark.parametrize("late", ["", "permitted"])
-def test_who_may_not(sent: bytes, why: str, text: str, late: str) -> None:
+def test_a_client_without_permission_is_refused_and_disconnected(sent: bytes, why: str, text: str, late: str) -> None:
     client = Client(AUTH_LIMITS, late=late)
     client.why["permitted"] = why
     client.send(SECRET)

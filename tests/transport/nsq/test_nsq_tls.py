@@ -81,7 +81,7 @@ def pair(context: ssl.SSLContext, other: ssl.SSLContext) -> tuple[Layers, Client
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_conversation(made: Certificates, version: ssl.TLSVersion) -> None:
+def test_tls_carries_data_both_ways_however_it_is_cut(made: Certificates, version: ssl.TLSVersion) -> None:
     other = made.client()
     other.minimum_version = other.maximum_version = version
     layers, client = pair(server(made), other)
@@ -98,7 +98,7 @@ def test_a_conversation(made: Certificates, version: ssl.TLSVersion) -> None:
 
 
 @pytest.mark.parametrize("over", [DeflateLayer(6), SnappyLayer()], ids=["deflate", "snappy"])
-def test_compression_lies_above(made: Certificates, over: DeflateLayer | SnappyLayer) -> None:
+def test_compressed_data_passes_through_tls(made: Certificates, over: DeflateLayer | SnappyLayer) -> None:
     layers, client = pair(server(made), made.client())
     assert client.read(layers.send(b"OK")) == b"OK"
     layers.push(over)
@@ -175,7 +175,7 @@ def test_records_that_were_changed(made: Certificates) -> None:
 
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_certificates_of_clients(made: Certificates, policy: str, version: ssl.TLSVersion) -> None:
+def test_only_a_client_with_a_known_certificate_is_accepted(made: Certificates, policy: str, version: ssl.TLSVersion) -> None:
     known = made.client(cert=made.client_cert, key=made.client_key)
     unknown = made.client(cert=made.stranger_cert, key=made.stranger_key)
     for other in (known, unknown, nobody := made.client()):
@@ -220,7 +220,7 @@ def test_no_certificate_no_tls() -> None:
     assert server_context(cert="", key="") is None
 
 
-def test_wrong_options(made: Certificates, tmp_path: Path) -> None:
+def test_each_wrong_tls_option_is_refused(made: Certificates, tmp_path: Path) -> None:
     junk = tmp_path / "junk.pem"
     junk.write_text("-----BEGIN CERTIFICATE-----\nno\n")
     missing = str(tmp_path / "missing.pem")

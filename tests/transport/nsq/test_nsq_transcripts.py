@@ -158,7 +158,9 @@ FATAL: list[tuple[State, bytes, bytes | str]] = [
 
 @pytest.mark.parametrize(("sent", "back", "calls"), [row[1:] for row in GOOD], ids=[row[0] for row in GOOD])
 @pytest.mark.parametrize("piece", [1 << 20, 1, 7])
-def test_what_goes_well(sent: bytes, back: bytes, calls: list[tuple[Any, ...]], piece: int) -> None:
+def test_each_good_transcript_is_answered_and_leaves_the_connection_open(
+    sent: bytes, back: bytes, calls: list[tuple[Any, ...]], piece: int
+) -> None:
     client = Client(SMALL)
     for at in range(0, len(sent), piece):
         client.send(sent[at : at + piece])

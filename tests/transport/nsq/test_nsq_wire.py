@@ -33,7 +33,7 @@ def by_hand(body: bytes, offset: int, attempts: int, time: int) -> bytes:
     return struct.pack(">ii", len(data) + 4, 2) + data
 
 
-def test_frames() -> None:
+def test_frames_have_the_bytes_that_nsqd_sends() -> None:
     assert frame(RESPONSE, b"OK") == OK == b"\0\0\0\x06\0\0\0\0OK"
     assert CLOSE_WAIT == b"\0\0\0\x0e\0\0\0\0CLOSE_WAIT"
     assert HEARTBEAT == b"\0\0\0\x0f\0\0\0\0_heartbeat_"

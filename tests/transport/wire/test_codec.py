@@ -49,7 +49,7 @@ def words_of(message: type[Wire]) -> st.SearchStrategy[Wire]:
 
 
 @pytest.mark.parametrize("message", WORDS.values(), ids=lambda message: message.__name__)
-def test_there_and_back(message: type[Wire]) -> None:
+def test_each_message_comes_back_as_it_was_encoded(message: type[Wire]) -> None:
     @settings(max_examples=25, deadline=None)
     @given(words_of(message))
     def check(made: Wire) -> None:
@@ -83,7 +83,7 @@ def test_other_values_are_told_apart(value: Any) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(WORDS)).flatmap(lambda op: words_of(WORDS[op])), st.data())
-def test_changed_frames(message: Wire, data: st.DataObject) -> None:
+def test_a_changed_frame_raises_no_error_but_bad_command(message: Wire, data: st.DataObject) -> None:
     frame = bytearray(codec.encode(message))
     frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
     refused(lambda: codec.decode(bytes(frame)))
@@ -91,7 +91,7 @@ def test_changed_frames(message: Wire, data: st.DataObject) -> None:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.binary(max_size=100), max_size=6))
-def test_garbage_block_frames(frames: list[bytes]) -> None:
+def test_garbage_block_frames_raise_no_unexpected_error(frames: list[bytes]) -> None:
     with contextlib.suppress(UsageError, CorruptBlock):
         codec.frames_blocks(frames)
 
@@ -113,7 +113,7 @@ class Frame:
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.binary(max_size=20), max_size=12))
-def test_garbage_messages(frames: list[bytes]) -> None:
+def test_garbage_frames_are_refused_or_opened_whole(frames: list[bytes]) -> None:
     opened = refused(lambda: sockets.open_frames([Frame(frame) for frame in frames]))
     if opened is not None:
         envelope, message, rest = opened

@@ -32,7 +32,7 @@ def packed(own: dict[str, Any] | bytes | None, **more: Any) -> dict[str, Any]:
     return unpack_headers(found)
 
 
-def test_own_headers_stay() -> None:
+def test_a_dead_letter_keeps_the_headers_of_its_message() -> None:
     assert packed({"a": 1, "b": b"x"}) == {"a": 1, "b": b"x", **ABOUT}
     assert packed(None) == ABOUT
 

@@ -138,12 +138,12 @@ def example(name: str) -> bytes:
         ("fin", protocol.Fin(0, 7, ())),
     ],
 )
-def test_the_example_words(name: str, message: protocol.Wire) -> None:
+def test_each_example_message_has_the_bytes_of_the_codec(name: str, message: protocol.Wire) -> None:
     assert encode(message) == example(name)
     assert decode(example(name)) == message
 
 
-def test_the_example_block() -> None:
+def test_the_example_block_is_read_as_documented() -> None:
     block = open_block(example("header"), example("columns"))
     check_block(block)
     assert block.header.producer_id == 0x1122334455667788

@@ -25,7 +25,7 @@ def run(request: pytest.FixtureRequest) -> Run:
     return asyncio.run if request.param == "asyncio" else zsq.aio.run
 
 
-def test_publish_and_consume(broker: Broker, run: Run) -> None:
+def test_published_messages_are_consumed_and_finished(broker: Broker, run: Run) -> None:
     async def main() -> None:
         async with zsq.aio.Producer(broker.url) as producer:
             first = await producer.publish("t", b"a", key="k", headers={"n": 1})
@@ -63,7 +63,7 @@ def test_many_tasks_at_once(broker: Broker, run: Run) -> None:
     run(main())
 
 
-def test_lingering(broker: Broker, run: Run) -> None:
+def test_lingering_messages_are_sent_and_confirmed(broker: Broker, run: Run) -> None:
     async def main() -> None:
         async with zsq.aio.Producer(broker.url, linger_ms=5, batch_count=100) as producer:
             receipts = [await producer.publish("t", b"%d" % i) for i in range(250)]
@@ -76,7 +76,7 @@ def test_lingering(broker: Broker, run: Run) -> None:
     run(main())
 
 
-def test_death_and_refusal(broker: Broker, run: Run) -> None:
+def test_a_refusal_is_raised_and_a_dead_broker_loses_nothing(broker: Broker, run: Run) -> None:
     async def main() -> None:
         loop = asyncio.get_running_loop()
         async with zsq.aio.Producer(broker.url) as producer:
@@ -138,7 +138,7 @@ def test_run_drains_on_a_signal(broker: Broker, run: Run) -> None:
     assert sorted(broker.finished) == list(range(50))
 
 
-def test_admin_and_reader(broker: Broker, run: Run) -> None:
+def test_admin_and_reader_return_the_answers_of_the_broker(broker: Broker, run: Run) -> None:
     broker.call(lambda: broker.put(b"a", b"b"))
 
     async def main() -> None:
@@ -166,7 +166,7 @@ def test_admin_and_reader(broker: Broker, run: Run) -> None:
     run(main())
 
 
-def test_no_broker(tmp_path: Path, run: Run) -> None:
+def test_each_client_reports_an_unreachable_broker(tmp_path: Path, run: Run) -> None:
     async def main() -> None:
         url = f"ipc://{tmp_path}/none"
         producer = zsq.aio.Producer(url, timeout=0.1)

@@ -39,7 +39,7 @@ def test_a_link_that_was_idle_for_long_may_lead_nowhere(broker: Broker, monkeypa
         assert admin.ping() == "OK"
 
 
-def test_admin(broker: Broker) -> None:
+def test_admin_sends_each_command_and_returns_its_answer(broker: Broker) -> None:
     broker.manage_data = {"existed": True}
     with zsq.Admin(broker.url) as admin:
         assert admin.create_topic("t", sync="never") == {"existed": True}
@@ -85,7 +85,7 @@ def test_admin_when_the_link_is_lost(broker: Broker) -> None:
         starter.join(5)
 
 
-def test_reader(broker: Broker) -> None:
+def test_reader_reads_from_an_offset_to_the_end(broker: Broker) -> None:
     put(broker, *numbers(10))
     put(broker, *numbers(5, 10))
     with zsq.Reader("t", url=broker.url) as reader:

@@ -126,7 +126,7 @@ def test_requeue_touch_and_attempts(broker: Broker) -> None:
     assert broker.count(p.Touch) == 1
 
 
-def test_timeouts_of_receive(broker: Broker) -> None:
+def test_receive_returns_none_when_its_timeout_passes(broker: Broker) -> None:
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
         assert consumer.receive(0) is None
         assert consumer.receive_batch(0.05) is None
@@ -211,7 +211,7 @@ def test_close_logs_nothing_when_all_finishes_were_confirmed(broker: Broker, cap
     assert "not confirmed" not in caplog.text
 
 
-def test_expired_leases(broker: Broker) -> None:
+def test_a_finish_after_the_lease_expired_raises_lease_lost(broker: Broker) -> None:
     put(broker, b"a", b"b")
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
         message = consumer.receive(5)
@@ -247,7 +247,7 @@ def test_a_corrupt_delivery_is_not_used(broker: Broker, caplog: pytest.LogCaptur
     assert "checksum" in caplog.text
 
 
-def test_refused_subscription(broker: Broker) -> None:
+def test_a_refused_subscription_is_raised_and_can_be_tried_again(broker: Broker) -> None:
     broker.lookup_error = (E_LIMIT, "too many channels")
     consumer = zsq.Consumer("t", "c", url=broker.url)
     with pytest.raises(zsq.Refused, match="too many channels"):
@@ -258,7 +258,7 @@ def test_refused_subscription(broker: Broker) -> None:
     consumer.close()
 
 
-def test_no_broker(tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_reported(tmp_path: Path) -> None:
     consumer = zsq.Consumer("t", "c", url=f"ipc://{tmp_path}/none", timeout=0.2)
     with pytest.raises(zsq.BrokerUnreachable, match=r"no link to channel t/c .* within 0.2 s .*zsq serve"):
         consumer.receive()
@@ -268,7 +268,7 @@ def test_no_broker(tmp_path: Path) -> None:
     consumer.close()
 
 
-def test_wrong_arguments() -> None:
+def test_each_wrong_argument_is_refused() -> None:
     for more in ({"ready": 0}, {"ready": 1_000_000}, {"message_timeout": 0.5}, {"timeout": -1}, {"heartbeat_ms": 1}):
         with pytest.raises(zsq.UsageError):
             zsq.Consumer("t", "c", **more)
@@ -302,7 +302,7 @@ def test_run_finishes_and_requeues(broker: Broker, concurrency: int) -> None:
         consumer.run(handle)
 
 
-def test_a_signal_drains(broker: Broker) -> None:
+def test_a_signal_ends_run_after_the_current_message(broker: Broker) -> None:
     put(broker, *numbers(10))
     consumer = zsq.Consumer("t", "c", url=broker.url)
     before = signal.getsignal(signal.SIGTERM)

@@ -66,7 +66,7 @@ def test_wrong_calls_are_told_before_anything_is_sent(broker: Broker, call: Call
     assert not broker.log
 
 
-def test_wrong_arguments() -> None:
+def test_each_wrong_argument_is_refused() -> None:
     for arguments in (
         {"url": "http://x"},
         {"url": "tcp://host"},
@@ -249,14 +249,14 @@ def test_refused_lookup_is_an_error_now_and_tried_again_later(broker: Broker) ->
         assert producer.publish("t", b"b").offset == 0
 
 
-def test_no_broker(tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_reported_with_nothing_sent(tmp_path: Path) -> None:
     producer = zsq.Producer(f"ipc://{tmp_path}/none", timeout=0.3)
     with pytest.raises(zsq.BrokerUnreachable, match=r"E_TIMEOUT ipc://.*/none .*nothing was sent.*zsq serve"):
         producer.publish("t", b"a")
     producer.close()
 
 
-def test_no_answer(broker: Broker) -> None:
+def test_a_publish_without_an_answer_is_reported_as_unknown(broker: Broker) -> None:
     producer = zsq.Producer(broker.url, timeout=0.3)
     producer.publish("t", b"a")
     broker.silent = True
@@ -322,7 +322,7 @@ def test_a_forked_child_has_its_own_link_and_id(broker: Broker) -> None:
     assert len({message.producer_id for message in broker.heard if type(message) is p.Hello}) == 2
 
 
-def test_after_close(broker: Broker) -> None:
+def test_publish_is_refused_after_close(broker: Broker) -> None:
     producer = zsq.Producer(broker.url)
     producer.publish("t", b"a")
     producer.close()
@@ -331,7 +331,7 @@ def test_after_close(broker: Broker) -> None:
         producer.publish("t", b"b")
 
 
-def test_close_says_goodbye(broker: Broker) -> None:
+def test_close_tells_the_broker_that_the_producer_leaves(broker: Broker) -> None:
     with zsq.Producer(broker.url) as producer:
         producer.publish("t", b"a")
     broker.wait_for(lambda: broker.count(p.Bye) == 1)

@@ -89,7 +89,7 @@ def lose(broker: Broker, first: int, stop: int) -> None:
     ("first", "stop", "text"),
     [(0, 100, "offsets 0 to 99 of topic t"), (50, 80, "offsets 50 to 79"), (300, 350, "offsets 300 to 349")],
 )
-def test_what_is_lost(broker: Broker, first: int, stop: int, text: str) -> None:
+def test_lost_offsets_are_an_error_or_a_counted_gap(broker: Broker, first: int, stop: int, text: str) -> None:
     fill(broker, 35)
     lose(broker, first, stop)
     rest = [offset for offset in range(350) if not first <= offset < stop]
@@ -168,13 +168,13 @@ def test_a_topic_that_stays_down(broker: Broker) -> None:
     assert broker.count(p.Lookup) == before + 1
 
 
-def test_wrong_ranges(broker: Broker) -> None:
+def test_each_wrong_range_is_refused(broker: Broker) -> None:
     for start, end in ((-1, 5), (6, 5)):
         with pytest.raises(zsq.UsageError, match="range"):
             RangeReader(broker.url, "t", start, end)
 
 
-def test_reader_facts(broker: Broker) -> None:
+def test_reader_reports_head_uuid_offsets_and_sizes(broker: Broker) -> None:
     in_broker(broker, lambda: [broker.put(b"x"), broker.put(b"y")])
     with zsq.Reader("t", url=broker.url) as reader:
         assert reader.head() == (0, 2)
@@ -189,7 +189,7 @@ def test_reader_facts(broker: Broker) -> None:
             reader.measure(-1)
 
 
-def test_seek(broker: Broker) -> None:
+def test_seek_sends_offset_and_direction(broker: Broker) -> None:
     with zsq.Admin(broker.url) as admin:
         admin.seek("t", "c", 5)
         admin.seek("t", "c", 7, forward=True)

@@ -38,7 +38,7 @@ def test_a_topic_in_memory_is_refused_before_anything_is_sent() -> None:
             made()
 
 
-def test_push_seal_commit(storage: FakeStages) -> None:
+def test_what_is_pushed_is_sealed_once_and_committed_once(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 3, kind="job", partition=5) as writer:
         push(writer, 100)
         assert not writer.committed
@@ -65,7 +65,7 @@ def test_push_seal_commit(storage: FakeStages) -> None:
         assert writer.seal() is None
 
 
-def test_nothing_pushed(storage: FakeStages) -> None:
+def test_a_writer_without_a_push_opens_no_stage(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 3) as writer:
         assert writer.seal() is None
         with pytest.raises(zsq.UsageError, match="sealed"):
@@ -100,7 +100,7 @@ def test_lost_pushes_are_pushed_again(storage: FakeStages, lost: set[int], monke
 
 
 @pytest.mark.parametrize("keep", [0, 1, 5])
-def test_death_of_storage(storage: FakeStages, keep: int) -> None:
+def test_a_stage_is_sealed_whole_although_storage_died(storage: FakeStages, keep: int) -> None:
     with StageWriter(storage.url, "t", "app", 1, window_bytes=400_000) as writer:
         push(writer, 50)
         storage.die(keep)
@@ -177,7 +177,7 @@ def test_a_link_that_comes_and_goes_is_no_progress(storage: FakeStages, monkeypa
     helper.join(10)
 
 
-def test_many_small_blocks(storage: FakeStages) -> None:
+def test_many_small_blocks_are_sealed_in_order(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 1) as writer:
         push(writer, 3000, size=5)
         part = writer.seal()
@@ -225,7 +225,7 @@ def test_a_topic_that_is_started_again_is_waited_for(storage: FakeStages) -> Non
         writer.push(block(0))
 
 
-def test_refusals_for_good(storage: FakeStages) -> None:
+def test_a_final_refusal_is_raised_and_ends_the_stage(storage: FakeStages) -> None:
     storage.refuse_open.append(E_NOT_FOUND)
     with StageWriter(storage.url, "t", "app", 1) as writer:
         for _ in range(2):
@@ -279,7 +279,7 @@ def test_closing_without_a_seal_gives_the_stage_up(storage: FakeStages) -> None:
         push(writer, 1)
 
 
-def test_no_broker(tmp_path: Path) -> None:
+def test_writer_and_committer_report_an_unreachable_broker(tmp_path: Path) -> None:
     with StageWriter(f"ipc://{tmp_path}/none", "t", "app", 1, timeout=0.3) as writer:
         with pytest.raises(zsq.BrokerUnreachable, match=r"E_TIMEOUT stage t at ipc://.*/none: nothing moved for 0.3 s .*zsq serve"):
             writer.push(block(0))
@@ -310,12 +310,12 @@ def test_an_idle_writer_beats(storage: FakeStages) -> None:
         lambda url: StageCommitter(url, "t").abort("a", -1),
     ],
 )
-def test_wrong_arguments(storage: FakeStages, make: Callable[[str], object]) -> None:
+def test_each_wrong_argument_is_refused(storage: FakeStages, make: Callable[[str], object]) -> None:
     with pytest.raises(zsq.UsageError):
         make(storage.url)
 
 
-def test_forks(storage: FakeStages) -> None:
+def test_a_forked_process_breaks_no_writer_of_its_parent(storage: FakeStages) -> None:
     """Spark's daemon forks its workers: what it inherits must not break them."""
     early = StageWriter(storage.url, "t", "early", 1)
     begun = StageWriter(storage.url, "t", "begun", 1)

@@ -148,7 +148,7 @@ def test_a_whole_delivery_needs_no_ranges() -> None:
         assert delivery.unanswered() == ()
 
 
-def test_requeue_and_touch() -> None:
+def test_a_requeue_covers_only_what_is_not_answered_yet() -> None:
     session = opened()
     delivery = deliver(session, 7, (0, 4, 1))
     delivery.finish(1)
@@ -158,7 +158,7 @@ def test_requeue_and_touch() -> None:
     assert told(session) == [Fin(0, 7, ((1, 1),)), Req(0, 7, ((0, 1), (2, 2)), 500), Touch(0, 7)]
 
 
-def test_a_confirmed_finish() -> None:
+def test_a_confirmed_finish_ends_with_the_answer_of_the_broker() -> None:
     session = opened()
     delivery = deliver(session, 7, (0, 4, 1))
     confirm = session.finish_sync(delivery, [2])
@@ -227,7 +227,7 @@ def test_a_lost_link_voids_everything() -> None:
     assert late.error.code == E_LEASE
 
 
-def test_leaving() -> None:
+def test_a_leaving_session_takes_no_more_messages_but_still_finishes() -> None:
     session = opened()
     delivery = deliver(session, 7, (0, 1, 1))
     session.leave()
@@ -238,7 +238,7 @@ def test_leaving() -> None:
     assert told(session) == [Ready(0), Fin(0, 7, ())]
 
 
-def test_credit() -> None:
+def test_a_new_ready_count_is_sent_and_a_wrong_one_is_refused() -> None:
     session = opened()
     session.set_ready(7)
     assert told(session) == [Ready(7)]

@@ -58,7 +58,7 @@ def test_a_reason_is_a_text_or_an_exception() -> None:
         as_error(5)  # type: ignore[arg-type]
 
 
-def test_when_again() -> None:
+def test_a_delay_is_taken_in_milliseconds_within_its_limits() -> None:
     assert [when_again(0, False), when_again(1.5, False), when_again(3600, False), when_again(0, True)] == [0, 1500, 3_600_000, p.BACKOFF]
     for delay in (-0.1, 3600.1, float("nan")):
         with pytest.raises(UsageError, match="outside of 0 to 3600"):

@@ -163,7 +163,7 @@ def test_a_peek_has_a_limit(broker: Any, count: Any) -> None:
         admin.peek("t", "c", count)
 
 
-def test_seek_takes_places(broker: Any) -> None:
+def test_seek_takes_offsets_names_and_times_and_refuses_others(broker: Any) -> None:
     places: list[Any] = [5, "earliest", "latest", 12.5]
     with zsq.Admin(broker.url) as admin:
         for place in places:

@@ -193,7 +193,7 @@ def test_a_final_seal_with_the_wrong_count_fails() -> None:
     assert session.state is StageState.FAILED
 
 
-def test_missing_goes_back() -> None:
+def test_sending_goes_back_to_what_storage_misses() -> None:
     session = made(4)
     assert taken(session) == [0, 1, 2, 3]
     session.on_word(Missing(0, STAGE, 1), 0)
@@ -268,7 +268,7 @@ def test_an_answer_without_its_facts() -> None:
         session.on_word(Done(session.begin().request, {}), 0)
 
 
-def test_committed_already() -> None:
+def test_a_stage_that_is_committed_already_sends_nothing_more() -> None:
     session = StageSession(STAGE, "app", 1)
     session.add(block(0))
     assert session.on_word(Done(session.begin().request, {"committed": True}), 0) is Reaction.UP
@@ -276,7 +276,7 @@ def test_committed_already() -> None:
     assert (session.state, session.take(0), session.take_seal(), session.total) == (StageState.COMMITTED, None, None, 1)
 
 
-def test_superseded() -> None:
+def test_a_superseded_stage_counts_as_committed() -> None:
     session = made(1)
     session.finish()
     taken(session)
