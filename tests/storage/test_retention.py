@@ -65,7 +65,7 @@ def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
         ({"keep_bytes": 0}, view(chunks=1), 0),  # never the ongoing one
     ],
 )
-def test_finished_chunks(settings: dict[str, Any], shown: LogView, chunks: int) -> None:
+def test_each_policy_lets_the_expected_finished_chunks_go(settings: dict[str, Any], shown: LogView, chunks: int) -> None:
     assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
 
 
@@ -96,7 +96,7 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
         (BOUND | {"keep_bytes": 0}, view(5, floor=30), 3),
     ],
 )
-def test_unfinished_chunks(settings: dict[str, Any], shown: LogView, chunks: int) -> None:
+def test_each_bound_lets_the_expected_unfinished_chunks_go(settings: dict[str, Any], shown: LogView, chunks: int) -> None:
     assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
 
 
@@ -174,7 +174,7 @@ def views(draw: st.DrawFn) -> LogView:
 
 
 @given(policies, views())
-def test_whatever_the_policy(policy: Retention, shown: LogView) -> None:
+def test_no_policy_removes_more_than_it_may(policy: Retention, shown: LogView) -> None:
     found = plan_for(policy, shown)
     assert found.start == shown.bases[found.chunks] <= shown.applied or not found.chunks
     assert found.chunks <= min(len(shown.bases) - 1, CHUNKS_A_ROUND_MAX)
@@ -241,7 +241,7 @@ def test_settings_that_make_no_sense(settings: dict[str, Any], text: str) -> Non
     assert error.value.code == "E_BAD_ARGUMENT"
 
 
-def test_settings_over_settings() -> None:
+def test_a_topics_own_settings_override_the_defaults() -> None:
     assert resolve() == Retention() == Retention(keep_bytes=1024 * MIB, when_full="reject")
     own = changed({"keep_bytes": 5, "max_bytes": MAX_BYTES_MIN}, {"keep_bytes": None, "keep_s": 60})
     assert own == {"max_bytes": MAX_BYTES_MIN, "keep_s": 60}

@@ -80,5 +80,5 @@ def test_a_shortage_that_free_space_does_not_explain_ends_with_a_write_or_after_
 @pytest.mark.parametrize(
     ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (3 << 40, "3,072.0 GiB"), (-2048, "-2.0 KiB")]
 )
-def test_sizes_for_people(count: int, text: str) -> None:
+def test_each_size_is_shown_with_its_unit(count: int, text: str) -> None:
     assert sized(count) == text

@@ -100,7 +100,7 @@ def test_a_copy_is_on_disk_when_it_is_made_and_never_much_of_it_is_not(tmp_path:
     assert (tmp_path / "b").read_bytes() == data
 
 
-def test_an_unfinished_backup(tmp_path: Path) -> None:
+def test_an_unfinished_backup_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForeignDirectory, match="not finished"):
         read_manifest(FILES, f"{tmp_path}.partial")
     with pytest.raises(ForeignDirectory, match="no backup"):

@@ -66,7 +66,7 @@ def places(harness: StorageHarness, base: int) -> list[int]:
     return [at for at in range(0, len(data), 8) if data[at : at + 4] == b"ZSQD"]
 
 
-def test_a_clean_topic(topic: StorageHarness) -> None:
+def test_a_clean_topic_has_no_findings_and_is_not_changed(topic: StorageHarness) -> None:
     before = {path: path.read_bytes() for path in Path(topic.directory).iterdir() if path.is_file() and path.name != "lock"}
     report = look(topic)
     assert report.findings == []

@@ -276,7 +276,7 @@ def test_a_damaged_row_is_kept_as_a_file(harness: StorageHarness) -> None:
     assert key.text()
 
 
-def test_check_for_people(harness: StorageHarness) -> None:
+def test_the_check_reports_missing_and_damaged_rows(harness: StorageHarness) -> None:
     publish(harness)
     harness.abandon_cleanly()
     path = str(harness.path("delayed"))

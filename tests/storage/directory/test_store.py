@@ -162,7 +162,7 @@ def test_an_io_error_while_opening_is_named(harness: StorageHarness) -> None:
     assert harness.check() == [0]
 
 
-def test_the_seam(tmp_path: Path, files: Files) -> None:
+def test_each_call_to_the_operating_system_does_what_it_promises(tmp_path: Path, files: Files) -> None:
     path = f"{tmp_path}/file"
     fd = files.open_new(path)
     with pytest.raises(FileExistsError):

@@ -326,7 +326,7 @@ def test_each_bit_of_a_head_is_checked() -> None:
         ("1000-128.bad", None),
     ],
 )
-def test_names(name: str, found: tuple[int, int] | None) -> None:
+def test_only_complete_names_of_bad_files_are_parsed(name: str, found: tuple[int, int] | None) -> None:
     assert parse_bad_name(name) == found
 
 

@@ -61,14 +61,14 @@ def test_a_flipped_bit_in_each_byte(two_chunks: StorageHarness, base: int) -> No
 
 @pytest.mark.slow
 @pytest.mark.parametrize("base", [0, 3])
-def test_each_bit_flipped(two_chunks: StorageHarness, base: int) -> None:
+def test_no_flipped_bit_costs_more_than_one_block(two_chunks: StorageHarness, base: int) -> None:
     path = two_chunks.chunk_path(base)
     for bit in range(path.stat().st_size * 8):
         flip_and_check(two_chunks, path, bit)
 
 
 @pytest.mark.parametrize("base", [0, 3])
-def test_each_truncation(two_chunks: StorageHarness, base: int) -> None:
+def test_a_file_cut_at_any_byte_serves_what_is_left(two_chunks: StorageHarness, base: int) -> None:
     """Somebody cut a file whose content was synced: what is left is served, new messages come behind what was lost."""
     path = two_chunks.chunk_path(base)
     good = path.read_bytes()

@@ -149,7 +149,7 @@ def test_the_document_shows_nothing_else() -> None:
     assert set(re.findall(r"Example, ([^:\n]+):\n", document())) == set(examples())
 
 
-def test_round_trips() -> None:
+def test_headers_and_footers_come_back_as_they_were_written() -> None:
     assert decode_chunk_header(encode_chunk_header(CHUNK)) == CHUNK
     footer = ChunkFooter(5, 6, 128)
     assert decode_footer(encode_footer(footer, SEED), SEED, 128) == footer
@@ -214,7 +214,7 @@ def test_a_newer_version_is_refused_and_not_taken_for_damage() -> None:
         decode_chunk_header(bytes(head) + crc32c(head).to_bytes(4, "little"))
 
 
-def test_names() -> None:
+def test_chunk_names_are_parsed_and_other_names_are_not() -> None:
     assert chunk_name(1000) == "00000000000000001000.chunk"
     assert index_name(1000) == "00000000000000001000.index"
     assert parse_chunk_name(chunk_name(2**63 - 1)) == 2**63 - 1
@@ -222,7 +222,7 @@ def test_names() -> None:
         assert parse_chunk_name(name) is None
 
 
-def test_extreme_values() -> None:
+def test_the_largest_header_values_come_back() -> None:
     far = Header(1, 0, 80, 1, 2**62, 2**62, 2**64 - 1, 2**64 - 1, 2**32 - 1)
     header = decode_disk_header(encode_disk_header(far, 2**62, 2**62, 0, SEED), SEED)
     assert header == far

@@ -45,7 +45,7 @@ def named(parts: list[StagedPart]) -> str:
     return "".join(one.stage.decode().strip() for one in parts)
 
 
-def test_who_is_adopted() -> None:
+def test_large_parts_are_adopted_and_small_ones_are_appended() -> None:
     parts = [part("a", 10), part("b", 400), part("c", 30), part("d"), part("e", 20, 5), part("f", 100)]
     plan = plan_group(parts, 400, 1000)
     assert (named(plan.appended), named(plan.adopted)) == ("acf", "be"), "large ones, and those of several files; empty ones are nothing"
@@ -68,7 +68,7 @@ def test_a_mark_goes_around() -> None:
             decode_mark(bad)
 
 
-def test_an_appended_group(group_desk: StorageHarness) -> None:
+def test_an_appended_group_takes_one_write_and_one_sync(group_desk: StorageHarness) -> None:
     group_desk.publish()
     a, b = group_desk.stage("a", 1), group_desk.stage("b", 1, blocks=1)
     group_desk.seal(b, a)
@@ -89,7 +89,7 @@ def test_an_appended_group(group_desk: StorageHarness) -> None:
     assert group_desk.check() == [0, 1]
 
 
-def test_an_adopted_group(group_desk: StorageHarness) -> None:
+def test_an_adopted_group_is_not_written_again(group_desk: StorageHarness) -> None:
     """Its bytes are not written again; blocks before it become durable with it; the next chunk begins at the next append."""
     group_desk.publish()
     a, b, c = group_desk.stage("a", 1, blocks=9), group_desk.stage("b", 1), group_desk.stage("c", 1, blocks=4)
@@ -270,7 +270,7 @@ def test_a_wrong_byte_in_an_appended_part_is_noticed_before_it_is_stored(group_d
     assert group_desk.check() == []
 
 
-def test_rows() -> None:
+def test_the_later_transaction_wins_and_older_stages_are_superseded() -> None:
     old = TransactionRow(3, "app", 10, 5, 7)
     assert later_of(None, old) == old
     assert later_of(old, old._replace(version=2, first_offset=1)) == old

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
 
-def test_time_to_offset(group_desk: StorageHarness) -> None:
+def test_a_time_gives_the_same_offset_with_groups_in_between(group_desk: StorageHarness) -> None:
     """Publishers at 1010 and so on, between them an appended group and an adopted one."""
     starts: list[tuple[int, int]] = []
     for turn in range(12):
@@ -63,7 +63,7 @@ def test_time_to_offset_steps_over_a_lost_chunk(group_desk: StorageHarness) -> N
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_measure(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_measure_agrees_with_the_sum_over_all_blocks(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Against a naive sum over all blocks. Marks count as bytes, so there is some play, and it is known."""
     harness = grouped_desk(tmp_path_factory, data)
     blocks = harness.read_all()

@@ -227,7 +227,7 @@ def test_many_chunks_few_open(harness: StorageHarness) -> None:
         assert harness.log.read(offset, 1, 600)[0].first_offset == offset // 15 * 15
 
 
-def test_time_to_offset(harness: StorageHarness) -> None:
+def test_a_time_gives_the_first_offset_stored_at_or_after_it(harness: StorageHarness) -> None:
     for _ in range(30):  # at 1010, 1020, ... 1300
         harness.publish(count=10)
     harness.sync()

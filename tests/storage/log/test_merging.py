@@ -29,7 +29,7 @@ def named(parts: list[StagedPart]) -> str:
     return "".join(one.stage.decode().strip() for one in parts)
 
 
-def test_what_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_parts_are_merged_only_when_a_limit_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "GROUP_APPEND_FILES_MAX", 4)
     monkeypatch.setattr(group, "GROUP_APPEND_BLOCKS_MAX", 6)
     monkeypatch.setattr(group, "ADOPTED_FILES_FEW", 3)

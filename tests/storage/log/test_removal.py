@@ -160,7 +160,7 @@ def test_a_start_beyond_the_log_takes_all_but_the_last_chunk(harness: StorageHar
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_nothing_lies_below(harness: StorageHarness, start: int) -> None:
+def test_nothing_is_removed_when_no_chunk_lies_below_the_start(harness: StorageHarness, start: int) -> None:
     fill(harness)
     before = log_names(harness)
     harness.log.forget(start)
@@ -207,7 +207,7 @@ def test_readers_get_what_follows(harness: StorageHarness) -> None:
     assert log.offset_at(0) == start
 
 
-def test_sizes_and_times(harness: StorageHarness) -> None:
+def test_the_sizes_of_the_log_agree_with_its_files(harness: StorageHarness) -> None:
     start = fill(harness)
     log = harness.log
     keeper = LogKeeper(harness.files, harness.directory, b"\0" * 16, log)

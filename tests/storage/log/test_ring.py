@@ -176,7 +176,7 @@ def test_a_ring_of_nothing() -> None:
     st.integers(1, 600),
     st.integers(0, 150),
 )
-def test_against_a_model(pushes: list[tuple[list[int], int, bool]], offset: int, bytes_max: int, end: int) -> None:
+def test_reads_agree_with_a_model_of_the_ring(pushes: list[tuple[list[int], int, bool]], offset: int, bytes_max: int, end: int) -> None:
     """A list of blocks, cut at the front; time-outs and gaps in between."""
     ring = Ring(700, 5)
     model: list[list[tuple[int, Block, int]]] = []

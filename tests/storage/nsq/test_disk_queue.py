@@ -106,7 +106,7 @@ def test_empty_goes_on_in_the_next_file_and_delete_leaves_nothing(tmp_path: Path
         queue.put(b"more")
 
 
-def test_closed_is_closed(tmp_path: Path) -> None:
+def test_a_closed_queue_refuses_reads(tmp_path: Path) -> None:
     queue = DiskQueue(tmp_path, NAME)
     queue.close()
     queue.close()
@@ -115,7 +115,7 @@ def test_closed_is_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 5, 11])
-def test_sizes(tmp_path: Path, size: int) -> None:
+def test_a_message_outside_the_size_limits_is_refused(tmp_path: Path, size: int) -> None:
     with DiskQueue(tmp_path, NAME, min_msg_size=2, max_msg_size=10) as queue:
         if 2 <= size <= 10:
             queue.put(b"x" * size)
@@ -324,7 +324,7 @@ def test_a_bad_write_file_is_left_for_a_new_one(tmp_path: Path) -> None:
 # Formats
 
 
-def test_names() -> None:
+def test_file_names_of_nsqd_are_made_and_parsed() -> None:
     assert queue_name("a.b", "c#ephemeral") == "a.b:c#ephemeral"
     assert data_name("t:c", 7) == "t:c.diskqueue.000007.dat"
     for name, number in (("t", 0), ("t:c", 1_000_000), ("x.diskqueue.000001.dat", 3)):
@@ -341,7 +341,7 @@ def test_what_is_no_metadata(text: bytes) -> None:
         decode_meta(text)
 
 
-def test_messages_and_topics() -> None:
+def test_messages_and_topic_lists_come_back_as_they_were_written() -> None:
     message = NsqMessage(1_700_000_000_000_000_000, 70_000, b"0123456789abcdef", b"body")
     payload = encode_message(message)
     assert decode_message(payload) == message._replace(attempts=65_535)

@@ -162,7 +162,7 @@ def test_a_row_of_the_same_batch_goes_with_its_stage(group_desk: StorageHarness)
     assert group_desk.check() == []
 
 
-def test_files_are_chunks(group_desk: StorageHarness) -> None:
+def test_staged_files_have_the_form_of_chunks(group_desk: StorageHarness) -> None:
     key = group_desk.stage("a", 1, blocks=20)
     group_desk.seal(key)
     files = group_desk.staging.part(key).files
@@ -216,7 +216,7 @@ def test_files_that_wait_for_a_sync_stay_open(group_desk: StorageHarness, monkey
     assert len(group_desk.files._nodes) == 2
 
 
-def test_bounds(group_desk: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_and_files_over_the_limits_are_refused(group_desk: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "STAGES_MAX", 2)
     monkeypatch.setattr(staging, "FILES_MAX", 3)
     group_desk.stage("a", 1, blocks=1)

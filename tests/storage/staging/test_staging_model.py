@@ -95,7 +95,7 @@ class Machine(RuleBasedStateMachine):
             self.harness.abandon()
 
 
-def test_any_order(tmp_path: Path, group_desk: StorageHarness) -> None:
+def test_all_promises_hold_after_steps_in_any_order(tmp_path: Path, group_desk: StorageHarness) -> None:
     number = 0
 
     def make() -> StorageHarness:

@@ -34,7 +34,7 @@ def fresh(folder: Path, map_bytes: int = 1 << 20) -> StateStore:
     return store
 
 
-def test_new(state: StateStore) -> None:
+def test_a_new_store_begins_at_its_first_offset(state: StateStore) -> None:
     assert state.load() == Table(applied_offset=4, synced_end=4, waiting=4, start=4)
     assert state.uuid() == UUID
 
@@ -192,7 +192,7 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(operations=OPERATIONS)
-def test_like_a_dictionary(tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str, int, int]]) -> None:
+def test_the_store_agrees_with_a_dictionary(tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str, int, int]]) -> None:
     state = fresh(tmp_path_factory.mktemp("state"))
     channels: dict[str, ChannelRow] = {}
     holes: dict[tuple[str, int], HoleRow] = {}

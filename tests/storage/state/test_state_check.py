@@ -39,7 +39,7 @@ def tamper(folder: Path, change: Any) -> None:
         change(txn)
 
 
-def test_a_sound_one(folder: Path) -> None:
+def test_a_sound_environment_passes_and_is_not_changed(folder: Path) -> None:
     before = (folder / "data.mdb").read_bytes()
     assert check_environment(str(folder)) == []
     assert (folder / "data.mdb").read_bytes() == before

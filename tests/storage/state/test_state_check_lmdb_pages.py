@@ -20,7 +20,7 @@ def wrong(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_sound_ones_pass(tmp_path: Path, seed: int) -> None:
+def test_a_sound_environment_passes_the_check(tmp_path: Path, seed: int) -> None:
     """Branches, overflow pages, long lists of free pages, and none of all that."""
     source = random.Random(seed)
     with lmdb.open(str(tmp_path), lock=False, map_size=1 << 28, sync=False) as env:

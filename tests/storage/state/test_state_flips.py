@@ -22,12 +22,12 @@ def flip(folder: Path, first: int, step: int) -> dict[str, int]:
     return found
 
 
-def test_some_bits(tmp_path: Path) -> None:
+def test_some_flipped_bits_are_detected_or_harmless(tmp_path: Path) -> None:
     assert flip(tmp_path, 12_345, 29_989)["bits"] > 12
 
 
 @pytest.mark.slow
-def test_many_bits(tmp_path: Path) -> None:
+def test_many_flipped_bits_are_detected_or_harmless(tmp_path: Path) -> None:
     found = flip(tmp_path, 3, 809)
     assert found["bits"] > 500
     assert found["aside"] > 20, "nothing was ever noticed"
