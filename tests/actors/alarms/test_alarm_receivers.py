@@ -65,7 +65,7 @@ def test_a_redirect_is_not_followed() -> None:
         assert other.tries == 0
 
 
-def test_nobody_there() -> None:
+def test_a_refused_connection_is_reported() -> None:
     assert "refused" in told(Webhook(f"http://127.0.0.1:{free_port()}/secret", ""), message(EVENT))
 
 
@@ -178,7 +178,7 @@ def lives(pid: str) -> bool:
         return False
 
 
-def test_all_of_them() -> None:
+def test_receivers_are_named_by_their_host_or_command_only() -> None:
     given = AlarmOptions(webhooks=("http://a/x", "https://b/"), commands=(("/bin/tee", "f"),))
     assert [receiver.name for receiver in receivers(given)] == [
         "webhook http://a", "webhook https://b", "command /bin/tee",

@@ -54,7 +54,7 @@ def test_the_table_in_the_head_is_the_table() -> None:
         (None, 100, Level.UNKNOWN),
     ],
 )  # fmt: skip
-def test_levels(value: float | None, threshold: float, found: Level) -> None:
+def test_each_value_has_its_level_against_the_threshold(value: float | None, threshold: float, found: Level) -> None:
     assert level(value, threshold) is found
 
 
@@ -129,7 +129,7 @@ def test_each_figure_of_each_channel_is_one_alarm() -> None:
     assert len(found.raised()) == 2
 
 
-def test_what_is_told() -> None:
+def test_an_alarm_is_described_in_json_and_in_text() -> None:
     (event,) = Alarms(0).see({DEPTH: (1_234, 1_000)}, S, 9 * S)
     assert as_json(event) == {
         "event": "raised", "topic": "clicks", "channel": "archive", "figure": "depth", "value": 1_234, "threshold": 1_000,

@@ -17,7 +17,7 @@ def test_the_last_one_that_leaves_ends_it() -> None:
     assert last.over
 
 
-def test_nobody_comes() -> None:
+def test_an_ephemeral_channel_that_nobody_uses_ends_after_a_while() -> None:
     last = LastConsumer(5)
     assert not last.look(0, 5 + UNUSED - 1)
     assert last.look(0, 5 + UNUSED)

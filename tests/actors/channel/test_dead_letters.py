@@ -170,7 +170,7 @@ def test_at_the_end_answers_are_taken_and_nothing_is_sent(office: Office) -> Non
     assert len(office.posted) == 1
 
 
-def test_silence_is_said(office: Office) -> None:
+def test_an_alarm_is_raised_when_the_dead_letter_topic_does_not_answer(office: Office) -> None:
     office.turn()
     office.turn(options.DEAD_SILENT_S)
     assert office.alarm("nobody answers") == ""

@@ -392,7 +392,7 @@ def test_nothing_of_the_new_place_is_delivered_before_the_seek_is_committed(harn
 # Commits
 
 
-def test_changes_are_differences(harness: ChannelHarness) -> None:
+def test_a_commit_holds_only_what_changed_since_the_last_commit(harness: ChannelHarness) -> None:
     harness.join(A, 100)
     harness.come(10, 10)
     first, second = harness.send()

@@ -75,7 +75,7 @@ def test_a_successor_goes_on_without_it() -> None:
     assert harness.channel.supply.next_offset == 9
 
 
-def test_ranges_are_bounded() -> None:
+def test_a_skip_is_refused_when_too_many_ranges_wait() -> None:
     harness = ChannelHarness()
     for at in range(EMPTIED_MAX):
         harness.channel.skip(10 * at + 5, 10 * at + 6)

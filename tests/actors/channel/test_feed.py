@@ -82,7 +82,9 @@ def test_credit_is_a_running_total_of_what_came_and_what_has_room() -> None:
     ("request_number", "caught_up", "taken", "state"),
     [(2, False, True, FeedState.BEHIND), (2, True, True, FeedState.ATTACHED), (1, True, False, FeedState.READING)],
 )
-def test_answers_to_reads(request_number: int, caught_up: bool, taken: bool, state: FeedState) -> None:
+def test_only_the_answer_to_the_outstanding_read_changes_the_state(
+    request_number: int, caught_up: bool, taken: bool, state: FeedState
+) -> None:
     feed = feed_in(FeedState.READING)
     assert feed.read(request_number, caught_up) is taken
     assert feed.state is state

@@ -105,7 +105,7 @@ def test_what_has_more_frames_than_a_word_may_have_goes_nowhere(gate: Gate) -> N
     assert len(gate.topic.sent) == 1
 
 
-def test_links_are_bounded(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_over_the_limit_is_refused_until_another_ends(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gateway, "LINKS_MAX", 2)
     for client in (b"a", b"b"):
         gate.open(client)

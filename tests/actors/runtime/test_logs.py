@@ -32,7 +32,7 @@ def test_a_line_of_text() -> None:
     assert line.endswith(f",250 {os.getpid()} WARNING [storage clicks] 3 chunks go topic=clicks")
 
 
-def test_an_object() -> None:
+def test_a_json_line_holds_the_event_and_its_fields() -> None:
     found = json.loads(logs.JsonFormatter("storage clicks").format(record("%d chunks go", 3, fields={"topic": "clicks", "level": "mine"})))
     assert found == {
         "time": "2023-11-14T22:13:20.250000Z",

@@ -28,7 +28,7 @@ def test_after_anything_that_came_again() -> None:
     assert trims({100: "blocks", 500: "blocks"}, 1_000, 10) == [10, 110, 510]
 
 
-def test_not_under_load() -> None:
+def test_memory_is_not_trimmed_under_load() -> None:
     assert trims(dict.fromkeys(range(1, 301), "blocks"), 301) == []
 
 

@@ -67,7 +67,7 @@ def test_who_somebody_is_says_the_key_or_the_token(access: Access) -> None:
         ("", "", ""),
     ],
 )
-def test_what_is_permitted(access: Access, topic: str, channel: str, permitted: str) -> None:
+def test_each_topic_and_channel_has_exactly_its_permissions(access: Access, topic: str, channel: str, permitted: str) -> None:
     user = etl(access)
     found = {
         "publish": user.may_publish(topic),

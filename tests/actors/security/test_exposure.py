@@ -22,7 +22,7 @@ FILE, KEYS = SecurityOptions("access.toml"), SecurityOptions("access.toml", "ser
     [("127.0.0.1:1", True), ("127.9.9.9:1", True), ("[::1]:1", True), ("localhost:1", True), ("unix:/run/x", True),
      ("0.0.0.0:1", False), ("[::]:1", False), ("*:1", False), (":1", False), ("10.0.0.1:1", False), ("[fe80::1%lo]:1", False)],
 )  # fmt: skip
-def test_what_is_local(place: str, local: bool) -> None:
+def test_only_loopback_and_unix_addresses_are_local(place: str, local: bool) -> None:
     assert is_local(place) is local
 
 
@@ -49,7 +49,7 @@ OPEN: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "texts"), OPEN)
-def test_what_is_open(changes: dict[str, Any], texts: list[str]) -> None:
+def test_each_open_address_is_refused_unless_insecure_is_set(changes: dict[str, Any], texts: list[str]) -> None:
     options = replace(LOCAL, **changes)
     assert exposed(options) == texts
     if texts:

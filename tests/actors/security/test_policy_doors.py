@@ -154,7 +154,7 @@ def test_a_principal_keeps_the_rules_it_came_by() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_links(kind: str) -> None:
+def test_each_kind_of_link_opens_only_with_its_permission(kind: str) -> None:
     link = p.Open(1, kind, "t", "c", False)
     assert is_permitted(check_open, allowed_by_file(LINKS[kind]), link)
     assert not is_permitted(check_open, refused_by_file(LINKS[kind]), link)
@@ -162,7 +162,7 @@ def test_links(kind: str) -> None:
 
 
 @pytest.mark.parametrize("order", [*ORDERS, "backup", "audit", "delayed", "invented later", ""])
-def test_orders(order: str) -> None:
+def test_each_order_is_permitted_only_with_its_permission(order: str) -> None:
     name, _, do = order.partition(" ") if order.startswith("delayed") else (order, "", "")
     channel = "c" if order == "peek" else ""
     message = p.Manage(1, name, "t", channel, {"to": "t"} | ({"do": do} if do else {}))
@@ -191,7 +191,7 @@ def test_what_else_is_said_on_a_link_to_the_supervisor() -> None:
 
 
 @pytest.mark.parametrize("permission", COMMANDS)
-def test_commands(permission: str) -> None:
+def test_each_nsq_command_is_permitted_only_with_its_permission(permission: str) -> None:
     action = COMMANDS[permission]
     channel = "c" if action is Action.CONSUME else ""
     connection = cast("Any", SimpleNamespace(remote_ip="", layers=SimpleNamespace(tls=None)))
@@ -220,7 +220,7 @@ def request(path: str) -> Request:
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_paths(method: str, path: str) -> None:
+def test_each_http_path_is_permitted_only_with_its_permissions(method: str, path: str) -> None:
     actions = PATHS[method, path]
     assert is_permitted(authority.check, actions, allowed_by_file(*actions), request(path))
     assert is_permitted(authority.check, actions, EVERYBODY, request(path))

@@ -40,7 +40,7 @@ def row_of(stats: Mapping[str, object], *, end: int = 1_000, oldest_ns: int = 0,
         (1, NOW + 5 * S, 0.0),  # the clock was put back
     ],
 )
-def test_age(unfinished: int, oldest_ns: int, age: float | None) -> None:
+def test_age_is_that_of_the_oldest_unfinished_message(unfinished: int, oldest_ns: int, age: float | None) -> None:
     assert age_s(unfinished, oldest_ns, NOW) == age
 
 
@@ -57,7 +57,9 @@ def test_age(unfinished: int, oldest_ns: int, age: float | None) -> None:
         (1_000, {"requeue_count": 1e6, "timeout_count": 1e6, "delivery_count": 1e6}, 0.0, None),
     ],
 )
-def test_time_to_drain(backlog: int, rates: dict[str, float], coming: float, seconds: float | None) -> None:
+def test_time_to_drain_follows_from_the_backlog_and_the_rates(
+    backlog: int, rates: dict[str, float], coming: float, seconds: float | None
+) -> None:
     assert drain_s(backlog, rates, coming) == seconds
 
 

@@ -19,7 +19,7 @@ from zsq.actors.settings.options import NsqOptions
 from zsq.transport.errors import E_CLOSED, E_CLOSING, E_DISK_FULL, E_TOPIC_FULL, Refused, from_wire
 
 
-def test_addresses() -> None:
+def test_listen_addresses_are_split_and_bad_ones_are_refused() -> None:
     assert split_address("127.0.0.1:4151") == ("127.0.0.1", 4151)
     assert split_address("[::1]:4151") == ("::1", 4151)
     assert split_address(":0") == ("", 0)

@@ -29,7 +29,7 @@ async def answer_of(raw: bytes | None, way: Way = Way()) -> bytes:  # noqa: B008
         return await ask(parse_url(f"http://{web.address}/x"), {}, way)
 
 
-def test_get_and_post() -> None:
+def test_parameters_arrive_by_get_and_by_post() -> None:
     async def main() -> None:
         async with SmallWeb(lambda _: said(b"body")) as web:
             url = parse_url(f"http://{web.address}/auth")
@@ -59,7 +59,7 @@ WHOLE: dict[str, tuple[bytes, bytes]] = {
 
 
 @pytest.mark.parametrize("name", WHOLE)
-def test_answers(name: str) -> None:
+def test_each_whole_answer_gives_its_body(name: str) -> None:
     async def main() -> None:
         raw, body = WHOLE[name]
         assert await answer_of(raw) == body
@@ -90,7 +90,7 @@ BAD: dict[str, tuple[bytes, str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_answers(name: str) -> None:
+def test_each_bad_answer_is_refused(name: str) -> None:
     async def main() -> None:
         raw, text = BAD[name]
         with pytest.raises(NotAnswered, match=text):
@@ -122,7 +122,7 @@ def test_who_waits_too_long_goes(raw: bytes | None) -> None:
     run(main())
 
 
-def test_nobody_there() -> None:
+def test_a_server_that_cannot_be_reached_is_reported() -> None:
     async def main() -> None:
         async with SmallWeb(lambda _: None) as web:
             url = parse_url(f"http://{web.address}")
@@ -153,7 +153,7 @@ def test_tls_and_a_handshake_that_never_ends(tmp_path: Path) -> None:
     run(main())
 
 
-def test_addresses() -> None:
+def test_urls_are_parsed_and_bad_ones_are_refused() -> None:
     assert parse_url("http://host") == Url(False, "host", 80, "/")
     assert parse_url("https://[::1]:8443/a/b") == Url(True, "::1", 8443, "/a/b")
     assert str(parse_url("https://[::1]:8443/a/b")) == "https://[::1]:8443"

@@ -38,7 +38,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 
 @pytest.mark.parametrize("method", ["get", "post"])
-def test_what_is_asked(method: str) -> None:
+def test_the_auth_server_gets_address_tls_secret_and_common_name(method: str) -> None:
     async def main() -> None:
         async with SmallWeb(lambda _: state(ALL)) as web:
             them = Authenticator([web.address], method)
@@ -334,7 +334,7 @@ def test_a_client_that_left_while_it_was_asked_for_is_not_kept() -> None:
     run(main())
 
 
-def test_options() -> None:
+def test_a_bad_method_or_address_is_refused() -> None:
     for addresses, method in ((["127.0.0.1:4181"], "put"), (["ftp://host"], "get"), (["host:99999"], "get"), ([""], "get")):
         with pytest.raises(UsageError):
             Authenticator(addresses, method)

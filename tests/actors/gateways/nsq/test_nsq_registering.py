@@ -78,7 +78,7 @@ def test_a_node_and_its_topics() -> None:
     with_registrar(test)
 
 
-def test_hundreds_of_topics() -> None:
+def test_hundreds_of_topics_are_registered_and_unregistered() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         registrar.update({f"topic-{number}": ["c"] for number in range(500)})
         await lookupd.until(lambda: len(lookupd.lines) == 1001)
@@ -267,7 +267,7 @@ def test_channels_come_in_time_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":4160", "host:x", "http://host:4160", "host:4160/", "host:70000", "ho st:1"])
-def test_addresses(address: str) -> None:
+def test_each_bad_lookupd_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         Registrar([address], NODE)
     Registrar(["[::1]:4160", "lookup.example.org:4160"], NODE)

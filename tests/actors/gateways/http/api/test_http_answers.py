@@ -109,7 +109,7 @@ def test_what_is_refused_as_nsqd_does(site: Site, target: str, body: bytes, stat
     assert sorted(site.broker.topics) == ["there"]
 
 
-def test_get_paths(site: Site) -> None:
+def test_each_wrong_get_is_refused_and_head_is_answered(site: Site) -> None:
     assert refused(site.get("/pub?topic=t")) == (405, "METHOD_NOT_ALLOWED")
     assert site.get("/pub?topic=t").headers["allow"] == "POST"
     assert refused(site.get("/debug/pprof/")) == (404, "NOT_FOUND")
@@ -190,7 +190,7 @@ def test_a_defect_is_told_without_its_text(site: Site, caplog: pytest.LogCapture
     assert "with a secret" in caplog.text
 
 
-def test_ping(site: Site) -> None:
+def test_ping_answers_ok(site: Site) -> None:
     answer = site.get("/ping")
     assert (answer.status_code, answer.text, answer.headers.get("x-nsq-content-type")) == (200, "OK", None)
 
@@ -214,7 +214,7 @@ def test_ping_when_the_broker_does_not_answer(site: Site) -> None:
     assert (answer.status_code, answer.text) == (500, "NOK - the broker does not answer: E_TIMEOUT no answer")
 
 
-def test_info(site: Site) -> None:
+def test_info_describes_the_node_as_nsqd_does(site: Site) -> None:
     assert site.get("/info").json() == {
         "version": "1.3.0", "broadcast_address": "10.0.0.1", "hostname": "host", "http_port": 4151, "tcp_port": 4150,
         "start_time": 1_700_000_000, "max_heartbeat_interval": 60_000_000_000, "max_output_buffer_size": 65_536,
@@ -222,7 +222,7 @@ def test_info(site: Site) -> None:
     }  # fmt: skip
 
 
-def test_lookup_as_nsqlookupd(site: Site) -> None:
+def test_lookup_paths_answer_as_nsqlookupd_does(site: Site) -> None:
     site.broker.topics = {"a": {"x", "y"}, "b": set()}
     peer = {
         "remote_address": "10.0.0.1:4150", "hostname": "host", "broadcast_address": "10.0.0.1", "tcp_port": 4150, "http_port": 4151,
@@ -264,7 +264,7 @@ def test_without_an_nsq_gateway_nobody_is_sent_there() -> None:
     site.close()
 
 
-def test_config() -> None:
+def test_options_are_shown_and_only_the_log_level_can_be_changed() -> None:
     taken: list[Any] = []
 
     async def level(value: str) -> None:
@@ -298,7 +298,7 @@ def test_lookup_addresses_that_are_none(value: bytes) -> None:
     site.close()
 
 
-def test_tls_required() -> None:
+def test_plain_http_is_refused_only_when_tls_is_required_for_it() -> None:
     site = Site(nsq=NsqOptions(tls=TlsOptions(required="true")))
     assert (found := site.get("/ping")).status_code == 403
     assert found.json() == {"message": "TLS_REQUIRED", "https_port": 0}

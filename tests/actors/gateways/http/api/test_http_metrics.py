@@ -32,7 +32,7 @@ def samples(body: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]
     return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in parsed(body.decode()) for one in family.samples}
 
 
-def test_values() -> None:
+def test_metrics_have_the_values_of_the_statistics() -> None:
     body, kind = render(stats(), True, 0.25, RequestMetrics(), "")
     assert kind.startswith("text/plain; version=")
     found = samples(body)

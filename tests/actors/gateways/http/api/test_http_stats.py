@@ -73,7 +73,7 @@ def test_names_and_kinds_are_nsqds() -> None:
     assert found["producers"][0]["pub_counts"] == [{"topic": "t", "count": 3}, {"topic": "u", "count": 4}]
 
 
-def test_filters() -> None:
+def test_statistics_are_filtered_by_topic_channel_clients_and_memory() -> None:
     assert [row["topic_name"] for row in shown("u")["topics"]] == ["u"]
     assert shown("no")["topics"] == []
     assert [row["channel_name"] for row in shown("t", "c")["topics"][0]["channels"]] == ["c"]
@@ -87,7 +87,7 @@ def test_filters() -> None:
     assert "pub_counts" not in other, "as nsqd: every producer is shown, and no count where it has none of this topic"
 
 
-def test_as_text() -> None:
+def test_the_text_form_reads_as_that_of_nsqd() -> None:
     said = as_text(shown(), 3_723.5, "0.1.0")
     assert said.startswith(
         "zsq v0.1.0 (as nsqd v0.1.0)\nstart_time 2023-11-14T22:13:20Z\nuptime 1h2m3.5s\n\nHealth: OK\n\nMemory:\n   heap_objects  "
@@ -103,7 +103,7 @@ def test_as_text() -> None:
     assert "\n*P [t " in paused
 
 
-def test_health_of_all() -> None:
+def test_health_names_each_topic_whose_writes_fail() -> None:
     assert health(broker_stats(), {}) == "OK"
     assert health(broker_stats(), {"gone": "E_DISK_FULL it was"}) == "OK", "a topic that is not there any more"
     assert (
@@ -116,7 +116,7 @@ def test_health_of_all() -> None:
     assert health(broker_stats() | {"health": "failed topics: t"}, {}) == "NOK - failed topics: t"
 
 
-def test_stats_over_http(site: Site) -> None:
+def test_stats_are_filtered_and_formatted_over_http(site: Site) -> None:
     site.broker.topics = {"t": {"c", "d"}, "u": set()}
     found = site.get("/stats?format=json&topic=t&channel=d&include_mem=false").json()
     assert [row["channel_name"] for row in found["topics"][0]["channels"]] == ["d"]

@@ -50,7 +50,7 @@ def test_text_that_is_cut_is_text_up_to_there(text: str, length: int) -> None:
         (b"a\xffb\xc3", True, None), (b"", False, ""),
     ],
 )  # fmt: skip
-def test_what_is_text(data: bytes, cut: bool, text: str | None) -> None:
+def test_only_printable_utf8_is_shown_as_text(data: bytes, cut: bool, text: str | None) -> None:
     assert text_of(data, cut=cut) == text
 
 

@@ -20,7 +20,7 @@ REFUSALS = [name for name in dir(errors) if name.startswith("E_")]
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_any_request(seed: int) -> None:
+def test_any_request_gets_a_documented_answer(seed: int) -> None:
     with closing(Site(LIMITS)) as site:
         play(site, seed)
 
