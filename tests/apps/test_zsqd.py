@@ -79,7 +79,7 @@ def wait_for_log(daemon: Daemon, text: str, times: int = 1) -> None:
         log.kill()
 
 
-def test_start_status_stop(daemon: Daemon) -> None:
+def test_the_script_starts_once_reports_its_status_and_stops(daemon: Daemon) -> None:
     assert daemon("status").returncode == daemon("reload").returncode == 3
     started = daemon("start")
     assert (started.returncode, started.stderr) == (0, "")
@@ -141,7 +141,7 @@ def test_a_pid_used_again_is_not_ours(daemon: Daemon) -> None:
     assert daemon("status").returncode == 0
 
 
-def test_wrong_usage(daemon: Daemon) -> None:
+def test_each_wrong_usage_exits_with_2(daemon: Daemon) -> None:
     assert daemon("jump").returncode == 2
     assert daemon("stop", "--fail").returncode == 2
     assert daemon("stop", "--wait", "long").returncode == 2

@@ -223,14 +223,14 @@ class ReaderDouble:
         ("latest", None, range(0)),
     ],
 )
-def test_tail_without_following(where: str, count: int | None, expected: range) -> None:
+def test_tail_without_following_ends_at_the_head(where: str, count: int | None, expected: range) -> None:
     out = io.BytesIO()
     reader: Any = ReaderDouble(4, 6, start=10)
     consume.follow_topic(reader, out, where, count, Stopping(), follow=False)
     assert out.getvalue() == b"".join(b"%d\n" % i for i in expected)
 
 
-def test_tail_follows() -> None:
+def test_tail_follows_new_messages() -> None:
     out = io.BytesIO()
     reader: Any = ReaderDouble(4, later=2)
     consume.follow_topic(reader, out, "latest", 2, Stopping(), follow=True)

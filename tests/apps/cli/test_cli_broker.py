@@ -140,7 +140,7 @@ def test_tail_shows_what_has_a_pattern(shell: Shell) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_drains(shell: Shell, number: signal.Signals) -> None:
+def test_a_signal_ends_sub_with_everything_finished(shell: Shell, number: signal.Signals) -> None:
     topic = f"drain-{number.name}"
     shell("pub", topic, stdin=LINES)
     with shell.open("sub", topic, "archive") as sub:

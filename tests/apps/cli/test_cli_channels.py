@@ -100,7 +100,7 @@ def test_sub_makes_the_channel_as_it_is_told(shell: Shell) -> None:
     shell("sub", "t", "fresh", "--sample", "100", code=2)
 
 
-def test_seek(shell: Shell) -> None:
+def test_seek_moves_a_channel_to_each_kind_of_place(shell: Shell) -> None:
     shell("channel", "create", "t", "moved")
     for where, expected in (
         ("earliest", 0), ("7", 7), ("latest", 20), ("0000000000000009", 9), ("1h", 0), ("2020-01-01", 0), ("20", 20),
@@ -120,14 +120,14 @@ def test_seek(shell: Shell) -> None:
     assert shell("message", "t", "0000000000000009") == "message 9\n"
 
 
-def test_tail_from_places(shell: Shell) -> None:
+def test_tail_starts_at_each_kind_of_place(shell: Shell) -> None:
     for where, first in (("18", 18), ("1h", 0), ("0000000000000013", 19), ("earliest", 0)):
         assert shell("tail", "t", "--no-follow", "--from", where).startswith(f"message {first}\n")
     for where in ("latest", "2100-01-01"):
         assert shell("tail", "t", "--no-follow", "--from", where) == ""
 
 
-def test_peek(shell: Shell) -> None:
+def test_peek_shows_messages_and_moves_nothing(shell: Shell) -> None:
     newest = shell("peek", "t", "-n", "2").splitlines()
     assert [line.split()[:2] for line in newest[:2]] == [["18", "stored"], ["19", "stored"]]
     assert newest[0].endswith("10 B: message 18")

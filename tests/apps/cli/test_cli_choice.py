@@ -33,7 +33,7 @@ def row(broker: LocalBroker, topic: str, channel: str) -> dict[str, Any]:
     return dict(json.loads(run(broker, "stats", topic, channel, "--json"))["topics"][0]["channels"][0])
 
 
-def test_tags_and_addresses(broker: LocalBroker) -> None:
+def test_a_channel_takes_only_its_tags_and_what_is_addressed_to_it(broker: LocalBroker) -> None:
     run(broker, "channel", "create", "t", "paid", "--tags", "paid||refunded")
     run(broker, "channel", "create", "t", "all")
     run(broker, "pub", "t", "--tag", "paid", "--key", "k", stdin=b"1\n2\n")

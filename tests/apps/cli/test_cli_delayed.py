@@ -66,6 +66,6 @@ def test_publish_list_count_cancel(zsq: Zsq) -> None:
         ("delayed", "list", "t", "-n", "0"),
     ],
 )
-def test_wrong_usage(zsq: Zsq, arguments: tuple[str, ...]) -> None:
+def test_each_wrong_usage_exits_with_2(zsq: Zsq, arguments: tuple[str, ...]) -> None:
     done = zsq(*arguments, stdin="x\n")
     assert (done.returncode, done.stdout) == (2, ""), done.stderr

@@ -39,7 +39,7 @@ def at(*parts: int, zone: timezone = UTC) -> datetime:
         ("1h30m", datetime.fromtimestamp(NOW - 5_400, UTC)), ("7D", datetime.fromtimestamp(NOW - 604_800, UTC)),
     ],
 )  # fmt: skip
-def test_places(text: str, expected: object) -> None:
+def test_each_place_is_understood_as_people_write_it(text: str, expected: object) -> None:
     found = parse_place(text, lambda: NOW)
     assert (found, type(found)) == (expected, type(expected))
 
@@ -95,7 +95,7 @@ def test_a_time_that_is_shown_can_be_typed_again(seconds: float) -> None:
     assert parse_seconds(spelled(seconds)) == pytest.approx(seconds, abs=0.000_6)
 
 
-def test_times_shown() -> None:
+def test_times_are_shown_in_days_hours_minutes_and_seconds() -> None:
     assert [spelled(s) for s in (0, 0.5, 1, 90, 3_600, 604_800, 90_061.5)] == ["0s", "0.5s", "1s", "1m30s", "1h", "7d", "1d1h1m1.5s"]
 
 
@@ -121,5 +121,5 @@ def test_every_setting_can_be_given_and_is_shown() -> None:
     assert "topic bad" in describe_channel("t", "c", default | {"max_attempts": 5, "dead_letter_topic": "bad"})
 
 
-def test_limits_agree() -> None:
+def test_the_limits_of_peek_agree() -> None:
     assert look.PEEK_MAX == peeking.PEEK_MAX

@@ -31,7 +31,7 @@ GIB = 1024**3
         ("1GiB", GIB), (" 10 GiB ", 10 * GIB), ("2T", 2 << 40), ("0.5gib", GIB // 2), ("1TB", 10**12),
     ],
 )  # fmt: skip
-def test_sizes(text: str, expected: int) -> None:
+def test_each_size_is_parsed_to_bytes(text: str, expected: int) -> None:
     assert parse_bytes(text) == expected
 
 
@@ -50,7 +50,7 @@ def test_what_is_no_size(text: str) -> None:
         ("2w", 1_209_600), ("500ms", 0.5), ("1D", 86_400),
     ],
 )  # fmt: skip
-def test_times(text: str, expected: float) -> None:
+def test_each_duration_is_parsed_to_seconds(text: str, expected: float) -> None:
     assert parse_seconds(text) == expected
 
 
@@ -170,7 +170,7 @@ def test_what_lies_on_disk_and_what_was_dropped_is_in_the_tables() -> None:
     assert {"9,871", "6,543"} <= set(text().split())
 
 
-def test_counts() -> None:
+def test_counts_are_parsed_and_wrong_ones_are_refused() -> None:
     assert [parse_count(text) for text in ("0", " 12 ", "9" * 18)] == [0, 12, 10**18 - 1]
     for text in ("", "-1", "1.5", "\u0663", "1" + "0" * 18, "9" * 5_000):
         with pytest.raises(ValueError, match=r"is not a number|more than can be counted"):

@@ -49,7 +49,7 @@ def test_each_command_says_what_it_does_and_each_option_too() -> None:
             assert not isinstance(param, click.Option) or param.help or param.name == "help", (name, param.name)
 
 
-def test_answers_and_lists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_answers_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     tell({"a": Path("b")})
     tell_line({"a": 1})
     assert capsys.readouterr().out == '{\n  "a": "b"\n}\n{"a": 1}\n'

@@ -129,7 +129,7 @@ def test_names_of_top_keep_20_characters(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_chunk_table(width: int) -> None:
+def test_the_chunk_table_keeps_its_figures_at_each_width(width: int) -> None:
     chunk = {"first_offset": BIG, "state": "ongoing", "first_time_ns": 1, "last_time_ns": 2, "messages": BIG, "bytes": BIG}
     answer: Any = {"chunks": [chunk], "total": {"chunks": 1, "messages": BIG, "bytes": BIG}}
     grid = stats.chunk_grid("t", answer)
@@ -140,7 +140,7 @@ def test_the_chunk_table(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_doctor(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_findings_of_the_doctor_fit_each_width(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

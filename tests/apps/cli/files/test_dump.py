@@ -78,7 +78,7 @@ def chunks(topic: Path) -> list[Path]:
 # Ours
 
 
-def test_a_chunk(topic: Path) -> None:
+def test_a_chunk_is_shown_with_its_blocks_and_footer(topic: Path) -> None:
     found = show(chunks(topic)[0])
     assert found[0]["kind"] == "chunk"
     assert (found[0]["base_offset"], found[0]["uuid"]) == (1000, UUID)
@@ -91,7 +91,7 @@ def test_a_chunk(topic: Path) -> None:
     assert not only(found, "damaged")
 
 
-def test_its_messages(topic: Path) -> None:
+def test_bodies_are_shown_as_text_or_hex(topic: Path) -> None:
     first, second = only(show(chunks(topic)[0], bodies=True), "message")[:2]
     assert first == {
         "kind": "message", "offset": 1000, "time_ns": TIME_NS, "key": "k", "tag": "t", "headers": {"a": 1}, "body": "body 0",
@@ -114,7 +114,7 @@ def test_damage_in_a_chunk_is_shown_and_walked_past(topic: Path, tmp_path: Path)
         assert [one for one in found if one["kind"] != "damaged"] == [one for one in whole if one is not blocks[2]]
 
 
-def test_damaged_headers(topic: Path, tmp_path: Path) -> None:
+def test_blocks_are_shown_although_headers_are_damaged(topic: Path, tmp_path: Path) -> None:
     path = tmp_path / "a.chunk"
     data = bytearray(chunks(topic)[0].read_bytes())
     data[10] ^= 1
@@ -130,7 +130,7 @@ def test_damaged_headers(topic: Path, tmp_path: Path) -> None:
     assert [one["position"] for one in only(found, "unchecked block")] == [one["position"] for one in blocks]
 
 
-def test_an_index(topic: Path, tmp_path: Path) -> None:
+def test_an_index_is_shown_and_a_cut_one_is_damaged(topic: Path, tmp_path: Path) -> None:
     path = next(topic.glob("*.index"))
     found = show(path)
     blocks = only(show(path.with_suffix(".chunk")), "block")
@@ -167,7 +167,7 @@ def test_a_group_and_its_staged_part(tmp_path: Path) -> None:
     store.close()
 
 
-def test_the_state_store(topic: Path) -> None:
+def test_each_row_of_the_state_store_is_shown(topic: Path) -> None:
     found = show(topic / "state")
     assert found == show(topic / "state" / "data.mdb")
     assert (found[0]["kind"], found[0]["of"]) == ("environment", "state")
@@ -185,7 +185,7 @@ def test_the_state_store(topic: Path) -> None:
     assert not only(found, "damaged")
 
 
-def test_a_snapshot(topic: Path, tmp_path: Path) -> None:
+def test_a_snapshot_is_shown_and_a_changed_one_is_damaged(topic: Path, tmp_path: Path) -> None:
     found = show(topic / "state.snapshot")
     assert found[0]["uuid"] == UUID
     assert only(found, "hole")[0]["start"] == 1001
@@ -196,7 +196,7 @@ def test_a_snapshot(topic: Path, tmp_path: Path) -> None:
     assert [one["kind"] for one in show(tmp_path / "other")] == ["damaged"]
 
 
-def test_delayed_messages(topic: Path) -> None:
+def test_delayed_messages_are_shown_with_their_bodies(topic: Path) -> None:
     found = show(topic / "delayed", bodies=True)
     assert found[0]["of"] == "delayed"
     [row] = only(found, "delayed")
@@ -215,7 +215,7 @@ def test_a_damaged_row_is_shown_and_the_others_too(topic: Path, tmp_path: Path) 
     assert only(found, "hole")
 
 
-def test_the_small_files(topic: Path, tmp_path: Path) -> None:
+def test_each_small_file_is_known_by_its_content(topic: Path, tmp_path: Path) -> None:
     [identity] = show(topic / "topic")
     assert (identity["kind"], identity["name"], identity["base_offset"]) == ("topic identity", "clicks", 1000)
     (tmp_path / "topic").write_bytes((topic / "topic").read_bytes().replace(b"clicks", b"clacks"))
@@ -291,7 +291,7 @@ def test_lines_json_and_codes(topic: Path, tmp_path: Path) -> None:
             kind_of_path(str(unknown))
 
 
-def test_the_program(topic: Path, tmp_path: Path) -> None:
+def test_the_command_reports_damage_instead_of_crashing(topic: Path, tmp_path: Path) -> None:
     """LMDB's environment is read in a process of its own: whatever a flipped bit does to it, the command says so and ends."""
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:
@@ -311,7 +311,7 @@ def test_the_program(topic: Path, tmp_path: Path) -> None:
     assert json.loads(ended.stdout.splitlines()[-1])["kind"] == "damaged"
 
 
-def test_records() -> None:
+def test_records_are_written_as_lines_and_as_json() -> None:
     found = with_bytes(record("a", due_ns=TIME_NS, text="two words", none=None, empty=""), body=b"ok", tag=None, key=b"\xff")
     assert as_line(found) == 'a due_ns=2023-11-14T22:13:20.000000000Z text="two words" none=null empty="" body=ok key_hex=ff'
     assert json.loads(as_json(found))["due_ns"] == TIME_NS

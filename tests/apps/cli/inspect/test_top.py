@@ -88,7 +88,7 @@ def test_a_filter_is_bounded() -> None:
     assert screen.filter == "a" * FILTER_MAX
 
 
-def test_keys() -> None:
+def test_keys_sort_filter_and_switch_the_view() -> None:
     picture, screen = Picture(), Screen()
     picture.take(told())
 
@@ -122,7 +122,7 @@ def test_keys() -> None:
     assert screen.over
 
 
-def test_scrolling_stays_inside() -> None:
+def test_scrolling_stays_inside_the_rows() -> None:
     screen = Screen()
     rows = [{"n": number} for number in range(30)]
     screen.press("end", 10)
@@ -133,7 +133,7 @@ def test_scrolling_stays_inside() -> None:
     assert screen.window(rows, -3) == []
 
 
-def test_what_processes_use(tmp_path: Path) -> None:
+def test_processor_time_and_memory_are_read_from_proc(tmp_path: Path) -> None:
     usage = Usage(str(tmp_path), 100, 4096)
     (tmp_path / "7").mkdir()
     for ticks, seconds, expected in ((100, 1.0, None), (150, 2.0, 50.0)):
@@ -146,7 +146,7 @@ def test_what_processes_use(tmp_path: Path) -> None:
     ("text", "keys"),
     [("q", ["q"]), ("\x1b", ["escape"]), ("\x1b[A\x1bOB", ["up", "down"]), ("\x1b[5~x\r\x7f", ["pageup", "x", "enter", "backspace"])],
 )  # fmt: skip
-def test_names_of_keys(text: str, keys: list[str]) -> None:
+def test_each_sequence_of_bytes_names_its_keys(text: str, keys: list[str]) -> None:
     assert named(text) == keys
 
 

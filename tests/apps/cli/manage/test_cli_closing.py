@@ -60,7 +60,7 @@ def closed(broker: Broker, topic: str) -> str:
         return str(admin.stats(topic)["topics"][0]["closed"])
 
 
-def test_close_and_open(broker: Broker) -> None:
+def test_a_topic_is_closed_and_opened_by_command(broker: Broker) -> None:
     with zsq.Producer(broker.ipc) as producer:
         producer.publish("a", b"1")
     for arguments, state in ((["close"], "publishers"), (["close", "--consumers"], "consumers"), (["open", "--consumers"], "publishers")):
@@ -165,7 +165,7 @@ def take(broker: Broker) -> None:
         message.finish()
 
 
-def test_help_names_them() -> None:
+def test_help_names_close_open_and_retire() -> None:
     line = [sys.executable, "-m", "zsq", "topic", "--help"]
     text = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, cwd=Path("/")).stdout
     assert all(f"\n  {name} " in text for name in ("close", "open", "retire"))

@@ -137,7 +137,7 @@ def test_the_configuration_shows_no_secret(form: list[str], capsys: pytest.Captu
     assert "https://hooks.example.org/..." in shown
 
 
-def test_what_is_shown() -> None:
+def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
     raised: Any = {"topic": "t", "channel": "c", "figure": "depth", "value": 1_234, "threshold": 1_000, "raised_ns": 10**18}
     age = raised | {"figure": "age_s", "value": 90.4, "threshold": 60.0}
     event: Any = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}

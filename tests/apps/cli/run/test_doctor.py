@@ -42,7 +42,7 @@ def levels(found: Iterator[CheckResult]) -> list[str]:
         ("5", "anything", True),
     ],
 )
-def test_versions(version: str, requirement: str, right: bool) -> None:
+def test_each_version_is_checked_against_its_requirement(version: str, requirement: str, right: bool) -> None:
     assert doctor.satisfies(version, requirement) is right
 
 
@@ -69,7 +69,9 @@ def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("version", "level"), [((4, 3, 4), PROBLEM), ((4, 3, 5), OK), ((4, 4, 0), OK), ((5, 0, 0), OK)])
-def test_libzmq(version: tuple[int, int, int], level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_libzmq_is_a_problem_and_a_missing_curve_is_advice(
+    version: tuple[int, int, int], level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import zmq
 
     monkeypatch.setattr(zmq, "zmq_version_info", lambda: version)
@@ -79,12 +81,12 @@ def test_libzmq(version: tuple[int, int, int], level: str, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("hard", "level"), [(1024, PROBLEM), (4096, ADVICE), (65_536, OK), (-1, OK)])
-def test_open_files(hard: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_low_limit_of_open_files_is_reported(hard: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512, hard))
     assert levels(doctor.open_files()) == [level]
 
 
-def test_processes_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_limits_of_processes_and_memory_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (-1, -1))
     assert [finding.text for finding in doctor.processes(tmp_path)] == ["no limit is set"]
     for path, text in {
@@ -103,7 +105,7 @@ def test_processes_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert levels(doctor.memory(tmp_path)) == [ADVICE, ADVICE]
 
 
-def test_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unsynchronised_or_wrong_clock_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "_unsynchronised", lambda: False)
     assert levels(doctor.clock()) == [OK]
     monkeypatch.setattr(doctor, "_unsynchronised", lambda: True)
@@ -146,7 +148,7 @@ overlay /mnt/layer overlay rw 0 0
         ("/mnt/layer", "overlay", ADVICE),
     ],
 )
-def test_file_systems(path: str, kind: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_system_is_judged_by_its_mount(path: str, kind: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mount = doctor_disk.mount_of(path, doctor_disk.mounts(TABLE))
     assert mount is not None
     assert mount.kind == kind
@@ -155,7 +157,7 @@ def test_file_systems(path: str, kind: str, level: str, monkeypatch: pytest.Monk
     assert levels(doctor_disk.file_system(Path(path), TABLE)) == [level]
 
 
-def test_the_data_directory(tmp_path: Path) -> None:
+def test_each_fault_of_a_data_directory_is_reported(tmp_path: Path) -> None:
     def said(path: Path) -> tuple[str, str]:
         found = list(doctor_disk.directory(path))
         return found[-1].level, found[-1].text
@@ -181,7 +183,7 @@ def test_the_data_directory(tmp_path: Path) -> None:
     Files().close(lock)
 
 
-def test_space_and_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_space_and_unusual_sync_times_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = doctor_disk.sync_times(tmp_path, 5)
     assert len(times) == 5
     assert list(tmp_path.iterdir()) == []
@@ -198,7 +200,7 @@ def test_space_and_syncs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 # Ports and brokers
 
 
-def test_ports() -> None:
+def test_a_taken_or_unusable_port_is_reported() -> None:
     with socket.socket() as mine, socket.socket() as other:
         mine.bind(("127.0.0.1", 0))
         mine.listen(1)
@@ -213,7 +215,7 @@ def test_ports() -> None:
         assert levels(doctor_net.ports(["192.0.2.1:4153"], 0)) == [PROBLEM]
 
 
-def test_a_brokers_health() -> None:
+def test_each_fault_of_a_running_broker_is_reported() -> None:
     topic = {"topic_name": "t", "health": "OK"}
     answer: Any = {"version": zsq.__version__, "pid": 1, "topics": [topic], "processes": [], "alarms": []}
     assert levels(doctor_net.health(answer)) == [OK]
@@ -223,13 +225,13 @@ def test_a_brokers_health() -> None:
     assert levels(doctor_net.health(answer)) == [OK, ADVICE, PROBLEM, ADVICE, ADVICE]
 
 
-def test_nobody_answers(tmp_path: Path) -> None:
+def test_a_silent_broker_is_a_problem_only_when_it_is_expected(tmp_path: Path) -> None:
     url = f"ipc://{tmp_path}/run"
     assert levels(doctor_net.broker(url, 0.1, expected=True)) == [PROBLEM]
     assert levels(doctor_net.broker(url, 0.1, expected=False)) == [OK]
 
 
-def test_the_command(tmp_path: Path) -> None:
+def test_the_command_reports_all_findings_as_json(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-m", "zsq", "doctor", str(tmp_path / "data"), "--json", "--timeout", "0.2", "--listen", "192.0.2.1:1"],
         capture_output=True, text=True, timeout=60, check=False,
