@@ -280,7 +280,9 @@ def pipelined(broker: Broker, sock: socket.socket, number: int) -> None:
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
-def test_large_and_many(broker: Broker, attack: Callable[[Broker, socket.socket, int], None], connections: int, name: str) -> None:
+def test_publishes_go_on_during_many_large_requests(
+    broker: Broker, attack: Callable[[Broker, socket.socket, int], None], connections: int, name: str
+) -> None:
     with attacked(broker, name) as honest:
         sockets = [dial(broker) for _ in range(connections)]
         threads = [threading.Thread(target=attack, args=(broker, sock, number)) for number, sock in enumerate(sockets)]

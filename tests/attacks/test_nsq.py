@@ -199,7 +199,7 @@ def nothing(_: Attackers) -> None:
     pass
 
 
-def test_without_an_attack(door: Door) -> None:
+def test_memory_stays_bounded_without_an_attack(door: Door) -> None:
     attacked(door, "none", nothing, 30)
 
 
@@ -264,7 +264,7 @@ def snappy_chunk(kind: int, data: bytes) -> bytes:
     return struct.pack("<I", kind | len(data) << 8) + data
 
 
-def test_snappy_bombs(door: Door) -> None:
+def test_snappy_bombs_do_not_fill_the_gateways_memory(door: Door) -> None:
     """Commands packed well, chunks that promise gigabytes, and chunks that hold nothing."""
     stream = b"\xff\x06\x00\x00sNaPpY"
     bombs = [

@@ -27,7 +27,7 @@ def test_each_call_of_a_workload_fails(life: str) -> None:
     assert tried.cases == count
 
 
-def test_these_are_enough() -> None:
+def test_the_workloads_make_enough_failing_calls() -> None:
     total = sum(len(calls.trace_of(life)) for life in calls.LIVES)
     print(f"{total} failing calls in all")
     assert total >= CALLS_MIN

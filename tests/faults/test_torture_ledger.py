@@ -66,7 +66,7 @@ def test_another_process_sees_the_same(ledger: Ledger, bodies: list[bytes], tmp_
     assert list(ledger.offsets[0][:10]) == list(range(SLOT + 1, SLOT + 11))
 
 
-def test_a_phantom(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_message_that_was_never_sent_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     get(ledger, [body_of(2 * SLOT)])
     assert "never sent" in complaint(ledger)
 
@@ -76,7 +76,7 @@ def test_a_message_of_another_topic(ledger: Ledger, bodies: list[bytes]) -> None
     assert "never sent there" in complaint(ledger)
 
 
-def test_a_changed_body(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_changed_body_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     assert get(ledger, [bodies[5][:-1] + b"y"])[0] == [-1]
     assert "changed" in complaint(ledger)
 
@@ -87,7 +87,7 @@ def test_a_delayed_message_that_is_early(ledger: Ledger) -> None:
     assert "before it is due" in complaint(ledger)
 
 
-def test_attempts_that_fall(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_attempts_that_fall_are_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     get(ledger, bodies, attempts=3)
     get(ledger, bodies, attempts=2)
     assert "fell from 3 to 2" in complaint(ledger)
@@ -119,7 +119,7 @@ def test_a_finish_confirmed_under_an_old_lease(ledger: Ledger, bodies: list[byte
     assert "another has a later attempt" in complaint(ledger)
 
 
-def test_a_loss(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_lost_message_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     ledger.acknowledged(1, 0)
     assert Audit(ledger, "").settled()["lost"] == 10
     assert "acknowledged and is lost" in complaint(ledger)
@@ -132,7 +132,7 @@ def test_a_block_in_part(ledger: Ledger, bodies: list[bytes]) -> None:
     assert "stored in part: 4 of 10" in complaint(ledger)
 
 
-def test_stored_twice(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_message_stored_twice_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     audit = Audit(ledger, "")
     store(audit, bodies)
     store(audit, bodies[:1], first=10)

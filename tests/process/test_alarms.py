@@ -120,7 +120,7 @@ def test_defaults_of_the_broker_and_channels_of_their_own(starts: Starts) -> Non
     assert texts[-1] == "cleared: t/higher: it or its threshold is gone"
 
 
-def test_age(starts: Starts) -> None:
+def test_an_age_alarm_is_raised_and_cleared(starts: Starts) -> None:
     broker = starts()
     channel_of(broker, "t", "c", alarm_age_s=1.5)
     publish(broker, "t", 1)

@@ -188,7 +188,7 @@ def test_a_handler_that_runs_ends_with_the_error(broker: Broker) -> None:
         assert [getattr(error, "code", "") for error in ended] == [E_CLOSED]
 
 
-def test_asyncio(broker: Broker) -> None:
+def test_asyncio_clients_see_a_topic_closed_and_opened(broker: Broker) -> None:
     async def main() -> None:
         async with zsq.aio.Admin(broker.ipc) as admin, zsq.aio.Producer(broker.ipc) as producer:
             await producer.publish("t", b"1")

@@ -71,7 +71,7 @@ def take(broker: Broker, topic: str, count: int) -> list[tuple[bytes, int]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["channel", "storage", "all"])
-def test_they_survive_kills(broker: Broker, kind: str) -> None:
+def test_deferred_messages_survive_kills_with_their_attempts(broker: Broker, kind: str) -> None:
     defer(broker, "t", 300, 6.0)
     if kind == "all":
         assert broker.process is not None
@@ -88,7 +88,7 @@ def test_they_survive_kills(broker: Broker, kind: str) -> None:
     wait_for(lambda: row(broker, "t")["deferred_count"] == 0, 10, "none deferred")
 
 
-def test_none_comes_early(broker: Broker) -> None:
+def test_no_deferred_message_comes_early(broker: Broker) -> None:
     with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
         producer.publish("t", b"x")
         for delay in (0.05, 0.4, 1.5):

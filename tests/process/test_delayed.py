@@ -79,7 +79,7 @@ def test_in_order_of_due_time_and_never_early(broker: Broker, producer: zsq.Prod
     assert topic_stats(admin)["delayed_moved"] == 2
 
 
-def test_listed_counted_cancelled(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_delayed_messages_are_listed_counted_and_cancelled(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
     assert admin.create_topic("t") == {"existed": False}
     assert admin.delayed_count("t")["messages"] == 0
     assert admin.delayed_list("t") == []
@@ -104,7 +104,7 @@ def test_listed_counted_cancelled(broker: Broker, producer: zsq.Producer, admin:
     admin.delete_topic("t")
 
 
-def test_asyncio_and_tcp(broker: Broker) -> None:
+def test_delayed_messages_work_with_asyncio_over_tcp(broker: Broker) -> None:
     async def main() -> None:
         async with zsq.aio.Producer(broker.tcp) as producer, zsq.aio.Admin(broker.tcp) as admin:
             receipt = await producer.publish("t", b"x", delay=3600)

@@ -93,7 +93,7 @@ def test_settings_and_deferred_messages_work(broker: Broker) -> None:
         assert rows(broker)[CHANNEL]["paused"]
 
 
-def test_kill_its_process(broker: Broker) -> None:
+def test_a_killed_ephemeral_channel_starts_again_at_the_end(broker: Broker) -> None:
     with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
         publish(broker, b"a")
         held = consumer.receive(timeout=20)
@@ -108,7 +108,7 @@ def test_kill_its_process(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("victim", ["storage", "topic"])
-def test_kill_its_topic(broker: Broker, victim: str) -> None:
+def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker: Broker, victim: str) -> None:
     with zsq.Consumer(TOPIC, "durable", url=broker.ipc) as durable, zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
         publish(broker, b"a")
         assert (take(durable, 1), take(consumer, 1)) == ([b"a"], [b"a"])
@@ -201,7 +201,7 @@ def test_it_counts_what_it_lost_and_holds_nothing_back(broker: Broker) -> None:
             (body,) = take(consumer, 1)
 
 
-def test_nobody_ever_comes(broker: Broker) -> None:
+def test_an_ephemeral_channel_waits_for_its_first_consumer(broker: Broker) -> None:
     """It stays for a while, so that it can be made before its consumer starts."""
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, CHANNEL)

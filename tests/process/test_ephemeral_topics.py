@@ -249,7 +249,7 @@ def passed(broker: Broker) -> None:
             wait_for(partial(removed, broker, probe), 30, "the removal of what is finished")
 
 
-def test_what_waits_stays(broker: Broker) -> None:
+def test_unfinished_messages_stay_in_an_ephemeral_topic(broker: Broker) -> None:
     """In flight, requeued, deferred, behind a pause, and never sent."""
     with zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=4) as consumer, zsq.Admin(broker.ipc) as admin:
         publish(broker, *(b"%d" % number for number in range(10)))
@@ -297,7 +297,7 @@ def consumer_has_one(broker: Broker, consumer: zsq.Consumer) -> zsq.Message:
     return message
 
 
-def test_reject_refuses(broker: Broker) -> None:
+def test_publish_is_refused_when_a_rejecting_ephemeral_topic_is_full(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="reject")
     with zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=1) as consumer:

@@ -95,7 +95,7 @@ def test_many_at_once_share_blocks(node: Broker, client: httpx.Client) -> None:
         assert own == [f"{number}-{n}".encode() for n in range(20)], "each client's in its order"
 
 
-def test_commands(node: Broker, client: httpx.Client) -> None:
+def test_each_command_of_the_http_api_changes_the_broker(node: Broker, client: httpx.Client) -> None:
     for answer in (
         client.post("/topic/create?topic=cmd"),
         client.post("/topic/create?topic=cmd"),
@@ -201,7 +201,7 @@ def test_statistics_and_metrics_of_known_work(node: Broker, client: httpx.Client
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_any_request(client: httpx.Client, seed: int) -> None:
+def test_any_request_gets_a_documented_answer(client: httpx.Client, seed: int) -> None:
     requests = Requests(seed)
     for _ in range(300):
         method, target, body = requests.one()

@@ -129,7 +129,7 @@ def settle(broker: Broker, load: Load, waiting: list[tuple[zsq.Receipt, set[int]
 
 
 @pytest.mark.parametrize("kind", ["storage", "topic", "channel", "scan_worker", "scan_loop", "gateway"])
-def test_kill_one_actor(broker: Broker, load: Load, kind: str) -> None:
+def test_nothing_is_lost_when_one_actor_is_killed(broker: Broker, load: Load, kind: str) -> None:
     waiting = outstanding(broker, load)
     (storage,) = broker.pids("storage")
     (victim,) = broker.pids(kind)

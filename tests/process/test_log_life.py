@@ -58,7 +58,7 @@ def read_all(broker: Broker) -> list[int]:
     return found
 
 
-def test_chunk_statistics(filled: Broker) -> None:
+def test_chunk_statistics_agree_with_the_files(filled: Broker) -> None:
     with zsq.Admin(filled.ipc) as admin:
         found = admin.chunks("t")
         assert read_all(filled) == list(range(COUNT * 10))

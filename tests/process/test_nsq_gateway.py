@@ -55,7 +55,7 @@ def test_what_nsq_publishes_is_ours_and_the_other_way_round(nsq: Broker, topic: 
         assert client.frame() == (1, b"E_FIN_FAILED FIN 0000000000000000 failed ID not in flight")
 
 
-def test_published_is_durable(tmp_path: Path) -> None:
+def test_what_an_nsq_client_published_survives_a_kill(tmp_path: Path) -> None:
     """OK was said: it is there after the power went, as with any producer."""
     broker = Broker(tmp_path / "data", nsq=True)
     try:

@@ -60,7 +60,9 @@ def drained(consumer: zsq.Consumer) -> list[int]:
         (10, True, None),
     ],
 )
-def test_seek(broker: Broker, consumer: zsq.Consumer, offset: int, forward: bool, expected: int | None) -> None:
+def test_a_channel_goes_on_at_the_offset_it_was_moved_to(
+    broker: Broker, consumer: zsq.Consumer, offset: int, forward: bool, expected: int | None
+) -> None:
     with consumer, zsq.Admin(broker.ipc) as admin:
         held = [consumer.receive(20) for _ in range(10)]
         assert take(consumer, 290)[-1] == 299

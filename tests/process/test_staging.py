@@ -193,7 +193,7 @@ def test_a_paused_topic_hides_a_commit(url: str, topic: str) -> None:
 
 
 @pytest.mark.parametrize("sync", ["interval", "never"])
-def test_other_sync_modes(broker: Broker, sync: str) -> None:
+def test_publishes_and_commits_are_delivered_in_order_in_other_sync_modes(broker: Broker, sync: str) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, StageCommitter(broker.ipc, TOPIC) as committer:
         admin.create_topic(TOPIC, sync=sync)
         admin.create_channel(TOPIC, "c")

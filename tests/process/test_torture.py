@@ -22,7 +22,7 @@ def memory() -> Iterator[Path]:
 
 
 @pytest.mark.timeout(600)
-def test_thirty_kills(tmp_path: Path, memory: Path) -> None:
+def test_thirty_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path) -> None:
     torture = Torture(tmp_path, memory, CYCLES, SEED, list(SHARES))
     torture.run()
     assert sum(torture.done.values()) == CYCLES
