@@ -123,7 +123,7 @@ def test_pause_and_empty_a_topic(window: Window, broker: Broker, admin: zsq.Admi
     assert admin.stats("held")["topics"][0]["depth"] == 0
 
 
-def test_keeping(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_retention_is_changed_and_a_wrong_value_is_refused(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "kept")
     window.open("#/topics/kept/keeping")
     window.sees("1.00 GiB")
@@ -140,7 +140,7 @@ def test_keeping(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     assert (retention["keep_s"], retention["keep_bytes"]) == (7 * 86400, -1)
 
 
-def test_delete_a_topic(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_topic_is_deleted_only_after_confirmation(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "old", "archive")
     window.open("#/topics/old")
     window.press("Delete")
@@ -207,7 +207,7 @@ def test_pause_seek_and_empty_a_channel(window: Window, broker: Broker, admin: z
     assert channel_of(admin, "moved", "c")["depth"] == 0
 
 
-def test_cancel_delayed(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_one_or_all_delayed_messages_are_cancelled(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "timers", count=0)
     with zsq.Producer(broker.ipc) as producer:
         for number in range(3):
@@ -224,7 +224,7 @@ def test_cancel_delayed(window: Window, broker: Broker, admin: zsq.Admin) -> Non
     assert admin.delayed_count("timers")["messages"] == 0
 
 
-def test_safe_removal(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_topic_is_closed_drained_and_deleted_step_by_step(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "retired", "c")
     window.open("#/topics/retired/removal")
     window.page.locator("li.now").get_by_role("button", name="Close to publishers").click()
@@ -246,7 +246,7 @@ def test_safe_removal(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     assert "retired" not in admin.topics()
 
 
-def test_redrive(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_dead_letters_are_sent_back_to_their_channel(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     admin.create_topic("jobs")
     admin.create_channel("jobs", "c", max_attempts=1)
     with zsq.Producer(broker.ipc) as producer:

@@ -86,7 +86,7 @@ def test_names_of_javascripts_own(window: Window) -> None:
     assert page.evaluate("({}).health === undefined")
 
 
-def test_keyboard(window: Window) -> None:
+def test_pages_rows_and_filter_can_be_used_by_keyboard(window: Window) -> None:
     page = window.open("#/")
     window.row("hostile").wait_for()
     focused = "document.activeElement.textContent"
@@ -126,7 +126,7 @@ def test_keyboard(window: Window) -> None:
     page.locator("dialog").wait_for(state="detached")
 
 
-def test_filter_and_sort(window: Window) -> None:
+def test_topics_can_be_filtered_and_sorted(window: Window) -> None:
     page = window.open("#/?q=host")
     window.until(lambda: page.locator("tbody tr").count() == 1, "the filter of the address")
     field = page.get_by_label("Filter topics")
@@ -142,7 +142,7 @@ def test_filter_and_sort(window: Window) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 768])
-def test_narrow(window_of: Callable[..., Window], broker: Broker, width: int) -> None:
+def test_no_page_is_wider_than_a_narrow_screen(window_of: Callable[..., Window], broker: Broker, width: int) -> None:
     window = window_of(broker, viewport={"width": width, "height": 740})
     page = window.open("#/")
     for place in PLACES:
@@ -156,7 +156,7 @@ def test_narrow(window_of: Callable[..., Window], broker: Broker, width: int) ->
     assert box["x"] + box["width"] <= width
 
 
-def test_dark(window_of: Callable[..., Window], broker: Broker) -> None:
+def test_the_theme_follows_the_system_until_one_is_chosen(window_of: Callable[..., Window], broker: Broker) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     bright = window_of(broker, color_scheme="light").open("#/").evaluate(paper)
     window = window_of(broker, color_scheme="dark")
@@ -171,7 +171,7 @@ def test_dark(window_of: Callable[..., Window], broker: Broker) -> None:
     assert page.evaluate(paper) == dark
 
 
-def test_contrast(window: Window) -> None:
+def test_all_text_has_enough_contrast(window: Window) -> None:
     """Each ink on each ground, light and dark: 4.5 to 1, as WCAG asks of text."""
     page = window.open("#/")
     for theme in ("light", "dark"):
@@ -209,7 +209,7 @@ new PerformanceObserver((list) => list.getEntries().forEach((one) => { jumps += 
   .observe({type: 'layout-shift', buffered: true})"""
 
 
-def test_roles_and_names(window: Window) -> None:
+def test_a_screen_reader_finds_landmarks_headings_and_names(window: Window) -> None:
     """What a screen reader finds: landmarks, one h1 a page, a name for everything that can be pressed, headers of columns."""
     page = window.open("#/")
     for place in PLACES:

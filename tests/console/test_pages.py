@@ -32,7 +32,7 @@ def filled(broker: Broker) -> Iterator[None]:
             yield
 
 
-def test_topics(window: Window) -> None:
+def test_the_topics_page_shows_backlog_and_consumers(window: Window) -> None:
     window.open("#/")
     window.wait_cell("clicks", "channel_count", "2")
     window.wait_cell("clicks", "backlog", "62")
@@ -43,14 +43,14 @@ def test_topics(window: Window) -> None:
     assert window.page.locator("thead th[aria-sort]").inner_text().startswith("Topic")
 
 
-def test_all_channels(window: Window) -> None:
+def test_the_channels_page_begins_with_the_fullest_channel(window: Window) -> None:
     window.open("#/channels")
     window.until(lambda: window.page.locator("tbody tr").count() == 2, "two channels")
     first = window.page.locator("tbody tr").first
     window.until(lambda: first.inner_text().startswith("clicks / slow"), "the fullest to come first")
 
 
-def test_a_topic(window: Window) -> None:
+def test_a_topics_page_shows_figures_channels_and_charts(window: Window) -> None:
     window.open("#/topics/clicks")
     window.wait_figure("messages", "62")
     assert window.figure("offsets") == "0 – 62"
@@ -77,7 +77,7 @@ def test_a_topic_that_is_not_there(window: Window) -> None:
     window.sees("There is no such page")
 
 
-def test_chunks(window: Window) -> None:
+def test_the_chunks_page_shows_chunks_and_cursors(window: Window) -> None:
     window.open("#/topics/clicks/chunks")
     window.page.locator("button.chunk.active").wait_for()
     window.wait_cell("written to now", "messages", "62")
@@ -85,7 +85,7 @@ def test_chunks(window: Window) -> None:
     assert "Offsets 0 to 62" in window.page.locator("button.chunk").get_attribute("aria-label")
 
 
-def test_messages(window: Window) -> None:
+def test_messages_are_shown_as_text_json_or_hex(window: Window) -> None:
     page = window.open("#/topics/clicks/messages")
     window.until(lambda: page.locator("tbody tr").count() == 62, "all messages")
     article = page.get_by_role("article")
@@ -114,7 +114,7 @@ def test_messages(window: Window) -> None:
         ("id", "7", "An id has 16 hex digits."),
     ],
 )
-def test_messages_by(window: Window, way: str, value: str, wanted: str) -> None:
+def test_each_offset_or_id_finds_its_message_or_is_refused(window: Window, way: str, value: str, wanted: str) -> None:
     page = window.open("#/topics/clicks/messages")
     page.get_by_role("article").wait_for()
     page.get_by_label("Which messages").select_option(way)
@@ -123,7 +123,7 @@ def test_messages_by(window: Window, way: str, value: str, wanted: str) -> None:
     window.sees(wanted)
 
 
-def test_messages_by_time(window: Window) -> None:
+def test_messages_are_found_by_time(window: Window) -> None:
     page = window.open("#/topics/clicks/messages")
     page.get_by_role("article").wait_for()
     page.get_by_label("Which messages").select_option("time")
@@ -131,7 +131,7 @@ def test_messages_by_time(window: Window) -> None:
     window.sees("Message 0")
 
 
-def test_delayed(window: Window) -> None:
+def test_the_delayed_page_shows_when_a_message_is_due(window: Window) -> None:
     window.open("#/topics/clicks/delayed")
     window.row("later").wait_for()
     assert "in 59" in window.row("later").inner_text()
@@ -146,7 +146,7 @@ def test_producers_keeping_and_removal(window: Window) -> None:
     page.locator("li.now").filter(has_text="Close it to publishers").wait_for()
 
 
-def test_a_channel(window: Window) -> None:
+def test_a_channels_page_shows_what_waits_and_what_is_held(window: Window) -> None:
     page = window.open("#/topics/clicks/channels/archive")
     window.wait_figure("in_flight", "20")
     window.wait_figure("depth", "42")
@@ -161,7 +161,7 @@ def test_a_channel(window: Window) -> None:
     window.sees("There is no channel nobody of clicks")
 
 
-def test_alarms(window: Window) -> None:
+def test_the_alarms_page_shows_raised_and_recent_alarms(window: Window) -> None:
     page = window.open("#/")
     page.locator(".badge").filter(has_text="2").wait_for()
     page.get_by_role("navigation").get_by_text("Alarms").click()
@@ -172,7 +172,7 @@ def test_alarms(window: Window) -> None:
     window.sees("Nobody is told")
 
 
-def test_processes_and_audit(window: Window) -> None:
+def test_the_processes_page_shows_processes_and_the_audit_log(window: Window) -> None:
     page = window.open("#/processes")
     window.until(lambda: page.locator("tbody tr").count() > 8, "the processes")
     assert window.row("supervisor").locator("td.c-state").inner_text() == "up"
@@ -183,7 +183,7 @@ def test_processes_and_audit(window: Window) -> None:
     page.locator("tbody tr").filter(has_text="create").first.wait_for()
 
 
-def test_security_headers(window: Window) -> None:
+def test_the_content_security_policy_permits_only_own_scripts(window: Window) -> None:
     answer = window.page.goto(window.url)
     assert answer is not None
     policy = answer.headers["content-security-policy"]

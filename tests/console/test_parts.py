@@ -68,7 +68,7 @@ def window(browser: Any) -> Iterator[Window]:
     assert complaints == []
 
 
-def test_figures_read_well(window: Window) -> None:
+def test_each_figure_is_shown_short_and_with_its_unit(window: Window) -> None:
     page = window.open("#/")
     cases: dict[str, list[tuple[float | None, str]]] = {
         "count": [(0, "0"), (9999, "9,999"), (12_345, "12.3k"), (999_999, "1.00M"), (4_560_000, "4.56M"), (None, "–")],
@@ -137,7 +137,7 @@ def test_events_are_cut_anywhere(window: Window) -> None:
     ]
 
 
-def test_trails(window: Window) -> None:
+def test_trails_hold_mean_rates_and_largest_depths(window: Window) -> None:
     """Rates are means and depths maxima of a bucket; a page that slept loads anew; nothing seen is as before."""
     page = window.open("#/")
     said = page.evaluate(

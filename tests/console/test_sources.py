@@ -31,7 +31,7 @@ def test_there_are_sources() -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=named)
-def test_a_source(path: Path) -> None:
+def test_each_source_is_short_captioned_and_free_of_foreign_code(path: Path) -> None:
     text = path.read_text()
     assert text.count("\n") <= LINES_MAX
     if path.suffix == ".js":
@@ -54,7 +54,7 @@ def test_the_page_names_every_sheet() -> None:
     assert set(re.findall(r'rel="stylesheet" href="/console/([^"]+)"', page)) == {named(path) for path in SOURCES if path.suffix == ".css"}
 
 
-def test_imports_lead_somewhere() -> None:
+def test_each_import_names_an_existing_file() -> None:
     for path in SOURCES:
         for target in re.findall(r'^import .* from "([^"]+)";', path.read_text(), re.MULTILINE):
             found = (path.parent / target).resolve()

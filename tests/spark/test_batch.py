@@ -87,7 +87,7 @@ def test_both_widths_of_arrow(spark: SparkSession, topic: Topic, large: str) -> 
     assert topic.bodies() == [b"%d" % i for i in range(100)]
 
 
-def test_what_producers_publish(spark: SparkSession, topic: Topic) -> None:
+def test_spark_reads_what_producers_publish(spark: SparkSession, topic: Topic) -> None:
     topic.put(b"a", b"b", keys=[b"k", None], tags=["t", None], headers=[{"n": 1, "s": "x"}, None])
     first, second = read(spark, topic, includeHeaders="true").orderBy("offset").collect()
     assert (first.value, first.key, first.tag, first.headers) == (b"a", b"k", "t", [("n", b"1"), ("s", b"x")])
@@ -120,7 +120,7 @@ def test_an_empty_version_counts(spark: SparkSession, topic: Topic) -> None:
     assert topic.head() == 2000, "of versions 1 and 4"
 
 
-def test_ranges_and_columns(spark: SparkSession, topic: Topic) -> None:
+def test_a_batch_reads_only_the_given_range_and_columns(spark: SparkSession, topic: Topic) -> None:
     topic.put(*[b"%d" % i for i in range(5000)])
     part = read(
         spark,
@@ -134,7 +134,7 @@ def test_ranges_and_columns(spark: SparkSession, topic: Topic) -> None:
     assert read(spark, topic, columns="tag").count() == 5000
 
 
-def test_ranges_by_time(spark: SparkSession, topic: Topic) -> None:
+def test_a_batch_reads_only_the_given_range_of_time(spark: SparkSession, topic: Topic) -> None:
     topic.put(b"early")
     between = time.time_ns() // 1_000_000 + 1
     while time.time_ns() // 1_000_000 <= between:
@@ -146,7 +146,7 @@ def test_ranges_by_time(spark: SparkSession, topic: Topic) -> None:
     assert values(read(spark, topic, startingOffsetsByTimestamp=f'{{"{topic.name}": {between + 3_600_000}}}')) == []
 
 
-def test_several_topics(spark: SparkSession, topic: Topic, other: Topic) -> None:
+def test_one_batch_reads_several_topics(spark: SparkSession, topic: Topic, other: Topic) -> None:
     topic.put(b"a", b"b")
     other.put(b"c")
     rows = spark.read.format("zsq").option("url", topic.url).option("subscribe", f"{topic.name}, {other.name}").load()
@@ -181,7 +181,7 @@ def test_a_topic_made_again_after_planning_is_not_read(topic: Topic) -> None:
     assert sum(batch.num_rows for batch in reader.read(part)) == 2
 
 
-def test_over_tcp(spark: SparkSession, topic: Topic) -> None:
+def test_batches_are_written_and_read_over_tcp(spark: SparkSession, topic: Topic) -> None:
     topic.url = topic.broker.tcp
     write(spark.range(20_000).selectExpr(NUMBERS), topic)
     found = read(spark, topic).selectExpr("count(distinct value)", "max(offset)").first()

@@ -37,7 +37,7 @@ def test_options_are_checked_at_load(spark: SparkSession, topic: Topic) -> None:
     assert "use spark.readStream" in said(load(spark, topic.create(), channel="c"))
 
 
-def test_an_unknown_topic(spark: SparkSession, topic: Topic) -> None:
+def test_an_unknown_topic_is_refused_with_the_command_that_creates_it(spark: SparkSession, topic: Topic) -> None:
     text = said(load(spark, topic))
     assert f"there is no topic {topic.name} at {topic.url}" in text
     assert f"`zsq topic create {topic.name}`" in text
@@ -75,14 +75,14 @@ def test_rows_that_the_sink_refuses(spark: SparkSession, topic: Topic, query: st
     assert text in said(lambda: spark.sql(query).write.format("zsq").mode("append").options(**topic.options).save())
 
 
-def test_modes(spark: SparkSession, topic: Topic) -> None:
+def test_overwrite_is_refused_with_what_to_use_instead(spark: SparkSession, topic: Topic) -> None:
     rows = spark.sql("select 'x' as value")
     text = said(lambda: rows.write.format("zsq").mode("overwrite").options(**topic.options).save())
     assert 'mode("append")' in text
     assert "zsq topic empty" in text
 
 
-def test_several_topics(spark: SparkSession, broker: Broker, topic: Topic) -> None:
+def test_a_write_to_no_topic_or_to_several_is_refused(spark: SparkSession, broker: Broker, topic: Topic) -> None:
     def save(query: str) -> Callable[[], Any]:
         return lambda: spark.sql(query).write.format("zsq").mode("append").option("url", topic.url).save()
 

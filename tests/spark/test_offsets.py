@@ -41,7 +41,7 @@ def test_foreign_checkpoints_are_refused(read: Any, text: str) -> None:
 
 
 @given(st.dictionaries(NAMES, st.integers(0, 10**12), min_size=1), st.integers(1, 10**12))
-def test_admission(waiting: dict[str, int], most: int) -> None:
+def test_admission_stays_within_the_limit_and_starves_no_topic(waiting: dict[str, int], most: int) -> None:
     found = admit(waiting, most)
     assert found.keys() == waiting.keys()
     assert all(found[topic] <= count for topic, count in waiting.items())

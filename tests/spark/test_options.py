@@ -19,7 +19,7 @@ def sink(streaming: bool = False, /, **options: str) -> SinkOptions:
     return sink_options({name.lower(): value for name, value in options.items()}, URL, streaming=streaming)
 
 
-def test_defaults() -> None:
+def test_options_not_given_have_their_defaults() -> None:
     batch = source()
     assert batch.url == URL
     assert batch.topics == ("t",)
@@ -32,7 +32,7 @@ def test_defaults() -> None:
     assert sink() == SinkOptions(url=URL, topic="", app="", version=-1, timeout_s=120.0)
 
 
-def test_everything_said() -> None:
+def test_every_given_option_is_taken() -> None:
     found = source_options(
         {"subscribe": "b, a,b", "url": "ipc:///run", "maxoffsetspertrigger": "10", "maxbytespertrigger": "2m", "minpartitions": "3",
          "failondataloss": "FALSE", "channel": "c", "includeheaders": "true", "timeout": "1.5", "startingoffsets": "earliest"},
@@ -59,12 +59,12 @@ def test_everything_said() -> None:
         ({"startingOffsetsByTimestamp": '{"t": 2}', "startingOffsets": '{"t": 3}'}, Point("time", 2)),
     ],
 )
-def test_starting_points(options: dict[str, str], point: Point) -> None:
+def test_each_way_to_name_a_starting_point_is_understood(options: dict[str, str], point: Point) -> None:
     assert source(**options).starting == {"t": point}
     assert source(True, **options).starting == {"t": point}
 
 
-def test_ending_points() -> None:
+def test_each_way_to_name_an_ending_point_is_understood() -> None:
     assert source(endingOffsets='{"t": -1}').ending == {"t": LATEST}
     assert source(endingTimestamp="3").ending == {"t": Point("time", 3)}
 

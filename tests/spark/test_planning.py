@@ -101,7 +101,7 @@ def at(uuid: str = "u-a", **offsets: int) -> StreamPosition:
         ({"minPartitions": "4"}, [("a", 10, 20), ("a", 20, 30), ("a", 30, 40), ("a", 40, 50)]),
     ],
 )
-def test_batches(given_options: dict[str, str], found: list[tuple[str, int, int]]) -> None:
+def test_each_batch_reads_the_range_that_its_options_name(given_options: dict[str, str], found: list[tuple[str, int, int]]) -> None:
     assert ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == found
 
 
@@ -131,7 +131,7 @@ def test_data_loss_of_a_batch(
     assert text in caplog.text
 
 
-def test_an_unknown_topic() -> None:
+def test_an_unknown_topic_is_refused() -> None:
     with pytest.raises(NotFound, match="no topic a"):
         BatchPlan(options(False), MadeUp()).partitions()
 
@@ -155,7 +155,7 @@ def test_a_stream_from_its_beginning() -> None:
     assert ranges(plan.partitions(begin, end)) == [("a", 10, 50)], "a batch that is repeated is the same"
 
 
-def test_limits() -> None:
+def test_a_limit_is_shared_among_topics_by_what_waits() -> None:
     logs = MadeUp(a=(0, 1000), b=(0, 100))
     plan = StreamPlan(source_options({"subscribe": "a,b"}, "tcp://h:1", streaming=True), logs)
     begin = at(a=0, b=0)
@@ -180,7 +180,7 @@ def test_each_step_leads_on_to_the_end(start: int, count: int, offsets_max: int,
     assert place == at(a=start + count)
 
 
-def test_available_now_ends() -> None:
+def test_available_now_ends_at_the_head_of_its_start() -> None:
     logs = MadeUp(a=(0, 100))
     plan = stream(logs)
     plan.stop_at_present_head()

@@ -90,7 +90,7 @@ def test_available_now_in_steps(spark: SparkSession, topic: Topic, other: Topic,
     assert other.bodies() == numbers(0, 250)
 
 
-def test_steps_by_bytes(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_limit_in_bytes_cuts_a_stream_into_steps(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
     for first in range(0, 1000, 100):
         topic.put(*[b"%04d" % i * 250 for i in range(first, first + 100)])  # blocks of 100 KB
     steps = run(read(spark, topic, maxBytesPerTrigger="256k"), other, checkpoint)
@@ -135,7 +135,7 @@ def test_latest_is_where_a_new_query_begins(spark: SparkSession, topic: Topic, o
 
 
 @pytest.mark.usefixtures("running")
-def test_a_channel_follows(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_channel_shows_how_far_the_stream_has_read(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
     topic.put(*numbers(0, 100))
     query = start(read(spark, topic, channel="spark"), other, checkpoint, False)
     wait_for(lambda: other.made() and other.head() == 100, 60, "the first batch")
