@@ -57,7 +57,7 @@ def test_what_is_imported_is_required() -> None:
     assert project()["project"]["license"] == "Apache-2.0"
 
 
-def test_public_names() -> None:
+def test_each_public_name_can_be_imported() -> None:
     import zsq
 
     for name in zsq.__all__:

@@ -144,7 +144,7 @@ def test_every_file_has_its_caption() -> None:
     assert not missing
 
 
-def test_banned_words() -> None:
+def test_no_banned_word_is_used() -> None:
     assert not [line for path in sources() for line in banned(named(path), path.read_text())]
 
 
@@ -205,7 +205,7 @@ def test_the_bans_spare_what_is_right(name: str, source: str) -> None:
     assert not banned(name, source)
 
 
-def test_sizes_can_fail() -> None:
+def test_the_checks_of_sizes_can_fail() -> None:
     body = "    pass\n" * FUNCTION_LINES_MAX
     assert long_functions("a.py", f"def f():\n{body}")
     assert not long_functions("a.py", f"def f():\n{body}".removesuffix("    pass\n"))

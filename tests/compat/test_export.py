@@ -214,7 +214,7 @@ def test_bodies_over_nsqds_limit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delayed", ["refuse", "now", "skip"])
-def test_delayed_publishes(tmp_path: Path, delayed: str) -> None:
+def test_delayed_messages_are_refused_published_or_skipped_as_asked(tmp_path: Path, delayed: str) -> None:
     topic = Topic(tmp_path / "data")
     topic.commit(StateBatch(channel_puts={"c": channel(60)}))
     Path(f"{topic.folder}/delayed").mkdir()

@@ -176,7 +176,9 @@ def test_consumers_share_a_channel(admin: zsq.Admin, producer: zsq.Producer, cli
     assert all(abs(event["timestamp_ns"] - time.time_ns()) < 60e9 for events in got for event in events)
 
 
-def test_requeues(admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start) -> None:
+def test_a_requeued_message_comes_again_after_its_delay(
+    admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start
+) -> None:
     program = start(client, "consume", topic=topic)
     program.next("ready")
     producer.publish(topic, b"again")
@@ -207,7 +209,9 @@ def test_holds_no_more_than_it_asked_for(admin: zsq.Admin, producer: zsq.Produce
     wait_finished(admin, topic, 3)
 
 
-def test_pause_and_unpause(admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start) -> None:
+def test_nothing_is_delivered_while_channel_or_topic_is_paused(
+    admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start
+) -> None:
     program = start(client, "consume", topic=topic, auto=True)
     program.next("ready")
     admin.pause(topic, "ch")

@@ -30,7 +30,7 @@ def read(folder: Path, data: bytes, position: int = 0) -> tuple[list[bytes], lis
     return [one.body for _, one in read_messages(Files(), str(path), position, lost.append)], lost
 
 
-def test_a_whole_file(tmp_path: Path) -> None:
+def test_a_whole_file_is_read_without_loss(tmp_path: Path) -> None:
     assert read(tmp_path, WHOLE) == ([one.body for one in MESSAGES], [])
     assert read(tmp_path, WHOLE, STARTS[3])[0] == [one.body for one in MESSAGES[3:]]
     assert read(tmp_path, b"") == ([], [])
@@ -65,7 +65,7 @@ def test_a_length_that_swallows_others_is_noticed(tmp_path: Path) -> None:
     ("tail", "why"),
     [(RECORDS[0][:-1], "not finished"), (RECORDS[0][:4], "not finished"), (bytes(100), "zeros"), (b"\xff" * 100, "cut short")],
 )
-def test_tails(tmp_path: Path, tail: bytes, why: str) -> None:
+def test_a_damaged_tail_costs_no_message_before_it(tmp_path: Path, tail: bytes, why: str) -> None:
     bodies, lost = read(tmp_path, WHOLE + tail)
     assert bodies == [one.body for one in MESSAGES]
     assert [(loss.position, loss.bytes) for loss in lost] == [(len(WHOLE), len(tail))]

@@ -165,7 +165,7 @@ def _flat(text: str) -> str:
     return " ".join(text.split())
 
 
-def test_it_is_current() -> None:
+def test_the_document_is_drawn_from_the_code() -> None:
     assert DOCUMENT.read_text() == drawn(), "run python tests/docs/test_api_md.py"
 
 

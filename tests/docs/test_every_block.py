@@ -233,7 +233,7 @@ def test_the_short_way_to_a_broker_that_others_reach(visited: Visitor) -> None:
 
 
 @pytest.mark.parametrize("visited", [pytest.param(PAGES[name], id=name) for name in ("command-line.md", "http.md")], indirect=True)
-def test_the_lines_of(visited: Visitor, request: pytest.FixtureRequest) -> None:
+def test_each_line_of_the_page_runs_or_has_a_reason(visited: Visitor, request: pytest.FixtureRequest) -> None:
     go_through(visited, request.node.callspec.id)
 
 

@@ -40,7 +40,7 @@ def described() -> set[tuple[str, str]]:
     return {(path, method.upper()) for path, item in DOCUMENT["paths"].items() for method in METHODS if method in item}
 
 
-def test_it_is_valid() -> None:
+def test_the_document_is_valid_openapi() -> None:
     validate(DOCUMENT)
 
 

@@ -20,5 +20,5 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 @pytest.mark.parametrize(("page", "count"), [("nsqd.md", 1), ("spark.md", 3)])
-def test_the_blocks_of(page: str, count: int, reader: Reader) -> None:
+def test_each_block_of_the_page_works(page: str, count: int, reader: Reader) -> None:
     assert reader.walk(ROOT / "docs" / page) == count

@@ -26,7 +26,7 @@ def test_bodies_differ_and_have_their_size() -> None:
     assert Shape(2_001, 200, 1000).blocks == 3
 
 
-def test_percentiles() -> None:
+def test_a_percentile_is_a_value_of_the_sample() -> None:
     values = [float(number) for number in range(100)]
     assert (percentile(values, 0.5), percentile(values, 0.99), percentile([1.0], 0.999)) == (50.0, 99.0, 1.0)
 
@@ -123,7 +123,7 @@ SMALL = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
-def test_each_runs(name: str, tmp_path: Path) -> None:
+def test_each_benchmark_runs_and_leaves_no_files(name: str, tmp_path: Path) -> None:
     line = [sys.executable, "-P", "-m", "benchmarks", name, "--rounds", "1", "--json", "--folder", str(tmp_path), *SMALL[name]]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=environment())
     assert ended.returncode == 0, ended.stderr

@@ -16,7 +16,7 @@ from local_setup.broker import temporary_broker
 from zsq import Producer
 
 
-def test_a_small_table(tmp_path: Path) -> None:
+def test_bench_all_measures_a_small_table_and_leaves_no_files(tmp_path: Path) -> None:
     options = ["--only", "channel", "--rounds", "1", "--scale", "0.05", "--json", "--folder", str(tmp_path)]
     line = [sys.executable, "-P", "-m", "benchmarks", "all", *options]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=environment())

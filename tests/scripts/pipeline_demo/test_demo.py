@@ -27,7 +27,7 @@ def test_a_message_has_its_number_and_its_row() -> None:
     assert [carrier_of(row) for row in ROWS] == [b"UA", b"AA", b"UA", b"UA"]
 
 
-def test_totals_by_carrier() -> None:
+def test_rows_are_added_up_by_carrier() -> None:
     found = add_up(ROWS)
     assert found == {"UA": Carrier(3, 2, 31), "AA": Carrier(1, 1, -4)}
     assert found["UA"].mean_delay_minutes == 15.5
@@ -70,7 +70,7 @@ def test_the_csv_for_spark_has_the_number_of_each_row(tmp_path: Path) -> None:
     assert path.read_bytes().splitlines() == [b"row," + HEAD, *BODIES]
 
 
-def test_totals_by_hour() -> None:
+def test_rows_are_added_up_by_hour_and_carrier() -> None:
     late = b"2013,12,31,NA,2359,NA,NA,5,NA,UA,1,N1"
     found = add_up_hours([*ROWS, late])
     assert found[("2013-01-01 05", "UA")] == Carrier(3, 2, 31)

@@ -36,7 +36,7 @@ def made(*, x_log: bool = True, y_log: bool = True) -> Plot:
     ("value", "text"),
     [(0, "0"), (0.1, "0.1"), (12.34, "12.3"), (999, "999"), (999.9, "1k"), (1_048_576, "1.05M"), (123_456, "123k"), (2.5e9, "2.5G")],
 )
-def test_short_numbers(value: float, text: str) -> None:
+def test_each_number_is_shortened(value: float, text: str) -> None:
     assert short(value) == text
 
 
@@ -104,7 +104,7 @@ def test_a_picture_is_well_formed_and_all_of_it_is_in_sight(x_log: bool, y_log: 
     assert len([line for line in spans if len(line) == 2 and line[0][0] == line[1][0]]) == 2
 
 
-def test_more_is_higher() -> None:
+def test_larger_values_are_drawn_higher() -> None:
     (_, first), (_, second), (_, third) = max(lines(drawing(made()), 0), key=len)
     assert second < third < first
 
