@@ -116,9 +116,10 @@ def test_a_stream_has_no_end(name: str) -> None:
         source(True, **{name: '{"t": 1}' if "Offsets" in name else "1"})
 
 
-def test_before_it_is_known_whether_it_streams() -> None:
-    for given in ({"startingOffsets": "latest"}, {"channel": "c"}, {"endingOffsets": "latest"}):
-        source_options({"topic": "t", **given}, URL, streaming=None)
+def test_options_of_streams_and_batches_are_taken_while_neither_is_known() -> None:
+    given = {"topic": "t", "startingOffsets": "latest", "channel": "c", "endingOffsets": '{"t": 7}'}
+    found = source_options(given, URL, streaming=None)
+    assert (found.starting, found.channel, found.ending) == ({"t": LATEST}, "c", {"t": Point("offset", 7)})
 
 
 def test_columns_are_taken_in_the_order_given() -> None:

@@ -137,11 +137,17 @@ def test_an_empty_ongoing_chunk_is_never_sealed() -> None:
 
 
 def test_ages_are_asked_only_where_one_is_bounded() -> None:
-    def never(chunk: int) -> int:
-        raise AssertionError("reading a chunk's footer for nothing")
+    asked: list[int] = []
 
-    plan(Retention(keep_bytes=0), view(), never)
-    plan(Retention(**BOUND), view(20, floor=0), never)
+    def time_of(chunk: int) -> int:
+        asked.append(chunk)
+        return NOW
+
+    plan(Retention(keep_bytes=0), view(), time_of)
+    plan(Retention(**BOUND), view(20, floor=0), time_of)
+    assert asked == [], "a chunk's footer is read for nothing"
+    plan(Retention(**AGED), view(floor=0), time_of)
+    assert asked
 
 
 def test_a_clock_that_was_set_back_makes_nothing_old() -> None:

@@ -113,16 +113,20 @@ def test_a_lone_read_gives_nothing_back(tmp_path: Path, harness: StorageHarness)
     assert (made.advice, made.sequential) == ([], [])
 
 
-def test_a_refusal_of_the_system_is_nothing(tmp_path: Path, harness: StorageHarness) -> None:
+def test_reads_go_on_when_the_system_refuses_the_advice(tmp_path: Path, harness: StorageHarness) -> None:
     made = backlog(tmp_path, harness, PAGE_BYTES * 2)
     made.fill(PAGES * 6)
 
-    def refuse(*_: int) -> None:
+    refused: list[int] = []
+
+    def refuse(fd: int, *_: int) -> None:
+        refused.append(fd)
         raise OSError
 
     made.harness.files.advise_done = refuse  # type: ignore[assignment]
     made.harness.files.advise_sequential = refuse  # type: ignore[assignment]
     made.go_through()
+    assert refused
 
 
 # Walking back

@@ -91,7 +91,7 @@ def test_errors_are_the_same_however_the_bytes_are_cut(data: bytes, places: list
 
 
 @given(st.binary(max_size=300))
-def test_garbage_raises_only_what_is_said(data: bytes) -> None:
+def test_garbage_raises_nothing_but_nsq_errors(data: bytes) -> None:
     parsed([data], SMALL)
 
 

@@ -70,7 +70,7 @@ def test_opcodes_are_one_byte_and_unique() -> None:
 
 @settings(max_examples=500, deadline=None)
 @given(st.binary(max_size=200))
-def test_garbage_is_a_usage_error_and_nothing_else(frame: bytes) -> None:
+def test_garbage_raises_nothing_but_usage_errors(frame: bytes) -> None:
     refused(lambda: codec.decode(frame))
 
 

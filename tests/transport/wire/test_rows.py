@@ -26,7 +26,7 @@ def test_rows_of_anything_else_are_refused(rows: Any) -> None:
             check_rows(rows, width, "things")
 
 
-def test_rows_of_numbers_are_taken() -> None:
+def test_rows_of_numbers_raise_nothing() -> None:
     check_rows((), 2, "things")
     check_rows(((-1, 0), (NUMBER_MAX, 5)), 2, "things")
 
