@@ -88,7 +88,7 @@ except UsageError as error:
 """
 
 
-def test_a_new_row_is_enough() -> None:
+def test_a_new_setting_needs_only_its_row() -> None:
     source = (ROOT / TABLE).read_text()
     source = source.replace("    def __post_init__", f"{ROW}    def __post_init__", 1)
     source = source.replace("    alarm_age_s: float | None\n", "    alarm_age_s: float | None\n    shade: int | None\n", 1)
@@ -112,7 +112,7 @@ def test_a_new_row_is_enough() -> None:
         ({"ordered": 1}, "ordered is true or false, not 1"),
     ],
 )
-def test_what_a_channel_cannot_have(own: dict[str, Any], text: str) -> None:
+def test_each_wrong_setting_of_a_channel_is_refused(own: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as refused:
         ChannelSettings(**own)
     assert (refused.value.code, refused.value.text) == (E_BAD_ARGUMENT, text)
@@ -130,7 +130,7 @@ def test_what_a_channel_cannot_have(own: dict[str, Any], text: str) -> None:
         ({"when_full": []}, "when_full is reject or drop-oldest, not []"),
     ],
 )
-def test_what_a_topic_cannot_have(own: dict[str, Any], text: str) -> None:
+def test_each_wrong_setting_of_a_topic_is_refused(own: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError) as refused:
         resolve(changed({}, own))
     assert (refused.value.code, refused.value.text) == (E_BAD_ARGUMENT, text)

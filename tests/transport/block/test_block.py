@@ -247,7 +247,7 @@ def test_fuzzed_columns_never_crash() -> None:
         ({"flags": 1}, E_BAD_BLOCK),
     ],
 )
-def test_headers_that_cannot_be(fields: dict[str, int], code: str) -> None:
+def test_each_impossible_header_is_refused(fields: dict[str, int], code: str) -> None:
     header = pack([b"a"]).header._replace(**fields)
     with pytest.raises(UsageError) as error:
         decode_header(encode_header(header))
@@ -257,7 +257,7 @@ def test_headers_that_cannot_be(fields: dict[str, int], code: str) -> None:
 # Limits
 
 
-def test_limits_of_one_message() -> None:
+def test_a_message_or_key_over_its_limit_is_refused() -> None:
     travelled(pack([b"x" * MESSAGE_BYTES_MAX], keys=[b"k" * KEY_BYTES_MAX]))
     wide = Limits(2 * MESSAGE_BYTES_MAX, 2 * KEY_BYTES_MAX)
     for bodies, keys, what in (([b"x" * (MESSAGE_BYTES_MAX + 1)], None, "message"), ([b"x"], [b"k" * (KEY_BYTES_MAX + 1)], "key")):
@@ -268,7 +268,7 @@ def test_limits_of_one_message() -> None:
         check_block(pack(bodies, keys=keys, limits=wide), wide)
 
 
-def test_limits_of_a_block() -> None:
+def test_a_block_over_its_limits_is_refused() -> None:
     assert pack([b""] * BLOCK_COUNT_MAX).count == BLOCK_COUNT_MAX
     for bodies in ([b""] * (BLOCK_COUNT_MAX + 1), [b"x" * MESSAGE_BYTES_MAX] * 8):
         with pytest.raises(UsageError) as error:

@@ -34,7 +34,7 @@ def joined(rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]], f
 
 @settings(max_examples=200, deadline=None)
 @given(ROWS)
-def test_the_same_as_packing_the_messages(rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]]) -> None:
+def test_joined_columns_equal_the_packed_messages(rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]]) -> None:
     bodies, keys, tags, headers = (list(values) for values in zip(*rows, strict=True))
     packed = pack(bodies, keys=keys, tags=tags, headers=headers)
     block = joined(rows)

@@ -69,7 +69,7 @@ def test_whether_they_lie_close_together_or_not(step: int) -> None:
     assert rows_of(gather([(block, i, i + 1) for i in range(3, 500, step)])) == rows[3::step]
 
 
-def test_one_part_is_a_cut() -> None:
+def test_gathering_one_part_equals_cutting_it() -> None:
     block = pack([b"a", b"b"])
     assert gather([(block, 0, 2)]) is block
     assert gather([(block, 1, 2)]).header == cut(block, 1, 2).header

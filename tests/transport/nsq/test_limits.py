@@ -177,12 +177,12 @@ def test_each_delay_becomes_whole_milliseconds(delay: float | None, delay_ms: in
 
 
 @pytest.mark.parametrize("delay", [-1, p.DELAY_MS_MAX / 1000 + 1, float("nan"), float("inf")])
-def test_delays_that_cannot_be(delay: float) -> None:
+def test_each_delay_outside_its_limits_is_refused(delay: float) -> None:
     with pytest.raises(UsageError, match="delay"):
         lane.as_delay_ms(delay)
 
 
-def test_how_much_a_peek_shows() -> None:
+def test_a_peek_over_its_limit_is_refused() -> None:
     assert [peeking.check_count(count) for count in (1, peeking.PEEK_MAX)] == [1, peeking.PEEK_MAX]
     for count in (0, peeking.PEEK_MAX + 1, True):
         with pytest.raises(UsageError, match="peek"):

@@ -104,13 +104,13 @@ def test_deflate_ends_with_its_last_block() -> None:
     assert not layers.held
 
 
-def test_deflate_that_is_none() -> None:
+def test_deflate_with_a_zlib_header_is_refused() -> None:
     with pytest.raises(LayerError, match="deflate"):
         DeflateLayer(6).receive(zlib.compress(b"with a header") * 3)
 
 
 @pytest.mark.parametrize("data", [b"", b"short", b"z" * 300_000, os.urandom(70_000)], ids=len)
-def test_snappy_of_another_implementation(data: bytes) -> None:
+def test_snappy_agrees_with_another_implementation(data: bytes) -> None:
     other = cramjam.snappy.Compressor()
     other.compress(data[:1000])
     first = bytes(other.flush())

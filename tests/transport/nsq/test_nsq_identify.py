@@ -29,7 +29,7 @@ def refused(body: bytes, limits: NsqLimits = LIMITS) -> str:
     return str(caught.value)
 
 
-def test_the_answer_to_nothing_asked() -> None:
+def test_an_identify_without_wishes_is_answered_with_the_defaults() -> None:
     assert asked().answer() == b"OK"
     assert asked(feature_negotiation=True).answer() == (
         b'{"max_rdy_count":2500,"version":"1.3.0","max_msg_timeout":900000,"msg_timeout":60000,"tls_v1":false,"deflate":false,'
@@ -146,7 +146,7 @@ def test_each_invalid_field_is_refused_with_the_text_of_nsqd(fields: dict[str, A
      b'{"x":NaN}', b"{'a':1}", b'{"a":1,}', b"[" * 100_000,
      b'{"msg_timeout":1e4}', b'{"msg_timeout":01000}', b'{"msg_timeout":' + b"9" * 5000 + b"}"],
 )  # fmt: skip
-def test_what_go_does_not_decode(body: bytes) -> None:
+def test_json_that_go_refuses_is_refused(body: bytes) -> None:
     assert refused(body) == JSON_ERROR
 
 

@@ -71,7 +71,7 @@ def test_an_old_lookupd_says_only_ok() -> None:
     assert (session.peer_host, session.peer_port) == ("", 0)
 
 
-def test_the_difference_is_said() -> None:
+def test_only_the_difference_is_registered_and_unregistered() -> None:
     session = identified()
     session.want(registrations({"b": ["y", "x"], "a": []}), 0)
     assert session.take_out() == b"REGISTER a\nREGISTER b\nREGISTER b x\nREGISTER b y\n"
@@ -129,7 +129,7 @@ def test_a_ping_is_sent_at_each_interval() -> None:
     assert session.on_time(PING_NS + 5) == 2 * PING_NS
 
 
-def test_silence_is_an_end() -> None:
+def test_a_lookupd_that_does_not_answer_is_given_up() -> None:
     session = LookupSession(NODE, 100)
     assert session.on_time(100) == 100 + ANSWER_NS
     with pytest.raises(LookupFailed, match="did not answer within 5 s"):

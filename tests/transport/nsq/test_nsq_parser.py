@@ -169,7 +169,7 @@ def swallow(parser: Parser, pieces: Iterable[bytes]) -> None:
 
 
 @pytest.mark.parametrize("piece", [b"x", b"FIN ", b"a" * 1000])
-def test_a_line_without_an_end(piece: bytes) -> None:
+def test_a_line_without_an_end_is_refused_and_not_kept(piece: bytes) -> None:
     parser = Parser(LIMITS)
     with pytest.raises(NsqError) as caught:
         swallow(parser, [piece] * LINE_BYTES_MAX)

@@ -54,7 +54,7 @@ def test_every_state_can_be_reached() -> None:
 
 @pytest.mark.parametrize("state", WAYS)
 @pytest.mark.parametrize("name", sorted(SAMPLES))
-def test_a_command_in_a_state(state: State, name: bytes) -> None:
+def test_each_command_in_each_state_does_what_the_table_says(state: State, name: bytes) -> None:
     client = Client(AUTH_LIMITS)
     client.send(WAYS[state])
     if state is State.INIT and name not in {b"AUTH", b"IDENTIFY"}:
@@ -218,7 +218,7 @@ def test_heartbeats_come_each_interval() -> None:
     assert client.session.on_time(10_101 * MS) == 15_100 * MS
 
 
-def test_the_interval_before_identify() -> None:
+def test_before_identify_heartbeats_come_at_the_default_interval() -> None:
     client = Client()
     assert client.at(29_999) == b""
     assert client.at(30_000) == BEAT
@@ -262,7 +262,7 @@ def test_who_is_not_read_from_is_not_silent() -> None:
     assert client.closed
 
 
-def test_no_heartbeats_no_end() -> None:
+def test_a_client_without_heartbeats_is_not_disconnected() -> None:
     client = timed(b'{"heartbeat_interval":-1}')
     assert client.at(10**9) == b""
     assert not client.closed

@@ -78,7 +78,7 @@ def test_permissions_that_are_known_at_once_go_no_deeper() -> None:
         (Grant(permission_count=0), "E_UNAUTHORIZED AUTH no authorizations found"),
     ],
 )
-def test_an_auth_that_fails(grant: Grant | str, text: str) -> None:
+def test_a_failed_auth_is_answered_and_ends_the_connection(grant: Grant | str, text: str) -> None:
     client = Client(AUTH_LIMITS, late="authenticate")
     assert client.send(SECRET, pub(b"t", b"x")) == b""
     client.granting[0](grant)
@@ -126,14 +126,14 @@ def test_layers_that_are_there_at_once() -> None:
     assert client.send(b"IDENTIFY\n") == failed("E_INVALID cannot IDENTIFY in current state")
 
 
-def test_a_handshake_that_fails() -> None:
+def test_a_failed_handshake_is_answered_and_ends_the_connection() -> None:
     client = Client(TLS_LIMITS)
     client.why["upgrade"] = "no certificate"
     assert client.send(b"IDENTIFY\n", sized(ASK)).endswith(failed("E_IDENTIFY_FAILED IDENTIFY failed no certificate"))
     assert (client.closed, len(client.calls)) == (True, 1)
 
 
-def test_a_client_that_leaves_within_the_handshake() -> None:
+def test_a_client_that_leaves_within_the_handshake_is_closed_silently() -> None:
     client = Client(TLS_LIMITS, late="upgrade")
     client.send(b"IDENTIFY\n", sized(ASK))
     client.session.on_eof()
@@ -236,7 +236,7 @@ def test_where_tls_is_required_it_has_a_deadline_too() -> None:
     assert client.closed
 
 
-def test_who_is_a_stranger() -> None:
+def test_a_client_is_a_stranger_until_it_is_known() -> None:
     client = Client(NsqLimits(), magic=False)
     assert client.session.stranger
     client.send(b"  V2")

@@ -146,7 +146,7 @@ def test_the_end_is_told_and_understood(made: Certificates) -> None:
 
 
 @pytest.mark.parametrize("data", [b"  V2IDENTIFY\n" * 5, bytes(100), b"\x16\x03\x01\xff\xff" + bytes(80)])
-def test_what_is_no_tls(made: Certificates, data: bytes) -> None:
+def test_data_that_is_not_tls_is_refused(made: Certificates, data: bytes) -> None:
     layers = Layers()
     layers.push(TlsLayer(server(made)))
     with pytest.raises(LayerError, match="TLS: "):
@@ -164,7 +164,7 @@ def test_a_client_that_does_not_trust_us(made: Certificates) -> None:
         layer.receive(client.outgoing.read())
 
 
-def test_records_that_were_changed(made: Certificates) -> None:
+def test_a_changed_record_is_refused_with_an_alert(made: Certificates) -> None:
     layers, client = pair(server(made), made.client())
     wire = bytearray(client.send(b"PUB t\n"))
     wire[-1] ^= 1
@@ -216,7 +216,7 @@ def test_old_versions_only_for_who_asks(made: Certificates) -> None:
         pair(server(made, min_version="tls1.3"), newer)
 
 
-def test_no_certificate_no_tls() -> None:
+def test_without_a_certificate_there_is_no_tls_context() -> None:
     assert server_context(cert="", key="") is None
 
 
@@ -258,7 +258,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked(made: Certificates
         server_context(cert=made.cert, key=str(locked))
 
 
-def test_contexts_for_asking_others(made: Certificates) -> None:
+def test_a_client_context_trusts_only_the_given_authority(made: Certificates) -> None:
     pair(server(made), client_context(root_ca=made.root_ca))
     with pytest.raises(ssl.SSLCertVerificationError):
         pair(server(made), client_context())

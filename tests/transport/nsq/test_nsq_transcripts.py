@@ -183,7 +183,7 @@ def joined(calls: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(("state", "sent", "text"), FATAL, ids=[repr(row[1][:60]) for row in FATAL])
 @pytest.mark.parametrize("piece", [1 << 20, 1])
-def test_what_ends_the_connection(state: State, sent: bytes, text: bytes | str, piece: int) -> None:
+def test_each_fatal_command_is_answered_and_ends_the_connection(state: State, sent: bytes, text: bytes | str, piece: int) -> None:
     client = Client(SMALL)
     client.send(BEFORE[state])
     assert client.session.state is state
@@ -249,7 +249,7 @@ def test_commands_may_come_with_the_magic() -> None:
     assert client.send(b" ") + client.send(b" V2" + pub(b"t", b"x")) == OK
 
 
-def test_a_client_that_leaves_within_the_magic() -> None:
+def test_a_client_that_leaves_within_the_magic_is_closed_silently() -> None:
     client = Client(SMALL, magic=False)
     client.send(b"  V")
     client.session.on_eof()
@@ -264,7 +264,7 @@ def test_a_client_that_leaves_within_the_magic() -> None:
         (b"DPUB t 1\n" + sized(b"x"), "E_DPUB_FAILED DPUB failed topic is full"),
     ],
 )
-def test_a_publish_that_fails(sent: bytes, back: str) -> None:
+def test_a_failed_publish_is_answered_and_ends_the_connection(sent: bytes, back: str) -> None:
     client = Client(SMALL)
     client.why["publish"] = "topic is full"
     assert client.send(sent, pub(b"t", b"behind")) == failed(back)
@@ -272,14 +272,14 @@ def test_a_publish_that_fails(sent: bytes, back: str) -> None:
     assert len(client.calls) == 1
 
 
-def test_a_subscription_that_fails() -> None:
+def test_a_failed_subscription_is_answered_and_ends_the_connection() -> None:
     client = Client(SMALL)
     client.why["subscribe"] = "consumers for t:c exceeds limit of 1"
     assert client.send(SUB) == failed("E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1")
     assert client.closed
 
 
-def test_what_the_channel_takes_back_later() -> None:
+def test_a_command_refused_later_is_answered_and_the_connection_lives() -> None:
     client = Client(SMALL)
     client.send(SUB)
     for what in ("FIN", "REQ", "TOUCH"):

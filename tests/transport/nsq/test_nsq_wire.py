@@ -40,14 +40,14 @@ def test_frames_have_the_bytes_that_nsqd_sends() -> None:
     assert frame(ERROR, b"") == b"\0\0\0\x04\0\0\0\x01"
 
 
-def test_the_frame_of_an_error() -> None:
+def test_an_error_frame_holds_code_and_text() -> None:
     assert error_frame(NsqError("E_X", "of \udcff")) == b"\0\0\0\x0c\0\0\0\x01E_X of \xff"
     assert error_frame(NsqError("E_X")) == b"\0\0\0\x07\0\0\0\x01E_X"
     assert error_frame(NsqError("", "only for the log")) == b""
 
 
 @given(st.lists(message, max_size=20))
-def test_messages_as_by_hand(messages: list[tuple[bytes, int, int, int]]) -> None:
+def test_messages_packed_in_bulk_equal_those_by_hand(messages: list[tuple[bytes, int, int, int]]) -> None:
     bodies, offsets, attempts, times = zip(*messages, strict=True) if messages else ((), (), (), ())
     assert encode_messages(bodies, message_ids(offsets), attempts, times) == b"".join(by_hand(*one) for one in messages)
 
@@ -74,7 +74,7 @@ def test_more_bodies_than_ids_are_refused() -> None:
 
 
 @given(st.lists(offset, max_size=20))
-def test_ids_there_and_back(offsets: list[int]) -> None:
+def test_message_ids_give_their_offsets_back(offsets: list[int]) -> None:
     ids = message_ids(offsets)
     assert list(ids) == [message_id(one) for one in offsets]
     assert list(message_offsets(ids)) == offsets
@@ -83,7 +83,7 @@ def test_ids_there_and_back(offsets: list[int]) -> None:
 @pytest.mark.parametrize(
     "ids", [[b"x" * 16], [b"0" * 15], [b"0" * 17], [b"\xff" * 16], [b" " * 16], [b"00 " * 5 + b"0"], [b"0" * 14 + b" 0"]]
 )
-def test_ids_that_no_message_has(ids: list[bytes]) -> None:
+def test_each_id_that_no_message_has_is_refused(ids: list[bytes]) -> None:
     with pytest.raises(ValueError):
         message_offsets(ids)
 

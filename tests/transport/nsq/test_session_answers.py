@@ -148,7 +148,7 @@ def test_an_answer_after_close_is_refused(answer: str, whole: bool, broker: Brok
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_the_same_with_asyncio(answer: str, whole: bool, broker: Broker) -> None:
+def test_answers_after_close_are_refused_with_asyncio(answer: str, whole: bool, broker: Broker) -> None:
     broker.put(b"a")
 
     async def main() -> None:
@@ -216,7 +216,7 @@ def test_close_waits_for_a_handler_in_another_thread(broker: Broker) -> None:
     assert broker.finished == [0]
 
 
-def test_the_same_with_asyncio_handlers(broker: Broker) -> None:
+def test_a_handler_may_close_its_asyncio_consumer(broker: Broker) -> None:
     broker.put(b"a", b"b")
 
     async def main() -> None:

@@ -191,7 +191,7 @@ def test_no_order_of_losses_loses_doubles_or_reorders(script: list[tuple[str, in
     check(world)
 
 
-def test_the_pipe_that_delivers_five_after_two() -> None:
+def test_a_restarted_server_refuses_what_comes_after_a_gap() -> None:
     """A DEALER's pipe outlives its server: the restarted one sees the end of what was sent, and must not take it."""
     world = World()
     world.connect()

@@ -96,7 +96,7 @@ def test_garbage_block_frames_raise_no_unexpected_error(frames: list[bytes]) -> 
         codec.frames_blocks(frames)
 
 
-def test_blocks_there_and_back() -> None:
+def test_blocks_come_back_from_their_frames() -> None:
     blocks = [pack([b"a", b"b"], keys=[None, b"k"], sequence=7), pack([b"c"])]
     found = codec.frames_blocks(codec.block_frames(blocks))
     assert [block.header for block in found] == [block.header for block in blocks]
@@ -121,7 +121,7 @@ def test_garbage_frames_are_refused_or_opened_whole(frames: list[bytes]) -> None
         assert type(message) in WORDS.values()
 
 
-def test_headers_there_and_back() -> None:
+def test_headers_come_back_and_wrong_ones_are_refused() -> None:
     headers: dict[str, codec.HeaderValue] = {"a": 1, "b": b"x", "c": "ä", "d": None, "e": 1.5}
     assert codec.unpack_headers(codec.pack_headers(headers)) == headers
     assert codec.unpack_headers(None) == codec.unpack_headers(b"") == {}

@@ -88,13 +88,13 @@ def test_a_public_key_is_read_from_any_file(good: str, tmp_path: Path) -> None:
     assert read_key_file(good, ("public",)) == {"public": PUBLIC}
 
 
-def test_what_a_key_looks_like() -> None:
+def test_only_forty_characters_of_the_key_alphabet_are_a_key() -> None:
     assert is_key(PUBLIC)
     for text in ("", PUBLIC[:-1], PUBLIC + "0", PUBLIC[:-1] + '"', "#" * 40, "é" * 40):
         assert not is_key(text)
 
 
-def test_what_a_failed_handshake_means() -> None:
+def test_a_failed_handshake_is_explained_by_its_cause() -> None:
     plain, keyed = parse("tcp://h:1"), parse("tcp://h:1", KEYS)
     assert verdict(HUNG_UP, plain) is None
     assert "key_file=" in suspicion(plain)

@@ -54,7 +54,7 @@ def test_published_messages_are_consumed_and_finished(broker: Broker, run: Run) 
     run(main())
 
 
-def test_many_tasks_at_once(broker: Broker, run: Run) -> None:
+def test_many_tasks_share_one_producer(broker: Broker, run: Run) -> None:
     async def main() -> None:
         async with zsq.aio.Producer(broker.url) as producer:
             receipts = await asyncio.gather(*(producer.publish("t", b"%d" % i) for i in range(100)))
@@ -95,7 +95,7 @@ def test_a_refusal_is_raised_and_a_dead_broker_loses_nothing(broker: Broker, run
     run(main())
 
 
-def test_iterating_with_a_lost_link(broker: Broker, run: Run) -> None:
+def test_iteration_goes_on_after_the_link_is_lost(broker: Broker, run: Run) -> None:
     for i in range(3):
         broker.call(lambda i=i: broker.put(b"%d" % i))
 

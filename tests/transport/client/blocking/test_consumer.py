@@ -50,7 +50,7 @@ def test_messages_say_what_they_are(broker: Broker) -> None:
             message.requeue()
 
 
-def test_iterating_and_finishing_each(broker: Broker) -> None:
+def test_each_message_of_an_iteration_can_be_finished(broker: Broker) -> None:
     put(broker, *numbers(3000))
     put(broker, *numbers(100, 3000))
     with zsq.Consumer("t", "c", url=broker.url, ready=500) as consumer:
@@ -110,7 +110,7 @@ def test_plain_finishes_are_told_without_anybody_asking(broker: Broker) -> None:
         broker.wait_for(lambda: broker.finished == [0])
 
 
-def test_requeue_touch_and_attempts(broker: Broker) -> None:
+def test_a_requeued_message_comes_again_with_another_attempt(broker: Broker) -> None:
     put(broker, b"a")
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
         message = consumer.receive()
@@ -319,7 +319,7 @@ def test_a_signal_ends_run_after_the_current_message(broker: Broker) -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_signal_while_waiting(broker: Broker) -> None:
+def test_a_signal_ends_run_while_it_waits(broker: Broker) -> None:
     consumer = zsq.Consumer("t", "c", url=broker.url)
 
     def interrupt() -> None:

@@ -18,7 +18,7 @@ from zsq.transport.wire import protocol as p
 Broker = Any
 
 
-def test_durable_when_it_returns(broker: Broker) -> None:
+def test_a_message_is_stored_when_publish_returns(broker: Broker) -> None:
     with zsq.Producer(broker.url) as producer:
         first = producer.publish("t", b"a", key="k", tag="g", headers={"n": 1})
         second = producer.publish("t", bytearray(b"b"))
@@ -102,7 +102,7 @@ def test_lingering_ends_by_time_without_anybody_waiting(broker: Broker) -> None:
         assert receipt.wait() == 0
 
 
-def test_attributes_of_some_lingering_messages(broker: Broker) -> None:
+def test_lingering_messages_keep_their_own_attributes(broker: Broker) -> None:
     with zsq.Producer(broker.url, linger_ms=1000) as producer:
         producer.publish("t", b"0")
         producer.publish("t", b"1", key="k1")
@@ -215,7 +215,7 @@ def test_a_gap_restarts_the_link(broker: Broker) -> None:
     assert broker.count(p.Hello) == 2
 
 
-def test_a_topic_that_forgot(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_that_lost_messages_is_reported_in_the_log(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     with zsq.Producer(broker.url) as producer:
         for _ in range(3):
             producer.publish("t", b"a")

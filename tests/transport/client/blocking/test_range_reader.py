@@ -46,7 +46,7 @@ def offsets(reader: RangeReader) -> list[int]:
     return found
 
 
-def test_a_range_whole_and_again(broker: Broker) -> None:
+def test_a_range_is_read_whole_each_time(broker: Broker) -> None:
     fill(broker, 35)
     with RangeReader(broker.url, "t", 15, 295) as reader:
         assert offsets(reader) == list(range(10, 300)), "whole blocks, those that overlap"
@@ -120,7 +120,7 @@ def test_beyond_the_end_is_loss(broker: Broker) -> None:
         assert reader.lost == 10
 
 
-def test_a_topic_made_again(broker: Broker) -> None:
+def test_a_topic_with_another_uuid_is_data_loss(broker: Broker) -> None:
     fill(broker, 3)
     with RangeReader(broker.url, "t", 0, 30, uuid="0") as reader:
         assert len(offsets(reader)) == 30
@@ -128,7 +128,7 @@ def test_a_topic_made_again(broker: Broker) -> None:
         offsets(reader)
 
 
-def test_death_of_the_broker_in_between(broker: Broker) -> None:
+def test_a_range_is_read_whole_although_the_broker_restarts(broker: Broker) -> None:
     fill(broker, 35)
     with RangeReader(broker.url, "t", 0, 350) as reader:
         blocks = iter(reader)
@@ -155,7 +155,7 @@ def test_a_topic_that_is_started_again_is_waited_for(broker: Broker, make: Calla
     mender.join(5)
 
 
-def test_a_topic_that_stays_down(broker: Broker) -> None:
+def test_a_patient_reader_gives_up_after_its_timeout(broker: Broker) -> None:
     fill(broker, 1)
     broker.lookup_error = (E_TOPIC_FAILED, "its disk is full")
     text = r"E_TOPIC_FAILED reader t at .* could not be reached for 0\.3 s: its disk is full"

@@ -194,7 +194,7 @@ def test_a_full_disk_is_waited_out(storage: FakeStages) -> None:
     assert storage.bodies(part[0]) == wanted(10)
 
 
-def test_a_disk_that_stays_full(storage: FakeStages) -> None:
+def test_a_disk_that_stays_full_is_reported_after_the_timeout(storage: FakeStages) -> None:
     storage.failures.extend([E_DISK_FULL] * 100)
     with StageWriter(storage.url, "t", "app", 1, timeout=0.5) as writer:
         push(writer, 10)
@@ -242,7 +242,7 @@ def test_a_final_refusal_is_raised_and_ends_the_stage(storage: FakeStages) -> No
     storage.wait_for(lambda: storage.count(p.Abort) == 1)
 
 
-def test_a_stage_that_is_gone(storage: FakeStages) -> None:
+def test_a_stage_that_storage_lost_is_reported(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 1, window_bytes=100_000) as writer:
         push(writer, 50)
         storage.die()

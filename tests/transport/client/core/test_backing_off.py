@@ -80,7 +80,7 @@ def test_a_refused_lookup_is_not_repeated_at_once(code: str, broker: Broker) -> 
     consumer.close()
 
 
-def test_the_same_with_asyncio(broker: Broker) -> None:
+def test_a_refused_lookup_is_not_repeated_at_once_with_asyncio(broker: Broker) -> None:
     broker.lookup_error = (E_TOPIC_FAILED, "no descriptors")
 
     async def main() -> None:

@@ -82,7 +82,7 @@ def test_a_word_without_a_place_is_an_error(state: ConsumerState, message: Any) 
 # Deliveries
 
 
-def test_what_cannot_be_a_delivery() -> None:
+def test_each_impossible_delivery_is_refused() -> None:
     session = opened()
     good = block(0, 3)
     for message, blocks in (
@@ -102,7 +102,7 @@ def test_what_cannot_be_a_delivery() -> None:
     assert not session.held
 
 
-def test_offsets_and_attempts_of_runs() -> None:
+def test_a_delivery_knows_offset_and_attempts_of_each_message() -> None:
     delivery = deliver(opened(), 7, (10, 2, 1), (50, 1, 3), (20, 2, 2))
     assert [delivery.offset(i) for i in range(5)] == [10, 11, 50, 20, 21]
     assert [delivery.attempts(i) for i in range(5)] == [1, 1, 3, 2, 2]

@@ -42,7 +42,7 @@ def test_a_consumer_takes_topic_and_channel_first_and_still_the_old_order(made: 
 
 
 @pytest.mark.parametrize("made", [zsq.Reader, zsq.aio.Reader], ids=["blocking", "asyncio"])
-def test_a_reader_does_too(made: Any) -> None:
+def test_a_reader_takes_the_url_first_only_with_a_warning(made: Any) -> None:
     assert made("orders", url="tcp://h:1").topic == "orders"
     with pytest.warns(DeprecationWarning, match=r"write Reader\(topic, url=url\)"):
         assert made("tcp://h:1", "orders").topic == "orders"
@@ -63,7 +63,7 @@ def test_one_key_tag_and_headers_for_all(broker: Broker) -> None:
             producer.publish_many("t", [b"a", b"b"], tags=["x"])
 
 
-def test_the_same_with_asyncio(broker: Broker) -> None:
+def test_conveniences_work_with_asyncio(broker: Broker) -> None:
     async def main() -> None:
         async with zsq.aio.Producer(broker.url) as producer, zsq.aio.Consumer("t", "c", url=broker.url) as consumer:
             await producer.publish_many("t", [b"[1]"], key="k", tag="urgent")

@@ -124,7 +124,7 @@ def test_run_requeues_with_the_channels_backoff_and_the_exception(broker: Broker
 
 
 @pytest.mark.parametrize(("delay", "sent"), [(None, p.BACKOFF), (0.25, 250)])
-def test_asyncio_says_the_same(broker: Broker, delay: Any, sent: int) -> None:
+def test_asyncio_requeues_send_the_same_delays_and_errors(broker: Broker, delay: Any, sent: int) -> None:
     put(broker, 6)
 
     async def main() -> None:

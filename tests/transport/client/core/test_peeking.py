@@ -77,7 +77,7 @@ def offsets(found: Peek) -> list[int]:
         (100, 100, 5, range(0)),
     ],
 )
-def test_the_newest_of_a_topic(first: int, head: int, count: int, expected: range) -> None:
+def test_a_look_at_a_topic_shows_the_stored_messages(first: int, head: int, count: int, expected: range) -> None:
     found = Topic().run(look_at_newest("t", first, head, count))
     assert offsets(found) == list(expected)
     assert all(one.state == "stored" for one in found.messages)
@@ -114,7 +114,7 @@ def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
         ({"max_age_s": 5.5, "tags": "a"}, [50, 55, 60, 65, 70, 75, 80]),
     ],
 )
-def test_what_a_channel_would_hand_out_next(settings: dict[str, Any], expected: list[int]) -> None:
+def test_a_look_shows_what_a_channel_would_deliver_next(settings: dict[str, Any], expected: list[int]) -> None:
     found = Topic().channel(7, at=13, wall_ns=11 * S, **settings)
     assert offsets(found) == expected
     assert all((one.state, one.attempts) == ("new", 0) for one in found.messages)

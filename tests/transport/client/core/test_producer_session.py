@@ -281,7 +281,7 @@ def test_a_topic_that_forgot_is_noticed_also_where_all_that_waits_was_never_sent
     assert (session.producer_id, session.forgotten) == (2, 1)
 
 
-def test_somebody_else_with_our_id() -> None:
+def test_a_producer_id_in_use_is_replaced() -> None:
     session = ProducerSession(iter((1, 2)))
     session.begin(1000)
     assert session.on_welcome(Welcome(1, 7, CREDIT, 1000)) is Reaction.RENEW

@@ -254,7 +254,7 @@ def test_what_was_durable_and_is_gone_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("data", [{"expected": 3, "sealed": 0, "credit_bytes": 1}, {"expected": 1, "sealed": 2, "credit_bytes": 1}])
-def test_a_stage_that_somebody_else_writes(data: dict[str, int]) -> None:
+def test_a_stage_written_by_another_writer_fails(data: dict[str, int]) -> None:
     session = StageSession(STAGE, "app", 1)
     session.add(block(0))
     session.add(block(1))
@@ -262,7 +262,7 @@ def test_a_stage_that_somebody_else_writes(data: dict[str, int]) -> None:
     assert session.state is StageState.FAILED
 
 
-def test_an_answer_without_its_facts() -> None:
+def test_an_answer_without_its_figures_is_refused() -> None:
     session = StageSession(STAGE, "app", 1)
     with pytest.raises(UsageError, match="expected, sealed"):
         session.on_word(Done(session.begin().request, {}), 0)
@@ -328,7 +328,7 @@ def test_other_failures_are_final() -> None:
     assert isinstance(session.error, UsageError), "the first one counts"
 
 
-def test_nothing_arrives_for_a_while() -> None:
+def test_a_stalled_session_is_renewed_with_a_growing_timeout() -> None:
     session = made(2, now=5)
     taken(session, 7)
     assert session.due_ns() == 7 + STALL_NS
@@ -356,7 +356,7 @@ def test_the_table_is_whole() -> None:
     ("app", "version", "kind"),
     [("", 0, "app"), ("é" * 129, 0, "app"), ("a", -1, "app"), ("a", 1 << 63, "app"), ("a", 0, "x"), (b"a", 0, "app")],
 )
-def test_what_names_no_transaction(app: Any, version: int, kind: str) -> None:
+def test_each_name_of_no_transaction_is_refused(app: Any, version: int, kind: str) -> None:
     with pytest.raises(UsageError, match="transaction") as caught:
         check_transaction(app, version, kind)
     assert caught.value.code == E_BAD_ARGUMENT

@@ -85,7 +85,7 @@ def test_a_default_timeout_ends_after_1_s_where_nothing_listens(url: str, nowher
     assert 2 <= time.monotonic() - began < 20
 
 
-def test_the_same_with_asyncio(nowhere: str) -> None:
+def test_asyncio_clients_report_soon_that_nothing_listens(nowhere: str) -> None:
     async def main() -> None:
         async with zsq.aio.Producer(nowhere) as producer:
             with pytest.raises(BrokerUnreachable, match="nothing listens"):
