@@ -241,7 +241,7 @@ def test_round_for_round_it_comes_to_an_end_within_the_bounds(policy: Retention,
         ({"keep": 1}, "no setting keep"),
     ],
 )
-def test_settings_that_make_no_sense(settings: dict[str, Any], text: str) -> None:
+def test_each_senseless_setting_is_refused(settings: dict[str, Any], text: str) -> None:
     with pytest.raises(UsageError, match=text) as error:
         resolve(settings)
     assert error.value.code == "E_BAD_ARGUMENT"

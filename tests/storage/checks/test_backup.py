@@ -56,13 +56,13 @@ def test_each_byte_of_a_manifest_counts() -> None:
 
 
 @pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"backup": "other"}', b'{"backup": "zsq", "version": 2}', b"\xff", b"[" * 9999])
-def test_what_is_no_manifest(raw: bytes) -> None:
+def test_each_text_that_is_no_manifest_is_refused(raw: bytes) -> None:
     with pytest.raises((Damaged, ForeignDirectory)):
         decode_manifest(raw, "m")
 
 
 @pytest.mark.parametrize("path", ["../etc/passwd", "/etc/passwd", "a/../../b", "a//b", "", ".", "a\0b", 7])
-def test_a_path_that_leads_out(path: Any) -> None:
+def test_each_manifest_path_that_leads_out_is_refused(path: Any) -> None:
     """Its checksum is right: somebody made it so."""
     data = json.loads(encode_manifest(manifest(FileRow("x", 1, 1))))
     data["files"][0][0] = path

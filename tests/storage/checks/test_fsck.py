@@ -182,7 +182,9 @@ def cut_synced_tail(harness: StorageHarness) -> None:
         (cut_synced_tail, "was synced up to 8", [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_found_repaired_and_then_clean(topic: StorageHarness, spoil: Callable[[StorageHarness], None], says: str, left: list[int]) -> None:
+def test_each_damage_is_found_repaired_and_then_gone(
+    topic: StorageHarness, spoil: Callable[[StorageHarness], None], says: str, left: list[int]
+) -> None:
     spoil(topic)
     spoiled = {path: path.read_bytes() for path in Path(topic.directory).iterdir() if path.is_file() and path.name != "lock"}
     report = look(topic)
@@ -302,7 +304,7 @@ def test_a_damaged_bad_file_is_evidence_only(topic: StorageHarness) -> None:
     assert damage(look(topic)), "what it said is not known any more, and found again"
 
 
-def test_a_group_and_its_stages(group_desk: StorageHarness) -> None:
+def test_a_group_is_clean_and_a_damaged_stage_is_found(group_desk: StorageHarness) -> None:
     group_desk.publish()
     for version, blocks in ((1, 1), (2, 6)):
         key = group_desk.stage(f"s{version}", version, blocks=blocks)

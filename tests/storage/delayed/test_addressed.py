@@ -26,7 +26,7 @@ def flags(harness: StorageHarness) -> list[int]:
     return [block.header.flags for block in harness.log.read(0, 1 << 20, harness.log.end)]
 
 
-def test_the_log_keeps_it(harness: StorageHarness) -> None:
+def test_the_log_keeps_the_flag_of_an_addressed_block(harness: StorageHarness) -> None:
     harness.log.append([addressed(b"a"), pack([b"b"])], harness.now_ns)
     harness.log.sync()
     assert flags(harness) == [ADDRESSED, 0]
@@ -34,7 +34,7 @@ def test_the_log_keeps_it(harness: StorageHarness) -> None:
     assert flags(harness) == [ADDRESSED, 0]
 
 
-def test_the_ring_keeps_it(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_ring_keeps_the_flag_of_an_addressed_block(tmp_path: Path, harness: StorageHarness) -> None:
     folder = tmp_path / "ringed"
     folder.mkdir()
     ringed = type(harness)(folder, replace(harness.options, ring_bytes=2000 + 8 * BLOCK_COST))
@@ -57,7 +57,7 @@ def test_a_delay_keeps_it_and_readers_see_nothing_else(harness: StorageHarness) 
     assert (header.flags, header.producer_id, header.sequence) == (ADDRESSED | DELAYED, 10, 7)
 
 
-def test_a_group_keeps_it(harness: StorageHarness) -> None:
+def test_a_group_keeps_the_flag_of_an_addressed_block(harness: StorageHarness) -> None:
     """Staged blocks have no flags today; where one had this, the group's would come beside it."""
     harness.log.append([pack([b"a"])], harness.now_ns)
     chunk = harness.log._active

@@ -149,7 +149,7 @@ def test_listing_goes_on_in_the_middle_of_a_row(store: DelayedStore) -> None:
     assert [one.body for one in store.listed(DelayedKey(25, 0), 99, 200)] == [b"z"]
 
 
-def test_keys_as_people_see_them() -> None:
+def test_a_key_is_shown_and_parsed_as_32_hex_digits() -> None:
     key = DelayedKey(0x1122334455667788, 0x99)
     assert key.text() == "11223344556677880000000000000099"
     assert parse_key(key.text()) == parse_key(key.text().upper()) == key

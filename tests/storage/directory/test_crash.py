@@ -149,7 +149,9 @@ def test_every_byte_of_the_last_append(tmp_path: Path, harness: StorageHarness) 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_part_of_what_is_pending(tmp_path_factory: pytest.TempPathFactory, harness: StorageHarness, data: st.DataObject) -> None:
+def test_promises_hold_whatever_part_of_pending_writes_survives(
+    tmp_path_factory: pytest.TempPathFactory, harness: StorageHarness, data: st.DataObject
+) -> None:
     other = type(harness)(tmp_path_factory.mktemp("any"))
     other.open()
     cut = data.draw(st.integers(1, 45), label="power cut before change")
@@ -191,7 +193,7 @@ def test_creation_is_whole_or_not_at_all(tmp_path: Path, harness: StorageHarness
 
 @pytest.mark.parametrize("call", ["writev", "sync", "truncate", "open_new", "sync_folder"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_failing_calls_at_every_n(tmp_path: Path, harness: StorageHarness, call: str, code: int) -> None:
+def test_a_failing_call_at_any_step_loses_nothing_acknowledged(tmp_path: Path, harness: StorageHarness, call: str, code: int) -> None:
     failures = 0
     for n in range(1, 60):
         other = type(harness)(make(tmp_path, n))

@@ -72,7 +72,7 @@ def test_another_topics_directory_is_refused(harness: StorageHarness, other: Top
     harness.open()
 
 
-def test_on_the_real_system(tmp_path_factory: pytest.TempPathFactory, files: Files) -> None:
+def test_a_store_keeps_its_messages_on_the_real_file_system(tmp_path_factory: pytest.TempPathFactory, files: Files) -> None:
     tmp_path = tmp_path_factory.mktemp("real")
     identity = TopicIdentity("t", "0123456789abcdef0123456789abcdef", base_offset=5000)
     create_store(files, f"{tmp_path}/t", identity)

@@ -27,7 +27,7 @@ def logged(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
     return made
 
 
-def test_states_sizes_and_times(logged: StorageHarness) -> None:
+def test_chunk_rows_show_states_sizes_and_times(logged: StorageHarness) -> None:
     (row,) = logged.log.reader.chunk_rows()["chunks"]
     assert (row["state"], row["messages"], row["bytes"], row["first_time_ns"]) == ("new", 0, 128, None)
     for _ in range(5):

@@ -56,7 +56,7 @@ def test_large_parts_are_adopted_and_small_ones_are_appended() -> None:
     assert named(plan_group(many, 400, 1000).appended) == "b", "each block costs its time"
 
 
-def test_a_mark_goes_around() -> None:
+def test_a_mark_comes_back_and_a_damaged_one_is_refused() -> None:
     mark = Mark(
         Transaction("äpp", 2**62, "job"), 2**60, 10, 4, (b"a" * 16, b"b" * 16), (Adopted(b"b" * 16, 3, 9, 2**60 + 4, 6, 128),), (5, 6, 7)
     )
@@ -292,7 +292,7 @@ def test_jobs_are_forgotten_after_a_week_or_when_there_is_no_room() -> None:
     assert forgettable(many | {"q-1": rows["q0"], "q-2": rows["q0"], "q-3": rows["q0"]}, now) == ["j5", "j4", "j3", "j2", "j1"]
 
 
-def test_a_shorter_mark_after_a_longer_one_that_failed(group_desk: StorageHarness) -> None:
+def test_a_failed_mark_leaves_nothing_behind_the_footer(group_desk: StorageHarness) -> None:
     """What the first try has left behind the footer is cut off: a footer is looked for at the end of the file."""
     keys = [group_desk.stage(name, 1, blocks=5) for name in "abcd"]
     group_desk.seal(*keys)

@@ -114,7 +114,7 @@ def test_each_short_write_of_a_commit(tmp_path: Path, group_desk: StorageHarness
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", ["writev", "sync", "sync_folder", "open_new", "make_folder"])
-def test_each_failing_call_of_staging(tmp_path: Path, group_desk: StorageHarness, call: str, code: int) -> None:
+def test_a_failing_call_of_staging_breaks_no_promise(tmp_path: Path, group_desk: StorageHarness, call: str, code: int) -> None:
     refused = failed = 0
     for number in range(1, 40):
         other = group_desk.fresh(tmp_path, number)

@@ -91,7 +91,7 @@ def test_a_measure_agrees_with_the_sum_over_all_blocks(tmp_path_factory: pytest.
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_reads_from_any_offset(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_read_begins_with_the_block_of_its_offset(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     harness = grouped_desk(tmp_path_factory, data)
     end = harness.log.end
     first = [block.first_offset for block in harness.read_all() for _ in range(block.count)]

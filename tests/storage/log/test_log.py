@@ -179,7 +179,9 @@ def test_two_threads_run_one_ticket_once(harness: StorageHarness) -> None:
 
 @settings(max_examples=25, deadline=None)
 @given(counts=st.lists(st.integers(1, 30), min_size=1, max_size=25), data=st.data())
-def test_reads_from_any_offset(tmp_path_factory: pytest.TempPathFactory, counts: list[int], data: st.DataObject) -> None:
+def test_a_read_begins_with_the_block_of_its_offset(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], data: st.DataObject
+) -> None:
     harness = fresh_desk(tmp_path_factory)
     first: list[int] = []
     for count in counts:
@@ -212,7 +214,7 @@ def fresh_desk(tmp_path_factory: pytest.TempPathFactory) -> StorageHarness:
     return made
 
 
-def test_many_chunks_few_open(harness: StorageHarness) -> None:
+def test_only_a_bounded_number_of_chunks_is_open(harness: StorageHarness) -> None:
     for _ in range(40):
         harness.publish(count=15)
     harness.sync()

@@ -146,7 +146,7 @@ def walked(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
     return made
 
 
-def test_the_newest_by_walking_back(walked: StorageHarness) -> None:
+def test_the_newest_messages_are_found_below_any_end(walked: StorageHarness) -> None:
     end = walked.log.end
     for count in (1, 2, 3, 10, end - 1, end, end + 5):
         assert walked.log.reader.newest(count, end) == max(0, end - count)

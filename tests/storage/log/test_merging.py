@@ -44,7 +44,7 @@ def test_small_parts_are_merged_only_when_a_limit_is_passed(monkeypatch: pytest.
     assert named(plan_merge(many, 400, 100)) == "abcfg"
 
 
-def test_where_a_merged_part_goes() -> None:
+def test_a_merged_part_takes_the_place_of_its_parts() -> None:
     parts = [part("a", 10), part("b", 400), part("c", 30)]
     merged = group.Merged(part("m", 40), frozenset({parts[0].stage, parts[2].stage}))
     assert placed(parts, None) is parts

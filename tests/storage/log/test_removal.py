@@ -190,7 +190,7 @@ def test_what_could_not_be_removed_goes_the_next_time(harness: StorageHarness) -
     check(harness, start)
 
 
-def test_readers_get_what_follows(harness: StorageHarness) -> None:
+def test_a_read_at_a_removed_offset_begins_with_what_follows(harness: StorageHarness) -> None:
     """One that stands at a removed chunk's end, one inside, one before: none sees damage, or a file that is gone."""
     start = fill(harness)
     harness.restart()  # so that reads come from files
@@ -249,7 +249,7 @@ def test_the_time_of_a_chunks_last_message(harness: StorageHarness) -> None:
     assert keeper.view(Retention(), 0, 0, 0).sizes[2] == 0
 
 
-def test_a_roll_before_its_time(harness: StorageHarness) -> None:
+def test_a_roll_seals_only_a_chunk_that_holds_messages(harness: StorageHarness) -> None:
     harness.log.roll(5)
     assert list(harness.log.chunks) == [0], "an empty chunk is not sealed"
     harness.publish(blocks=2)

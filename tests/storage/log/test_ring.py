@@ -90,7 +90,7 @@ def test_a_failed_append_is_not_kept(ringed: StorageHarness) -> None:
     assert kept(ringed.log.reader.ring) == (0, 3)
 
 
-def test_a_group_begins_it_anew(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_ring_begins_anew_after_a_group(tmp_path: Path, harness: StorageHarness) -> None:
     folder = tmp_path / "groups"
     folder.mkdir()
     made = type(harness)(folder, replace(harness.options, ring_bytes=100_000))
@@ -161,7 +161,7 @@ def test_no_more_blocks_than_a_message_may_carry(ringed: StorageHarness) -> None
     assert [block.first_offset for block in ringed.log.read(0, 1 << 20, 9, 4)] == [0, 1, 2, 3]
 
 
-def test_a_ring_of_nothing() -> None:
+def test_a_ring_of_zero_bytes_keeps_nothing() -> None:
     ring = Ring(0)
     ring.push(0, 1, [block(1)], 7, 100, 0)
     assert (ring.bytes, ring.read(0, 1, 1)) == (0, None)

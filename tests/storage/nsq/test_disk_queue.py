@@ -127,7 +127,7 @@ def test_a_message_outside_the_size_limits_is_refused(tmp_path: Path, size: int)
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".hidden", "a\0b", "x" * 201])
-def test_names_that_cannot_be(tmp_path: Path, name: str) -> None:
+def test_each_bad_queue_name_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         DiskQueue(tmp_path, name)
 
@@ -336,7 +336,7 @@ def test_file_names_of_nsqd_are_made_and_parsed() -> None:
 
 
 @pytest.mark.parametrize("text", [b"", b"1\n2,3\n", b"a\n0,0\n0,0\n", b"1\n0,0\n0,0\nmore", b"1\n-1,0\n0,0\n", b"1\n0\n0,0\n", b"\xff"])
-def test_what_is_no_metadata(text: bytes) -> None:
+def test_each_damaged_metadata_file_is_refused(text: bytes) -> None:
     with pytest.raises(Damaged):
         decode_meta(text)
 

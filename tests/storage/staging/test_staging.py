@@ -177,7 +177,7 @@ def test_staged_files_have_the_form_of_chunks(group_desk: StorageHarness) -> Non
     assert [file.blocks for file in group_desk.staging._stages[STAGE].files] == [1, 2], "a block larger than a chunk has one for itself"
 
 
-def test_many_blocks_in_one_call(group_desk: StorageHarness) -> None:
+def test_many_blocks_are_appended_in_few_writes(group_desk: StorageHarness) -> None:
     group_desk.staging._chunk_bytes = 1 << 20
     group_desk.staging.open(STAGE, ONE, 0, 1)
     assert group_desk.staging.append(STAGE, [pack([b"y"], sequence=i) for i in range(1500)], 1) == 1500

@@ -60,7 +60,7 @@ def test_a_commit_whose_head_finds_no_space_is_the_last_one(tmp_path: Path, code
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_the_same_of_delayed_messages(tmp_path: Path, code: int) -> None:
+def test_a_full_disk_refuses_a_delayed_message_and_stores_it_later(tmp_path: Path, code: int) -> None:
     disk = Disk(code)
     one, two = (pack([b"a"], producer_id=1, sequence=sequence) for sequence in (0, 1))
     with LmdbCalls(disk):

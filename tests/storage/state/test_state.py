@@ -39,7 +39,7 @@ def test_a_new_store_begins_at_its_first_offset(state: StateStore) -> None:
     assert state.uuid() == UUID
 
 
-def test_all_kinds_of_rows(state: StateStore, tmp_path: Path) -> None:
+def test_rows_of_every_kind_come_back_as_committed(state: StateStore, tmp_path: Path) -> None:
     producer = ProducerRow(9, 100, ((7, 70), (8, 80)))
     stage = StageRow("query", 7, "app", 1, 2, 6, 800, 2**32 - 1, True, (StagedFile(3, 9, 2, 6, 928),), 50)
     transaction = TransactionRow(7, "app", 12, 6, 90)
@@ -114,7 +114,7 @@ def keys(txn: Any) -> list[bytes]:
     return [bytes(key) for key in txn.cursor().iternext(keys=True, values=False)]
 
 
-def test_every_bit_of_every_value(state: StateStore, tmp_path: Path) -> None:
+def test_each_flipped_bit_of_a_value_is_detected(state: StateStore, tmp_path: Path) -> None:
     state.commit(StateBatch(channel_puts={"a": ROW}, hole_puts=[("a", 5, 2, 1, 0)], producers={1: ProducerRow(1, 2, ((0, 0),))}))
     state.close()
     values: dict[bytes, bytes] = {}
@@ -159,7 +159,7 @@ def test_rows_that_vanish_move_or_come_back(state: StateStore, tmp_path: Path, w
         state.load()
 
 
-def test_missing_garbage_and_newer(tmp_path: Path) -> None:
+def test_a_missing_or_garbage_store_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ForeignDirectory):
         StateStore(str(tmp_path / "none"))
     folder = tmp_path / "garbage"
@@ -283,7 +283,7 @@ def test_many_are_cleared_at_once_and_removed_by_and_by(
     assert state.deferred("d").rows == 1
 
 
-def test_due_from_both_ends(state: StateStore) -> None:
+def test_due_rows_come_from_both_ends_of_the_time(state: StateStore) -> None:
     """What is due later than can be is named too: the clock was wrong, and is right now."""
     dues = [10, 20, 500, 600, 9_000, 9_001, 9_002]
     rows = [HoleRow(i, 1, 1, due) for i, due in enumerate(dues)]

@@ -64,7 +64,7 @@ def test_rows_that_are_not_as_they_were_written(folder: Path, key: str, what: st
         assert check_environment(str(folder)) == findings(str(folder))
 
 
-def test_other_environments_than_the_state(tmp_path: Path) -> None:
+def test_an_environment_of_another_kind_is_checked_too(tmp_path: Path) -> None:
     """Whatever has our envelope: delayed messages."""
     tamper(tmp_path, lambda txn: [txn.put(b"%d" % i, wrap(b"%d" % i, bytes(i))) for i in range(500)])
     assert findings(str(tmp_path)) == []
@@ -72,13 +72,13 @@ def test_other_environments_than_the_state(tmp_path: Path) -> None:
     assert "b'7'" in findings(str(tmp_path))[0]
 
 
-def test_what_is_no_environment(tmp_path: Path) -> None:
+def test_a_missing_or_garbage_environment_is_reported(tmp_path: Path) -> None:
     assert check_environment(str(tmp_path)) == [f"{tmp_path} holds no data.mdb"]
     (tmp_path / "data.mdb").write_bytes(b"garbage" * 4_096)
     assert len(findings(str(tmp_path))) == 1
 
 
-def test_deaths_and_time_outs(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_check_that_dies_or_hangs_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.touch(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
