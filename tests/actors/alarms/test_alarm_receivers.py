@@ -69,7 +69,7 @@ def test_a_refused_connection_is_reported() -> None:
     assert "refused" in told(Webhook(f"http://127.0.0.1:{free_port()}/secret", ""), message(EVENT))
 
 
-def test_a_webhook_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_webhook_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarm_receivers, "TIMEOUT_S", 0.2)
     begun = time.monotonic()
     with Hook(hangs=True) as hook:

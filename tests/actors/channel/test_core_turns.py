@@ -132,7 +132,7 @@ def test_little_credit_waits_for_one_delivery_at_most(harness: ChannelHarness) -
         finish(harness, pending)
 
 
-def test_few_messages_go_round(harness: ChannelHarness) -> None:
+def test_a_trickle_of_messages_is_shared_evenly_among_consumers(harness: ChannelHarness) -> None:
     """What trickles in does not gather with one of them, however much credit that has."""
     for peer in EIGHT:
         harness.join(peer, 2_500)

@@ -39,7 +39,7 @@ def test_what_was_not_taken_yet_is_stepped_over(harness: ChannelHarness) -> None
     assert dropped(harness) == 10, "told twice, counted once"
 
 
-def test_what_lies_above_stays(harness: ChannelHarness) -> None:
+def test_a_drop_below_the_next_offset_changes_nothing(harness: ChannelHarness) -> None:
     harness.join(A, 5)
     harness.come(10)
     harness.send()
@@ -127,7 +127,7 @@ def test_runs_are_cut_at_the_start(given_runs: list[Run], start: int) -> None:
 
 
 @pytest.mark.parametrize("start", [0, -1])
-def test_no_start_takes_nothing(start: int) -> None:
+def test_a_start_of_zero_or_less_drops_nothing(start: int) -> None:
     assert above([(0, 3, 1)], start) == ([(0, 3, 1)], [])
 
 

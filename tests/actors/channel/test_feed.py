@@ -60,7 +60,7 @@ def feed_in(state: FeedState) -> Feed:
         (FeedState.READING, 0, None),
     ],
 )
-def test_what_is_asked_for(state: FeedState, window_bytes: int, message: p.Wire | None) -> None:
+def test_a_read_is_asked_for_only_when_the_window_has_room(state: FeedState, window_bytes: int, message: p.Wire | None) -> None:
     assert feed_in(state).next_word(0, window_bytes, 3) == message
 
 

@@ -383,7 +383,7 @@ WRONG = (
 
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("steps", WRONG)
-def test_these_were_wrong_once(steps: str, ordered: bool) -> None:
+def test_step_sequences_that_once_failed_break_no_law(steps: str, ordered: bool) -> None:
     one = WildChannel()
     one.begin(ordered=ordered, tags="", most=0, age=-1)
     try:

@@ -24,7 +24,7 @@ def count(window: LatencyWindow, second: float) -> int:
     return int(merged([window.bins(int(second * S))])["count"])
 
 
-def test_an_evenly_spread_thousand() -> None:
+def test_quantiles_of_evenly_spread_values_are_within_one_percent() -> None:
     window = LatencyWindow()
     for number in range(1, 1_001):
         window.add(number * MS, 1, 5 * S)

@@ -33,7 +33,7 @@ def test_more_than_three_restarts_in_ten_seconds_are_too_many(times: list[float]
     assert intensity.count == len(times)
 
 
-def test_the_default_is_the_options() -> None:
+def test_the_default_restart_intensity_is_that_of_the_options() -> None:
     intensity = RestartIntensity()
     assert all(intensity.may_restart(0) for _ in range(options.RESTARTS_MAX))
     assert not intensity.may_restart(int(options.RESTARTS_WITHIN_S * S))

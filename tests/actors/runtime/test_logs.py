@@ -27,7 +27,7 @@ def record(text: str, *arguments: Any, fields: dict[str, Any] | None = None, err
     return made
 
 
-def test_a_line_of_text() -> None:
+def test_a_text_line_holds_the_event_and_its_fields() -> None:
     line = logs.TextFormatter("storage clicks").format(record("%d chunks go", 3, fields={"topic": "clicks"}))
     assert line.endswith(f",250 {os.getpid()} WARNING [storage clicks] 3 chunks go topic=clicks")
 
@@ -73,7 +73,7 @@ def test_it_goes_out_by_one_write_and_to_nobody(monkeypatch: pytest.MonkeyPatch)
     os.close(writing)
 
 
-def test_it_takes_the_place_of_others() -> None:
+def test_set_up_replaces_all_other_handlers() -> None:
     root = logging.getLogger()
     before, level = list(root.handlers), root.level
     try:

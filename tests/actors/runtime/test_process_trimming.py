@@ -22,7 +22,7 @@ def test_an_idle_process_does_it_after_its_start_and_never_again() -> None:
     assert trims({}, 1_000) == [1, 2, 3, 4, 5, 6], "until nothing lets go of anything any more"
 
 
-def test_after_anything_that_came_again() -> None:
+def test_memory_is_trimmed_again_after_new_work() -> None:
     """Not once in its life: an actor that never sees blocks (the loop of the scan) takes memory too."""
     assert trims({100: "word"}, 1_000, 10) == [10, 110]
     assert trims({100: "blocks", 500: "blocks"}, 1_000, 10) == [10, 110, 510]

@@ -61,7 +61,7 @@ def test_twenty_are_taken_the_due_ones_first() -> None:
     assert len(second) > 15, "filled up with random ones"
 
 
-def test_few_channels_are_no_problem() -> None:
+def test_a_plan_of_few_channels_selects_only_those() -> None:
     assert ScanPlan().select(NOW, picking()) == []
     assert set(keys(plan_of(3))) <= {0, 1, 2}
 

@@ -77,7 +77,7 @@ def shell(monkeypatch: pytest.MonkeyPatch) -> Shell:
     return Shell(monkeypatch)
 
 
-def test_it_asks_and_reports(shell: Shell) -> None:
+def test_a_worker_asks_each_channel_and_reports_the_answers(shell: Shell) -> None:
     shell.hear(shell.front, p.ScanOrder(5, ((1, "ipc://a"), (2, "ipc://b"))))
     assert shell.asking.take() == [((b"1",), p.Scan(1)), ((b"2",), p.Scan(2))]
     shell.hear(shell.asking, p.Scanned(2, True, 9))

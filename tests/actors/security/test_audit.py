@@ -123,7 +123,7 @@ def test_who_moves_it_away_gets_a_new_one(make: Callable[..., AuditLog]) -> None
     assert numbers(log.path) == [3]
 
 
-def test_it_follows_no_link(make: Callable[..., AuditLog], tmp_path: Path) -> None:
+def test_the_audit_log_does_not_write_through_a_symlink(make: Callable[..., AuditLog], tmp_path: Path) -> None:
     (tmp_path / "target").write_bytes(b"")
     (tmp_path / "audit.log").symlink_to(tmp_path / "target")
     log = make(retry_s=0.01)
@@ -255,7 +255,7 @@ def test_what_only_looks_is_not_noted_and_what_is_new_is() -> None:
     assert not any(looks_only(order(action)) for action in changing)
 
 
-def test_how_many_are_asked_for() -> None:
+def test_a_count_outside_its_limits_is_refused() -> None:
     assert count_of({}) == 100
     assert count_of({"count": 5}) == 5
     for wrong in (0, -1, REMEMBERED + 1, "5", True, None):

@@ -97,7 +97,9 @@ def who_may(message: p.Wire) -> frozenset[str]:
         ("overview", "", "", {}, ALL),
     ],
 )
-def test_who_may_order_what(action: str, topic: str, channel: str, options: dict[str, Any], may: frozenset[str]) -> None:
+def test_each_order_is_permitted_to_exactly_these_users(
+    action: str, topic: str, channel: str, options: dict[str, Any], may: frozenset[str]
+) -> None:
     assert who_may(p.Manage(1, action, topic, channel, options)) == may
 
 
@@ -121,7 +123,7 @@ def test_who_may_ask_for_statistics_and_places() -> None:
         ("invented later", "", frozenset()),
     ],
 )
-def test_who_may_open_which_link(kind: str, channel: str, may: frozenset[str]) -> None:
+def test_each_link_may_be_opened_by_exactly_these_users(kind: str, channel: str, may: frozenset[str]) -> None:
     assert permits(lambda user: policy.check_open(user, p.Open(1, kind, "t", channel, False))) == may
 
 

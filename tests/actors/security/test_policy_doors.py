@@ -230,7 +230,7 @@ def test_each_http_path_is_permitted_only_with_its_permissions(method: str, path
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
-def test_paths_beside_an_auth_server(method: str, path: str) -> None:
+def test_each_http_path_needs_its_grants_of_the_auth_server(method: str, path: str) -> None:
     actions = PATHS[method, path]
     enough = [BY_SERVER[action][0] for action in actions]
     if None not in enough:

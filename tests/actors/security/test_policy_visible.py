@@ -50,7 +50,7 @@ def test_who_sees_all_still_does_not_see_what_is_the_brokers() -> None:
         assert visible(STATS, one) == STATS
 
 
-def test_what_an_auth_server_permits() -> None:
+def test_grants_of_an_auth_server_permit_only_their_channels() -> None:
     def those(*channels: str, permissions: tuple[str, ...] = ("publish", "subscribe")) -> Principal:
         row = {"topic": "clicks", "channels": channels, "permissions": permissions}
         return granted(parse_state(json.dumps({"ttl": 9, "identity": "me", "authorizations": [row]}).encode()))

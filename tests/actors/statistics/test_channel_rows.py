@@ -74,7 +74,7 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
         ({}, {}, 0),
     ],
 )
-def test_how_far_channels_may_see(topic: dict[str, Any], storage: dict[str, Any], end: int) -> None:
+def test_the_depth_counts_up_to_the_end_that_channels_may_see(topic: dict[str, Any], storage: dict[str, Any], end: int) -> None:
     group: Any = SimpleNamespace(topic=SimpleNamespace(stats=topic), storage=SimpleNamespace(stats=storage))
     assert visible_end(group) == end
     stats = cast("ChannelPulse", {"next_offset": 5, "in_flight_count": 0})
@@ -245,7 +245,7 @@ def test_too_many_consumers_share_the_channels_percentiles(harness: ChannelHarne
     assert latency(harness)["count"] == 4
 
 
-def test_the_lowest_unfinished_offset(harness: ChannelHarness) -> None:
+def test_first_returns_the_lowest_unfinished_offset(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(4, 4)
     assert harness.channel.first() == 0

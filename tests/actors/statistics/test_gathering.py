@@ -106,7 +106,7 @@ def test_of_whom_a_queued_one_would_ask_the_dead_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("ends", [True, False])
-def test_waiting_for_an_end(ends: bool) -> None:
+def test_a_waiter_learns_whether_the_child_ended_in_time(ends: bool) -> None:
     harness = GatheringHarness(1)
     told: list[bool] = []
     harness.gatherings.after_end(harness.children[0], told.append, 20)

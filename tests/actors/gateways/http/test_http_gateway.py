@@ -37,7 +37,7 @@ def test_what_cannot_be_listened_on_is_told() -> None:
         open_listener("no.invalid:4151")
 
 
-def test_how_the_node_shows_itself() -> None:
+def test_the_node_shows_the_given_addresses_or_its_hostname() -> None:
     nsq = NsqOptions(listen=("unix:/run/nsq", "127.0.0.1:4150"))
     node = make_node(nsq, "127.0.0.1", 4151)
     assert (node.broadcast_address, node.tcp_port, node.http_port, node.name) == ("127.0.0.1", 4150, 4151, "127.0.0.1:4151")

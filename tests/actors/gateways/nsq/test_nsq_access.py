@@ -63,7 +63,7 @@ def test_new_rules_hold_for_who_is_there() -> None:
     ("anonymous", "required", "offered"),
     [("", True, False), ('[anonymous]\nview = ["*"]', True, False), ('[anonymous]\npublish = ["open"]', False, True)],
 )
-def test_what_is_told_of_auth(anonymous: str, required: bool, offered: bool) -> None:
+def test_auth_is_only_offered_when_anonymous_clients_may_publish(anonymous: str, required: bool, offered: bool) -> None:
     limits = limits_of(NsqOptions(), snappy=False, access=AccessAuthenticator(AccessPolicy(Access.parse(USERS + anonymous))))
     assert (limits.auth_required, limits.auth_offered) == (required, offered)
 

@@ -100,7 +100,7 @@ def test_each_bad_answer_is_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("raw", [None, OK, OK + b"Content-Length: 9\r\n\r\nbody"], ids=["silent", "half a head", "half a body"])
-def test_who_waits_too_long_goes(raw: bytes | None) -> None:
+def test_a_question_without_an_answer_ends_in_time(raw: bytes | None) -> None:
     async def main() -> None:
         stuck = asyncio.Event()
 
@@ -134,7 +134,7 @@ def test_a_server_that_cannot_be_reached_is_reported() -> None:
     run(main())
 
 
-def test_tls_and_a_handshake_that_never_ends(tmp_path: Path) -> None:
+def test_only_a_known_authority_is_trusted_and_a_hanging_handshake_ends(tmp_path: Path) -> None:
     made = certificates.make(tmp_path)
 
     async def main() -> None:

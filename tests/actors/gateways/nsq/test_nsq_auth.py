@@ -120,7 +120,7 @@ def test_many_wait_for_one_question() -> None:
     run(main())
 
 
-def test_servers_in_their_order() -> None:
+def test_the_second_auth_server_is_asked_only_when_the_first_fails() -> None:
     async def main() -> None:
         async with SmallWeb(lambda _: state(ALL, identity="a")) as near, SmallWeb(lambda _: state(ALL, identity="b")) as far:
             them = Authenticator([near.address, f"http://{far.address}/other/path"])

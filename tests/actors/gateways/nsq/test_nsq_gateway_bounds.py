@@ -42,7 +42,7 @@ def test_more_consumers_than_there_are_sockets_are_refused() -> None:
     assert "3 consumers already" in gateway_with(NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c")).refuses("t", "c")
 
 
-def test_a_channel_has_so_many() -> None:
+def test_a_consumer_over_the_limit_of_its_channel_is_refused() -> None:
     limits = NsqLimits(max_channel_consumers=1)
     assert gateway_with(limits, ("t", "other"), None).refuses("t", "c") == ""
     assert gateway_with(limits, ("t", "c")).refuses("t", "c") == "channel consumers for t:c exceeds limit of 1"

@@ -52,7 +52,7 @@ def with_registrar(test: Callable[[Registrar, FakeLookupd], Coroutine[Any, Any, 
     run(main())
 
 
-def test_a_node_and_its_topics() -> None:
+def test_a_node_registers_what_came_and_unregisters_what_went() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         registrar.update(TOPICS)
         await lookupd.until(lambda: lookupd.here() == TOLD)
@@ -207,7 +207,7 @@ def test_silence_ends_the_connection(silent: str, monkeypatch: pytest.MonkeyPatc
     with_registrar(test)
 
 
-def test_channels_of_a_topic() -> None:
+def test_the_durable_channels_of_all_lookupds_are_merged() -> None:
     async def main() -> None:
         async with FakeLookupd() as one, FakeLookupd() as two, FakeLookupd() as three:
             one.names |= {("orders", ""), ("orders", "billing"), ("orders", "tail#ephemeral"), ("clicks", "x")}

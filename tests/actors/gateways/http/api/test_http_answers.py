@@ -132,7 +132,7 @@ def test_many_at_once_as_lines_and_counted(site: Site) -> None:
     assert "new" in site.broker.topics, "nothing to publish makes the topic, as with nsqd"
 
 
-def test_sizes_at_their_bounds() -> None:
+def test_messages_and_bodies_over_their_limits_are_refused() -> None:
     limits = HttpLimits(max_msg_size=100, max_body_size=250)
     site = Site(limits)
     assert site.post("/pub?topic=t", b"x" * 100).status_code == 200
@@ -177,7 +177,7 @@ def test_commands_are_carried_out(site: Site) -> None:
         (E_EXISTS, 400, "E_EXISTS why"),
     ],
 )
-def test_what_the_broker_refuses(site: Site, code: str, status: int, message: str) -> None:
+def test_each_refusal_of_the_broker_has_its_status_and_message(site: Site, code: str, status: int, message: str) -> None:
     site.broker.fails = from_wire(code, "why")
     assert refused(site.post("/pub?topic=t", b"x")) == (status, message)
     site.broker.fails = from_wire(code, "why")
@@ -289,7 +289,7 @@ def test_options_are_shown_and_only_the_log_level_can_be_changed() -> None:
 @pytest.mark.parametrize(
     "value", [b"{}", b"[1]", b'["a"]', b'["a:b"]', b"[" * 10_000, b"\xff", b'["a:1", "b:1"', json.dumps(["a:1"] * 65).encode()]
 )
-def test_lookup_addresses_that_are_none(value: bytes) -> None:
+def test_each_bad_list_of_lookup_addresses_is_refused(value: bytes) -> None:
     async def take(addresses: list[str]) -> None:
         raise AssertionError(addresses)
 

@@ -98,7 +98,7 @@ def test_a_counter_that_begins_anew_is_no_rate_below_zero(told: Told) -> None:
     assert told.board.topics["t"].values["in"] == 0
 
 
-def test_what_comes_and_goes(told: Told) -> None:
+def test_changes_name_topics_and_channels_that_came_and_went(told: Told) -> None:
     told.topic("u")
     told.channel("t", "d")
     before = told.tick()

@@ -42,7 +42,7 @@ export class Row {
 }
 
 
-def test_they_run_as_they_did(tmp_path: Path) -> None:
+def test_joined_modules_run_in_the_order_of_their_imports(tmp_path: Path) -> None:
     joined = join_modules(MODULES)
     assert joined.count('said.push("base")') == 1
     assert "unused" not in joined
@@ -68,19 +68,19 @@ def test_they_run_as_they_did(tmp_path: Path) -> None:
         ("base/once.js", 'import { Row } from "../view/row.js";', "imports itself: main.js > base/once.js > view/row.js > base/once.js"),
     ],
 )
-def test_what_is_not_understood(name: str, line: str, said: str) -> None:
+def test_each_line_that_cannot_be_joined_is_named(name: str, line: str, said: str) -> None:
     with pytest.raises(CannotJoin, match=re.escape(said)):
         join_modules({**MODULES, name: f"// X.\n{line}\n"})
 
 
-def test_the_page_asks_for_two() -> None:
+def test_the_joined_page_loads_one_sheet_and_one_script() -> None:
     page, sheet = join_sheets(PAGE, {"b.css": "/* b */", "a.css": "/* a */"})
     assert sheet == "/* a */\n/* b */"
     assert re.findall(r'(?:src|href)="([^"]+)"', page) == ["/console/all.css", "/console/all.js"]
 
 
 @pytest.mark.parametrize("page", [PAGE.replace("b.css", "c.css"), PAGE.replace("main.js", "x.js"), PAGE.replace("stylesheet", "icon")])
-def test_a_page_that_is_otherwise(page: str) -> None:
+def test_a_page_with_other_sheets_or_scripts_is_refused(page: str) -> None:
     with pytest.raises(CannotJoin):
         join_sheets(page, {"b.css": "", "a.css": ""})
 

@@ -180,7 +180,7 @@ def test_ping_tells_strangers_that_something_is_wrong_and_not_what(by_file: Site
     assert shown["looker"] == "NOK - topic clicks: failed: no space"
 
 
-def test_anonymous_is_who_shows_nothing() -> None:
+def test_a_request_without_a_token_has_only_anonymous_permissions() -> None:
     access = Access.parse(FILE + '\n[anonymous]\nview = ["clicks"]\n')
     with closing(guarded(HttpAuthority(policy=AccessPolicy(access)))) as site:
         assert said(site, "GET", "/stats?topic=clicks", None) == (200, "")
@@ -199,7 +199,7 @@ def test_a_file_that_is_taken_up_counts_at_once(by_file: Site) -> None:
         assert said(site, "POST", "/pub?topic=clicks", "publisher") == (403, "AUTH_FAILED")
 
 
-def test_who_acts_is_told_on(by_file: Site) -> None:
+def test_each_order_carries_the_user_who_gave_it(by_file: Site) -> None:
     acted: list[dict[str, str]] = []
     pause = by_file.broker.pause
 

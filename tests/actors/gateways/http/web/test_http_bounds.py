@@ -83,7 +83,7 @@ def served(folder: Path) -> list[str]:
     return sorted(files.ConsoleFiles(str(folder))._files)
 
 
-def test_what_has_a_body() -> None:
+def test_a_request_with_a_length_or_an_encoding_has_a_body() -> None:
     assert has_body(request(content_length="3"))
     assert has_body(request(transfer_encoding="chunked")), "of any length"
     assert not has_body(request(content_length="0"))

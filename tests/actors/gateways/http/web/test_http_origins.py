@@ -31,7 +31,7 @@ def site() -> Iterator[Site]:
      "box.example.org:1",
      "queue.example.org", "zsq.example.com", "proxy.example.com", ""],
 )  # fmt: skip
-def test_names_that_are_ours(site: Site, host: str) -> None:
+def test_each_name_of_the_node_is_accepted_as_host(site: Site, host: str) -> None:
     assert site.get("/stats", headers={"host": host}).status_code == 200
 
 
@@ -42,7 +42,7 @@ def test_names_that_are_ours(site: Site, host: str) -> None:
      "evil.example:80@127.0.0.1", "127.0.0.1:x", "xbox", "0x7f.1", "2130706433", "\xff"],
 )  # fmt: skip
 @pytest.mark.parametrize(("method", "target"), [("GET", "/ping"), ("GET", "/stats"), ("POST", "/topic/delete?topic=t")])
-def test_names_that_anybody_may_own(site: Site, method: str, target: str, host: str) -> None:
+def test_each_other_name_is_refused_as_host(site: Site, method: str, target: str, host: str) -> None:
     answer = site.call(method, target, headers={"host": host.encode("latin-1")})
     assert answer.status_code == 421
     assert answer.json()["message"].startswith("E_HOST this broker is not called ")
@@ -63,7 +63,7 @@ def test_the_name_does_not_matter_where_everybody_shows_a_token() -> None:
             assert one.get("/stats", headers={"host": "anything.example"}).status_code == status
 
 
-def test_the_names_of_this_machine() -> None:
+def test_the_node_knows_localhost_its_hostname_and_the_given_names() -> None:
     origins = make_origins(make_node(None, "0.0.0.0", 1), ("told.example",))
     assert all(origins.knows(name) for name in ("localhost", "told.example", make_node(None, "", 1).hostname.lower()))
     assert not origins.knows("")

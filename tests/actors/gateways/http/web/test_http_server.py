@@ -56,7 +56,7 @@ def statuses(sock: socket.socket, count: int) -> list[int]:
 
 
 @pytest.mark.parametrize("garbage", [b"\0\0\0\0", b"  V2", b"GET / HTTP/x", b"GET /ping HTTP/1.1", b"GET / x", b"GET /\xff HTTP/1.1"])
-def test_what_is_no_http(garbage: bytes) -> None:
+def test_each_request_that_is_not_http_is_refused_and_disconnected(garbage: bytes) -> None:
     with served() as site, site.dial() as sock:
         sock.sendall(garbage + b"\r\n\r\n")
         status, headers, body = answer_of(sock)
@@ -173,7 +173,7 @@ def test_no_connection_at_work_gives_way() -> None:
             sock.close()
 
 
-def test_so_many_requests_at_once() -> None:
+def test_a_request_over_the_limit_of_running_ones_is_refused() -> None:
     with served(HttpLimits(requests_max=3)) as site:
         release = site.hold()
         held = [site.dial() for _ in range(3)]
@@ -191,7 +191,7 @@ def test_so_many_requests_at_once() -> None:
             sock.close()
 
 
-def test_a_request_that_takes_too_long() -> None:
+def test_a_request_that_takes_too_long_is_answered_with_a_timeout() -> None:
     with served(HttpLimits(request_s=0.3)) as site, site.dial() as sock:
         release = site.hold()
         sock.sendall(post("/pub?topic=t", b"x"))
@@ -201,7 +201,7 @@ def test_a_request_that_takes_too_long() -> None:
         release()
 
 
-def test_bodies_of_all_together() -> None:
+def test_a_body_over_the_limit_of_all_bodies_is_refused() -> None:
     with served(HttpLimits(bodies_bytes_max=100_000)) as site:
         release = site.hold()
         with site.dial() as first, site.dial() as second:
