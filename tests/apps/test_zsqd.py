@@ -148,7 +148,7 @@ def test_each_wrong_usage_exits_with_2(daemon: Daemon) -> None:
 
 
 @pytest.mark.parametrize("verb", ["start", ""])
-def test_with_the_real_broker(tmp_path: Path, verb: str) -> None:
+def test_the_real_broker_is_started_restarted_and_stopped(tmp_path: Path, verb: str) -> None:
     """In an empty directory, killed and started again in the background; in front, ended by its service manager."""
     daemon = Daemon(tmp_path / "data", tmp_path)
     if verb:

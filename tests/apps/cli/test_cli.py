@@ -43,7 +43,7 @@ def test_help_imports_nothing_heavy() -> None:
     assert "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached." in ended.stdout
 
 
-def test_version_and_wrong_usage() -> None:
+def test_version_is_shown_and_wrong_usage_exits_with_2() -> None:
     version = zsq("--version")
     assert (version.returncode, version.stdout.split()[0]) == (0, "zsq")
     assert zsq("nothing").returncode == 2

@@ -51,7 +51,7 @@ def shell() -> Iterator[Shell]:
         yield Shell(broker)
 
 
-def test_publish_subscribe_and_tail(shell: Shell, tmp_path: Path) -> None:
+def test_published_lines_come_out_of_sub_and_tail(shell: Shell, tmp_path: Path) -> None:
     shell("channel", "create", "all", "archive")
     source = tmp_path / "lines"
     source.write_bytes(LINES)
@@ -84,7 +84,7 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
     assert shell.channel("pipe", "archive")["in_flight_count"] == 0
 
 
-def test_one_message_by_command(shell: Shell) -> None:
+def test_one_message_is_published_with_key_and_headers(shell: Shell) -> None:
     shell("pub", "single", "hello", "--key", "k", "--header", "a=1", "--header", "b=x=y")
     found = json.loads(shell("tail", "single", "--no-follow", "--json"))
     assert (found["body"], found["key"], found["headers"]) == ("hello", "k", {"a": "1", "b": "x=y"})
@@ -172,7 +172,7 @@ def test_lines_typed_slowly_are_stored_at_once(shell: Shell) -> None:
         assert pub.returncode == 0
 
 
-def test_topics_and_channels_by_command(shell: Shell) -> None:
+def test_topics_and_channels_are_managed_by_command(shell: Shell) -> None:
     shell("topic", "create", "made", "--sync", "interval")
     shell("topic", "create", "made")  # once more is no error
     shell("channel", "create", "made", "archive")

@@ -34,7 +34,7 @@ def listed(zsq: Zsq, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_publish_list_count_cancel(zsq: Zsq) -> None:
+def test_delayed_messages_are_published_listed_counted_and_cancelled(zsq: Zsq) -> None:
     assert zsq("delayed", "count", "t").returncode == 1, "there is no such topic"
     done = zsq("pub", "t", "--delay", "1h30m", stdin="one\ntwo\x07\nthree\n")
     assert (done.returncode, "3 messages wait in t" in done.stderr) == (0, True), done.stderr

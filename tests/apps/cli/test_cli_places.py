@@ -65,7 +65,7 @@ def test_an_id_is_an_offset_of_a_node() -> None:
      "first", "٣", "0x10",
      "5300w"],
 )  # fmt: skip
-def test_what_is_no_place(text: str) -> None:
+def test_each_text_that_is_no_place_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not a place to start: write earliest, latest") as error:
         parse_place(text, lambda: NOW)
     assert repr(text) in str(error.value)

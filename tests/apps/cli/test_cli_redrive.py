@@ -114,7 +114,7 @@ def test_what_dies_again_is_a_letter_again_and_left_to_the_next_run(broker: Loca
     assert run("redrive", "again.c.dead", "--all").stdout == "1 to again, for channel c\n"
 
 
-def test_to_another_topic_or_channel(broker: LocalBroker, run: Run) -> None:
+def test_dead_letters_can_be_sent_to_another_topic_or_channel(broker: LocalBroker, run: Run) -> None:
     die(broker, "from", b"a", b"b")
     with zsq.Admin(broker.url) as admin:
         admin.create_channel("elsewhere", "x")
@@ -174,6 +174,6 @@ def test_killed_between_publish_and_finish_it_sends_twice_and_loses_nothing(brok
         (("t.c.dead", "--all", "--channel", "a/b"), 2, "E_BAD_NAME"),
     ],
 )
-def test_what_makes_no_sense(run: Run, arguments: tuple[str, ...], code: int, text: str) -> None:
+def test_each_senseless_redrive_is_refused(run: Run, arguments: tuple[str, ...], code: int, text: str) -> None:
     done = run("redrive", *arguments)
     assert (done.returncode, text in done.stderr) == (code, True), done.stderr

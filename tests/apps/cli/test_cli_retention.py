@@ -36,7 +36,7 @@ def test_each_size_is_parsed_to_bytes(text: str, expected: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "1.GiB", "one", "1 Gib 2", "1pib", "10000000TiB", "0x10", "1,5GB", "٣"])
-def test_what_is_no_size(text: str) -> None:
+def test_each_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|disk") as error:
         parse_bytes(text)
     assert repr(text) in str(error.value)
@@ -55,7 +55,7 @@ def test_each_duration_is_parsed_to_seconds(text: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "d", "-1", "1h30", "1y", "7 d x", "1e3", "h1", "10000w", "inf", "nan", "99999999999"])
-def test_what_is_no_time(text: str) -> None:
+def test_each_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"time|hundred years") as error:
         parse_seconds(text)
     assert repr(text) in str(error.value)

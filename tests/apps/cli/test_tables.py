@@ -177,7 +177,7 @@ def test_what_comes_from_outside_is_shown_and_not_obeyed() -> None:
     assert not {letter for letter in text if letter < " " and letter != "\n"}
 
 
-def test_a_body_for_a_terminal() -> None:
+def test_control_characters_of_a_body_are_escaped() -> None:
     assert shown_body("a\tb\nc\rd\x1b]0;x\x07 \u2066é\u202c \u200c\U0001f600".encode() + b"\x9b\xff") == (
         "a\tb\nc\\rd\\x1b]0;x\\x07 \\u2066é\\u202c \u200c\U0001f600\\x9b\\xff".encode()
     )

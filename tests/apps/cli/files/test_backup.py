@@ -159,7 +159,7 @@ def test_what_vanishes_while_it_is_copied(house: House, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["one", "one.partial"])
-def test_what_is_in_the_way(house: House, tmp_path: Path, name: str) -> None:
+def test_a_backup_does_not_overwrite_a_foreign_directory(house: House, tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "holiday.jpg").write_bytes(b"x")
     with pytest.raises(UsageError):
@@ -173,7 +173,7 @@ def test_what_a_killed_one_left_is_cleared_away(house: House, tmp_path: Path) ->
     assert not (tmp_path / "one.partial").exists()
 
 
-def test_one_at_a_time(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_backup_at_the_same_time_is_refused(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup, "LOCK_WAIT_S", 0.0)
     held = FILES.lock(str(house.path / "backup.lock"))
     with pytest.raises(Refused, match="another backup"):
@@ -194,7 +194,7 @@ def test_a_damaged_backup_is_not_restored(house: House, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "new/registry.json").read_bytes())["topics"].keys() == {"a", "b", "c"}
 
 
-def test_no_faster_than_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_is_no_faster_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now, slept = [0.0], list[float]()
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     monkeypatch.setattr(time, "sleep", slept.append)

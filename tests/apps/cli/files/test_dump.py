@@ -232,7 +232,7 @@ def test_each_small_file_is_known_by_its_content(topic: Path, tmp_path: Path) ->
     assert show(tmp_path / "run.json") == [{"kind": "json", "run": "/tmp/x"}]
 
 
-def test_what_was_set_aside(topic: Path, tmp_path: Path) -> None:
+def test_a_bad_file_is_shown_and_a_changed_one_is_damaged(topic: Path, tmp_path: Path) -> None:
     folder = tmp_path / "topic"
     shutil.copytree(topic, folder)
     bad = Bad(1000, 128, 100, 1000, 2, "a test")
@@ -250,7 +250,7 @@ def test_what_was_set_aside(topic: Path, tmp_path: Path) -> None:
 # nsqd's
 
 
-def test_what_a_real_nsqd_left() -> None:
+def test_files_of_a_real_nsqd_are_shown() -> None:
     clean = FIXTURES / "clean"
     assert [one["name"] for one in only(show(clean / "nsqd.dat"), "nsqd topic")] == ["waiting", "clicks", "frozen"]
     [meta] = show(clean / "clicks:archive.diskqueue.meta.dat")
@@ -277,7 +277,7 @@ def test_a_damaged_file_of_nsqds_is_known_and_walked_past(tmp_path: Path) -> Non
 # The command
 
 
-def test_lines_json_and_codes(topic: Path, tmp_path: Path) -> None:
+def test_a_dump_is_written_as_lines_or_json(topic: Path, tmp_path: Path) -> None:
     shown = CliRunner().invoke(command, [str(chunks(topic)[0]), "-n", "3"], standalone_mode=False)
     assert shown.return_value == 0
     assert shown.output.splitlines()[0].startswith("chunk base_offset=1000 base_time_ns=")

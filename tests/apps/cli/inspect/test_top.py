@@ -199,7 +199,7 @@ def test_it_lives_in_a_terminal_and_leaves_it_as_it_was() -> None:
         os.close(slave)
 
 
-def test_once_and_as_json() -> None:
+def test_top_prints_once_as_text_or_json() -> None:
     def run(*more: str) -> str:
         line = [sys.executable, "-c", PROGRAM, json.dumps(told()), "--once", *more]
         return subprocess.run(line, capture_output=True, text=True, timeout=60, check=True).stdout

@@ -29,7 +29,7 @@ def test_nothing_said_tells_nobody_and_bounds_nothing() -> None:
     assert (given().depth, given().age_s, given().hold_s) == (-1, -1, 10.0)
 
 
-def test_all_that_can_be_said() -> None:
+def test_every_alarm_option_is_taken_and_no_secret_shown() -> None:
     environment = {TOKEN: "t0ken", "OTHER": "stays"}
     found = given(
         environment, alarm_depth=5, alarm_age=60.0, alarm_hold=0.0, alarm_webhook=("https://x/y",),
@@ -87,7 +87,7 @@ def test_the_options_of_mail_are_refused_and_say_what_to_use(
             refused(variable)
 
 
-def test_a_secret_from_a_file(tmp_path: Path) -> None:
+def test_a_secret_is_read_from_a_file_once(tmp_path: Path) -> None:
     path = tmp_path / "token"
     path.write_text("t0ken\nmore\n")
     environment = {f"{TOKEN}_FILE": str(path)}
@@ -106,7 +106,7 @@ def test_a_secret_from_a_file(tmp_path: Path) -> None:
         (b"x", {TOKEN: "y"}, "which is it"),
     ],
 )
-def test_a_secret_that_is_none(tmp_path: Path, content: bytes | None, environment: dict[str, str], why: str) -> None:
+def test_each_bad_secret_is_refused(tmp_path: Path, content: bytes | None, environment: dict[str, str], why: str) -> None:
     path = tmp_path / "token"
     if content is not None:
         path.write_bytes(content)
