@@ -203,7 +203,7 @@ def test_memory_stays_bounded_without_an_attack(door: Door) -> None:
     attacked(door, "none", nothing, 30)
 
 
-def test_unfinished_bodies_of_auth(door: Door) -> None:
+def test_unfinished_auth_bodies_do_not_fill_the_gateways_memory(door: Door) -> None:
     """Their size is refused before the body is read. Those of the largest size that is taken are bounded by their number."""
 
     def attack(them: Attackers) -> None:
@@ -214,7 +214,7 @@ def test_unfinished_bodies_of_auth(door: Door) -> None:
     attacked(door, "300 unfinished bodies of AUTH", attack, 60)
 
 
-def test_identify_with_five_megabytes(door: Door) -> None:
+def test_large_identify_bodies_do_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         body = json.dumps({"user_agent": "x" * 4_900_000}).encode()
         for _ in range(40):
@@ -223,7 +223,7 @@ def test_identify_with_five_megabytes(door: Door) -> None:
     attacked(door, "40 x IDENTIFY with a user_agent of 4.9 MB", attack, 60)
 
 
-def test_deep_and_wide_json_in_identify(door: Door) -> None:
+def test_deep_and_wide_json_does_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         bodies = [b"[" * 16_000, b'{"a":' * 3_000, b'{"x":[' + b"[]," * 5_300 + b"1]}", b'{"a":"' + b'\\"' * 8_000 + b'"}']
         for _ in range(25):
@@ -233,7 +233,7 @@ def test_deep_and_wide_json_in_identify(door: Door) -> None:
     attacked(door, "100 x IDENTIFY with deep and wide JSON", attack, 60)
 
 
-def test_bodies_of_publishes_without_auth(door: Door) -> None:
+def test_publishes_without_auth_do_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         for _ in range(100):
             them.connect(command("MPUB honest", 5 * MIB, struct.pack(">ii", 6, MIB) + bytes(300_000)))
@@ -242,7 +242,7 @@ def test_bodies_of_publishes_without_auth(door: Door) -> None:
     attacked(door, "200 bodies of publishes without AUTH", attack, 60)
 
 
-def test_packed_runs_of_commands_before_auth(door: Door) -> None:
+def test_packed_commands_before_auth_do_not_fill_the_gateways_memory(door: Door) -> None:
     """Half a megabyte of deflate is 500 MB of NOPs: a stranger may say BYTES_BEFORE_AUTH_MAX of them."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     bomb = packer.compress(b"NOP\n" * (2 * MIB)) + packer.flush(zlib.Z_SYNC_FLUSH)
@@ -286,7 +286,7 @@ def test_snappy_bombs_do_not_fill_the_gateways_memory(door: Door) -> None:
     attacked(door, "80 snappy bombs", attack, 60)
 
 
-def test_compression_that_is_asked_for_and_not_used(door: Door) -> None:
+def test_unused_compression_does_not_fill_the_gateways_memory(door: Door) -> None:
     """A deflate layer takes 100 KiB and more: those of strangers are counted as bytes that they hold."""
 
     def attack(them: Attackers) -> None:
@@ -296,7 +296,7 @@ def test_compression_that_is_asked_for_and_not_used(door: Door) -> None:
     attacked(door, "1,200 deflate connections that stay silent", attack, 180)
 
 
-def test_handshakes_that_are_not_finished(door: Door) -> None:
+def test_unfinished_handshakes_do_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -313,7 +313,7 @@ def test_handshakes_that_are_not_finished(door: Door) -> None:
     attacked(door, "300 TLS handshakes that are not finished", attack, 90)
 
 
-def test_answers_that_are_not_read(door: Door) -> None:
+def test_unread_answers_do_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         for _ in range(200):
             them.connect(identify() * 5_000)
@@ -321,7 +321,7 @@ def test_answers_that_are_not_read(door: Door) -> None:
     attacked(door, "200 x 5,000 IDENTIFY without reading the answers", attack, 60)
 
 
-def test_connections_that_say_nothing_or_half_a_word(door: Door) -> None:
+def test_silent_connections_do_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         for number in range(3_000):
             them.connect(*((b"  V2", b"IDENT") if number % 3 == 0 else (b"  ",) if number % 3 == 1 else ()), magic=False)
@@ -330,7 +330,7 @@ def test_connections_that_say_nothing_or_half_a_word(door: Door) -> None:
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 12_000, reason="it takes 10,100 sockets here and in the gateway")
-def test_all_connections_in_use_by_strangers(door: Door) -> None:
+def test_a_client_that_authenticates_gets_in_when_strangers_use_all_connections(door: Door) -> None:
     """Each new connection displaces the stranger that has been idle for longest, so a client that authenticates gets in."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 12_000), hard))
@@ -344,7 +344,7 @@ def test_all_connections_in_use_by_strangers(door: Door) -> None:
     attacked(door, "10,100 strangers at 10,000 connections", attack, 250)
 
 
-def test_lines_without_an_end_byte_by_byte(door: Door) -> None:
+def test_endless_lines_do_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         made = [them.connect() for _ in range(300)]
         for _ in range(20):
@@ -409,7 +409,7 @@ def test_what_a_stranger_says_of_itself_is_cut(door: Door) -> None:
 # Who has authenticated, and misbehaves
 
 
-def test_unfinished_bodies_of_a_user(door: Door) -> None:
+def test_unfinished_bodies_of_a_user_do_not_fill_the_gateways_memory(door: Door) -> None:
     """All connections together hold 128 MiB; the slowest are cut off beyond half of that."""
 
     unfinished = struct.pack(">i", 5) + (struct.pack(">i", MIB - 100) + bytes(MIB - 100)) * 5
@@ -425,7 +425,7 @@ def test_unfinished_bodies_of_a_user(door: Door) -> None:
     attacked(door, "a user's 60 unfinished MPUBs of 5 MiB", attack, 260)
 
 
-def test_packed_commands_of_a_user(door: Door) -> None:
+def test_packed_commands_of_a_user_do_not_fill_the_gateways_memory(door: Door) -> None:
     """A user's bombs take turns with the others, piece by piece."""
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     bomb = packer.compress(b"NOP x\n" * (2 * MIB)) + packer.flush(zlib.Z_SYNC_FLUSH)
@@ -445,7 +445,7 @@ def test_packed_commands_of_a_user(door: Door) -> None:
     attacked(door, "a user's 40 deflate bombs of commands", attack, 90)
 
 
-def test_nothing_is_left_of_it(door: Door) -> None:
+def test_attackers_that_left_hold_no_connection_and_no_memory(door: Door) -> None:
     """All attackers have gone: so have their connections, and what they left to be done."""
     wait_for(lambda: door.descriptors <= door.descriptors_before, ANSWER_S, "the end of all connections")
     attacked(door, "none, after all of these", nothing, 30)
@@ -543,7 +543,7 @@ def test_bad_answers_of_an_auth_server_let_nobody_in_and_hold_nobody_up(auth: tu
     attacked(door, f"an auth server that answers 40 clients with {name}", attack, 90)
 
 
-def test_many_that_an_auth_server_is_asked_for_at_once(auth: tuple[Door, AuthServer]) -> None:
+def test_only_some_of_many_strangers_are_asked_about_at_once(auth: tuple[Door, AuthServer]) -> None:
     """A server that does not answer strangers: at most half of the slots are theirs, and nobody waits for ever."""
     door, server = auth
     server.answer = None

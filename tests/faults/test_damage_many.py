@@ -60,5 +60,5 @@ def test_a_specimen_has_all_kinds_and_is_the_same_each_time(tmp_path_factory: py
         "3|flip|delayed/data.mdb|98424",  # in the head of a page: an error of the binding that says nothing of damage came out
     ],
 )
-def test_what_was_found_once(case: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_each_damage_that_once_broke_a_promise_is_handled_now(case: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     assert damage.replay(case, str(tmp_path_factory.mktemp("damage"))) == 0

@@ -71,7 +71,7 @@ def test_a_message_that_was_never_sent_is_reported(ledger: Ledger, bodies: list[
     assert "never sent" in complaint(ledger)
 
 
-def test_a_message_of_another_topic(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_message_of_another_topic_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     ledger.got(D, 0, [(0, 10, 1)], bodies)
     assert "never sent there" in complaint(ledger)
 
@@ -93,7 +93,7 @@ def test_attempts_that_fall_are_reported(ledger: Ledger, bodies: list[bytes]) ->
     assert "fell from 3 to 2" in complaint(ledger)
 
 
-def test_an_offset_with_two_names(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_an_offset_with_two_messages_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     ledger.acknowledged(1, 0)
     get(ledger, bodies, first=1)
     assert "offset 1 named 513, and now c gets 512" in complaint(ledger)
@@ -105,7 +105,7 @@ def test_a_message_comes_again_after_its_own_confirmed_finish(ledger: Ledger, bo
     assert "came again (attempt 2) to consumer 0, which had finished it" in complaint(ledger)
 
 
-def test_a_finish_confirmed_to_two(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_finish_confirmed_to_two_consumers_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     for consumer in (0, 1):
         numbers, _ = get(ledger, bodies, consumer)
         ledger.confirmed(C, consumer, numbers)
@@ -125,7 +125,7 @@ def test_a_lost_message_is_reported(ledger: Ledger, bodies: list[bytes]) -> None
     assert "acknowledged and is lost" in complaint(ledger)
 
 
-def test_a_block_in_part(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_block_stored_in_part_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     audit = Audit(ledger, "")
     store(audit, bodies[:4])
     audit.settled()
@@ -139,7 +139,7 @@ def test_a_message_stored_twice_is_reported(ledger: Ledger, bodies: list[bytes])
     assert "512 is stored twice" in complaint(ledger)
 
 
-def test_a_transaction_in_part(ledger: Ledger) -> None:
+def test_a_transaction_stored_in_part_is_reported(ledger: Ledger) -> None:
     audit = Audit(ledger, "")
     store(audit, ledger.open_slot(1, l.STAGED, 0, 3, group=7))
     ledger.open_slot(2, l.STAGED, 0, 3, group=7)
@@ -154,7 +154,7 @@ def test_blocks_of_a_producer_out_of_order(ledger: Ledger, bodies: list[bytes]) 
     assert "block 1 of a producer comes after its block 2" in complaint(ledger)
 
 
-def test_delivered_and_never_finished(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_messages_never_finished_are_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     audit = Audit(ledger, "")
     ledger.acknowledged(1, 0)
     store(audit, bodies)
@@ -163,7 +163,7 @@ def test_delivered_and_never_finished(ledger: Ledger, bodies: list[bytes]) -> No
     assert "2 of block 1 (10 messages, 10 delivered) were never finished" in complaint(ledger)
 
 
-def test_a_message_that_overtakes_its_predecessor(ledger: Ledger) -> None:
+def test_a_message_that_overtakes_its_predecessor_is_returned_as_out_of_order(ledger: Ledger) -> None:
     bodies = ledger.open_slot(1, l.BLOCK, 1, l.KEYS + 6)
     assert ledger.keys(1) == [f"0-{index % l.KEYS}" for index in range(l.KEYS + 6)]
     assert ledger.got(D, 0, [(0, l.KEYS, 1)], bodies[: l.KEYS])[1] == []

@@ -204,7 +204,7 @@ def test_a_backup_fails_whole_where_a_storage_is_started_again(busy: Broker, tmp
     wait_for(lambda: not left_behind(busy), what="the storages let go")
 
 
-def test_topics_that_come_and_go(busy: Broker, tmp_path: Path) -> None:
+def test_a_backup_leaves_out_deleted_ephemeral_and_excluded_topics(busy: Broker, tmp_path: Path) -> None:
     """One that is deleted is left out, one in memory is none of it, one that is named is left out."""
     with zsq.Admin(busy.ipc) as admin, zsq.Producer(busy.ipc) as producer:
         for topic in ("short", "memory#ephemeral", "kept", "unwanted"):

@@ -224,7 +224,7 @@ def seen(heard: list[tuple[str, Any]], field: str) -> Any:
     return next((value for value in reversed(values) if value is not None), None)
 
 
-def test_processes_chunks_and_pages(node: Broker, web: httpx.Client) -> None:
+def test_the_console_serves_processes_chunks_alarms_and_its_page(node: Broker, web: httpx.Client) -> None:
     publish(node, "filed", b"x" * 1_000)
     rows = get(web, "/processes")["processes"]
     assert {row["pid"] for row in rows} == {actor["pid"] for actor in node.actors()}

@@ -181,7 +181,7 @@ def reject(broker: Broker, consumer: zsq.Consumer) -> dict[str, Any]:
     return {"dead_letter_count": 0, **found, "unfinished": left}
 
 
-def test_ten_thousand_rejected_at_once(broker: Broker) -> None:
+def test_ten_thousand_rejected_messages_all_become_dead_letters(broker: Broker) -> None:
     """In blocks; memory of the channel stays small."""
     publish(broker, 10_000)
     with zsq.Consumer("t", "c", url=broker.ipc, ready=10_000) as consumer:

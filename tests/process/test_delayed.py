@@ -140,7 +140,9 @@ def test_mixed_with_others_each_comes_once(broker: Broker, producer: zsq.Produce
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["storage", "topic", "everything"])
-def test_killed_while_some_are_due(broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str) -> None:
+def test_delayed_messages_come_once_although_processes_are_killed(
+    broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str
+) -> None:
     """Storage dies again and again, while blocks move; what was answered comes, and comes into the log once."""
     admin.create_channel("t", "c")
     waiting = []
@@ -193,7 +195,7 @@ def test_a_full_topic_refuses_new_ones_and_takes_what_is_due(broker: Broker, pro
 
 
 @pytest.mark.slow
-def test_due_while_nobody_was_there(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_a_message_that_became_due_while_stopped_comes_after_the_start(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
     receipt = producer.publish("t", b"x", delay=1)
     assert receipt.key is not None
     due_ns = int(receipt.key[:16], 16)

@@ -57,7 +57,7 @@ def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(url: str
 
 
 @pytest.mark.smoke
-def test_requeue_with_and_without_delay(url: str, topic: str) -> None:
+def test_a_requeued_message_comes_at_once_or_after_its_delay(url: str, topic: str) -> None:
     with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url) as consumer:
         producer.publish_many(topic, [b"now", b"later"])
         for _ in range(2):

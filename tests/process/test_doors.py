@@ -173,7 +173,7 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
             assert later.get("/stats", headers={"authorization": "Bearer other"}).status_code == 200
 
 
-def test_refused_before_anything_begins(tmp_path: Path) -> None:
+def test_open_addresses_are_refused_before_the_data_directory_is_made(tmp_path: Path) -> None:
     """Each case by itself is in tests/actors/security/test_exposure.py; here, that it is asked."""
     command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data")]
     wide = [f"--{which}=0.0.0.0:{free_port()}" for which in ("listen", "nsq-listen", "http-listen")]

@@ -117,7 +117,7 @@ def test_every_kind_of_client_comes_in_by_its_key_file(broker: Broker, ring: Key
         assert admin.peek("clicks", "c").messages is not None
 
 
-def test_the_asyncio_clients_too(broker: Broker, ring: Keyring) -> None:
+def test_asyncio_clients_work_over_keyed_links(broker: Broker, ring: Keyring) -> None:
     async def main() -> None:
         keys = ring.of("etl")
         async with zsq.aio.Producer(broker.tcp, key_file=keys) as producer, zsq.aio.Admin(broker.tcp, key_file=keys) as admin:

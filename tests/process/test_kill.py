@@ -142,7 +142,7 @@ def test_nothing_is_lost_when_one_actor_is_killed(broker: Broker, load: Load, ki
 
 
 @pytest.mark.parametrize("kind", ["supervisor", "forkserver", "everything"])
-def test_kill_what_ends_the_generation(broker: Broker, load: Load, kind: str) -> None:
+def test_nothing_is_lost_when_all_processes_end_at_once(broker: Broker, load: Load, kind: str) -> None:
     waiting = outstanding(broker, load)
     everyone = [actor["pid"] for actor in broker.actors()]
     victims = everyone if kind == "everything" else broker.pids(kind)

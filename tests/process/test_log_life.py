@@ -82,7 +82,7 @@ def test_chunk_statistics_agree_with_the_files(filled: Broker) -> None:
     assert b"--chunks" in zsq_cli(filled, "stats", "--chunks", code=2)
 
 
-def test_the_newest_and_single_messages(filled: Broker) -> None:
+def test_the_newest_messages_and_single_ones_can_be_read(filled: Broker) -> None:
     with zsq.Reader("t", url=filled.ipc) as reader:
         assert reader.newest(13) == COUNT * 10 - 13
         assert reader.newest(10_000) == 0

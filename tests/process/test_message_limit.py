@@ -51,7 +51,7 @@ def test_messages_up_to_the_limit_come_whole(door: str, linger_ms: float, wide: 
             message.finish()
 
 
-def test_the_same_with_asyncio(wide: Broker) -> None:
+def test_an_asyncio_producer_refuses_a_message_over_the_limit(wide: Broker) -> None:
     async def main() -> None:
         async with zsq.aio.Producer(wide.tcp) as producer:
             await producer.publish("aio", bytes(LIMIT))

@@ -119,7 +119,7 @@ def test_a_touch_means_one_message(nsq: Broker, topic: str) -> None:
         assert (row["timeout_count"], row["requeue_count"]) == (1, 0)
 
 
-def test_requeue_delay_defer_and_close(nsq: Broker, topic: str) -> None:
+def test_an_nsq_client_can_defer_requeue_and_close(nsq: Broker, topic: str) -> None:
     with NsqSocket(nsq.nsq) as client:
         began = time.monotonic()
         assert client.ask(f"DPUB {topic} 300", b"later") == "OK"

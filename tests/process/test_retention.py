@@ -227,7 +227,7 @@ def test_settings_that_somebody_spoilt_remove_nothing(broker: Broker, admin: zsq
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "space is back")
 
 
-def test_the_same_with_asyncio(broker: Broker, admin: zsq.Admin) -> None:
+def test_retention_can_be_set_with_asyncio(broker: Broker, admin: zsq.Admin) -> None:
     async def work() -> tuple[Any, TopicConfigured]:
         async with zsq.aio.Admin(broker.ipc) as one:
             await one.create_topic(TOPIC, keep_chunks=7)

@@ -149,7 +149,7 @@ def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker
         assert admin.stats("big", "c")["topics"][0]["channels"][0]["lost_count"] == 0
 
 
-def test_a_seek_that_cannot_be(broker: Broker, consumer: zsq.Consumer) -> None:
+def test_a_seek_without_an_existing_channel_is_refused(broker: Broker, consumer: zsq.Consumer) -> None:
     with zsq.Admin(broker.ipc) as admin, consumer:
         with pytest.raises(zsq.NotFound):
             admin.seek(TOPIC, "nobody", 0)

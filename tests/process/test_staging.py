@@ -255,7 +255,7 @@ def test_orphans_go_after_their_time(tmp_path: Path) -> None:
         broker.close()
 
 
-def test_deleting_a_topic_with_stages(broker: Broker) -> None:
+def test_a_stage_of_a_deleted_topic_cannot_be_committed(broker: Broker) -> None:
     part = write(broker.ipc, bodies_of("a", 100))
     with zsq.Admin(broker.ipc) as admin, StageCommitter(broker.ipc, TOPIC, create=False) as committer:
         admin.delete_topic(TOPIC)

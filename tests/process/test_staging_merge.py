@@ -109,7 +109,7 @@ def test_an_abort_during_the_merge_comes_too_late(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("after", [0, 1])
-def test_a_kill_during_the_merge(broker: Broker, after: int) -> None:
+def test_a_commit_survives_a_kill_during_the_merge(broker: Broker, after: int) -> None:
     """`after`: so many files of the merge are there."""
     parts = parts_of(broker, 1)
     with StageCommitter(broker.ipc, TOPIC) as committer:

@@ -36,7 +36,7 @@ def numbered(count: int, first: int = 0) -> list[Block]:
     return [pack([b"%d" % n], sequence=n) for n in range(first, first + count)]
 
 
-def test_the_words_of_a_writer(broker: Broker, raw: RawStage) -> None:
+def test_storage_answers_each_message_of_a_stage_writer(broker: Broker, raw: RawStage) -> None:
     assert raw.open(STAGE) == {"expected": 0, "sealed": 0, "credit_bytes": 4 << 20, "committed": False}
     blocks = numbered(5)
     raw.push(STAGE, blocks[:2])
@@ -61,7 +61,7 @@ def test_the_words_of_a_writer(broker: Broker, raw: RawStage) -> None:
     assert stored(broker.ipc) == [b"%d" % n for n in range(5)]
 
 
-def test_pushes_that_nobody_waits_for(broker: Broker, raw: RawStage) -> None:
+def test_pushes_to_no_open_stage_are_ignored(broker: Broker, raw: RawStage) -> None:
     raw.open(STAGE)
     raw.push(b"nobody opened it", numbered(10))
     control = encode(p.Push(STAGE))
@@ -118,7 +118,7 @@ def test_a_bad_block_is_the_end_of_its_stage(broker: Broker, raw: RawStage, numb
     still_takes_stages(broker)
 
 
-def test_words_that_cannot_be(broker: Broker, raw: RawStage) -> None:
+def test_each_impossible_stage_message_is_refused(broker: Broker, raw: RawStage) -> None:
     raw.open(STAGE)
     for word, code in (
         (p.OpenStage(5, b"short", "raw", 1, "app", 0), "E_BAD_ARGUMENT"),
