@@ -43,7 +43,7 @@ def test_to_empty_what_is_empty_asks_for_no_name(window: Window, broker: Broker,
     assert window.dialog().get_by_role("button", name="Empty").is_disabled()
 
 
-def test_create_a_topic_and_publish(window: Window, admin: zsq.Admin) -> None:
+def test_a_topic_is_created_and_published_to(window: Window, admin: zsq.Admin) -> None:
     page = window.open("#/")
     window.press("New topic")
     window.dialog().locator("input").first.fill("bad name")
@@ -106,7 +106,7 @@ def test_publish_with_key_tag_headers_and_a_long_delay(window: Window, broker: B
     assert all(abs(one["due_ns"] / 1e9 - time.time() - 365 * 86_400) < 600 for one in listed)
 
 
-def test_pause_and_empty_a_topic(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_topic_is_paused_unpaused_and_emptied(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "held")
     window.open("#/topics/held")
     window.press("Pause")

@@ -74,7 +74,7 @@ def test_hostile_content_stays_text_everywhere(window: Window) -> None:
     page.locator("tbody tr").filter(has_text="<img src=x").wait_for()
 
 
-def test_names_of_javascripts_own(window: Window) -> None:
+def test_topics_named_like_javascript_properties_are_shown(window: Window) -> None:
     page = window.open("#/")
     for name in ("__proto__", "constructor", "toString", "tail#ephemeral"):
         window.row(name).wait_for()

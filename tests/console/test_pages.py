@@ -69,7 +69,7 @@ def test_a_topics_page_shows_figures_channels_and_charts(window: Window) -> None
     window.page.get_by_role("heading", name="archive").wait_for()
 
 
-def test_a_topic_that_is_not_there(window: Window) -> None:
+def test_a_missing_topic_or_page_says_so(window: Window) -> None:
     window.open("#/topics/nothing")
     window.sees("There is no topic nothing")
     window.sees("echo 'hello' | zsq pub nothing")
@@ -137,7 +137,7 @@ def test_the_delayed_page_shows_when_a_message_is_due(window: Window) -> None:
     assert "in 59" in window.row("later").inner_text()
 
 
-def test_producers_keeping_and_removal(window: Window) -> None:
+def test_the_pages_of_producers_keeping_and_removal_are_shown(window: Window) -> None:
     page = window.open("#/topics/clicks/producers")
     window.until(lambda: page.locator("tbody tr").count() == 1, "the producer")
     window.open("#/topics/clicks/keeping")

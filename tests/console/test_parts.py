@@ -99,7 +99,7 @@ def test_what_a_person_writes_is_read(window: Window) -> None:
     assert said == [[2.5, 600, 604_800, 90, None, None], [2**30, 64 * 2**20, 1024, None]]
 
 
-def test_addresses_go_there_and_back(window: Window) -> None:
+def test_addresses_come_back_from_their_links(window: Window) -> None:
     page = window.open("#/")
     said = page.evaluate(
         "async () => { const r = await import('/console/base/router.js');"
@@ -110,7 +110,7 @@ def test_addresses_go_there_and_back(window: Window) -> None:
     assert page.evaluate("async () => (await import('/console/base/router.js')).parse('#/%E0%A4%A').parts") == ["?"]
 
 
-def test_events_are_cut_anywhere(window: Window) -> None:
+def test_events_are_read_however_the_stream_is_cut(window: Window) -> None:
     """However the bytes of the stream fall into pieces, the same events come out."""
     page = window.open("#/")
     stream = 'event: snapshot\ndata: {"a":1}\n\n: keep\n\nevent: changes\r\ndata: {"b":\r\ndata: 2}\r\n\r\nevent: again\n\n'

@@ -69,14 +69,14 @@ def test_each_row_once_whatever_the_partitions(spark: SparkSession, topic: Topic
     assert tuple(counted or ()) == (100_000, 100_000, 100_000, 0, 99_999)
 
 
-def test_no_rows_no_topic(spark: SparkSession, topic: Topic) -> None:
+def test_a_write_without_rows_makes_no_topic(spark: SparkSession, topic: Topic) -> None:
     write(spark.range(0).selectExpr(NUMBERS), topic)
     with pytest.raises(zsq.NotFound):
         topic.head()
 
 
 @pytest.mark.parametrize("large", ["true", "false"])
-def test_both_widths_of_arrow(spark: SparkSession, topic: Topic, large: str) -> None:
+def test_rows_are_written_with_both_widths_of_arrow(spark: SparkSession, topic: Topic, large: str) -> None:
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", large)
     try:
         write(

@@ -178,7 +178,7 @@ def topics(*names: str | None) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array(names, pa.string())], names=["topic"])
 
 
-def test_the_topic_of_the_rows() -> None:
+def test_rows_of_several_topics_or_of_none_are_refused() -> None:
     assert topic_of(topics("a", "a"), "") == "a"
     assert topic_of(topics("a"), "a") == "a"
     with pytest.raises(UsageError, match=r"several topics \(a, b\)"):
@@ -190,7 +190,7 @@ def test_the_topic_of_the_rows() -> None:
             topic_of(topics(*names), "")
 
 
-def test_rows_of_sparks_without_arrow() -> None:
+def test_rows_without_arrow_are_packed_in_batches() -> None:
     fields = [("value", "binary"), ("key", "string"), ("headers", "array<struct<key:string,value:binary>>"), ("tag", "void")]
     rows = [(bytearray(b"v"), "k", [{"key": "h", "value": b"1"}], None), (b"w", None, None, None)]
     [batch] = rows_as_batches(iter(rows), fields)
@@ -211,7 +211,7 @@ def test_rows_of_sparks_without_arrow() -> None:
         ([("value", "binary")], "", r"no topic is named: write \.option\('topic', NAME\)"),
     ],
 )
-def test_columns_that_a_sink_refuses(fields: list[tuple[str, str]], topic: str, text: str) -> None:
+def test_each_column_that_a_sink_cannot_take_is_refused(fields: list[tuple[str, str]], topic: str, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         check_sink_columns(fields, topic)
 
@@ -327,7 +327,7 @@ def test_the_bytes_are_not_copied() -> None:
     assert there.address <= data.address < there.address + there.size, "only offsets are made anew"
 
 
-def test_headers_of_other_kinds() -> None:
+def test_header_values_of_every_type_become_bytes() -> None:
     block = pack([b"v"], headers=[pack_headers({"text": "é", "number": 3, "truth": True, "nothing": None, "raw": b"\xff", "real": 1.5})])
     [row] = BatchMaker("t", ("headers",)).batch(block, 0, 1).to_pylist()
     values = {header["key"]: header["value"] for header in row["headers"]}

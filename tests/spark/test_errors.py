@@ -43,7 +43,7 @@ def test_an_unknown_topic_is_refused_with_the_command_that_creates_it(spark: Spa
     assert f"`zsq topic create {topic.name}`" in text
 
 
-def test_a_schema_of_ones_own(spark: SparkSession, topic: Topic) -> None:
+def test_a_schema_is_refused_unless_it_is_the_same(spark: SparkSession, topic: Topic) -> None:
     topic.put(b"1")
     rows = spark.read.format("zsq").options(**topic.options)
     assert "leave out .schema(...)" in said(lambda: rows.schema("value int").load().collect())
@@ -51,7 +51,7 @@ def test_a_schema_of_ones_own(spark: SparkSession, topic: Topic) -> None:
     assert same.collect() == [(b"1", 0)]
 
 
-def test_offsets_that_are_not_there(spark: SparkSession, topic: Topic) -> None:
+def test_offsets_beyond_the_end_are_reported_as_data_loss(spark: SparkSession, topic: Topic) -> None:
     topic.put(b"1")
     text = said(load(spark, topic, endingOffsets=f'{{"{topic.name}": 5}}'))
     assert "E_DATA_LOSS" in text
@@ -71,7 +71,7 @@ def test_offsets_that_are_not_there(spark: SparkSession, topic: Topic) -> None:
         ("select repeat('x', 1048577) as value", "message of 1048577 bytes is over the limit of 1048576 bytes"),
     ],
 )
-def test_rows_that_the_sink_refuses(spark: SparkSession, topic: Topic, query: str, text: str) -> None:
+def test_each_wrong_row_is_refused_with_what_to_write(spark: SparkSession, topic: Topic, query: str, text: str) -> None:
     assert text in said(lambda: spark.sql(query).write.format("zsq").mode("append").options(**topic.options).save())
 
 
@@ -94,7 +94,7 @@ def test_a_write_to_no_topic_or_to_several_is_refused(spark: SparkSession, broke
     assert not any(Topic(broker, name).head() for name in ("b0", "b1")), "nothing of it can be seen"
 
 
-def test_a_broker_that_is_away(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_reported_with_advice(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     away = f"tcp://127.0.0.1:{free_port()}"
     advice = "Is `zsq serve` running there?"
     assert advice in said(load(spark, topic, url=away, timeout="1"))

@@ -105,7 +105,7 @@ def test_each_way_to_name_an_ending_point_is_understood() -> None:
         ({"timeout": "nan"}, "it takes seconds"),
     ],
 )
-def test_what_a_batch_refuses(options: dict[str, str], text: str) -> None:
+def test_each_wrong_option_of_a_batch_is_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         source(**options)
 
@@ -146,6 +146,6 @@ def test_foreign_options_are_left_alone() -> None:
         (False, {"topics": "t"}, "did you mean 'topic'"),
     ],
 )
-def test_what_a_sink_refuses(streaming: bool, options: dict[str, str], text: str) -> None:
+def test_each_wrong_option_of_a_sink_is_refused(streaming: bool, options: dict[str, str], text: str) -> None:
     with pytest.raises(UsageError, match=text):
         sink(streaming, **options)

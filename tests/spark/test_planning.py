@@ -120,7 +120,7 @@ def test_tasks_know_which_making_of_the_topic_they_are_for() -> None:
         ({"startingOffsets": '{"a": 70}'}, "topic a ends at offset 50, before 70", []),
     ],
 )
-def test_data_loss_of_a_batch(
+def test_lost_offsets_of_a_batch_are_an_error_or_a_warning(
     given_options: dict[str, str], text: str, rest: list[tuple[str, int, int]], caplog: pytest.LogCaptureFixture
 ) -> None:
     logs = MadeUp(a=(10, 50))
@@ -139,7 +139,7 @@ def test_an_unknown_topic_is_refused() -> None:
 # Streams
 
 
-def test_a_stream_from_its_beginning() -> None:
+def test_a_stream_goes_on_where_it_ended() -> None:
     logs = MadeUp(a=(10, 50))
     assert stream(logs).initial() == at(a=50)
     plan = stream(logs, startingOffsets="earliest")
@@ -271,7 +271,7 @@ def test_limits_without_being_told_the_place(monkeypatch: pytest.MonkeyPatch) ->
     assert [(part.start, part.stop) for part in parts] == [(0, 40)]  # type: ignore[attr-defined]
 
 
-def test_limits_after_a_restart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_limits_hold_from_the_second_batch_after_a_restart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     logs = MadeUp(a=(0, 100))
     repeats = plain(monkeypatch, logs, maxOffsetsPerTrigger="40")
     repeats.partitions(at(a=0).as_json(), at(a=40).as_json())

@@ -75,7 +75,7 @@ def test_a_batch_that_spark_repeats_is_stored_once(spark: SparkSession, topic: T
     assert other.bodies() == numbers(0, 400)
 
 
-def test_the_place_in_the_checkpoint(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_the_checkpoint_holds_offset_and_uuid_of_each_topic(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
     topic.put(*numbers(0, 10))
     run(read(spark, topic), other, checkpoint)
     place = json.loads((checkpoint / "offsets" / "0").read_text().splitlines()[-1])
@@ -84,7 +84,7 @@ def test_the_place_in_the_checkpoint(spark: SparkSession, topic: Topic, other: T
     assert place["uuids"][topic.name]
 
 
-def test_available_now_in_steps(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_available_now_reads_everything_in_steps(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
     topic.put(*numbers(0, 250))
     assert run(read(spark, topic, maxOffsetsPerTrigger="100"), other, checkpoint) == [100, 100, 50]
     assert other.bodies() == numbers(0, 250)
@@ -99,7 +99,7 @@ def test_a_limit_in_bytes_cuts_a_stream_into_steps(spark: SparkSession, topic: T
     assert len(other.bodies()) == 1000
 
 
-def test_several_topics_in_one_stream(spark: SparkSession, topic: Topic, other: Topic, broker: Broker, checkpoint: Path) -> None:
+def test_one_stream_reads_several_topics(spark: SparkSession, topic: Topic, other: Topic, broker: Broker, checkpoint: Path) -> None:
     topic.put(*numbers(0, 100))
     other.put(*numbers(100, 120))
     target = Topic(broker, "joined")
@@ -219,7 +219,7 @@ def test_each_batch_named_by_the_user(spark: SparkSession, topic: Topic, other: 
     assert other.bodies() == numbers(0, 200)
 
 
-def test_a_checkpoint_of_something_else(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_checkpoint_of_another_source_is_refused(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
     topic.put(*numbers(0, 10))
     run(read(spark, topic), other, checkpoint)
     offsets = checkpoint / "offsets" / "0"

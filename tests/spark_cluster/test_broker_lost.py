@@ -44,7 +44,7 @@ class Query:
         self._topic.no_stage_left()
 
 
-def test_storage_killed_while_staging(spark: SparkDriver, topic: Topic) -> None:
+def test_a_write_goes_on_when_storage_is_killed_while_staging(spark: SparkDriver, topic: Topic) -> None:
     """Once behind an interim seal, so that part of the stage is on disk and part has to be sent again, and once before the final seal."""
     count, size = 60_000, 1_000
     gates = [spark.gate(topic.name, f"write.0.{batch}") for batch in ("45", "end")]
@@ -62,7 +62,7 @@ def test_storage_killed_while_staging(spark: SparkDriver, topic: Topic) -> None:
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
-def test_storage_killed_between_seal_and_commit(spark: SparkDriver, topic: Topic, tmp_path: Path, rows: int) -> None:
+def test_a_stream_goes_on_when_storage_is_killed_before_the_commit(spark: SparkDriver, topic: Topic, tmp_path: Path, rows: int) -> None:
     query = Query(spark, topic, tmp_path, rows)
     gate = spark.gate(topic.name, "commit.1.before")
     job = query.start()
@@ -74,7 +74,9 @@ def test_storage_killed_between_seal_and_commit(spark: SparkDriver, topic: Topic
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
 @pytest.mark.parametrize("point", ["before", "after"])
-def test_broker_killed_around_the_commit(spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, point: str, rows: int) -> None:
+def test_a_stream_goes_on_when_the_broker_is_killed_around_the_commit(
+    spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, point: str, rows: int
+) -> None:
     """The commit is tried, or the next batch written, while no broker is there."""
     query = Query(spark, topic, tmp_path, rows)
     gate = spark.gate(topic.name, f"commit.1.{point}")
@@ -101,7 +103,9 @@ SIGNS: dict[str, Callable[[dict[str, int], dict[str, int]], bool]] = {
 
 
 @pytest.mark.parametrize(("sign", "rows"), [("appended", SMALL), ("prepared", LARGE), ("adopted", LARGE)])
-def test_broker_killed_within_the_commit(spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, sign: str, rows: int) -> None:
+def test_a_stream_goes_on_when_the_broker_is_killed_within_the_commit(
+    spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, sign: str, rows: int
+) -> None:
     query = Query(spark, topic, tmp_path, rows)
     gate = spark.gate(topic.name, "commit.1.before")
     job = query.start()

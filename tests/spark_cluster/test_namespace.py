@@ -75,7 +75,9 @@ def spark(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         cluster.close()
 
 
-def test_executor_in_another_namespace(spark: SparkDriver, broker: Broker, topic: Topic, namespace: str, tmp_path: Path) -> None:
+def test_an_executor_in_another_network_namespace_writes_and_reads_everything_once(
+    spark: SparkDriver, broker: Broker, topic: Topic, namespace: str, tmp_path: Path
+) -> None:
     url = f"tcp://{HERE}:{broker.port}"
     gate = spark.gate(topic.name, "write.0.5")
     job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options={"url": url, "topic": topic.name})

@@ -75,7 +75,7 @@ def test_a_transaction_repeated_is_written_once(spark: SparkDriver, topic: Topic
     topic.no_stage_left()
 
 
-def test_a_commit_that_raises_after_it_took_effect(spark: SparkDriver, topic: Topic, tmp_path: Path) -> None:
+def test_a_commit_that_raises_after_its_effect_is_not_repeated(spark: SparkDriver, topic: Topic, tmp_path: Path) -> None:
     """Spark then aborts the very batch that was committed, and writes and commits it again when the query is started again."""
     stream = {
         "source": ranges(tmp_path / "ranges", files=6, rows=1000),

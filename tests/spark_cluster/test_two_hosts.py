@@ -61,7 +61,7 @@ def test_a_zombie_goes_on_after_the_commit(spark: SparkDriver, topic: Topic) -> 
     topic.no_stage_left()
 
 
-def test_gateway_killed_in_the_middle_of_a_write(spark: SparkDriver, topic: Topic) -> None:
+def test_rows_are_written_once_when_the_gateway_is_killed(spark: SparkDriver, topic: Topic) -> None:
     gates = [spark.gate(topic.name, f"write.{partition}.10") for partition in (0, 1)]
     job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic))
     for gate in gates:
@@ -76,7 +76,7 @@ def test_gateway_killed_in_the_middle_of_a_write(spark: SparkDriver, topic: Topi
     topic.no_stage_left()
 
 
-def test_storage_killed_behind_the_gateway(spark: SparkDriver, topic: Topic) -> None:
+def test_rows_are_written_once_when_storage_behind_the_gateway_is_killed(spark: SparkDriver, topic: Topic) -> None:
     gate, commit = spark.gate(topic.name, "write.0.10"), spark.gate(topic.name, "commit.job.before")
     job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic))
     for stop in (gate, commit):
