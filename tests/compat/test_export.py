@@ -203,7 +203,7 @@ def test_keys_tags_and_headers_are_named(tmp_path: Path) -> None:
     assert [one.id for one in queue(tmp_path / "out", "t")[:10]] == [b"00000000000000ab"] * 9 + [b"%016x" % 9]
 
 
-def test_bodies_over_nsqds_limit(tmp_path: Path) -> None:
+def test_a_body_over_nsqds_limit_is_refused_or_skipped_as_asked(tmp_path: Path) -> None:
     topic = Topic(tmp_path / "data")
     with pytest.raises(UsageError, match=r"offset 10 has 7 bytes.*--max-msg-size"):
         topic.export(tmp_path / "out", body_bytes_max=6)
@@ -281,7 +281,7 @@ def test_an_out_dir_with_something_in_it_is_refused(tmp_path: Path) -> None:
         topic.export(out)
 
 
-def test_what_else_is_refused(tmp_path: Path) -> None:
+def test_an_unknown_topic_and_a_directory_in_use_are_refused(tmp_path: Path) -> None:
     topic = Topic(tmp_path / "data")
     with pytest.raises(NotFound, match="nothing"):
         topic.export(tmp_path / "out", "nothing")

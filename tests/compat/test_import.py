@@ -321,7 +321,7 @@ def test_a_name_that_ended_here_goes_on_behind_its_old_offsets(tmp_path: Path) -
     assert backlogs(data_dir)["t"].channels["c"] == [(message(1).body, 0)]
 
 
-def test_a_body_that_no_block_holds(tmp_path: Path) -> None:
+def test_a_body_over_the_limit_is_refused_or_skipped_as_asked(tmp_path: Path) -> None:
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2, size=9 << 20), message(3, size=7 << 20)]]})
     with pytest.raises(UsageError, match="--skip-too-big"):
         take(source, tmp_path / "data")

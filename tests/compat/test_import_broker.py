@@ -153,7 +153,7 @@ def test_an_import_that_lost_something_is_no_success(tmp_path: Path) -> None:
     assert "zsq topic delete" in err
 
 
-def test_what_the_command_line_refuses(tmp_path: Path) -> None:
+def test_import_and_export_refuse_a_foreign_directory(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "nsqd.dat" in cli("import-nsqd", tmp_path / "empty", "--data-dir", tmp_path / "data", code=2)[1]
     assert "registry.json" in cli("export-nsqd", tmp_path / "out", "--data-dir", tmp_path / "empty", code=2)[1]

@@ -130,7 +130,7 @@ def wait_finished(admin: zsq.Admin, topic: str, count: int) -> None:
     assert (row(admin, topic)["depth"], row(admin, topic)["in_flight_count"]) == (0, 0)
 
 
-def test_publishes_one_many_and_later(broker: Broker, client: Client, topic: str, start: Start) -> None:
+def test_each_client_publishes_single_many_and_deferred_messages(broker: Broker, client: Client, topic: str, start: Start) -> None:
     program = start(client, "produce")
     program.next("ready")
     began = time.monotonic()
@@ -152,7 +152,7 @@ def test_publishes_one_many_and_later(broker: Broker, client: Client, topic: str
     program.close()
 
 
-def test_is_told_what_is_refused(client: Client, topic: str, start: Start) -> None:
+def test_each_client_is_told_why_a_publish_is_refused(client: Client, topic: str, start: Start) -> None:
     """A body over the limit: nsqd's error, and the end of the connection."""
     program = start(client, "produce")
     program.next("ready")
@@ -269,7 +269,7 @@ def test_who_is_killed_gives_its_messages_to_others_at_once(
 @pytest.mark.parametrize(
     ("packed", "layer"), [pytest.param(one, layer, id=f"{one.name}-{layer}") for one in CLIENTS for layer in one.layers]
 )
-def test_tls_deflate_and_snappy(
+def test_each_client_works_over_tls_deflate_and_snappy(
     broker: Broker, admin: zsq.Admin, packed: Client, layer: str, topic: str, start: Start, pems: certificates.Certificates
 ) -> None:
     client = here(packed)

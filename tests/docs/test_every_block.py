@@ -97,17 +97,23 @@ PAGES: Final = {
 }
 WALKED: Final = ("../README.md", "tutorial.md", "spark.md", "nsqd.md")
 ELSEWHERE: Final[dict[tuple[str, str], str]] = {
-    ("channels.md", '{"text": "raised: clicks/archive: depth 120,000 (alarm above 100,000)",'): "test_what_an_alarm_says",
+    (
+        "channels.md",
+        '{"text": "raised: clicks/archive: depth 120,000 (alarm above 100,000)",',
+    ): "test_an_alarm_has_the_form_that_channels_md_shows",
     ("coming-from-nsq.md", "pip install '.[http,nsq]' pynsq"): "test_an_nsq_client_as_the_page_has_it",
     ("configuration.md", 'nsq-listen = ["127.0.0.1:4150"]'): "test_a_table_is_a_prefix_of_keys",
     ("configuration.md", "[nsq]"): "test_a_table_is_a_prefix_of_keys",
-    ("configuration.md", 'data-dir = "/var/lib/zsq/data"'): "test_the_whole_configuration_is_one",
+    ("configuration.md", 'data-dir = "/var/lib/zsq/data"'): "test_the_documented_configuration_is_taken",
     ("delivery.md", "stateDiagram-v2"): "tests/actors/channel/test_message_states.py",
-    ("operations.md", "2026-11-22 12:00:00,123 4711 WARNING [storage clicks] what happened"): "test_the_log_looks_so",
+    (
+        "operations.md",
+        "2026-11-22 12:00:00,123 4711 WARNING [storage clicks] what happened",
+    ): "test_the_log_has_the_form_that_operations_md_shows",
     (
         "operations.md",
         '{"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "storage clicks", "pid": 4711, ',
-    ): "test_the_log_looks_so",
+    ): "test_the_log_has_the_form_that_operations_md_shows",
     ("security.md", "[users.etl]"): "tests/docs/test_security_md.py",
     ("security.md", '{"time":"2026-11-22T00:42:01.123Z","action":"delete","topic":"clicks",'): "tests/docs/test_security_md.py",
 }
@@ -198,7 +204,7 @@ def shape(value: Any) -> Any:
 
 
 @pytest.mark.parametrize("visited", [PAGES["channels.md"]], indirect=True)
-def test_what_an_alarm_says(visited: Visitor) -> None:
+def test_an_alarm_has_the_form_that_channels_md_shows(visited: Visitor) -> None:
     """And all else of channels.md."""
     go_through(visited, "channels.md")
     told = json.JSONDecoder().raw_decode((visited.folder / "alarm.json").read_text())[0]
@@ -207,7 +213,7 @@ def test_what_an_alarm_says(visited: Visitor) -> None:
 
 
 @pytest.mark.parametrize("visited", [PAGES["operations.md"]], indirect=True)
-def test_the_log_looks_so(visited: Visitor) -> None:
+def test_the_log_has_the_form_that_operations_md_shows(visited: Visitor) -> None:
     """And all else of operations.md."""
     go_through(visited, "operations.md")
     visited.stop()
@@ -222,7 +228,7 @@ def test_the_log_looks_so(visited: Visitor) -> None:
 
 
 @pytest.mark.parametrize("visited", [PAGES["security.md"]], indirect=True)
-def test_the_short_way_to_a_broker_that_others_reach(visited: Visitor) -> None:
+def test_each_block_of_security_md_runs(visited: Visitor) -> None:
     """With the access file of the page."""
     (access,) = (block.text for block in blocks(DOCS / "security.md") if block.kind == "toml")
     (visited.folder / "access.toml").write_text(access)
@@ -253,6 +259,6 @@ def test_a_table_is_a_prefix_of_keys(visited: Visitor) -> None:
 
 
 @pytest.mark.parametrize("visited", [Page()], indirect=True)
-def test_the_whole_configuration_is_one(visited: Visitor) -> None:
+def test_the_documented_configuration_is_taken(visited: Visitor) -> None:
     file = [block.text for block in blocks(DOCS / "configuration.md")][2]
     assert "20GiB" in visited.configured(file) or str(20 << 30) in visited.configured(file)

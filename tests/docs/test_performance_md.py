@@ -58,6 +58,6 @@ def test_the_page_has_a_place_for_it(name: str) -> None:
     assert marked.replaced(text, name, marked.between(text, name)).count(marked.marks(name)[0]) == 1
 
 
-def test_its_pictures_are_drawings() -> None:
+def test_each_picture_is_an_svg_drawing() -> None:
     for picture in re.findall(r"\]\((pictures/[^)]+)\)", PAGE.read_text()):
         assert ElementTree.parse(PAGE.parent / picture).getroot().tag.endswith("svg")

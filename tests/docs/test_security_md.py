@@ -67,7 +67,7 @@ def test_what_is_refused_is_refused_with_these_words(tmp_path: Path) -> None:
             serve_options(GivenOptions.of(context.params), {})
 
 
-def test_its_audit_line_is_one() -> None:
+def test_the_shown_audit_line_is_what_the_recorder_writes() -> None:
     (shown,) = (json.loads(line) for line in re.findall(r'^    (\{"time".*)$', TEXT, re.MULTILINE))
     rows: list[dict[str, Any]] = []
 

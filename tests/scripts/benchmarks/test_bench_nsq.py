@@ -46,7 +46,7 @@ def test_messages_are_taken_out_of_any_pieces(piece: int) -> None:
     frames.check(200, 200)
 
 
-def test_what_is_wrong_is_seen() -> None:
+def test_wrong_messages_and_error_frames_fail_the_benchmark() -> None:
     for numbers, ids in (((0, 1, 1), (0, 1, 2)), ((0, 1, 2), (0, 1, 1)), ((0, 1), (0, 1)), ((0, 1, 3), (0, 1, 2))):
         frames, _, _ = taken(b"".join(message(number, id=id) for number, id in zip(numbers, ids, strict=True)), 1000)
         with pytest.raises(nsq_client.NsqFailed):

@@ -85,6 +85,6 @@ def test_sums_of_micro_batches_are_added_up() -> None:
     assert hours.messages == 2
 
 
-def test_descendants_of_a_process() -> None:
+def test_all_descendants_of_a_process_are_found() -> None:
     assert below(1, lambda: {2: 1, 3: 2, 4: 9, 5: 3, 9: 0}) == [2, 3, 5]
     assert below(77, lambda: {2: 1}) == []

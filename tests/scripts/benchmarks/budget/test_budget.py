@@ -47,7 +47,7 @@ def test_a_number_has_three_digits_that_count(value: float, text: str) -> None:
     assert number(value) == text
 
 
-def test_what_a_line_says() -> None:
+def test_a_line_shows_median_range_and_budget() -> None:
     assert Line("g", "w", "ms", (3.0, 1.0, 2.0), MOST).measured == "2 ms (1 to 3)"
     assert Line("g", "w", "ms", (3.0,), MOST).measured == "3 ms"
     assert Line("g", "w", "ms", (3.0,), MOST).budget == "at most 1.5 ms"
@@ -64,7 +64,7 @@ def test_ratios_are_taken_within_each_round() -> None:
             by_round([1.0, 2.0, 3.0], count)
 
 
-def test_lines_out_of_a_report() -> None:
+def test_a_report_gives_rates_ratios_and_what_is_not_compared() -> None:
     report = Report("e2e", {}, {})
     report.add("ours", "messages/s", 10.0, 30.0)
     report.add("peer", "messages/s", 5.0, 10.0, limit=True)
@@ -79,7 +79,7 @@ def test_lines_out_of_a_report() -> None:
     assert tally(lines.found) == "2 budgets: 1 met, 0 unmet, 1 not compared."
 
 
-def test_the_table_for_the_documentation() -> None:
+def test_the_table_for_the_documentation_shows_each_line_and_verdict() -> None:
     lines = [Line("rates", "a|b", "times", (2.0,), LEAST), Line("rates", "c", "ms", (1.0,), MOST), Line("costs", "d", "MB", (1.0,))]
     text = markdown(lines, {"cpu": "one\nand two"}, ["a note"])
     assert "- cpu: one and two\n" in text
@@ -189,7 +189,7 @@ def test_nothing_begins_when_the_time_is_over() -> None:
 @pytest.mark.parametrize(
     "options", [("--only", "nothing"), ("--rounds", "0"), ("--scale", "0"), ("--waiting", "1"), ("--docs", "/nowhere")]
 )
-def test_options_that_make_no_sense(options: tuple[str, str]) -> None:
+def test_each_senseless_option_is_refused(options: tuple[str, str]) -> None:
     assert CliRunner().invoke(bench, ["all", *options]).exit_code == 2
 
 

@@ -122,12 +122,12 @@ def test_the_same_plot_is_the_same_picture() -> None:
 @pytest.mark.parametrize(
     ("most", "found"), [(1_000_000, (0, 10_000, 100_000, 1_000_000)), (20_000, (0, 10_000, 20_000)), (10_000, (0, 10_000))]
 )
-def test_the_steps_of_a_pile(most: int, found: tuple[int, ...]) -> None:
+def test_a_pile_grows_in_fixed_steps_to_its_size(most: int, found: tuple[int, ...]) -> None:
     assert piles.steps(most) == found
 
 
 @pytest.mark.parametrize(("count", "found"), [(1, [1]), (2, [1, 1]), (5, [3, 2]), (64, [32, 32])])
-def test_what_each_process_gets(count: int, found: list[int]) -> None:
+def test_work_is_shared_evenly_by_at_most_two_processes(count: int, found: list[int]) -> None:
     assert shares(count) == found
 
 
@@ -174,5 +174,5 @@ def test_a_sweep_that_fails_is_told_and_the_others_are_measured(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("options", [("--only", "nothing"), ("--waiting", "1"), ("--pictures", "/nowhere"), ("--rounds", "0")])
-def test_options_that_make_no_sense(options: tuple[str, str]) -> None:
+def test_each_senseless_option_is_refused(options: tuple[str, str]) -> None:
     assert CliRunner().invoke(bench, ["scaling", *options]).exit_code == 2
