@@ -125,7 +125,7 @@ def test_go_diskqueues_rules_read_what_was_written(tmp_path: Path) -> None:
 # What each queue gets
 
 
-def test_holes_deferred_ones_and_the_rest(tmp_path: Path) -> None:
+def test_unfinished_messages_are_exported_with_their_attempts(tmp_path: Path) -> None:
     topic = Topic(tmp_path / "data", node=5)
     due = 4_000_000_000_000_000_000
     holes = [("c", 3, 2, 4, 0), ("c", 25, 1, 1, due), ("c", 8, 5, 70_000, 0)]

@@ -35,7 +35,7 @@ def take(source: Path, data_dir: Path, *, skip_too_big: bool = False) -> ImportR
 # What a real nsqd left
 
 
-def test_a_cleanly_stopped_nsqd_body_for_body(tmp_path: Path) -> None:
+def test_a_cleanly_stopped_nsqd_is_imported_body_for_body(tmp_path: Path) -> None:
     source = fixture("clean", tmp_path)
     before = contents(source)
     report = take(source, tmp_path / "data")
@@ -64,7 +64,7 @@ def test_times_and_ids_are_nsqds(tmp_path: Path) -> None:
         assert all(len(one) == 16 and int(one, 16) for one in backlog.ids)
 
 
-def test_a_killed_nsqd_every_body_at_least_once(tmp_path: Path) -> None:
+def test_every_body_of_a_killed_nsqd_is_imported(tmp_path: Path) -> None:
     """nsqd itself would write over `never-synced`."""
     source = fixture("killed", tmp_path)
     report = take(source, tmp_path / "data")
@@ -207,7 +207,7 @@ def test_channels_that_are_not_as_they_were_written_are_not_committed(tmp_path: 
         take(source, tmp_path / "data")
 
 
-def test_the_node_of_a_new_data_directory(tmp_path: Path) -> None:
+def test_a_new_data_directory_gets_the_given_node(tmp_path: Path) -> None:
     import_nsqd(Files(), str(write_nsqd(tmp_path / "a", ONE, {})), tmp_path / "data", options=OPTIONS, node_id=7)
     registry = Registry(Files(), tmp_path / "data", 0)
     registry.open()

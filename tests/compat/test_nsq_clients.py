@@ -197,7 +197,9 @@ def test_a_requeued_message_comes_again_after_its_delay(
     program.close()
 
 
-def test_holds_no_more_than_it_asked_for(admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start) -> None:
+def test_a_client_holds_no_more_than_it_asked_for(
+    admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start
+) -> None:
     program = start(client, "consume", topic=topic, in_flight=1)
     program.next("ready")
     producer.publish_many(topic, [b"1", b"2", b"3"])

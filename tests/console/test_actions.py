@@ -72,7 +72,7 @@ def test_a_topic_is_created_and_published_to(window: Window, admin: zsq.Admin) -
     assert admin.delayed_count("orders")["messages"] == 1
 
 
-def test_publish_with_key_tag_headers_and_a_long_delay(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_message_is_published_with_key_tag_headers_and_delay(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "parcels", count=0)
     window.open("#/topics/parcels")
     window.press("Publish")
@@ -156,7 +156,7 @@ def test_a_topic_is_deleted_only_after_confirmation(window: Window, broker: Brok
     assert "old" not in admin.topics()
 
 
-def test_create_configure_and_delete_a_channel(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_channel_is_created_configured_and_deleted(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "work", "first")
     window.open("#/topics/work")
     window.press("New channel")
@@ -179,7 +179,7 @@ def test_create_configure_and_delete_a_channel(window: Window, broker: Broker, a
     window.page.locator("tbody").get_by_text("second", exact=True).wait_for(state="detached")
 
 
-def test_pause_seek_and_empty_a_channel(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_channel_is_paused_moved_and_emptied(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "moved", "c")
     window.open("#/topics/moved/channels/c")
     window.wait_figure("depth", "3")

@@ -70,7 +70,7 @@ def test_the_ban_can_fail(line: str) -> None:
     assert FOREIGN.search("https://cdn.example.com/x.js")
 
 
-def test_the_pictures_of_the_docs() -> None:
+def test_each_picture_is_shown_in_the_documentation() -> None:
     """tests/console/pictures.py takes them; each is shown in docs/console.md or the README."""
     folder = ROOT.parents[1] / "docs/pictures"
     shown = (ROOT.parents[1] / "docs/console.md").read_text() + (ROOT.parents[1] / "README.md").read_text()

@@ -16,7 +16,7 @@ SEED = 1
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ten_thousand_flipped_bits_and_other_damage() -> None:
+def test_ten_thousand_flipped_bits_break_no_promise() -> None:
     """In a process of its own, as LMDB may kill it. A violation says how it is done again."""
     summary = damage.run(FLIPS, OTHERS, LMDB_FLIPS, SEED, 1, sys.stdout)
     damage.report(summary, 0, SEED, 1, sys.stdout)

@@ -29,7 +29,7 @@ def child() -> Iterator[ProcessPoolExecutor]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", TARGETS)
-def test_nothing_but_values_and_documented_errors(name: str, child: ProcessPoolExecutor) -> None:
+def test_each_target_returns_values_or_documented_errors(name: str, child: ProcessPoolExecutor) -> None:
     batches = plan(list(TARGETS.values()), INPUTS)[name]
     _, found = child.submit(run_batches, name, SEED, 0, batches).result()
     assert not found.violations, f"{found.violations[0].what}\nagain: {found.violations[0].replay(SEED)}"

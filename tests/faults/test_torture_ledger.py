@@ -147,7 +147,7 @@ def test_a_transaction_stored_in_part_is_reported(ledger: Ledger) -> None:
     assert any("transaction 7 is stored in part: 1 of 2" in text for text in ledger.complained())
 
 
-def test_blocks_of_a_producer_out_of_order(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_blocks_of_a_producer_out_of_order_are_reported(ledger: Ledger, bodies: list[bytes]) -> None:
     audit = Audit(ledger, "")
     store(audit, ledger.open_slot(2, l.BLOCK, 0, 1))
     store(audit, bodies, first=1)

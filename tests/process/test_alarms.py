@@ -55,7 +55,7 @@ def stats(broker: Broker, *of: str) -> dict[str, Any]:
         return admin.stats(*of)
 
 
-def test_raised_and_cleared_by_webhook_and_command(starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_webhook_and_command_get_each_alarm_raised_and_cleared(starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZSQ_ALARM_WEBHOOK_TOKEN", "s3cret")
     out = tmp_path / "told"
     code = (
@@ -97,7 +97,7 @@ def test_raised_and_cleared_by_webhook_and_command(starts: Starts, tmp_path: Pat
         assert "secret-path" not in json.dumps(stats(broker)), "of a webhook only its host is shown"
 
 
-def test_defaults_of_the_broker_and_channels_of_their_own(starts: Starts) -> None:
+def test_a_channels_own_threshold_overrides_the_brokers_default(starts: Starts) -> None:
     broker = starts("--alarm-depth", "5")
     channel_of(broker, "t", "default")
     channel_of(broker, "t", "higher", alarm_depth=100)

@@ -44,7 +44,7 @@ def take(consumer: zsq.Consumer, count: int) -> list[zsq.Message]:
 
 
 @pytest.mark.smoke
-def test_from_the_handler_to_the_dead_letters(broker: Broker) -> None:
+def test_messages_that_a_handler_gives_up_become_dead_letters(broker: Broker) -> None:
     publish(broker, 4)
     consumer = zsq.Consumer("t", "c", url=broker.ipc, max_attempts=3, backoff_s=0.05)
     seen: Counter[bytes] = Counter()

@@ -103,7 +103,7 @@ def test_no_deferred_message_comes_early(broker: Broker) -> None:
             message.requeue()
 
 
-def test_emptying_a_channel_clears_them(broker: Broker) -> None:
+def test_emptying_a_channel_clears_its_deferred_messages(broker: Broker) -> None:
     defer(broker, "t", 50, 3_000.0)
     with zsq.Admin(broker.ipc) as admin:
         admin.empty("t", "c")

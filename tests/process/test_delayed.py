@@ -57,7 +57,7 @@ def stored_times(broker: Broker) -> list[int]:
         return [block.header.time_ns for block in reader.read(0).blocks for _ in range(block.count)]
 
 
-def test_in_order_of_due_time_and_never_early(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_delayed_messages_come_by_due_time_and_never_early(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
     admin.create_channel("t", "c")
     began = time.time_ns()
     late = producer.publish("t", b"late", delay=1.5, key="k")

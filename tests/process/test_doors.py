@@ -64,7 +64,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
         broker.close()
 
 
-def test_http_by_token_and_with_tls_only(guarded: Guarded) -> None:
+def test_http_is_served_only_with_tls_and_by_permission(guarded: Guarded) -> None:
     with guarded.client() as nobody, guarded.client("etl") as etl, guarded.client("boss") as boss:
         assert nobody.get("/ping").text == "OK"
         assert nobody.get("/stats").status_code == 401

@@ -134,7 +134,7 @@ def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker
             assert (take(durable, 1), take(other, 1)) == ([b"b"], [b"b"])
 
 
-def test_kill_its_topic_with_nobody_there(broker: Broker) -> None:
+def test_an_unused_ephemeral_channel_ends_when_its_topic_is_killed(broker: Broker) -> None:
     consumer = zsq.Consumer(TOPIC, CHANNEL, url=broker.tcp)
     publish(broker, b"a")
     assert take(consumer, 1) == [b"a"]

@@ -75,7 +75,7 @@ def test_clean_after_a_stop_and_after_a_kill(stopped: Broker) -> None:
     assert told(stopped.data_dir)["clean"], "a kill damages nothing"
 
 
-def test_found_repaired_and_served_again(stopped: Broker) -> None:
+def test_a_damaged_block_is_found_repaired_and_the_rest_served(stopped: Broker) -> None:
     folder = stopped.data_dir / "topics" / "000001"
     first = folder / f"{0:020d}.chunk"
     data = bytearray(first.read_bytes())

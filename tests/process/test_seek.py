@@ -158,7 +158,7 @@ def test_a_seek_without_an_existing_channel_is_refused(broker: Broker, consumer:
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
-def test_reads_by_time_and_by_bytes(broker: Broker, way: str) -> None:
+def test_a_reader_finds_offsets_by_time_and_by_bytes(broker: Broker, way: str) -> None:
     url = broker.ipc if way == "ipc" else broker.tcp
     before_ns = time.time_ns()
     with zsq.Producer(url) as producer, StageCommitter(url, TOPIC) as committer:

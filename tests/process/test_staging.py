@@ -208,7 +208,7 @@ def test_publishes_and_commits_are_delivered_in_order_in_other_sync_modes(broker
                     message.finish(sync=True)
 
 
-def test_a_big_commit_beside_a_publisher(broker: Broker) -> None:
+def test_a_big_commit_stops_no_publisher(broker: Broker) -> None:
     """64 MiB of adopted parts and some small ones: nobody fails, and all of it can be read where it should be."""
     large = [bodies_of(f"large{n}", 16_384, 1_024) for n in range(4)]
     small = [bodies_of(f"small{n}", 50) for n in range(3)]

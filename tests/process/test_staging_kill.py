@@ -112,7 +112,7 @@ def wait_for_actor(broker: Broker, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("victim", ["storage", "everything"])
-def test_a_kill_between_seal_and_commit(broker: Broker, victim: str) -> None:
+def test_a_sealed_stage_survives_a_kill_before_its_commit(broker: Broker, victim: str) -> None:
     part = write(broker.ipc, BODIES)
     if victim == "storage":
         killed(broker, victim)

@@ -60,7 +60,7 @@ def test_text_columns_and_maps_are_taken(spark: SparkSession, topic: Topic) -> N
     assert [(row.key, row.tag) for row in read(spark, topic, startingOffsets=f'{{"{topic.name}": 1}}').collect()] == [(None, None)]
 
 
-def test_each_row_once_whatever_the_partitions(spark: SparkSession, topic: Topic) -> None:
+def test_each_row_is_written_and_read_once_in_any_partitions(spark: SparkSession, topic: Topic) -> None:
     write(spark.range(0, 100_000, 1, 7).selectExpr(NUMBERS), topic)
     assert sorted(map(int, topic.bodies())) == list(range(100_000))
     found = read(spark, topic, minPartitions="5")

@@ -112,13 +112,13 @@ def test_no_more_rows_wait_than_a_block_holds() -> None:
     assert counts[-1] == 1_000 * len(counts)
 
 
-def test_many_tiny_rows_before_large_ones() -> None:
+def test_tiny_rows_before_large_ones_are_packed_in_order() -> None:
     rows = [b""] * 45_000 + [b"y" * 500_000] * 3
     blocks = packed(pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]))
     assert [body for block in blocks for body in block.body.values()] == rows
 
 
-def test_many_tiny_rows_behind_a_large_one() -> None:
+def test_tiny_rows_behind_a_large_one_keep_the_limit_of_a_block() -> None:
     """Half of the bytes are in the first row: what is behind it is more than a block may count."""
     rows = [b"y" * 500_000] + [b""] * (2 * BLOCK_COUNT_MAX - 1)
     blocks = packed(pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]), block_bytes=1 << 29)
@@ -126,7 +126,7 @@ def test_many_tiny_rows_behind_a_large_one() -> None:
     assert max(block.count for block in blocks) <= BLOCK_COUNT_MAX
 
 
-def test_one_large_row_among_small_ones() -> None:
+def test_a_large_row_among_small_ones_keeps_blocks_small() -> None:
     rows = [b"x" * 10] * 500 + [b"y" * 1_000_000] + [b"z"] * 500
     blocks = packed(pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]))
     assert [body for block in blocks for body in block.body.values()] == rows

@@ -75,7 +75,7 @@ def test_split_loses_nothing(spans: list[OffsetRange], least: int) -> None:
     assert len(parts) >= min(least, sum(span.stop - span.start for span in spans))
 
 
-def test_split_by_bytes_and_by_wish() -> None:
+def test_ranges_are_split_by_bytes_and_by_the_wanted_number() -> None:
     assert split([OffsetRange("a", 0, 100, PARTITION_BYTES)]) == [OffsetRange("a", 0, 100, PARTITION_BYTES)]
     assert [(part.start, part.stop) for part in split([OffsetRange("a", 0, 100, PARTITION_BYTES + 1)])] == [(0, 50), (50, 100)]
     assert [(part.start, part.stop) for part in split([OffsetRange("a", 10, 13)], 5)] == [(10, 11), (11, 12), (12, 13)]

@@ -262,7 +262,7 @@ def plain(monkeypatch: pytest.MonkeyPatch, logs: MadeUp, **given: str) -> PlainS
     return PlainStreamReader(options(**given))
 
 
-def test_limits_without_being_told_the_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_hold_although_spark_does_not_pass_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
     logs = MadeUp(a=(0, 100))
     reader = plain(monkeypatch, logs, startingOffsets="earliest", maxOffsetsPerTrigger="40")
     assert StreamPosition.from_json(reader.initialOffset()) == at(a=0)

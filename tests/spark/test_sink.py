@@ -277,7 +277,7 @@ def test_overwriting_is_refused(make: Any) -> None:
         make(options(), SCHEMA, overwrite=True)
 
 
-def test_a_stream_writer_for_each_pyspark(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_pyspark_gets_the_stream_writer_that_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
     assert type(stream_writer(options(), SCHEMA, False)) is ArrowStreamWriter
     monkeypatch.setattr(sink, "ARROW_STREAMS", False)
     assert type(stream_writer(options(), SCHEMA, False)) is RowStreamWriter

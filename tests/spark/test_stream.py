@@ -205,7 +205,7 @@ def test_a_topic_that_is_gone_stops_the_query(spark: SparkSession, topic: Topic,
     assert f"zsq topic create {topic.name}" in text
 
 
-def test_each_batch_named_by_the_user(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_batch_with_the_users_version_is_written_once(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
     topic.put(*numbers(0, 200))
 
     def twice(rows: DataFrame, batch: int) -> None:

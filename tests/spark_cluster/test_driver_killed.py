@@ -65,7 +65,7 @@ def publish(topic: Topic, first: int, count: int) -> None:
         producer.publish_many(topic.name, [value_of(number, SIZE) for number in range(first, first + count)])
 
 
-def test_driver_killed_before_and_after_the_commit(broker: Broker, tmp_path: Path) -> None:
+def test_queries_write_each_row_once_although_their_driver_is_killed(broker: Broker, tmp_path: Path) -> None:
     """Two queries at once, one of files and one that copies a topic to which producers write on; and a job that is never repeated."""
     filed, given, copied, orphan = (Topic(broker, name).create() for name in ("filed", "given", "copied", "orphan"))
     one = Query(filed, tmp_path / "one", ranges(tmp_path / "ranges", files=6, rows=1000))

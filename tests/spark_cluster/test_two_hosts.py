@@ -88,7 +88,7 @@ def test_rows_are_written_once_when_storage_behind_the_gateway_is_killed(spark: 
     topic.no_stage_left()
 
 
-def test_read_over_tcp_as_over_ipc(spark: SparkDriver, topic: Topic) -> None:
+def test_a_read_over_tcp_equals_one_over_ipc(spark: SparkDriver, topic: Topic) -> None:
     spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)).result()
     found = [spark.submit("read", options={**options(topic), "url": url, "minPartitions": "4"}).result()
              for url in (topic.broker.tcp, topic.broker.ipc)]  # fmt: skip

@@ -58,7 +58,7 @@ def test_each_value_has_its_level_against_the_threshold(value: float | None, thr
     assert level(value, threshold) is found
 
 
-def test_raised_when_it_held_and_told_once() -> None:
+def test_an_alarm_is_raised_once_after_its_hold_time() -> None:
     watch = Watch()
     assert watch.see(101, 200, 300) == []
     assert watch.see(400) == ["raised"]

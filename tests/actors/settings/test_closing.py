@@ -31,7 +31,7 @@ def test_nothing_is_closed_to_consumers_alone() -> None:
     assert [to_consumers(state) for state in STATES] == [False, False, True]
 
 
-def test_retiring_step_by_step_and_back() -> None:
+def test_a_topic_is_closed_step_by_step_and_opened_again() -> None:
     state = after(OPEN, "close", {})
     assert state == DRAINING
     state = after(state, "close", {"to": "consumers"})

@@ -80,7 +80,7 @@ def test_errors_become_one_line_and_a_code(
     assert capsys.readouterr().err == line
 
 
-def test_url_own_option_then_root_then_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_comes_from_the_command_then_the_root_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
     monkeypatch.setattr(stats.stats, "callback", lambda url, **_: found.append(url))
     monkeypatch.delenv("ZSQ_URL", raising=False)

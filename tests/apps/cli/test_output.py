@@ -92,7 +92,7 @@ def test_a_bar_is_drawn_on_a_terminal_and_leaves_the_answer_alone() -> None:
     assert seen.endswith("\x1b[2K")  # gone when the work is done
 
 
-def test_without_colours_where_nobody_wants_them_and_not_at_all_on_a_dumb_terminal() -> None:
+def test_no_colour_is_used_when_unwanted_and_no_bar_on_dumb_terminals() -> None:
     out, seen = drawn("messages", NO_COLOR="1")
     assert "of 4,000 messages" in seen
     assert "\x1b[3" not in seen

@@ -93,7 +93,7 @@ def test_a_failing_member_is_told() -> None:
             crew.results()
 
 
-def test_the_limits_of_a_small_shape(tmp_path: Path) -> None:
+def test_the_limits_of_the_machine_are_measured(tmp_path: Path) -> None:
     shape = Shape(2_000, 200, 100)
     assert limits.disk_rate(shape, tmp_path) > 0
     assert limits.raw_rate(shape, tmp_path) > 0

@@ -51,7 +51,7 @@ def test_a_delay_is_seen_by_all_who_have_it_and_not_by_a_failure(tmp_path: Path)
     assert time.monotonic() - begin >= 0.1
 
 
-def test_the_rate_of_one_who_speaks_nsq(tmp_path: Path) -> None:
+def test_the_rate_of_an_nsq_peer_is_measured(tmp_path: Path) -> None:
     """It is meant for nsqd; our own gateway speaks the same."""
     port = nsq_peers.free_port()
     shape = Shape(2_000, 200, 500)

@@ -63,7 +63,7 @@ def changes_of(harness: StorageHarness) -> int:
 
 
 @pytest.mark.parametrize("loses", ["all", "nothing"])
-def test_a_power_cut_at_each_step(spoiled: StorageHarness, loses: str) -> None:
+def test_a_power_cut_at_any_step_of_a_repair_loses_nothing(spoiled: StorageHarness, loses: str) -> None:
     before = {path: path.read_bytes() for path in Path(spoiled.directory).iterdir() if path.is_file() and path.name != "lock"}
     steps = changes_of(spoiled)
     assert steps > 15

@@ -84,7 +84,7 @@ def test_what_is_due_goes_to_the_log(harness: StorageHarness) -> None:
 
 
 @pytest.mark.parametrize("loss", [keep_all, keep_none], ids=["all kept", "none kept"])
-def test_power_cut_before_every_change(tmp_path: Path, harness: StorageHarness, loss: object) -> None:
+def test_a_power_cut_before_any_change_moves_each_message_once(tmp_path: Path, harness: StorageHarness, loss: object) -> None:
     """Also inside the recovery that follows, and with the checkpoint of the state store at any place before."""
     everything = sorted(body for bodies in BLOCKS for body in bodies)
     at = 0
@@ -118,7 +118,7 @@ def test_power_cut_before_every_change(tmp_path: Path, harness: StorageHarness, 
     assert at > 5
 
 
-def test_a_crash_between_the_sync_and_the_deletion(harness: StorageHarness) -> None:
+def test_a_message_moved_before_a_crash_is_not_moved_again(harness: StorageHarness) -> None:
     """The one moment at which it lies in both."""
     publish(harness)
     store = delayed(harness)

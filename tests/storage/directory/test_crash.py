@@ -79,7 +79,7 @@ def run_until_cut(harness: StorageHarness, at: int) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_power_cut_before_every_change(tmp_path: Path, harness: StorageHarness, loss: str) -> None:
+def test_promises_hold_after_a_power_cut_before_any_change(tmp_path: Path, harness: StorageHarness, loss: str) -> None:
     total = count_changes(harness)
     assert total > 20
     assert harness.log.end > 3
@@ -107,7 +107,7 @@ def make(root: Path, number: int) -> Path:
     return folder
 
 
-def test_power_cut_inside_recovery(tmp_path: Path, harness: StorageHarness) -> None:
+def test_promises_hold_after_a_power_cut_inside_recovery(tmp_path: Path, harness: StorageHarness) -> None:
     """At each change that recovery makes, after a torn write in the middle: the next recovery ends the same."""
     for at in range(1, 30):
         other = type(harness)(make(tmp_path, at))
@@ -128,7 +128,7 @@ def test_power_cut_inside_recovery(tmp_path: Path, harness: StorageHarness) -> N
     assert finished, "more points than recovery has changes"
 
 
-def test_every_byte_of_the_last_append(tmp_path: Path, harness: StorageHarness) -> None:
+def test_an_append_cut_at_any_byte_keeps_what_was_synced(tmp_path: Path, harness: StorageHarness) -> None:
     harness.publish(blocks=2)
     harness.sync()
     harness.publish(blocks=2)

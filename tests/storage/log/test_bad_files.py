@@ -177,7 +177,7 @@ def test_a_crash_while_it_is_written_leaves_a_whole_file_or_none(chunks: Storage
     raise AssertionError("it never got through")
 
 
-def test_at_most_so_many_files_and_bytes(chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_files_are_kept_only_up_to_their_limits(chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage_file, "BAD_FILES_MAX", 1)
     spoil(chunks, 0, 0)
     spoil(chunks, 0, 2)

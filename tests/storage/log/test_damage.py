@@ -53,7 +53,7 @@ def flip_and_check(harness: StorageHarness, path: Path, bit: int) -> None:
 
 
 @pytest.mark.parametrize("base", [0, 3])
-def test_a_flipped_bit_in_each_byte(two_chunks: StorageHarness, base: int) -> None:
+def test_no_flipped_byte_costs_more_than_one_block(two_chunks: StorageHarness, base: int) -> None:
     path = two_chunks.chunk_path(base)
     for byte in range(path.stat().st_size):
         flip_and_check(two_chunks, path, byte * 8 + byte % 8)
@@ -268,7 +268,7 @@ def test_a_body_full_of_headers_beginnings_costs_few_decodings(
     assert len(calls) < 50
 
 
-def test_index_lost_short_garbage_or_of_another_chunk(two_chunks: StorageHarness) -> None:
+def test_a_lost_or_wrong_index_costs_no_message(two_chunks: StorageHarness) -> None:
     path = two_chunks.path(index_name(0))
     good = path.read_bytes()
     two_chunks.open()

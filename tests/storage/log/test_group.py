@@ -115,7 +115,7 @@ def test_an_adopted_group_is_not_written_again(group_desk: StorageHarness) -> No
     assert group_desk.check() == [0, 1]
 
 
-def test_groups_of_adopted_parts_one_behind_the_other(group_desk: StorageHarness) -> None:
+def test_consecutive_adopted_groups_leave_no_gap_and_lose_no_mark(group_desk: StorageHarness) -> None:
     """Nothing between them, no message before them: the empty chunk's name is taken over, and no mark is lost."""
     for version in range(1, 5):
         key = group_desk.stage(f"s{version}", version, blocks=4)
@@ -150,7 +150,7 @@ def test_time_never_goes_back_in_groups(group_desk: StorageHarness) -> None:
     assert group_desk.log.append([pack([b"y"])], 10)[1] == 9_000
 
 
-def test_a_group_inside_an_outstanding_sync(group_desk: StorageHarness) -> None:
+def test_a_group_committed_inside_an_outstanding_sync_completes_it(group_desk: StorageHarness) -> None:
     for version, blocks in ((1, 1), (2, 4)):
         key = group_desk.stage(f"s{version}", version, blocks=blocks)
         group_desk.seal(key)

@@ -138,7 +138,7 @@ QUICK = ("all kept", "none kept", "names only", "the oldest dropped", "torn at 3
 
 @pytest.mark.parametrize("loss", LOSSES if "ZSQ_TEST_WHOLE" in os.environ else QUICK)
 @pytest.mark.parametrize("work", WORKS)
-def test_power_cut_before_every_change(tmp_path: Path, group_desk: StorageHarness, work: str, loss: str) -> None:
+def test_promises_hold_after_a_power_cut_before_any_change(tmp_path: Path, group_desk: StorageHarness, work: str, loss: str) -> None:
     for other in cut_at_each(group_desk, tmp_path, WORKS[work]):
         other.crash(LOSSES[loss]())
         other.check()
@@ -149,7 +149,7 @@ def test_power_cut_before_every_change(tmp_path: Path, group_desk: StorageHarnes
         other.check()
 
 
-def test_no_alarm_after_power_cuts_only(tmp_path: Path, group_desk: StorageHarness) -> None:
+def test_power_cuts_alone_raise_no_alarm(tmp_path: Path, group_desk: StorageHarness) -> None:
     """The footer that recovery writes behind a commit which was not finished must be on disk before the log goes on in another chunk."""
     for other in cut_at_each(group_desk, tmp_path, mixed):
         for loss in (keep_all, keep_none):
@@ -206,7 +206,7 @@ def test_a_group_torn_in_the_middle_is_cut_whole(group_desk: StorageHarness) -> 
 
 @pytest.mark.parametrize("loss", ["all kept", "torn at 100", pytest.param("names only", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("work", ["mixed", "adopted"])
-def test_power_cut_inside_recovery(tmp_path: Path, group_desk: StorageHarness, work: str, loss: str) -> None:
+def test_promises_hold_after_a_power_cut_inside_recovery(tmp_path: Path, group_desk: StorageHarness, work: str, loss: str) -> None:
     """At each change that recovery makes, after a cut in the second half of the work: the next recovery ends well all the same."""
     total = count_changes(group_desk.fresh(tmp_path, 0), WORKS[work])
     number = points = 0

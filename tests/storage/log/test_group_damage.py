@@ -39,7 +39,7 @@ def everything(harness: StorageHarness) -> dict[int, tuple[bytes | None, ...]]:
 
 
 @pytest.mark.parametrize("base", [0, 7, 15, 23])
-def test_a_flipped_bit_in_each_byte(grouped: StorageHarness, base: int) -> None:
+def test_a_flipped_bit_in_any_byte_costs_at_most_one_block(grouped: StorageHarness, base: int) -> None:
     """Also of the marks, one in the middle of a chunk and one at the end of an adopted one: there no message is lost."""
     path = grouped.chunk_path(base)
     whole = path.read_bytes()
@@ -124,7 +124,7 @@ def test_a_damaged_mark_at_the_end_that_the_state_knows(group_desk: StorageHarne
     assert number > 100
 
 
-def test_a_bad_footer_of_an_adopted_chunk(grouped: StorageHarness) -> None:
+def test_a_bad_footer_of_an_adopted_chunk_loses_nothing(grouped: StorageHarness) -> None:
     """Of the last chunk, too: what the next one's name says, or the blocks, is as good."""
     grouped.open()
     good = everything(grouped)

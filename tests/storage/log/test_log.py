@@ -112,7 +112,7 @@ def test_a_ticket_covers_what_was_written_before_it(harness: StorageHarness) -> 
     assert harness.check()[0] == 0
 
 
-def test_a_roll_inside_an_outstanding_sync(harness: StorageHarness) -> None:
+def test_a_roll_inside_an_outstanding_sync_completes_it(harness: StorageHarness) -> None:
     harness.publish(count=20)
     ticket = harness.log.begin_sync()
     harness.publish(count=20)

@@ -117,10 +117,10 @@ def test_reads_go_on_when_the_system_refuses_the_advice(tmp_path: Path, harness:
     made = backlog(tmp_path, harness, PAGE_BYTES * 2)
     made.fill(PAGES * 6)
 
-    refused: list[int] = []
+    refused: list[tuple[int, ...]] = []
 
-    def refuse(fd: int, *_: int) -> None:
-        refused.append(fd)
+    def refuse(*arguments: int) -> None:
+        refused.append(arguments)
         raise OSError
 
     made.harness.files.advise_done = refuse  # type: ignore[assignment]

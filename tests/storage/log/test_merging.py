@@ -133,7 +133,7 @@ def fresh(harness: StorageHarness, root: Path, number: int) -> StorageHarness:
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("loss", LOSSES)
-def test_power_cut_before_every_change(tmp_path: Path, group_desk: StorageHarness, loss: str) -> None:
+def test_a_power_cut_before_any_change_leaves_parts_or_the_group(tmp_path: Path, group_desk: StorageHarness, loss: str) -> None:
     """The sealed parts are there, or the whole group is; the merge leaves nothing, and can be done again."""
     number, finished = 0, False
     before = _changes_before_the_commit(fresh(group_desk, tmp_path, 0))

@@ -96,7 +96,7 @@ def test_they_go_oldest_first_and_each_after_its_other_files(harness: StorageHar
 
 
 @pytest.mark.parametrize("loss", [keep_all, keep_none])
-def test_power_cut_at_every_step_of_a_removal(tmp_path: Path, harness: StorageHarness, loss: Choose) -> None:
+def test_a_power_cut_during_a_removal_leaves_a_whole_log(tmp_path: Path, harness: StorageHarness, loss: Choose) -> None:
     finished = False
     for at in range(1, 20):
         (tmp_path / f"run{at}").mkdir()
@@ -227,7 +227,7 @@ def test_the_sizes_of_the_log_agree_with_its_files(harness: StorageHarness) -> N
     assert keeper.unfinished_bytes(0) == keeper.unfinished_bytes(start)
 
 
-def test_the_time_of_a_chunks_last_message(harness: StorageHarness) -> None:
+def test_the_time_of_a_chunks_last_message_is_known(harness: StorageHarness) -> None:
     fill(harness)
     identity = bytes.fromhex("00112233445566778899aabbccddeeff")
     keeper = LogKeeper(harness.files, harness.directory, identity, harness.log)

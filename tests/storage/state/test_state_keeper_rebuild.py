@@ -84,7 +84,7 @@ def test_the_snapshot_is_there_when_a_channel_was_made(harness: StorageHarness) 
     assert len(found.rows) == 8
 
 
-def test_made_again_from_snapshot_and_log(harness: StorageHarness) -> None:
+def test_a_damaged_state_is_made_again_from_snapshot_and_log(harness: StorageHarness) -> None:
     work(harness)
     harness.abandon()
     spoil(harness)
@@ -212,7 +212,7 @@ def test_a_full_disk_while_it_is_made(harness: StorageHarness) -> None:
 # What is noticed
 
 
-def test_a_store_older_than_its_snapshot(harness: StorageHarness) -> None:
+def test_a_store_older_than_its_snapshot_is_made_again(harness: StorageHarness) -> None:
     """LMDB chooses between two heads by a number; a bit of it, and the commit before is back: right in itself."""
     work(harness)
     old = harness.path("state/data.mdb").read_bytes()

@@ -100,7 +100,7 @@ def test_mpub_gives_the_messages_that_were_packed(many: list[bytes]) -> None:
     assert parsed([mpub(b"t", *many)]) == [Mpub("t", many, sum(map(len, many)))]
 
 
-def test_many_more_messages_than_one_format_cuts() -> None:
+def test_thousands_of_messages_in_one_command_are_parsed() -> None:
     many = [b"%04d" % i for i in range(5000)]
     assert parsed([mpub(b"t", *many)]) == [Mpub("t", many, 20000)]
     odd = [*many[:1500], b"odd", b"uneve", *many[1500:]]  # the last stands where it would if all had four bytes

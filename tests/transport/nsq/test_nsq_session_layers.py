@@ -289,7 +289,7 @@ def test_the_end_of_input_while_a_permission_is_asked_is_told_after_the_answer()
     assert client.closed
 
 
-def test_one_piece_of_commands_at_a_time() -> None:
+def test_commands_are_handled_in_bounded_pieces() -> None:
     client = Client()
     client.session.receive(b"NOP x\n" * (COMMANDS_PIECE + 10), 0)
     assert client.session.more

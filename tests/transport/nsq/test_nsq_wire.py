@@ -55,7 +55,7 @@ def test_messages_packed_in_bulk_equal_those_by_hand(messages: list[tuple[bytes,
 @example([b"abc", b"def"], 1, 65536, 1)
 @example([b"abc", b"defg"], 1, 65536, 1)
 @given(st.lists(st.binary(min_size=3, max_size=4), min_size=1, max_size=20), offset, st.integers(1, 70_000), time_ns)
-def test_messages_of_one_time_and_one_attempt(bodies: list[bytes], first: int, attempts: int, time: int) -> None:
+def test_one_time_and_one_attempt_stand_for_all_messages(bodies: list[bytes], first: int, attempts: int, time: int) -> None:
     offsets = [(first + i) % (1 << 64) for i in range(len(bodies))]
     expected = b"".join(by_hand(body, offset, attempts, time) for body, offset in zip(bodies, offsets, strict=True))
     same = len(bodies)

@@ -82,7 +82,7 @@ def registry(folder: Path) -> Content:
     return decode((folder / "data/registry.json").read_bytes(), "r")
 
 
-def test_all_states_then_all_logs_then_the_copies(house: House, tmp_path: Path) -> None:
+def test_a_backup_takes_all_states_then_all_logs_then_the_copies(house: House, tmp_path: Path) -> None:
     manifest = back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
     states, logs, ends = ([f"{do} {topic}" for topic in "abc"] for do in ("state", "log", "end"))
     assert house.asked == states + logs + ends

@@ -141,7 +141,7 @@ def test_an_index_is_shown_and_a_cut_one_is_damaged(topic: Path, tmp_path: Path)
     assert [one["kind"] for one in show(copy)] == ["damaged"]
 
 
-def test_a_group_and_its_staged_part(tmp_path: Path) -> None:
+def test_a_group_and_its_staged_part_are_shown(tmp_path: Path) -> None:
     folder = tmp_path / "topic"
     create_store(Files(), str(folder), TopicIdentity("clicks", UUID), OPTIONS)
     store = open_store(Files(), str(folder), OPTIONS, TopicIdentity("clicks", UUID))

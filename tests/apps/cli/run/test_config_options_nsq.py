@@ -36,7 +36,7 @@ def test_defaults_are_the_actors() -> None:
     assert nsq_options.MSG_TIMEOUT_S_MAX * 1000 == actors.NsqOptions().max_msg_timeout_ms == MESSAGE_TIMEOUT_MS_MAX
 
 
-def test_each_reaches_the_gateway() -> None:
+def test_each_nsq_option_reaches_the_gateway() -> None:
     arguments = (
         "--nsq-msg-timeout 2s --nsq-max-msg-timeout 5m --nsq-max-req-timeout 2h --nsq-max-heartbeat-interval 90s --nsq-max-rdy-count 7"
         " --nsq-max-output-buffer-timeout 1s --nsq-no-deflate --nsq-auth-http-address a:1 --nsq-lookupd-tcp-address b:2"

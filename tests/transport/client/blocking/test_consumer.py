@@ -84,7 +84,7 @@ def test_batches_are_finished_as_ranges(broker: Broker) -> None:
     assert {message.ranges for message in broker.heard if type(message) is p.Fin} == {()}
 
 
-def test_part_of_a_batch_by_message_the_rest_as_a_whole(broker: Broker) -> None:
+def test_a_batch_can_be_answered_in_part_and_then_as_a_whole(broker: Broker) -> None:
     put(broker, *numbers(10))
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
         batch = consumer.receive_batch()

@@ -180,7 +180,7 @@ def test_disk_full_fails_that_block_and_what_follows_is_stored(broker: Broker) -
         assert producer.publish("t", b"b").offset == 0
 
 
-def test_disk_full_in_the_middle_of_a_window(broker: Broker) -> None:
+def test_a_full_disk_refuses_one_publish_and_not_those_behind(broker: Broker) -> None:
     with zsq.Producer(broker.url) as producer:
         producer.publish("t", b"first")
         broker.refuse.extend(["", E_DISK_FULL])

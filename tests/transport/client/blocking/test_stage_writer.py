@@ -113,7 +113,7 @@ def test_a_stage_is_sealed_whole_although_storage_died(storage: FakeStages, keep
     assert storage.bodies(part[0]) == wanted(100)
 
 
-def test_death_of_storage_between_seal_and_commit(storage: FakeStages) -> None:
+def test_a_sealed_stage_can_be_committed_after_storage_died(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 1) as writer:
         push(writer, 50)
         part = writer.seal()
@@ -289,7 +289,7 @@ def test_writer_and_committer_report_an_unreachable_broker(tmp_path: Path) -> No
         committer.commit("app", 1, [])
 
 
-def test_an_idle_writer_beats(storage: FakeStages) -> None:
+def test_an_idle_writer_sends_beats_and_opens_again_without_answer(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 1, heartbeat_ms=1000) as writer:
         push(writer, 1)
         storage.wait_for(lambda: storage.count(p.Beat) >= 2)

@@ -48,7 +48,7 @@ def test_a_reader_takes_the_url_first_only_with_a_warning(made: Any) -> None:
         assert made("tcp://h:1", "orders").topic == "orders"
 
 
-def test_one_key_tag_and_headers_for_all(broker: Broker) -> None:
+def test_one_key_tag_and_headers_apply_to_all_messages(broker: Broker) -> None:
     with zsq.Producer(broker.url) as producer, zsq.Consumer("t", "c", url=broker.url) as consumer:
         producer.publish_many("t", [b"a", b"b"], key="k", tag="urgent", headers={"of": "all"})
         for _ in range(2):

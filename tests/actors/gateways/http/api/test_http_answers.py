@@ -121,7 +121,7 @@ def test_each_wrong_get_is_refused_and_head_is_answered(site: Site) -> None:
     assert (head.status_code, head.headers["content-type"]) == (200, "application/json; charset=utf-8")
 
 
-def test_many_at_once_as_lines_and_counted(site: Site) -> None:
+def test_many_messages_are_published_as_lines_or_counted(site: Site) -> None:
     assert site.post("/mpub?topic=t", b"one\n\ntwo\r\n\n three").text == "OK"
     assert site.post("/mpub?topic=t&binary=false", b"\nx\n").text == "OK"
     for said in ("true", "1", "yes", ""):

@@ -179,7 +179,7 @@ def offsets(site: ConsoleSite, query: str) -> list[int]:
     return [message["offset"] for message in answer.json()["messages"]]
 
 
-def test_messages_by_offset_id_time_and_the_latest(site: ConsoleSite) -> None:
+def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
     site.source.blocks = [block(2, b"a", b"b"), block(4, b"c"), block(8, *[b"x"] * 300)]  # 5 to 7 are lost
     assert offsets(site, "offset=3&count=2") == [3, 4]
     assert offsets(site, "offset=0&count=1") == [2]  # the oldest that is kept
@@ -296,7 +296,7 @@ def test_a_refused_publish_ends_its_client_and_gives_its_place_back(site: Consol
     assert site.source.closed == PUBLISHES_MAX + 1
 
 
-def test_so_many_publishes_at_a_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_over_the_limit_of_running_ones_is_refused(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doing, "PUBLISHES_MAX", 0)
     refused(post(site, "/api/topic/publish?topic=t", {"body": "a"}), 503, "E_LIMIT")
     assert site.source.calls == []

@@ -107,7 +107,7 @@ def target_of(path: str) -> str:
     return path.replace("{option}", "log_level").replace("{name:path}", "main.js") + "?topic=clicks&channel=c&node=n"
 
 
-def test_each_path_and_method_by_itself(console: ConsoleSite) -> None:
+def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None:
     """Refused means: before anything was done or looked at, whoever asks."""
     walked = set()
     for method, path in routes(console):

@@ -100,7 +100,7 @@ def test_what_is_no_browser_or_our_own_page_goes_on(site: Site, headers: dict[st
     assert site.post("/topic/pause?topic=t", headers=HOST | headers).status_code == 200
 
 
-def test_put_too_and_all_of_the_api_and_reading_elsewhere_as_ever(site: Site) -> None:
+def test_a_foreign_origin_may_only_read_outside_the_api(site: Site) -> None:
     theirs = HOST | {"origin": "http://evil.example"}
     assert site.call("PUT", "/config/log_level", b"debug", headers=theirs).status_code == 403
     assert site.get("/api/live", headers=theirs).status_code == 403
