@@ -103,7 +103,7 @@ def export_nsqd(
     if not files.exists(str(data_dir / "registry.json")):
         raise ForeignDirectory(f"{data_dir} has no registry.json: it is not a data directory of zsq")
     if files.exists(str(out_dir)) and files.list(str(out_dir)):
-        raise ForeignDirectory(f"{out_dir} is not empty; an nsqd's data may be there: choose a new one")
+        raise ForeignDirectory(f"{out_dir} is not empty and may have the data of an nsqd: choose a new directory")
     lock = files.lock(str(data_dir / "lock"))
     try:
         registry = Registry(files, data_dir, 0)
@@ -149,8 +149,8 @@ class _Export:
         It runs at the end and names all losses at once.
         """
         if self._lost and not self._options.skip_lost:
-            text = f"{self._lost} unfinished messages cannot be given, nothing was exported: {'; '.join(self._report.notes[:NAMED_MAX])}"
-            raise DataLoss(E_DATA_LOSS, f"{text}. Look with `zsq fsck`, or leave them out with --skip-lost")
+            text = f"{self._lost} unfinished messages cannot be read, so nothing was exported: {'; '.join(self._report.notes[:NAMED_MAX])}"
+            raise DataLoss(E_DATA_LOSS, f"{text}. Check the data directory with `zsq fsck`, or leave these messages out with --skip-lost")
 
     def _chosen(self, names: list[str]) -> dict[str, TopicRow]:
         known = {name: row for name, row in self._registry.topics.items() if row.state != "deleting"}
@@ -183,7 +183,7 @@ class _Export:
         channels = []
         for channel, its in table.channels.items():
             if is_ephemeral(channel):
-                self._report.notes.append(f"{name}/{channel} is ephemeral: nsqd keeps nothing of it on disk; left out")
+                self._report.notes.append(f"{name}/{channel} is ephemeral: nsqd keeps no messages of it on disk; left out")
                 continue
             channels.append(NsqdChannel(channel, its.paused))
             queue = queue_name(name, channel)
@@ -216,9 +216,9 @@ class _Export:
         self._report.queues[queue] = self._report.queues.get(queue, 0) + count
 
     def _too_big(self, queue: str, message: StoredRecord) -> None:
-        text = f"{queue}: the body at offset {message.offset} has {len(message.body)} bytes, nsqd's limit is {self._options.body_bytes_max}"
+        text = f"{queue}: the body at offset {message.offset} has {len(message.body)} bytes; nsqd's limit is {self._options.body_bytes_max}"
         if not self._options.skip_too_big:
-            raise UsageError(E_TOO_BIG, f"{text}; raise it there and here (--max-msg-size), or leave such out with --skip-too-big")
+            raise UsageError(E_TOO_BIG, f"{text}; raise --max-msg-size here and in nsqd, or leave out larger bodies with --skip-too-big")
         self._report.notes.append(f"{text}; left out")
 
     def _converted(self, message: StoredRecord) -> NsqMessage:
@@ -228,7 +228,8 @@ class _Export:
             known = f"{self._registry.node << _NODE_SHIFT | message.offset:0{NSQ_ID_BYTES}x}"
         for what, there in (("keys", message.key), ("tags", message.tag), ("headers", headers)):
             if there:
-                self._dropped[f"{what} are left out, NSQ has none"] = self._dropped.get(f"{what} are left out, NSQ has none", 0) + 1
+                note = f"{what} are left out, because NSQ has none"
+                self._dropped[note] = self._dropped.get(note, 0) + 1
         return NsqMessage(message.timestamp_ns, message.attempts, known.encode(), message.body)
 
     # Delayed publishes
@@ -241,9 +242,9 @@ class _Export:
             if not count:
                 return
             if self._options.delayed == REFUSE:
-                text = f"topic {name} has {count} delayed messages; nsqd cannot keep a delay over a stop: --delayed now gives them at once,"
-                raise Refused(E_NOT_EMPTY, f"{text} --delayed skip leaves them out")
-            verb = "given at once" if self._options.delayed == NOW else "left out"
+                text = f"topic {name} has {count} delayed messages, and nsqd cannot keep a delay on disk"
+                raise Refused(E_NOT_EMPTY, f"{text}; export them without delay by --delayed now, or leave them out by --delayed skip")
+            verb = "exported without delay" if self._options.delayed == NOW else "left out"
             self._report.notes.append(f"{name}: {count} delayed messages are {verb}")
             if self._options.delayed == SKIP:
                 return

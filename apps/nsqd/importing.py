@@ -183,9 +183,10 @@ class TopicBuilder:
         report = SourceReport() if again else self._report
         for file, position, message in self._source.messages(queue, report):
             if len(message.body) > BODY_BYTES_MAX:
-                loss = LostBytes(file, position, len(message.body) + NSQ_HEAD_BYTES, f"over the limit of {BODY_BYTES_MAX} bytes for a body")
+                size = len(message.body)
+                loss = LostBytes(file, position, size + NSQ_HEAD_BYTES, f"the body has {size} bytes; the limit is {BODY_BYTES_MAX}")
                 if not self._skip_too_big:
-                    raise UsageError(E_TOO_BIG, f"{loss}; nothing was taken over; with --skip-too-big it is left out")
+                    raise UsageError(E_TOO_BIG, f"{loss}; nothing was imported; --skip-too-big leaves out larger bodies")
                 report.lose(loss, left_out=True)
                 continue
             yield message
@@ -205,13 +206,11 @@ class TopicBuilder:
                     offset = block.next_offset
             table = store.state.load()
             if found.hexdigest() != digest or offset - store.log.start != built.messages:
-                raise Damaged(
-                    f"{directory}: what was written of topic {built.name} is not what can be read; look at the disk and try again"
-                )
+                raise Damaged(f"{directory}: topic {built.name} has other messages than were written; check the disk and try again")
             holes = {(name, *hole) for name in batch.channel_puts for hole in store.state.holes(name)}
             paused_end = -1 if batch.paused_end is None else batch.paused_end
             if (table.channels, holes, table.paused_end) != (batch.channel_puts, set(batch.hole_puts), paused_end):
-                raise Damaged(f"{directory}: the channels of topic {built.name} are not as they were written; try another disk")
+                raise Damaged(f"{directory}: topic {built.name} has other channels than were written; check the disk and try again")
         finally:
             store.close()
 
@@ -280,14 +279,13 @@ class _Import:
                 report.again = True
                 report.lost_before = record.get("lost_count", 0)
                 return report
-            report.found.notes.append(
-                f"{self._source.folder} was taken over before, but none of its topics is there any more; taken over anew"
-            )
+            report.found.notes.append(f"{self._source.folder} was imported before, but none of its topics exists any more; imported again")
         self._clear()
         topics = self._source.topics(report.found)
         taken = [topic.name for topic in topics if topic.name in self._registry.topics]
         if taken:
-            raise UsageError(E_EXISTS, f"topics {', '.join(taken)} exist already in {self._data_dir}; nothing was taken over")
+            text = f"topics {', '.join(taken)} exist already in {self._data_dir}, so nothing was imported"
+            raise UsageError(E_EXISTS, f"{text}; delete these topics or choose another data directory")
         self._check_space([queue_name(t.name, c) for t in topics for c in ("", *(channel.name for channel in t.channels))])
         rows = self._begin(digest, [topic.name for topic in topics])
         self._files.make_folder(self._aside)
@@ -318,7 +316,8 @@ class _Import:
             reserve = min(RESERVE_BYTES_MAX, self._files.total_bytes(str(self._data_dir)) // RESERVE_SHARE)
         free = self._files.free_bytes(str(self._data_dir))
         if need > free - reserve:
-            raise DiskFull(f"{self._data_dir}: about {need} bytes are needed, {free} are free, {reserve} of them kept in reserve")
+            text = f"{self._data_dir}: the import needs about {need} bytes; {free} are free, of which {reserve} are kept in reserve"
+            raise DiskFull(f"{text}; free some space and try again")
 
     def _begin(self, digest: str, names: list[str]) -> dict[str, TopicRow]:
         """Reserve the topics' numbers. The offsets of a reused name continue after the old ones."""
@@ -335,7 +334,7 @@ class _Import:
         topics = str(self._data_dir / "topics")
         for row in rows.values():
             if self._files.exists(self._registry.folder(row)):
-                raise ForeignDirectory(f"{self._registry.folder(row)} is there although no topic has that number; move it away")
+                raise ForeignDirectory(f"{self._registry.folder(row)} exists, but no topic has that number; move it away and try again")
             self._files.rename(self._built(row), self._registry.folder(row))
         self._files.sync_folder(topics)
         record: ImportRecord = {

@@ -43,7 +43,7 @@ class LostBytes(NamedTuple):
     why: str
 
     def __str__(self) -> str:
-        return f"{self.file}: {self.bytes} bytes at {self.position}: {self.why}"
+        return f"{self.file}: {self.bytes} bytes at position {self.position}: {self.why}"
 
 
 class FileView:
@@ -140,9 +140,9 @@ def _why(view: FileView, position: int, following: int, behind: bool) -> str:
     rest = view.get(position, min(READ_BYTES, following - position))
     if following == view.size:
         if not rest.strip(b"\0"):
-            return "zeros: a write of which only the size reached the disk"
+            return "zeros: only the size of the last write reached the disk"
         if may_be_message(rest, 0, RECORD_BYTES_MAX) or following - position < _HEAD:
-            return "a write that was not finished"
+            return "an unfinished write"
     if len(rest) >= _HEAD and view.end(position) == following:
-        return "a message without an id of nsqd's: its head is damaged"
-    return "no message can be read there" + ("; the message before it may be cut short" if behind else "")
+        return "the head of a message is damaged: it has no valid message id"
+    return "no message can be read" + ("; the message before it may be incomplete" if behind else "")

@@ -170,7 +170,7 @@ def test_unfinished_messages_that_cannot_be_read_are_refused_or_stepped_over(tmp
     assert not list(tmp_path.glob("out*"))
     notes = topic.export(tmp_path / "out", skip_lost=True)
     assert [one.body for one in queue(tmp_path / "out", "t")] == topic.bodies[:20] + topic.bodies[30:]
-    assert notes == ["t: 10 messages from offset 20 on cannot be read, or are missing (damage)"]
+    assert notes == ["t: 10 messages from offset 20 on are damaged or missing"]
     topic.commit(StateBatch(channel_puts={"c": channel(30)}))
     assert topic.export(tmp_path / "out2") == [], "what is finished may be damaged"
 
@@ -196,9 +196,9 @@ def test_keys_tags_and_headers_are_named(tmp_path: Path) -> None:
     topic = Topic(tmp_path / "data", keys=[b"k"] * 3 + [None] * 7, tags=[b"a"] * 10, headers=headers)
     notes = topic.export(tmp_path / "out")
     assert sorted(notes) == [
-        "headers are left out, NSQ has none: 6 messages",
-        "keys are left out, NSQ has none: 18 messages",
-        "tags are left out, NSQ has none: 60 messages",
+        "headers are left out, because NSQ has none: 6 messages",
+        "keys are left out, because NSQ has none: 18 messages",
+        "tags are left out, because NSQ has none: 60 messages",
     ]
     assert [one.id for one in queue(tmp_path / "out", "t")[:10]] == [b"00000000000000ab"] * 9 + [b"%016x" % 9]
 

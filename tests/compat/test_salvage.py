@@ -87,12 +87,12 @@ def test_a_message_of_any_time_is_taken(tmp_path: Path, time_ns: int) -> None:
 
 def test_what_is_said_of_a_loss_is_so(tmp_path: Path) -> None:
     """Only where a message lies before it may that be cut short; and a head of which the id is broken has a length."""
-    assert read(tmp_path, b"\xff" * 50 + WHOLE)[1][0].why == "no message can be read there"
+    assert read(tmp_path, b"\xff" * 50 + WHOLE)[1][0].why == "no message can be read"
     assert read(tmp_path, RECORDS[0] + b"\xff" * 50 + WHOLE)[1][0].why.endswith("cut short")
     id_at = STARTS[7] + 14
     for position in (0, STARTS[7]):
         bodies, lost = read(tmp_path, (WHOLE[:id_at] + b"!" + WHOLE[id_at + 1 :])[STARTS[7] - position :])
-        assert [(loss.position, "its head is damaged" in loss.why) for loss in lost] == [(position, True)]
+        assert [(loss.position, "the head of a message is damaged" in loss.why) for loss in lost] == [(position, True)]
         assert len(bodies) in (19, 12)
 
 
@@ -147,7 +147,7 @@ def test_where_reading_was_and_what_lies_before(tmp_path: Path) -> None:
     source = write_nsqd(tmp_path / "a", listed, {"t:c": [[MESSAGES[1]], MESSAGES[2:6], [MESSAGES[6]]]})
     for case, (meta, expected, said) in enumerate(
         (
-            (Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])), MESSAGES[3:7], "were read, and are left out"),
+            (Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])), MESSAGES[3:7], "are left out, because nsqd has read them"),
             (Meta(4, 1, 3, 2, len(RECORDS[6])), MESSAGES[1:7], "4 messages are left, and from where it says there are 1"),
             (Meta(1, 0, 0, 1, 0), MESSAGES[1:7], "older than its data"),
             (Meta(6, 8, 0, 2, len(RECORDS[6])), MESSAGES[1:7], "farther than writing"),
