@@ -267,7 +267,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             port.socket.bind(f"tcp://{listen}")
         except zmq.ZMQError as error:
             reason = zmq.strerror(error.errno or 0)
-            raise StartFailed(f"cannot listen on tcp://{listen}: {reason}; is another broker running? choose another {option}") from None
+            text = f"cannot listen on tcp://{listen}: {reason}; choose another {option}, or stop the process that uses it"
+            raise StartFailed(text) from None
         return self._listen(port)
 
     def _routing_id(self) -> bytes:
@@ -305,9 +306,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             if op == p.Open.op:
                 self._open(client, frames[2], key)
             elif link is None:
-                self._fail(client, 0, E_HELLO, "open a link first")
+                self._fail(client, 0, E_HELLO, "this connection has no open link: send Open first")
             elif op not in ALLOWED[link.kind]:
-                self._fail(client, 0, E_BAD_COMMAND, f"a {link.kind} link does not take opcode {op}")
+                self._fail(client, 0, E_BAD_COMMAND, f"opcode {op} is not allowed on a {link.kind} link")
             else:
                 self._seen[client] = time.monotonic_ns()
                 if op in _LOOKED_AT and not self._look(client, link, frames):
@@ -390,19 +391,19 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         try:
             message = decode(control.bytes)
             if not isinstance(message, p.Open):
-                raise UsageError(E_BAD_COMMAND, "a link begins with Open")
+                raise UsageError(E_BAD_COMMAND, "the first message of a link must be Open")
             if message.kind not in ALLOWED:
-                raise UsageError(E_BAD_COMMAND, f"there is no link of kind {message.kind!r}, only {', '.join(ALLOWED)}")
+                raise UsageError(E_BAD_COMMAND, f"link kind must be one of {', '.join(ALLOWED)}, not {message.kind!r}")
             if self.doors.chose_its_name(client, control):
-                raise UsageError(E_BAD_COMMAND, "a client does not choose its routing id")
+                raise UsageError(E_BAD_COMMAND, "a client must not set its own routing id")
             principal = self.doors.principal(key)
             policy.check_open(principal, message)
             if message.kind == "stage":
                 p.check_stage_topic(message.topic)
             if self.unread.full(client):
-                raise ZsqError(E_LIMIT, "this client does not read what it asked for")
+                raise ZsqError(E_LIMIT, "this client has too many unread replies; read them, then open a new link")
             if len(self.links) >= LINKS_MAX:
-                raise ZsqError(E_LIMIT, f"this gateway has {LINKS_MAX} links already")
+                raise ZsqError(E_LIMIT, f"this gateway has {LINKS_MAX} links already, which is the limit; close some and try again")
             if message.kind == "supervisor":
                 self._attach(client, message, key, self.given.supervisor, {})
                 return
@@ -411,7 +412,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             by = self._by(key, control) | {"create": policy.first_use(principal, message.topic)}
             asked = p.Lookup(self._request + 1, message.topic, channel, create, message.settings, by)
             if len(self._opens) >= LINKS_MAX or not self.asking.send((), asked):
-                raise ZsqError(E_LIMIT, "too many links are being opened")
+                raise ZsqError(E_LIMIT, "too many links are being opened at the same time; try again")
         except ZsqError as error:
             self._fail(client, 0, error.code, error.text)
             self._complain(error, control)

@@ -193,7 +193,7 @@ class DeflateLayer:
 
     def __init__(self, level: int) -> None:
         if level not in DEFLATE_LEVELS:
-            raise ValueError(f"deflate has the levels 1 to 9, not {level}")
+            raise ValueError(f"deflate level must be 1 to 9, not {level}")
         self._packer = zlib.compressobj(level, zlib.DEFLATED, -zlib.MAX_WBITS)
         self._unpacker = zlib.decompressobj(-zlib.MAX_WBITS)
         self._rest = b""
@@ -315,31 +315,33 @@ class SnappyLayer:
         """Check the head of a chunk before its bytes are collected."""
         if kind == _STREAM:
             if size != 6:
-                raise LayerError("snappy: a stream identifier of a wrong length")
+                raise LayerError(f"snappy: the stream identifier is {size} bytes; it must be 6")
         elif not self._begun_in:
-            raise LayerError("snappy: no stream identifier at the beginning")
+            raise LayerError("snappy: the stream does not begin with a stream identifier")
         elif kind not in {_COMPRESSED, _PLAIN}:
-            raise LayerError(f"snappy: a chunk of the reserved kind {kind:#04x}")
-        elif not 4 <= size <= (_CHUNK_MAX if kind == _COMPRESSED else 4 + _BLOCK):
-            raise LayerError(f"snappy: a chunk of {size} bytes")
+            raise LayerError(f"snappy: chunk type {kind:#04x} is reserved")
+        else:
+            size_max = _CHUNK_MAX if kind == _COMPRESSED else 4 + _BLOCK
+            if not 4 <= size <= size_max:
+                raise LayerError(f"snappy: a chunk has {size} bytes; it must have 4 to {size_max}")
 
     def _chunk(self, kind: int, chunk: memoryview) -> bytes:
         if kind == _STREAM:
             if chunk != _STREAM_CHUNK[4:]:
-                raise LayerError("snappy: a wrong stream identifier")
+                raise LayerError("snappy: the stream identifier is not sNaPpY")
             self._begun_in = True
             return b""
         packed = bytes(chunk[4:])
         plain = packed if kind == _PLAIN else self._unpacked(packed)
         if _CRC.unpack_from(chunk)[0] != _masked(plain):
-            raise LayerError("snappy: a chunk with a wrong checksum")
+            raise LayerError("snappy: the checksum of a chunk does not match")
         return plain
 
     def _unpacked(self, packed: bytes) -> bytes:
         try:
             size = self._unpacked_size(packed)
             if size > _BLOCK:
-                raise LayerError(f"snappy: a chunk that holds {size} bytes")
+                raise LayerError(f"snappy: a chunk decompresses to {size} bytes; the limit is {_BLOCK}")
             return bytes(self._unpack(packed))
         except LayerError:
             raise

@@ -119,7 +119,7 @@ class LookupSession:
         while len(buffer) - at >= 4:
             size = int.from_bytes(buffer[at : at + 4], "big")
             if size > ANSWER_MAX:
-                raise LookupFailed(f"it answered with {size} bytes, more than {ANSWER_MAX}")
+                raise LookupFailed(f"its reply has {size} bytes; the limit is {ANSWER_MAX}")
             if len(buffer) - at - 4 < size:
                 break
             self._answer(buffer[at + 4 : at + 4 + size])
@@ -140,14 +140,14 @@ class LookupSession:
 
     def _answer(self, answer: bytes) -> None:
         if not self._unanswered:
-            raise LookupFailed(f"it answered what nobody asked: {_shown(answer)}")
+            raise LookupFailed(f"it sent a reply without a command: {_shown(answer)}")
         about = self._unanswered.popleft()
         if answer.startswith(b"E_"):
             self._refused = about
             raise LookupFailed(f"it refused {' '.join(about).strip() if about else 'this node'}: {_shown(answer)}")
         if self.identified:
             if answer != b"OK":
-                raise LookupFailed(f"it answered {_shown(answer)}")
+                raise LookupFailed(f"it replied {_shown(answer)} instead of OK")
             return
         said = _object(answer) if answer != b"OK" else {}
         port = said.get("http_port")
@@ -184,9 +184,9 @@ def _object(body: bytes) -> dict[str, object]:
     try:
         said = json.loads(body)
     except (ValueError, RecursionError):
-        raise LookupFailed(f"it answered with what is not JSON: {_shown(body)}") from None
+        raise LookupFailed(f"its reply is not JSON: {_shown(body)}") from None
     if not isinstance(said, dict):
-        raise LookupFailed("it answered with JSON that is not an object")
+        raise LookupFailed("its reply is not a JSON object")
     return said
 
 
@@ -200,5 +200,5 @@ def parse_channels(body: bytes) -> list[str]:
     """
     said = _object(body).get("channels")
     if not isinstance(said, list):
-        raise LookupFailed("it answered without a list of channels")
+        raise LookupFailed("its reply has no list of channels")
     return sorted({name for name in said[:NAMES_MAX] if is_name(name) and not is_ephemeral(name)})

@@ -54,7 +54,7 @@ class Pattern:
         import re2  # loaded with the first reply of an auth server
 
         if len(text) > PATTERN_CHARS_MAX:
-            raise BadPattern(f"it has {len(text)} characters, more than {PATTERN_CHARS_MAX}")
+            raise BadPattern(f"it has {len(text)} characters; the limit is {PATTERN_CHARS_MAX}")
         options = re2.Options()
         options.encoding = re2.Options.Encoding.LATIN1  # UTF8 needs several steps for `.`
         options.max_mem = PATTERN_MEMORY
@@ -134,15 +134,16 @@ def parse_state(body: bytes) -> AuthState:
     except (ValueError, RecursionError):
         raise BadAuthorization("the answer is not JSON") from None
     if not isinstance(said, dict):
-        raise BadAuthorization("the answer is not an object")
+        raise BadAuthorization("the answer is not a JSON object")
     ttl_s = said.get("ttl", 0)
     if type(ttl_s) is not int or ttl_s <= 0:
-        raise BadAuthorization("ttl is not a whole number above 0")
+        raise BadAuthorization(f"ttl must be a whole number of seconds above 0, not {repr(ttl_s)[:64]}")
     given = said.get("authorizations") or []
     if not isinstance(given, list) or len(given) > AUTHORIZATIONS_MAX:
-        raise BadAuthorization(f"authorizations is not a list of at most {AUTHORIZATIONS_MAX}")
-    if sum(len(_list(one, "channels")) + 1 for one in given) > PATTERNS_MAX:
-        raise BadAuthorization(f"there are more than {PATTERNS_MAX} patterns")
+        raise BadAuthorization(f"authorizations must be a list of at most {AUTHORIZATIONS_MAX} objects")
+    patterns = sum(len(_list(one, "channels")) + 1 for one in given)
+    if patterns > PATTERNS_MAX:
+        raise BadAuthorization(f"the answer has {patterns} patterns; the limit is {PATTERNS_MAX}")
     authorizations: list[Authorization] = []
     steps = 0
     for one in given:
@@ -155,16 +156,16 @@ def _authorization(said: Mapping[str, object], steps_max: int) -> Authorization:
     permissions = frozenset(_strings(said, "permissions"))
     unknown = sorted(permissions - {PUBLISH, SUBSCRIBE})
     if unknown:
-        raise BadAuthorization(f"unknown permission {unknown[0][:64]!r}")
+        raise BadAuthorization(f"unknown permission {unknown[0][:64]!r}; the permissions are {PUBLISH} and {SUBSCRIBE}")
     topic = said.get("topic", "")
     if not isinstance(topic, str):
-        raise BadAuthorization("topic is not a text")
+        raise BadAuthorization("topic is not a string")
     patterns = []
     for what, text in (("topic", topic), *(("channel", one) for one in _strings(said, "channels"))):
         patterns.append(_pattern(what, text))
         steps_max -= patterns[-1].steps
         if steps_max < 0:
-            raise BadAuthorization(f"its patterns take more than {STEPS_MAX} steps")
+            raise BadAuthorization(f"all patterns together compile to more than {STEPS_MAX} instructions of RE2")
     return Authorization(patterns[0], tuple(patterns[1:]), permissions)
 
 
@@ -190,7 +191,7 @@ def _strings(said: Mapping[str, object], name: str) -> list[str]:
     found = _list(said, name)
     texts = [one for one in found if isinstance(one, str)]
     if len(texts) < len(found):
-        raise BadAuthorization(f"{name} is not a list of texts")
+        raise BadAuthorization(f"{name} is not a list of strings")
     return texts
 
 
@@ -199,5 +200,5 @@ def _text(said: Mapping[str, object], name: str) -> str:
     if found is None:
         return ""
     if not isinstance(found, str) or len(found) > TEXT_CHARS_MAX:
-        raise BadAuthorization(f"{name} is not a text of at most {TEXT_CHARS_MAX} characters")
+        raise BadAuthorization(f"{name} must be a string of at most {TEXT_CHARS_MAX} characters")
     return found

@@ -40,15 +40,16 @@ def server_context(
     """
     _check_version(min_version)
     if client_auth not in CLIENT_AUTH:
-        raise _wrong("tls-client-auth-policy", repr(client_auth), 'it is "require" or "require-verify", or left out')
+        raise _wrong("tls-client-auth-policy", repr(client_auth), 'it must be "require" or "require-verify", or be left out')
     if not cert and not key:
         if client_auth:
-            raise _wrong("tls-client-auth-policy", repr(client_auth), "it means nothing without tls-cert and tls-key")
+            raise _wrong("tls-client-auth-policy", repr(client_auth), "it needs tls-cert and tls-key")
         return None
     if not cert or not key:
-        raise _wrong("tls-cert" if key else "tls-key", "nothing", "a certificate and its key belong together: give both")
+        raise UsageError(E_BAD_ARGUMENT, f"{'tls-cert' if key else 'tls-key'} is missing: give tls-cert and tls-key together")
     if client_auth and not root_ca:
-        raise _wrong("tls-root-ca-file", "nothing", f"{client_auth!r} needs it: it says which certificates of clients are good")
+        why = f"tls-client-auth-policy {client_auth!r} needs it to verify the certificates of clients"
+        raise UsageError(E_BAD_ARGUMENT, f"tls-root-ca-file is missing: {why}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
     _set_version(context, min_version)
@@ -74,7 +75,7 @@ def client_context(*, root_ca: str = "", min_version: str = MIN_VERSION) -> ssl.
 
 def _check_version(name: str) -> None:
     if name not in _VERSIONS:
-        raise _wrong("tls-min-version", repr(name), f"it is one of {', '.join(_VERSIONS)}")
+        raise _wrong("tls-min-version", repr(name), f"it must be one of {', '.join(_VERSIONS)}")
 
 
 def _set_version(context: ssl.SSLContext, name: str) -> None:
@@ -103,9 +104,10 @@ def _load_own(context: ssl.SSLContext, cert: str, key: str) -> None:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:  # SSLError is an OSError
         if locked:
-            raise _wrong("tls-key", key, "it has a password, and there is nobody to ask for it") from None
+            raise _wrong("tls-key", key, "the key is encrypted with a password; give a file with the unencrypted key") from None
         reason = getattr(error, "reason", None) or error
-        raise _wrong("tls-cert", f"{cert} with tls-key {key}", f"not a certificate and its key in PEM: {reason}") from None
+        why = f"this must be a certificate and its key in PEM format: {reason}"
+        raise _wrong("tls-cert", f"{cert} with tls-key {key}", why) from None
 
 
 def _load_roots(context: ssl.SSLContext, path: str) -> None:
@@ -115,7 +117,8 @@ def _load_roots(context: ssl.SSLContext, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
-        raise _wrong("tls-root-ca-file", path, f"no certificates in PEM: {getattr(error, 'reason', None) or error}") from None
+        reason = getattr(error, "reason", None) or error
+        raise _wrong("tls-root-ca-file", path, f"it has no certificates in PEM format: {reason}") from None
 
 
 def _readable(option: str, path: str) -> None:

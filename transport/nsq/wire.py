@@ -56,7 +56,7 @@ def message_offsets(ids: Sequence[bytes]) -> tuple[int, ...]:
     """
     numbers = bytes.fromhex(b"".join(ids).decode("ascii"))
     if len(numbers) != len(ids) * ID_BYTES // 2:  # fromhex() skips white space
-        raise ValueError("an id of a message has 16 hexadecimal digits")
+        raise ValueError("a message id must have 16 hexadecimal digits")
     return struct.unpack(f">{len(ids)}Q", numbers)
 
 

@@ -53,12 +53,12 @@ def parse_url(text: str) -> Url:
         secure = found.scheme == "https"
         host, port = found.hostname or "", found.port or (443 if secure else 80)
     except ValueError as error:
-        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is no address: {error}") from None
+        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is not a valid address: {error}") from None
     path = found.path or "/"
     if found.scheme not in {"http", "https"} or not _HOST.fullmatch(host) or found.username is not None or found.query or found.fragment:
-        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is no address like http://HOST:PORT/PATH")
+        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is not a valid address; use http://HOST:PORT/PATH or https://HOST:PORT/PATH")
     if not path.isascii() or not path.isprintable() or " " in path:
-        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} has a path with characters that must be escaped")
+        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is not a valid address: write spaces and special characters of the path as %XX")
     return Url(secure, host, port, path)
 
 
@@ -85,7 +85,7 @@ async def ask(url: Url, parameters: dict[str, str], way: Way = Way()) -> bytes: 
     except TimeoutError:
         raise NotAnswered(f"no answer within {way.request_s:g} s") from None
     except (EOFError, asyncio.LimitOverrunError, OSError, ValueError) as error:
-        raise NotAnswered(f"no whole answer: {type(error).__name__}") from None
+        raise NotAnswered(f"incomplete or invalid answer: {type(error).__name__}") from None
     finally:
         writer.transport.abort()  # either all is read, or nothing more will be
 
@@ -125,19 +125,20 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
         head = await reader.readuntil(b"\r\n\r\n")
         status = _STATUS.match(head)
         if not status:
-            raise NotAnswered("it does not speak HTTP")
+            raise NotAnswered("its answer is not valid HTTP")
         if not status[1].startswith(b"1"):
             break
     else:
-        raise NotAnswered("it does not come to an end with its answers")
+        raise NotAnswered(f"it sent {_EARLY_MAX} interim answers (1xx) and no final one")
     if status[1] != b"200":
-        raise NotAnswered(f"it answered {status[1].decode()}")
+        raise NotAnswered(f"it answered with status {status[1].decode()}")
     headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")[1:])}
     coding = headers.get(b"transfer-encoding", b"").lower()
     if coding == b"chunked":
         return await _chunks(reader)
-    if coding or headers.get(b"content-encoding", b"identity").lower() != b"identity":
-        raise NotAnswered("it answered in a coding that was not asked for")
+    packing = headers.get(b"content-encoding", b"identity").lower()
+    if coding or packing != b"identity":
+        raise NotAnswered(f"it answered in the encoding {repr(coding or packing)[1:100]}, which was not requested")
     if b"content-length" in headers:
         return await reader.readexactly(_size(headers[b"content-length"], 10, 0))
     body = await reader.read(BODY_MAX + 1)
@@ -156,12 +157,12 @@ async def _chunks(reader: asyncio.StreamReader) -> bytes:
             return bytes(body)  # trailers are not needed
         body += await reader.readexactly(size)
         if await reader.readexactly(2) != b"\r\n":
-            raise NotAnswered("it does not speak HTTP")
+            raise NotAnswered("its answer is not valid HTTP")
 
 
 def _size(digits: bytes, base: int, so_far: int) -> int:
     if not re.fullmatch(rb"[0-9a-fA-F]{1,16}", digits):
-        raise NotAnswered("it does not speak HTTP")
+        raise NotAnswered("its answer is not valid HTTP")
     size = int(digits, base)
     _check(so_far + size)
     return size
@@ -169,4 +170,4 @@ def _size(digits: bytes, base: int, so_far: int) -> int:
 
 def _check(size: int) -> None:
     if size > BODY_MAX:
-        raise NotAnswered(f"its answer is longer than {BODY_MAX} bytes")
+        raise NotAnswered(f"its answer is over the limit of {BODY_MAX} bytes")

@@ -90,7 +90,7 @@ class _Slots:
                     await stack.enter_async_context(own)
                     await stack.enter_async_context(self._all)
             except TimeoutError:
-                raise AuthFailed(f"other questions to auth servers were not answered within {WAIT_S:g} s") from None
+                raise AuthFailed(f"too many other requests to auth servers were not answered within {WAIT_S:g} s") from None
             yield
 
 
@@ -111,7 +111,7 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if method not in METHODS:
-            raise UsageError(E_BAD_ARGUMENT, f"auth-http-request-method {method!r}: it is get or post")
+            raise UsageError(E_BAD_ARGUMENT, f"auth-http-request-method must be get or post, not {method!r}")
         self._servers = [(one, parse_url(one if "://" in one else f"http://{one}/auth")) for one in addresses]
         if context is None and any(url.secure for _, url in self._servers):
             context = client_context()
@@ -152,7 +152,7 @@ class Authenticator:
         if task is None:  # clients that need the same reply share one request
             slots = self._slots[fresh]
             if slots.waiting >= WAITING_MAX:
-                raise AuthFailed(f"{WAITING_MAX} questions to auth servers are waiting already")
+                raise AuthFailed(f"{WAITING_MAX} requests to auth servers are waiting already, which is the limit")
             slots.waiting += 1
             task = self._asking[who, fresh] = asyncio.create_task(self._ask(who, slots))
             task.add_done_callback(lambda done: self._answered(who, fresh, done))
@@ -174,8 +174,9 @@ class Authenticator:
         return {"known": len(self._known) + len(self._denied), "asking": len(self._asking), "asked": self._asked, "failed": self._failed}
 
     async def _ask(self, who: Who, slots: _Slots) -> AuthState:
-        if len(who.secret.encode(errors="surrogateescape")) > SECRET_MAX:
-            raise AuthFailed(f"the secret is longer than {SECRET_MAX} bytes")
+        size = len(who.secret.encode(errors="surrogateescape"))
+        if size > SECRET_MAX:
+            raise AuthFailed(f"the secret has {size} bytes; the limit is {SECRET_MAX}")
         tls = "true" if who.tls else "false"
         parameters = {"remote_ip": who.remote_ip, "tls": tls, "secret": who.secret, "common_name": who.common_name}
         failures: list[str] = []
@@ -187,7 +188,7 @@ class Authenticator:
                 except (NotAnswered, BadAuthorization) as error:
                     self._failed += 1
                     failures.append(f"{name}: {error}")
-        raise AuthFailed("; ".join(failures) or "no auth server is given")
+        raise AuthFailed("; ".join(failures) or "no auth server is configured")
 
     def _answered(self, who: Who, fresh: bool, task: asyncio.Task[AuthState]) -> None:
         self._slots[fresh].waiting -= 1
@@ -240,7 +241,7 @@ class AccessAuthenticator:
         found = self.policy.by_token(who.secret) if who.secret else None
         if found is None:
             self._failed += 1
-            raise AuthFailed("a token that nobody has")
+            raise AuthFailed("no user of the access file has this token")
         return found
 
     async def close(self) -> None:

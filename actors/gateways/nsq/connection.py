@@ -346,7 +346,7 @@ class Connection(asyncio.Protocol):
         )  # fmt: skip
 
     def _lost(self, why: str) -> None:
-        log.info("%s: %s is closed: %s", self.gateway.title, self.remote, why)
+        log.info("%s: the connection from %s is closed: %s", self.gateway.title, self.remote, why)
         self.close()
 
     def set_ready(self, count: int) -> None:
@@ -452,7 +452,7 @@ class Connection(asyncio.Protocol):
         return int(sock.fileno()) if sock is not None else -1
 
     def fail(self, why: str) -> None:
-        self.gateway.intake.complain("%s is closed: %s", self.remote, why)
+        self.gateway.intake.complain("the connection from %s is closed: %s", self.remote, why)
         self.close()
 
     def statistics(self) -> NsqClientReport:

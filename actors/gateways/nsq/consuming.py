@@ -285,7 +285,7 @@ class Subscription:
         """Fail the subscription if it is not open yet, so that the client can try another node."""
         if not self._open and not self._stopped:
             trouble = self.engine.link.trouble
-            self._over(f"{E_TIMEOUT} {self.topic}/{self.channel} was not there within {SUB_S:g} s{trouble and f' ({trouble})'}")
+            self._over(f"{E_TIMEOUT} channel {self.topic}/{self.channel} was not ready within {SUB_S:g} s{trouble and f' ({trouble})'}")
 
     def _hand_out(self) -> None:
         arrived = self.session.arrived

@@ -158,7 +158,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise StartFailed(
-                f"cannot listen for NSQ clients on {place}: {reason}; is an nsqd running? choose another --nsq-listen"
+                f"cannot listen for NSQ clients on {place}: {reason}; choose another --nsq-listen, or stop the process that uses it"
             ) from None
         self._servers.append(server)
         return f"nsq://{place}"
@@ -190,7 +190,7 @@ class NsqGateway(AsyncActor[NsqStart]):
     def refuses(self, topic: str, channel: str) -> str:
         """Return the reason why no more consumers may subscribe to the channel, or ""."""
         if sum(one.subscription is not None for one in self.connections) >= SUBSCRIPTIONS_MAX:
-            return f"this gateway has {SUBSCRIPTIONS_MAX} consumers already"
+            return f"this gateway has {SUBSCRIPTIONS_MAX} consumers already, which is the limit"
         most = self.limits.max_channel_consumers
         if most:
             there = sum(
@@ -254,7 +254,8 @@ class NsqGateway(AsyncActor[NsqStart]):
         for one in list(self.connections):
             place = one.subscription
             if place is not None and not self.permits.still_permitted(one, "subscribe", place.topic, place.channel):
-                log.info("%s: %s is closed: it may not subscribe to %s/%s any more", self.title, one.remote, place.topic, place.channel)
+                text = "%s: the connection from %s is closed: it is no longer permitted to subscribe to %s/%s"
+                log.info(text, self.title, one.remote, place.topic, place.channel)
                 one.close()
 
     # The end
@@ -304,7 +305,7 @@ def _remove_stale(path: Path) -> None:
     """
     try:
         if not stat.S_ISSOCK(path.stat().st_mode):
-            raise OSError(errno.EEXIST, "it is there, and no socket")
+            raise OSError(errno.EEXIST, "the path exists and is not a socket")
     except FileNotFoundError:
         return
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:

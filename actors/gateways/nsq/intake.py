@@ -144,7 +144,8 @@ class Intake:
                 self._burdens[connection] = None
             self.strangers_bytes += more
             while self.strangers_bytes > STRANGERS_BYTES_MAX and self._burdens:
-                self._cut_off(next(iter(self._burdens)), "clients that have not authenticated hold too many bytes")
+                why = f"clients that sent no AUTH, SUB or PUB together hold more than {STRANGERS_BYTES_MAX} bytes"
+                self._cut_off(next(iter(self._burdens)), why)
         if more > 0 and self.held_bytes > HELD_BYTES_MAX:
             self._relieve()
         elif self.full and self.held_bytes < HELD_BYTES_MAX * 3 // 4:
@@ -166,9 +167,7 @@ class Intake:
         """Close the stranger that has been idle for longest. Return False if there is none."""
         if not self.strangers:
             return False
-        self._cut_off(
-            next(iter(self.strangers)), "all connections are in use, and this client has shown neither who it is nor what it wants"
-        )
+        self._cut_off(next(iter(self.strangers)), "the limit of connections is reached, and this client sent no AUTH, SUB or PUB")
         return True
 
     def leave(self, connection: Client) -> None:
@@ -199,7 +198,7 @@ class Intake:
             if theirs <= HELD_BYTES_MAX // 2:
                 break
             theirs -= one.held_bytes
-            self._cut_off(one, "all connections together hold too many bytes, and it has been slow for longest")
+            self._cut_off(one, f"all connections together hold more than {HELD_BYTES_MAX} bytes, and this one has been slow for longest")
         self._fill(self.held_bytes > HELD_BYTES_MAX)
 
     def _fill(self, full: bool) -> None:
@@ -210,7 +209,7 @@ class Intake:
 
     def _cut_off(self, connection: Client, why: str) -> None:
         self.cut_off += 1
-        self.complain("%s is closed: %s", connection.remote, why)
+        self.complain("the connection from %s is closed: %s", connection.remote, why)
         connection.abort()
 
     # Hang-ups
@@ -249,7 +248,7 @@ class Intake:
         if self._complained_s and now - self._complained_s < COMPLAINT_S:
             return
         others, self._complaints, self._complained_s = self._complaints - 1, 0, now
-        log.warning("nsq gateway: " + text + "%s", *values, f" (and {others} such lines before it)" if others else "")
+        log.warning("nsq gateway: " + text + "%s", *values, f" ({others} more warnings were not logged)" if others else "")
 
     def statistics(self) -> dict[str, int]:
         return {"held_bytes": self.held_bytes, "strangers": len(self.strangers), "cut_off": self.cut_off}

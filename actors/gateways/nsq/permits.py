@@ -65,7 +65,7 @@ class Permits:
             try:
                 state = await self._authenticator.state(who, fresh=True)
             except AuthFailed as error:
-                self._complain("auth of %s failed: %s", connection.remote, error)
+                self._complain("authentication of %s failed: %s", connection.remote, error)
                 answer(str(error))
                 return
             if not connection.ended:  # else the secret would never be forgotten
@@ -95,10 +95,10 @@ class Permits:
                 may = may and (first_use is None or await first_use.permits(principal, topic, channel))
                 answer("" if may else "not permitted")
             except AuthFailed as error:
-                self._complain("auth of %s failed: %s", connection.remote, error)
+                self._complain("authentication of %s failed: %s", connection.remote, error)
                 answer(E_AUTH_FAILED)
             except ZsqError as error:  # the broker did not list its topics
-                self._complain("what %s may create is not known: %s", connection.remote, error)
+                self._complain("a command of %s is refused, because its permission cannot be checked: %s", connection.remote, error)
                 answer("not permitted")
 
         self._start(ask())

@@ -234,7 +234,7 @@ class Gatherer:
                 over -= 1
 
     def _too_late(self, sent: bool) -> ZsqError:
-        perhaps = "; it may be stored all the same" if sent else ""
+        perhaps = "; the message may still be stored" if sent else ""
         return BrokerUnreachable(E_TIMEOUT, f"no answer within {TIMEOUT_NS // 1_000_000_000} s ({self.engine.trouble()}){perhaps}")
 
     def stop_waiting(self) -> None:

@@ -81,7 +81,7 @@ class Registrar:
         for task in late:
             task.cancel()
         if late:
-            log.warning("the channels of %s were asked for at nsqlookupd, and %d did not say within %g s", topic, len(late), CHANNELS_S)
+            log.warning("topic %s: %d nsqlookupd did not send its channels within %g s and are ignored", topic, len(late), CHANNELS_S)
         return sorted({name for task in done for name in task.result()})
 
     async def close(self) -> None:
@@ -98,7 +98,7 @@ class Registrar:
             try:
                 return await lookupd.channels_of(topic)
             except (NotAnswered, LookupFailed) as error:
-                log.warning("nsqlookupd %s does not say which channels %s has: %s", lookupd.address, topic, error)
+                log.warning("nsqlookupd %s did not send the channels of topic %s and is ignored: %s", lookupd.address, topic, error)
                 return []
 
 
@@ -124,7 +124,7 @@ class _Lookupd:
             if not host or not port.isdecimal() or url.path != "/" or address.endswith("/"):
                 raise UsageError(E_BAD_ARGUMENT, "")
         except UsageError:
-            raise UsageError(E_BAD_ARGUMENT, f"lookupd-tcp-address {address[:200]!r} is not HOST:PORT") from None
+            raise UsageError(E_BAD_ARGUMENT, f"lookupd-tcp-address must be HOST:PORT, not {address[:200]!r}") from None
         self.address = address
         self._host, self._port = url.host, url.port
         self._node = node
@@ -152,7 +152,7 @@ class _Lookupd:
             try:
                 await self._connection()
             except (LookupFailed, OSError, TimeoutError) as error:
-                self._note(str(error) or "no connection in time")
+                self._note(str(error) or f"no connection within {CONNECT_S:g} s")
             if time.monotonic() - began > STEADY_S:
                 pause = self._pause_s
             await asyncio.sleep(pause * random.uniform(0.8, 1.2))
@@ -169,8 +169,8 @@ class _Lookupd:
             raise LookupFailed("it is not connected")
         session = self._line.session
         if not session.peer_port:
-            raise LookupFailed("it has not said where its HTTP is")
-        failure = NotAnswered("it has no address")
+            raise LookupFailed("it did not announce its HTTP port")
+        failure = NotAnswered("it has no valid HTTP address")
         for host in dict.fromkeys((session.peer_host, self._host)):
             try:
                 url = parse_url(f"http://{joined(host, session.peer_port)}/channels")._replace(port=session.peer_port)
@@ -203,7 +203,7 @@ class _Lookupd:
             line.want(self._wanted - self._refused)
             await line.identified
             if self._trouble:
-                log.info("nsqlookupd %s is back", self.address)
+                log.info("nsqlookupd %s is connected again", self.address)
             self._trouble = ""
             self._tried.set()
             await line.over
@@ -217,7 +217,7 @@ class _Lookupd:
 
     def _note(self, trouble: str) -> None:
         if not self._trouble:
-            log.warning("nsqlookupd %s: %s; tried again", self.address, trouble)
+            log.warning("nsqlookupd %s: %s; trying again", self.address, trouble)
         self._trouble = trouble
 
 
@@ -333,7 +333,7 @@ class Discovery:
                     await self._admin.create_channel(topic, channel)
             self._known.add(topic)
         except ZsqError as error:
-            log.warning("topic %s could not be made with the channels that it has elsewhere: %s", topic, error)
+            log.warning("cannot create topic %s with its channels from nsqlookupd: %s", topic, error)
         finally:
             for then in self._waiting.pop(topic):
                 then()
@@ -348,7 +348,7 @@ class Discovery:
             try:
                 await self._admin.create_channel(topic, channel, start="earliest")
             except ZsqError as error:
-                log.warning("channel %s/%s, which is elsewhere, could not be made: %s", topic, channel, error)
+                log.warning("cannot create channel %s/%s, which nsqlookupd knows from another node: %s", topic, channel, error)
 
     async def _watch(self) -> None:
         began = False
@@ -358,7 +358,7 @@ class Discovery:
             try:
                 topics = await self._admin.topics()
             except ZsqError as error:
-                log.debug("the topics could not be asked for: %s", error)
+                log.debug("cannot list the topics: %s", error)
             else:
                 for topic in (set(topics) - self._known - set(self._waiting)) if began else ():
                     self._start(self._follow(topic, topics[topic]))

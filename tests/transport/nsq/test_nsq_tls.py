@@ -226,19 +226,19 @@ def test_each_wrong_tls_option_is_refused(made: Certificates, tmp_path: Path) ->
     missing = str(tmp_path / "missing.pem")
     good = {"cert": made.cert, "key": made.key}
     cases: list[tuple[dict[str, str], str]] = [
-        ({"cert": made.cert, "key": ""}, "tls-key nothing"),
-        ({"cert": "", "key": made.key}, "tls-cert nothing"),
+        ({"cert": made.cert, "key": ""}, "tls-key is missing: give tls-cert and tls-key together"),
+        ({"cert": "", "key": made.key}, "tls-cert is missing: give tls-cert and tls-key together"),
         ({"cert": missing, "key": made.key}, f"tls-cert {missing}: No such file"),
         ({"cert": made.cert, "key": missing}, f"tls-key {missing}: No such file"),
         ({"cert": made.cert, "key": str(tmp_path)}, "tls-key .*: Is a directory"),
-        ({"cert": str(junk), "key": made.key}, "not a certificate and its key"),
+        ({"cert": str(junk), "key": made.key}, "must be a certificate and its key"),
         ({"cert": made.cert, "key": made.client_key}, "KEY_VALUES_MISMATCH"),
-        ({**good, "client_auth": "maybe"}, "tls-client-auth-policy 'maybe'"),
-        ({**good, "client_auth": "require"}, "tls-root-ca-file nothing"),
+        ({**good, "client_auth": "maybe"}, "tls-client-auth-policy 'maybe': it must be \"require\" or"),
+        ({**good, "client_auth": "require"}, "tls-root-ca-file is missing: tls-client-auth-policy 'require' needs it"),
         ({**good, "client_auth": "require", "root_ca": missing}, "tls-root-ca-file .*No such file"),
         ({**good, "client_auth": "require", "root_ca": str(junk)}, "no certificates in PEM"),
-        ({"cert": "", "key": "", "client_auth": "require-verify"}, "means nothing without"),
-        ({**good, "min_version": "ssl3.0"}, "tls-min-version 'ssl3.0'"),
+        ({"cert": "", "key": "", "client_auth": "require-verify"}, "it needs tls-cert and tls-key"),
+        ({**good, "min_version": "ssl3.0"}, r"tls-min-version 'ssl3\.0': it must be one of tls1\.0, "),
         ({"cert": "a\0b", "key": made.key}, "tls-cert"),
     ]
     for given, text in cases:
@@ -254,7 +254,7 @@ def test_a_key_with_a_password_is_refused_and_nobody_is_asked(made: Certificates
     except FileNotFoundError:
         pytest.skip("needs the openssl program")
     assert done.returncode == 0, done.stderr
-    with pytest.raises(UsageError, match="has a password"):
+    with pytest.raises(UsageError, match="is encrypted with a password"):
         server_context(cert=made.cert, key=str(locked))
 
 

@@ -70,7 +70,7 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"tls-key .*key.pem has mode 0644, so that other users may read it: chmod 600"):
         server_context(cert=str(cert), key=str(key))
     key.chmod(0o600)
-    with pytest.raises(UsageError, match="not a certificate and its key"):
+    with pytest.raises(UsageError, match="must be a certificate and its key"):
         server_context(cert=str(cert), key=str(key))
 
 

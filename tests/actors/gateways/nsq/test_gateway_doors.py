@@ -139,7 +139,7 @@ def test_whoever_goes_on_under_anothers_routing_id_has_no_link(gate: Gate) -> No
     assert isinstance(gate.open(A, ETL[0]), p.Done)
     gate.actor.sent.clear()
     gate.hear(A, OTHER[0], p.Fetch(2, 0, 1))
-    assert gate.front.words() == [p.Failed(0, E_HELLO, "open a link first")]
+    assert gate.front.words() == [p.Failed(0, E_HELLO, "this connection has no open link: send Open first")]
     assert gate.actor.words() == [p.Bye()], "the reader's actor hears that its client is gone"
     assert gate.answer(A, p.Done(2, {"what": "was etl's"})) == []
 

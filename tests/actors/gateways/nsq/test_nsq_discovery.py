@@ -118,7 +118,7 @@ def test_a_sub_that_nobody_answers_ends(tmp_path: Path, monkeypatch: pytest.Monk
         one = Subscription(
             f"ipc://{tmp_path}", "t", "c", "label", 60_000, 900_000, 0, lambda *_: None, said.set_result, lambda *_: None, lambda *_: None
         )
-        assert (await asyncio.wait_for(said, 10)).startswith("E_TIMEOUT t/c was not there within 0.05 s")
+        assert (await asyncio.wait_for(said, 10)).startswith("E_TIMEOUT channel t/c was not ready within 0.05 s")
         one.stop()
 
     uvloop.run(run())

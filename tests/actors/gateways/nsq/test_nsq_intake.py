@@ -153,7 +153,7 @@ def test_lines_of_the_log_about_clients_are_few(room: Room, caplog: pytest.LogCa
     assert [record.getMessage() for record in caplog.records] == ["nsq gateway: 0 is bad"]
     monkeypatch.setattr(module, "COMPLAINT_S", 0.0)
     room.intake.complain("%s is bad", "the last")
-    assert caplog.records[-1].getMessage() == "nsq gateway: the last is bad (and 999 such lines before it)"
+    assert caplog.records[-1].getMessage() == "nsq gateway: the last is bad (999 more warnings were not logged)"
 
 
 # On a real loop
