@@ -81,7 +81,7 @@ class Guard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            raise RuntimeError(f"this application does not speak {scope['type']}")
+            raise RuntimeError(f"this application serves only http, not {scope['type']}")
         exchange = Exchange(scope, receive, send, self._limits)
         begun_ns = time.monotonic_ns()
         self.active += 1
@@ -102,7 +102,7 @@ class Guard:
                 async with asyncio.timeout(None if scope["path"] == LIVE else self._limits.request_s):
                     await self._app(scope, exchange.receive, exchange.send)
         except TimeoutError:
-            refused = ApiError(503, f"E_TIMEOUT not answered within {self._limits.request_s:g} s")
+            refused = ApiError(503, f"E_TIMEOUT the request was not answered within {self._limits.request_s:g} s")
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"][:200])
             refused = api_error("INTERNAL_ERROR")

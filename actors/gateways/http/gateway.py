@@ -51,7 +51,7 @@ def split_address(listen: str) -> tuple[str, int]:
     """Split HOST:PORT, [HOST]:PORT, or :PORT (all interfaces). Raises `StartFailed` otherwise."""
     host, colon, port = listen.rpartition(":")
     if not colon or not (port.isascii() and port.isdecimal() and int(port) < 65536) or (":" in host and not host.startswith("[")):
-        raise StartFailed(f"--http-listen wants HOST:PORT, not {listen!r}")
+        raise StartFailed(f"--http-listen must be HOST:PORT, not {listen!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
@@ -74,7 +74,7 @@ def open_listener(listen: str) -> socket.socket:
             raise
     except OSError as error:
         raise StartFailed(
-            f"cannot listen on http://{listen}: {error.strerror or error}; is another broker or nsqd running? choose another --http-listen"
+            f"cannot listen on http://{listen}: {error.strerror or error}; choose another --http-listen, or stop the process that uses it"
         ) from None
     sock.setblocking(False)
     return sock

@@ -51,7 +51,7 @@ def number(parameters: Parameters, name: str, otherwise: int, least: int, most: 
     if said is None:
         return otherwise
     if not _NUMBER.fullmatch(said):
-        raise bad(f"{name} is a number, not {said[:40]!r}")
+        raise bad(f"{name} must be a number, not {said[:40]!r}")
     return min(max(int(said), least), most)
 
 
@@ -69,9 +69,9 @@ async def read_options(request: Request, bytes_max: int, body_s: float, share: S
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        raise bad("the body is no JSON") from None
+        raise bad("the body is not valid JSON") from None
     if not isinstance(found, dict):
-        raise bad("the body is a JSON object of options")
+        raise bad("the body must be a JSON object of options")
     return found
 
 
@@ -270,47 +270,47 @@ def published(options: JsonObject) -> Published:
     """
     unknown = options.keys() - _PUBLISHED
     if unknown:
-        raise _no_message(f"there is no field {min(unknown)[:80]!r}; there are {', '.join(sorted(_PUBLISHED))}")
+        raise _no_message(f"unknown field {min(unknown)[:80]!r}; the fields are {', '.join(sorted(_PUBLISHED))}")
     try:
         bodies = _bodies(options)
         tag, delay_s = options.get("tag"), options.get("delay_s")
         headers, encoded = options.get("headers") or {}, options.get("headers_base64") or {}
         if tag is not None and not isinstance(tag, str):
-            raise _no_message("tag is a text")
+            raise _no_message("tag must be a string")
         if not isinstance(headers, dict) or not isinstance(encoded, dict) or headers.keys() & encoded.keys():
-            raise _no_message("headers and headers_base64 are objects, and a name is in one of them only")
+            raise _no_message("headers and headers_base64 must be objects, and a name may be in only one of them")
         if not all(value is None or isinstance(value, str | int | float) for value in headers.values()):
-            raise _no_message("a header is a text, a number, true, false or null")
+            raise _no_message("a header must be a string, a number, true, false or null")
         if delay_s is not None and (isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or abs(delay_s) >= 1 << 43):
-            raise _no_message("delay_s is a number of seconds, 366 days at most")
+            raise _no_message(f"delay_s must be a number of seconds, at most 366 days, not {repr(delay_s)[:40]}")
         for text in (tag or "", *headers, *encoded, *(value for value in headers.values() if isinstance(value, str))):
             text.encode()
         all_headers = headers | {name: _unpacked(value, "a value of headers_base64") for name, value in encoded.items()}
         return Published(bodies, _bytes_of(options, "key"), tag, cast("dict[str, HeaderValue]", all_headers) or None, delay_s)
     except UnicodeEncodeError:  # JSON permits a lone surrogate
-        raise _no_message("it has a text that is not Unicode; send bytes as base64") from None
+        raise _no_message("it has a string that is not valid Unicode; send bytes as base64") from None
 
 
 def _bodies(options: JsonObject) -> list[bytes]:
     texts = options.get("bodies")
     body = _bytes_of(options, "body")
     if (texts is None) == (body is None):
-        raise _no_message("give one of body, body_base64 and bodies")
+        raise _no_message("give exactly one of body, body_base64 and bodies")
     if body is not None:
         return [body]
     if not isinstance(texts, list) or not 0 < len(texts) <= PUBLISHED_MAX or not all(isinstance(text, str) for text in texts):
-        raise _no_message(f"bodies are 1 to {PUBLISHED_MAX} texts")
+        raise _no_message(f"bodies must be a list of 1 to {PUBLISHED_MAX} strings")
     return [text.encode() for text in cast("list[str]", texts)]
 
 
 def _bytes_of(options: JsonObject, name: str) -> bytes | None:
     text, encoded = options.get(name), options.get(f"{name}_base64")
     if text is not None and encoded is not None:
-        raise _no_message(f"give one of {name} and {name}_base64")
+        raise _no_message(f"give only one of {name} and {name}_base64")
     if encoded is not None:
         return _unpacked(encoded, f"{name}_base64")
     if text is not None and not isinstance(text, str):
-        raise _no_message(f"{name} is a text; send bytes as {name}_base64")
+        raise _no_message(f"{name} must be a string; send bytes as {name}_base64")
     return None if text is None else text.encode()
 
 
@@ -320,8 +320,8 @@ def _unpacked(encoded: Any, what: str) -> bytes:
             return base64.b64decode(encoded, validate=True)
     except ValueError:
         pass
-    raise _no_message(f"{what} is no base64")
+    raise _no_message(f"{what} is not valid base64")
 
 
 def _no_message(why: str) -> UsageError:
-    return UsageError(E_BAD_ARGUMENT, f"this cannot be published: {why}")
+    return UsageError(E_BAD_ARGUMENT, f"cannot publish: {why}")

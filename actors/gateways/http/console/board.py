@@ -334,7 +334,7 @@ class BoardView(NamedTuple):
         sees_all = self.principal.may(Action.SEE_ALL)
         if not sees_all:
             told = {name: value for name, value in told.items() if name in ("version", "node", "uuid", "start_ms")}
-            told["health"] = "OK" if board.broker["health"] == "OK" else "a topic is not well"
+            told["health"] = "OK" if board.broker["health"] == "OK" else "a topic has a problem"
         told |= {"user": self.principal.name, "may": {"admin": self.principal.may(Action.ADMINISTER), "all": sees_all}}
         return cast("BoardBroker", told)
 

@@ -55,7 +55,7 @@ class Live:
         topic = parameters.get("topic") or ""
         view = BoardView(principal_of(request), topic, bool(topic) or parameters.flag("channels", False))
         if self.streams >= STREAMS_MAX:
-            raise ApiError(503, f"E_LIMIT {STREAMS_MAX} pages are open already; close some", hint={"retry-after": "5"})
+            raise ApiError(503, f"E_LIMIT the limit of {STREAMS_MAX} open pages is reached; close some", hint={"retry-after": "5"})
         board = await self._sampler.fresh(topic)
         if topic and topic not in board.topics:
             raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")

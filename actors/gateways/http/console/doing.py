@@ -132,9 +132,9 @@ class BackgroundJobs:
     def start(self, topic: str, to: str | None, channel: str | None, count: int | None, principal: Principal) -> Job:
         running = [job for job in self._jobs if job.state == "running"]
         if any(job.topic == topic for job in running):
-            raise ApiError(409, f"E_IN_USE a redrive of {topic} is at work; stop it, or wait for its end")
+            raise ApiError(409, f"E_IN_USE a redrive of topic {topic} is running; stop it, or wait until it ends")
         if len(running) >= RUNNING_MAX:
-            raise Refused(E_LIMIT, f"{RUNNING_MAX} redrives are at work; wait for the end of one")
+            raise Refused(E_LIMIT, f"{RUNNING_MAX} redrives are running, which is the limit; wait until one ends")
         if len(self._jobs) == KEPT:
             self._jobs.remove(next(job for job in self._jobs if job.state != "running"))
         self._number += 1
@@ -151,7 +151,7 @@ class BackgroundJobs:
             if job.number == number and principal.may(Action.MANAGE_TOPIC, job.topic):
                 job.stopping.set()
                 return job
-        raise ApiError(404, f"E_NOT_FOUND there is no job {number}")
+        raise ApiError(404, f"E_NOT_FOUND job {number} does not exist")
 
     def _note(self) -> None:
         self.version += 1
@@ -164,7 +164,7 @@ class BackgroundJobs:
         except ZsqError as error:
             job.state, job.error = "failed", f"{error.code} {error.text}"
         except Exception as error:
-            log.exception("a redrive of %s failed", job.topic)
+            log.exception("the redrive of topic %s failed", job.topic)
             job.state, job.error = "failed", f"E_INTERNAL {error!r}"
         finally:
             job.ended_s = time.time()
@@ -212,7 +212,7 @@ class BackgroundJobs:
         plan, messages = job.plan, batch.messages()
         for route in plan.unknown(messages):
             if not job.principal.may(Action.PUBLISH, route.place.topic):  # any publisher may have written the letter's origin
-                why = f"publishing to topic {route.place.topic!r} is not permitted to {job.principal.name or 'you'}"
+                why = f"publishing to topic {route.place.topic!r} is not permitted for {job.principal.name or 'you'}"
                 plan.known(route, Refused(E_FORBIDDEN, why))
                 continue
             try:
@@ -323,7 +323,7 @@ class Doing:
     async def _create_topic(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         retention = options.get("retention") or {}
         if not isinstance(retention, dict):
-            raise bad("retention is an object of settings")
+            raise bad("retention must be an object of settings")
         return await self._source.create_topic(topic, cast("str", options.get("sync") or "always"), **_known(retention, RetentionSettings))
 
     async def _create_channel(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
@@ -341,7 +341,7 @@ class Doing:
     async def _seek(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
         to = options.get("to")
         if to is None:
-            raise bad('say where to: {"to": OFFSET, "earliest", "latest" or {"time_ms": N}}')
+            raise bad('"to" is missing; give {"to": OFFSET, "earliest", "latest" or {"time_ms": N}}')
         where = _time_s(to) if isinstance(to, dict) else cast("Place", to)
         forward, clamp = (options.get(name) is True for name in ("forward", "clamp"))
         return await self._source.seek(topic, channel, where, forward=forward, clamp=clamp)
@@ -351,7 +351,7 @@ class Doing:
             return {"cancelled": await self._source.delayed_cancel_all(topic), "not_found": 0}
         keys = options.get("keys")
         if not isinstance(keys, list) or not 1 <= len(keys) <= KEYS_MAX or not all(isinstance(key, str) for key in keys):
-            raise bad(f'say which: {{"keys": [1 to {KEYS_MAX} keys]}} or {{"all": true}}')
+            raise bad(f'give {{"keys": [1 to {KEYS_MAX} keys]}} or {{"all": true}}')
         found = await self._source.delayed_cancel(topic, cast("list[str]", keys))
         return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
 
@@ -365,7 +365,7 @@ class Doing:
         if only is not None:
             check_name(only, "channel")
         if count is not None and (type(count) is not int or count < 1):
-            raise bad("count is a number of dead letters, 1 or more")
+            raise bad(f"count must be a number of dead letters, at least 1, not {repr(count)[:40]}")
         await self._stats.fresh(topic)  # the topic must exist
         await self._source.create_channel(topic, REDRIVE, start="earliest")  # so that the audit log names the user
         return {"job": self._jobs.start(topic, to, only, count, principal).row()}
@@ -381,7 +381,7 @@ class Doing:
         Each request opens a producer, because `Gatherer` has no keys, tags, headers and offsets.
         """
         if self._publishes >= PUBLISHES_MAX:
-            raise Refused(E_LIMIT, f"{PUBLISHES_MAX} publishes of the console are on their way; try again")
+            raise Refused(E_LIMIT, f"{PUBLISHES_MAX} publishes of the console are in progress, which is the limit; try again")
         self._publishes += 1
         try:
             with self._budget.share() as share:
@@ -427,7 +427,7 @@ class Doing:
         if to is None or not to.startswith("time:"):
             return None if to is None else number(parameters, "to", 0, 0, END)
         if not to[5:].isdecimal():
-            raise bad("to=time:MS wants milliseconds since 1970")
+            raise bad(f"MS in to=time:MS must be milliseconds since 1970, not {to[5:45]!r}")
         async with self._open(topic) as reader:
             return await reader.offset_at(int(to[5:]) * 1_000_000)
 
@@ -445,7 +445,7 @@ def _known(options: JsonObject, kind: Any) -> Any:
     known: frozenset[str] = kind.__optional_keys__
     unknown = options.keys() - known
     if unknown:
-        raise bad(f"there is no setting {', '.join(sorted(unknown))[:80]}; known: {', '.join(sorted(known))}")
+        raise bad(f"unknown setting {', '.join(sorted(unknown))[:80]}; the settings are {', '.join(sorted(known))}")
     return options
 
 
@@ -466,4 +466,4 @@ def _time_s(given: Mapping[str, object]) -> float:
     time_ms = given.get("time_ms")
     if given.keys() == {"time_ms"} and isinstance(time_ms, (int, float)) and abs(time_ms) < 1 << 43:
         return float(time_ms) / 1000
-    raise bad('a time is {"time_ms": milliseconds since 1970}')
+    raise bad('a time must be {"time_ms": milliseconds since 1970}')

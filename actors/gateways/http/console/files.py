@@ -83,7 +83,7 @@ def join_sheets(page: str, sources: Mapping[str, str]) -> tuple[str, str]:
     named = _SHEET.findall(page)
     missing = [name for name in named if name not in sources]
     if missing or not named or not _SCRIPT.search(page):
-        raise CannotJoin(f"the page names no sheet, no {FIRST}, or a sheet that is not there: {missing}")
+        raise CannotJoin(f"the page does not name a style sheet or {FIRST}, or names missing style sheets: {missing}")
     first = True
 
     def once(_: re.Match[str]) -> str:
@@ -102,7 +102,7 @@ def _join(name: str, sources: Mapping[str, str], above: tuple[str, ...], done: d
         return done[name]
     source = sources.get(name)
     if source is None:
-        raise CannotJoin(f"{above[-1] if above else 'the page'} asks for {name}, which is not there")
+        raise CannotJoin(f"{above[-1] if above else 'the page'} imports {name}, which does not exist")
 
     def imported(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
@@ -111,7 +111,7 @@ def _join(name: str, sources: Mapping[str, str], above: tuple[str, ...], done: d
     exports: list[str] = _EXPORT.findall(source)
     body = _EXPORT.sub("", _IMPORT.sub(imported, source))
     if other := _OTHER.search(body):
-        raise CannotJoin(f"{name} has a line that is not understood: {other[0].strip()[:100]}")
+        raise CannotJoin(f"{name} has an import or export that cannot be joined: {other[0].strip()[:100]}")
     done[name] = f"module{len(done)}"
     parts.append(f"// {name}\nconst {done[name]} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();\n")
     return done[name]
@@ -161,7 +161,8 @@ class ConsoleFiles:
             body = path.read_bytes()
             size += len(body)
             if len(self._files) >= FILES_MAX or size > BYTES_MAX:
-                log.error("the console's folder %s has more than %d files or %d bytes: the rest is left out", folder, FILES_MAX, BYTES_MAX)
+                text = "the console's folder %s has more than %d files or %d bytes; the other files are not served"
+                log.error(text, folder, FILES_MAX, BYTES_MAX)
                 break
             self._add(path.relative_to(root).as_posix(), body)
         if FIRST in self._files and INDEX in self._files:
@@ -180,7 +181,7 @@ class ConsoleFiles:
             page, sheet = join_sheets(text[INDEX], text)
             script = join_modules(text)
         except ValueError as error:  # also if a file is not UTF-8
-            log.warning("the console's files are served one by one, which is slower: %s", error)
+            log.warning("the console's files cannot be joined and are served one by one, which is slower: %s", error)
             return
         for name, made in ((INDEX, page), (SCRIPT, script), (STYLE, sheet)):
             self._add(name, made.encode())

@@ -87,13 +87,13 @@ def preview(action: str, asked: ActionRequest) -> Preview:
     """Return the preview of an action. Raises `ApiError` for an unknown action."""
     make = _ACTIONS.get(action)
     if make is None:
-        raise _bad(f"there is no preview of {action[:40]!r}; of {', '.join(_ACTIONS)}")
+        raise _bad(f"unknown action {action[:40]!r}; the actions are {', '.join(_ACTIONS)}")
     losses, says, more = make(asked)
     losses = [loss for loss in losses if loss.number]
     rows = [asked.channel] if asked.channel is not None else asked.topic["channels"]
     unknown = any(row["health"] in ("starting", "failed") for row in rows)
     if unknown:
-        says = [*says, "A channel is being started or has failed: what it holds is not counted here."]
+        says = [*says, "A channel is starting or has failed. Its messages are not counted."]
     return {
         "action": action,
         "loses": [{"what": loss.what, "count": loss.number} for loss in losses],
@@ -127,50 +127,54 @@ def _topic_delete(asked: ActionRequest) -> LossReport:
         ActionLoss("messages in the log", stored), ActionLoss("delayed messages", row.get("delayed_count", 0)),
         ActionLoss("channels", len(row["channels"])), ActionLoss("uncommitted stages", row.get("stages", 0)),
     ]  # fmt: skip
-    says = [f"{stored:,} messages in {row['log_bytes']:,} bytes of log are removed, and can be read no more." if stored else "It is empty."]
+    removed = f"{stored:,} messages in {row['log_bytes']:,} bytes of log are removed and cannot be read any more."
+    says = [removed if stored else "The topic is empty."]
     says += [f"Unfinished: {'; '.join(left)}."] if left else []
-    return LossReport(losses, says + _people(row["channels"], "They get nothing more"), {"unfinished": left})
+    return LossReport(losses, says + _people(row["channels"], "They receive no more messages"), {"unfinished": left})
 
 
 def _topic_empty(asked: ActionRequest) -> LossReport:
     losses = [ActionLoss("messages waiting", asked.topic["depth"])]
-    where = "behind its pause" if asked.topic["channels"] else "for a first channel"
-    says = _sentence(losses, f"{where} go to no channel any more; they can be read by offset while they are kept.")
-    return LossReport(losses, says or ["Nothing waits in the topic itself. What its channels hold stays: empty those."], {})
+    where = "for the topic to be unpaused" if asked.topic["channels"] else "for a first channel"
+    says = _sentence(losses, f"{where} will not go to any channel. They can be read by offset until retention removes them.")
+    return LossReport(losses, says or ["Nothing waits in the topic itself. To remove messages of its channels, empty the channels."], {})
 
 
 def _topic_pause(asked: ActionRequest) -> LossReport:
-    return LossReport([], ["Publishers go on; channels get nothing new until it is unpaused. Nothing is lost."], {})
+    return LossReport([], ["Publishers can continue. Channels get no new messages until the topic is unpaused. Nothing is lost."], {})
 
 
 def _topic_close(asked: ActionRequest) -> LossReport:
-    says = ["Publishers are refused from now on; consumers go on and drain it. It can be opened again."]
+    says = ["Publishers are refused from now on. Consumers continue and drain the topic. It can be opened again."]
     left = remaining(asked.topic)
-    return LossReport([], says + ([f"To be drained: {'; '.join(left)}."] if left else ["It is drained already."]), {"unfinished": left})
+    return LossReport(
+        [], says + ([f"Still to be drained: {'; '.join(left)}."] if left else ["It is already drained."]), {"unfinished": left}
+    )
 
 
 def _topic_close_consumers(asked: ActionRequest) -> LossReport:
     left = remaining(asked.topic)
     says = ["Publishers and consumers are refused from now on. It can be opened again."]
-    says += [f"Not finished: {'; '.join(left)}. It stays in the topic."] if left else []
-    return LossReport([], says + _people(asked.topic["channels"], "They are sent away"), {"unfinished": left})
+    says += [f"Not finished: {'; '.join(left)}. This stays in the topic."] if left else []
+    return LossReport([], says + _people(asked.topic["channels"], "They are disconnected"), {"unfinished": left})
 
 
 def _channel_delete(asked: ActionRequest) -> LossReport:
     losses = _held(asked.own)
-    says = _sentence(losses, "are finished for nobody: they go with the channel.") or ["It holds nothing unfinished."]
-    says.append("Its settings and counters go too. The topic's log, and its other channels, stay as they are.")
-    return LossReport(losses, says + _people([asked.own], "They get nothing more"), {})
+    says = _sentence(losses, "are not finished. They are removed with the channel.") or ["The channel has no unfinished messages."]
+    says.append("Its settings and counters are removed too. The topic's log and its other channels do not change.")
+    return LossReport(losses, says + _people([asked.own], "They receive no more messages"), {})
 
 
 def _channel_empty(asked: ActionRequest) -> LossReport:
     losses = _held(asked.own)
-    says = _sentence(losses, "will not be delivered (again) to this channel; other channels keep theirs.")
-    return LossReport(losses, says or ["It holds nothing."], {})
+    says = _sentence(losses, "will not be delivered to this channel (again). Other channels keep their messages.")
+    return LossReport(losses, says or ["The channel has no unfinished messages."], {})
 
 
 def _channel_pause(asked: ActionRequest) -> LossReport:
-    return LossReport([], ["Nothing is delivered until it is unpaused; what is in flight may be finished. Nothing is lost."], {})
+    says = ["Nothing is delivered until the channel is unpaused. Messages in flight can still be finished. Nothing is lost."]
+    return LossReport([], says, {})
 
 
 def _channel_seek(asked: ActionRequest) -> LossReport:
@@ -181,23 +185,23 @@ def _channel_seek(asked: ActionRequest) -> LossReport:
     """
     row, start, head = asked.own, asked.topic["start"], asked.topic["head"]
     if asked.to is None:
-        raise _bad("say where to: to=OFFSET, earliest, latest, or time:MS")
+        raise _bad("to is missing; give to=OFFSET, earliest, latest or time:MS")
     at, to = row.get("next_offset", 0), min(max(asked.to, start), head)
     again, skipped = max(0, at - to), max(0, to - at)
     requeued = max(0, row["depth"] - max(0, head - at))
     cleared = [*_held(row)[1:], ActionLoss("messages to be delivered again", requeued)]
     losses = [ActionLoss("messages skipped", skipped), *cleared]
     says = [f"From offset {at:,} to {to:,}."]
-    says += [f"{skipped:,} messages are left out for this channel."] if skipped else []
-    says += [f"{again:,} messages are delivered again, finished ones too."] if again else []
-    says += _sentence(cleared, "are taken back: only what lies at or behind the new place comes again.")
+    says += [f"{skipped:,} messages are skipped for this channel."] if skipped else []
+    says += [f"{again:,} messages are delivered again, including finished ones."] if again else []
+    says += _sentence(cleared, "are taken back. Only those at or after the new offset are delivered again.")
     return LossReport(losses, says, {"seek": {"from": at, "to": to, "again": again, "skipped": skipped}})
 
 
 def _delayed_cancel(asked: ActionRequest) -> LossReport:
     waiting = asked.topic.get("delayed_count", 0)
     count = waiting if asked.keys is None else min(asked.keys, waiting)
-    return LossReport([ActionLoss("delayed messages", count)], [f"{count:,} delayed messages are taken out, and never delivered."], {})
+    return LossReport([ActionLoss("delayed messages", count)], [f"{count:,} delayed messages are removed and never delivered."], {})
 
 
 def _redrive(asked: ActionRequest) -> LossReport:
@@ -207,7 +211,10 @@ def _redrive(asked: ActionRequest) -> LossReport:
         count = sum(loss.number for loss in _held(channels[REDRIVE]))
     else:
         count = max(0, row["head"] - row["start"])
-    says = [f"{count:,} dead letters go back, as new messages, each to the channel that gave it up. The letters stay for other channels."]
+    says = [
+        f"{count:,} dead letters are sent back as new messages, each to the channel that it came from.",
+        "Other channels of this topic keep them.",
+    ]
     return LossReport([], says if count else ["No dead letters wait to be sent back."], {"count": count})
 
 

@@ -62,7 +62,7 @@ class ReadHandlers:
         parameters = parameters_of(request)
         topic, channel = parameters.get("topic") or "", parameters.get("channel") or ""
         if not topic:
-            raise bad("name the topic: topic=NAME")
+            raise bad("topic is missing; give topic=NAME")
         await self._sampler.fresh()
         span, points = _span(parameters, FINE * 4)
         names = _series(parameters, [*(CHANNEL_FIGURES if channel else TOPIC_FIGURES)])
@@ -197,7 +197,7 @@ class ReadHandlers:
         """Return the first offset to show, from the one parameter that gives it."""
         given = [name for name in ("offset", "id", "time_ms", "latest") if parameters.get(name) is not None]
         if len(given) > 1:
-            raise bad(f"say one of offset, id, time_ms and latest, not {' and '.join(given)}")
+            raise bad(f"give only one of offset, id, time_ms and latest, not {' and '.join(given)}")
         if given == ["offset"]:
             return number(parameters, "offset", 0, 0, 1 << 62)
         if given == ["time_ms"]:
@@ -205,7 +205,7 @@ class ReadHandlers:
         if given == ["id"]:
             of, offset = parse_id(parameters.get("id") or "")
             if of is not None and of != node:
-                raise ApiError(404, f"E_NOT_FOUND that message is of node {of}, and this is node {node}")
+                raise ApiError(404, f"E_NOT_FOUND the message is of node {of}, but this broker is node {node}")
             return offset
         return await reader.newest(count)
 
@@ -239,7 +239,7 @@ def _of_block(topic: str, block: Block, first: int, head: int) -> Any:
 def _topic(parameters: Parameters) -> str:
     topic = parameters.get("topic")
     if not topic:
-        raise bad("name the topic: topic=NAME")
+        raise bad("topic is missing; give topic=NAME")
     return topic
 
 
@@ -250,7 +250,7 @@ def _room(parameters: Parameters, otherwise: int) -> bodies.Room:
 def _span(parameters: Parameters, points: int) -> tuple[str, int]:
     span = parameters.get("span") or "5m"
     if span not in SPANS:
-        raise bad(f"span is one of {', '.join(SPANS)}, not {span[:20]!r}")
+        raise bad(f"span must be one of {', '.join(SPANS)}, not {span[:20]!r}")
     return span, number(parameters, "points", points, 1, 1_000)
 
 
@@ -261,7 +261,7 @@ def _series(parameters: Parameters, known: list[str], otherwise: list[str] | Non
     names = said.split(",")
     for name in names:
         if name not in known:
-            raise bad(f"series are of {', '.join(known)}, not {name[:20]!r}")
+            raise bad(f"unknown series {name[:20]!r}; the series are {', '.join(known)}")
     return names
 
 

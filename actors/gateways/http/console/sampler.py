@@ -78,7 +78,7 @@ class Sampler:
             before = self._round
             self._hasten()
             if not await self._wait(before, deadline_s - time.monotonic()):
-                raise ZsqError(E_TIMEOUT, "the broker does not say how it is")
+                raise ZsqError(E_TIMEOUT, f"the broker sent no overview within {PATIENCE_S:g} s")
             if self.closing:
                 raise Refused(E_CLOSING, "the broker is stopping")
             if self._error is not None:
@@ -126,8 +126,8 @@ class Sampler:
                 if begun_s - self._sampled_s > LOST_S:
                     self.history.lost(self.second())
             except Exception as error:  # it must be logged, and the pages must continue
-                log.exception("the console cannot tell how the broker is")
-                self._error = ZsqError(E_TIMEOUT, f"the overview is not understood: {error!r}")
+                log.exception("the console cannot read the overview of the broker")
+                self._error = ZsqError(E_TIMEOUT, f"the console cannot read the overview of the broker: {error!r}")
             done, self._round = self._round, asyncio.Event()
             done.set()
             await self._rest(begun_s)

@@ -61,8 +61,8 @@ class HttpAuthority:
                 await self._check_first_use(actions, principal, request)
             except ApiError as error:
                 if error.status in (401, 403):
-                    needs = ", and ".join(action.value for action in actions)
-                    self._warn(request, f"{principal.name or 'nobody known'}: {needs} is not permitted")
+                    needs = " and ".join(action.value for action in actions)
+                    self._warn(request, f"{principal.name or 'an unknown user'} has no permission for {needs}")
                 raise
             give(request, principal)
             ACTING.set({"user": principal.name, "from": _remote(request), "via": "http"})
@@ -105,7 +105,7 @@ class HttpAuthority:
             if found is not None:
                 return found
             if token:
-                self._warn(request, "a token that nobody has")
+                self._warn(request, "no user of the access file has this token")
                 raise api_error("AUTH_FAILED")
         if not token:
             error = api_error("AUTH_FIRST")
@@ -115,7 +115,7 @@ class HttpAuthority:
         try:
             return await self._authenticator.state(Who(_remote(request), False, "", token))
         except AuthFailed as error:
-            self._warn(request, f"auth failed: {error}")
+            self._warn(request, f"authentication failed: {error}")
             raise api_error("AUTH_FAILED") from None
 
     def _warn(self, request: Request, why: str) -> None:
@@ -123,7 +123,7 @@ class HttpAuthority:
         if time.monotonic() - self._warned_s < WARNINGS_S:
             return
         self._warned_s, count, self._refused = time.monotonic(), self._refused, 0
-        more = f" ({count - 1} others were refused before)" if count > 1 else ""
+        more = f" ({count - 1} more refused requests were not logged)" if count > 1 else ""
         log.warning("%s %s from %s refused: %s%s", request.method, repr(request.scope["path"][:100]), _remote(request), why, more)
 
 

@@ -41,7 +41,7 @@ class HttpLimits:
 
     def __post_init__(self) -> None:
         if self.max_msg_size > MESSAGE_BYTES_LARGEST:
-            raise ValueError(f"max_msg_size {self.max_msg_size} is over what a block can hold: {MESSAGE_BYTES_LARGEST}")
+            raise ValueError(f"max_msg_size must be at most {MESSAGE_BYTES_LARGEST}, the limit of a block, not {self.max_msg_size}")
 
 
 class Budget:
@@ -72,6 +72,7 @@ class Share:
 
     def take(self, size: int) -> None:
         if self.budget.held + size > self.budget.bytes_max:
-            raise ApiError(503, "E_LIMIT the bodies of all requests together are too large now; try again", hint={"retry-after": "1"})
+            text = f"E_LIMIT the bodies of all requests together would be over {self.budget.bytes_max} bytes; try again"
+            raise ApiError(503, text, hint={"retry-after": "1"})
         self.budget.held += size
         self.held += size

@@ -68,7 +68,7 @@ class Origins:
         place = headers.get(b"host", b"").decode("latin-1")
         if not any_name and place and not self.knows(host_of(place)):
             shown = repr((host_of(place) or place)[:_SHOWN_CHARS])
-            return ApiError(421, f"E_HOST this broker is not called {shown}; if it is, --http-allowed-host says so")
+            return ApiError(421, f"E_HOST {shown} is not a known name of this broker; to allow it, use --http-allowed-host")
         if scope["method"] in SAFE and not scope["path"].startswith("/api/"):
             return None
         site = headers.get(b"sec-fetch-site")
@@ -77,7 +77,7 @@ class Origins:
         else:
             origin = headers.get(b"origin")
             own = origin is None or self._is_own(origin.decode("latin-1"), place, scope.get("scheme") == "https")
-        return None if own else ApiError(403, "E_ORIGIN a page of another origin may not do that")
+        return None if own else ApiError(403, "E_ORIGIN pages of another origin may not do this; use the broker's own pages")
 
     def _is_own(self, origin: str, place: str, secure: bool) -> bool:
         """Return True if the origin is this broker's.

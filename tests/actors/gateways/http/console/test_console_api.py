@@ -114,21 +114,21 @@ def test_what_was_done_is_seen_by_the_next_look(site: ConsoleSite) -> None:
 @pytest.mark.parametrize(
     ("path", "options", "status", "text"),
     [
-        ("/api/topic/configure?topic=t", {"keep": 1}, 400, "there is no setting keep"),
-        ("/api/topic/create?topic=n", {"retention": 5}, 400, "retention is an object"),
+        ("/api/topic/configure?topic=t", {"keep": 1}, 400, "unknown setting keep; the settings are "),
+        ("/api/topic/create?topic=n", {"retention": 5}, 400, "retention must be an object"),
         ("/api/topic/pause?topic=t", [1], 400, "a JSON object"),
         ("/api/channel/create?topic=none&channel=c", None, 404, "does not exist"),
-        ("/api/channel/configure?topic=t&channel=c", {"start": 0}, 400, "there is no setting start"),
-        ("/api/channel/seek?topic=t&channel=c", {}, 400, "say where to"),
-        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": "1"}}, 400, "a time is"),
-        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": 1, "x": 1}}, 400, "a time is"),
-        ("/api/delayed/cancel?topic=t", {"keys": []}, 400, "say which"),
-        ("/api/delayed/cancel?topic=t", {"keys": ["a"] * 1001}, 400, "say which"),
-        ("/api/delayed/cancel?topic=t", {"all": 1}, 400, "say which"),
-        ("/api/redrive?topic=t", {"count": 0}, 400, "1 or more"),
+        ("/api/channel/configure?topic=t&channel=c", {"start": 0}, 400, "unknown setting start; the settings are "),
+        ("/api/channel/seek?topic=t&channel=c", {}, 400, "is missing; give "),
+        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": "1"}}, 400, "a time must be "),
+        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": 1, "x": 1}}, 400, "a time must be "),
+        ("/api/delayed/cancel?topic=t", {"keys": []}, 400, "1 to 1000 keys"),
+        ("/api/delayed/cancel?topic=t", {"keys": ["a"] * 1001}, 400, "1 to 1000 keys"),
+        ("/api/delayed/cancel?topic=t", {"all": 1}, 400, "1 to 1000 keys"),
+        ("/api/redrive?topic=t", {"count": 0}, 400, "at least 1, not 0"),
         ("/api/redrive?topic=t", {"to": "a/b"}, 400, "INVALID"),
         ("/api/redrive?topic=none", {}, 404, "does not exist"),
-        ("/api/job/stop?id=77", None, 404, "no job 77"),
+        ("/api/job/stop?id=77", None, 404, "job 77 does not exist"),
         ("/api/topic/pause", None, 400, ""),
         ("/api/channel/pause?topic=t", None, 400, ""),
     ],
@@ -139,8 +139,8 @@ def test_what_makes_no_sense_does_nothing(site: ConsoleSite, path: str, options:
 
 
 def test_a_body_that_is_no_json_or_too_large_does_nothing(site: ConsoleSite) -> None:
-    refused(site.post("/api/topic/pause?topic=t", b"{"), 400, "no JSON")
-    refused(site.post("/api/topic/pause?topic=t", b"[" * 100_000), 400, "no JSON")
+    refused(site.post("/api/topic/pause?topic=t", b"{"), 400, "not valid JSON")
+    refused(site.post("/api/topic/pause?topic=t", b"[" * 100_000), 400, "not valid JSON")
     refused(site.post("/api/topic/pause?topic=t", b" " * 200_000), 413, "BODY_TOO_BIG")
     assert site.source.calls == []
 
@@ -194,7 +194,12 @@ def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
     assert (found["start"], found["head"], found["from"], found["next_offset"]) == (2, 308, 3, 5)
     assert found["messages"][0]["id"] == "0040000000000003"  # of node 1
     refused(site.get("/api/messages?topic=t&id=0080000000000004"), 404, "of node 2")
-    for query, text in (("offset=x", "a number"), ("id=zz", "neither"), ("offset=1&latest=1", "say one"), ("time_ms=", "a number")):
+    for query, text in (
+        ("offset=x", "a number"),
+        ("id=zz", "neither"),
+        ("offset=1&latest=1", "give only one of"),
+        ("time_ms=", "a number"),
+    ):
         refused(site.get(f"/api/messages?topic=t&{query}"), 400, text)
     refused(site.get("/api/messages"), 400, "")
 
@@ -254,24 +259,24 @@ def test_a_delayed_publish_tells_keys_in_place_of_an_offset(site: ConsoleSite) -
 @pytest.mark.parametrize(
     ("options", "status", "text"),
     [
-        ({}, 400, "give one of body"),
-        (None, 400, "give one of body"),
-        ({"body": "a", "bodies": ["b"]}, 400, "give one of body"),
-        ({"body": "a", "body_base64": "YQ=="}, 400, "give one of body and body_base64"),
-        ({"body": 5}, 400, "body is a text"),
-        ({"body_base64": "!"}, 400, "no base64"),
-        ({"bodies": []}, 400, "1 to 10000 texts"),
-        ({"bodies": [""] * 10_001}, 400, "1 to 10000 texts"),
-        ({"bodies": [b"".decode(), 1]}, 400, "1 to 10000 texts"),
-        ({"body": "a", "headers": [1]}, 400, "are objects"),
-        ({"body": "a", "headers": {"n": [1]}}, 400, "a header is a text"),
-        ({"body": "a", "headers": {"n": 1}, "headers_base64": {"n": "YQ=="}}, 400, "in one of them only"),
-        ({"body": "a", "headers_base64": {"n": 1}}, 400, "no base64"),
-        ({"body": "a", "tag": 1}, 400, "tag is a text"),
+        ({}, 400, "give exactly one of body"),
+        (None, 400, "give exactly one of body"),
+        ({"body": "a", "bodies": ["b"]}, 400, "give exactly one of body"),
+        ({"body": "a", "body_base64": "YQ=="}, 400, "give only one of body and body_base64"),
+        ({"body": 5}, 400, "body must be a string; send bytes as body_base64"),
+        ({"body_base64": "!"}, 400, "not valid base64"),
+        ({"bodies": []}, 400, "1 to 10000 strings"),
+        ({"bodies": [""] * 10_001}, 400, "1 to 10000 strings"),
+        ({"bodies": [b"".decode(), 1]}, 400, "1 to 10000 strings"),
+        ({"body": "a", "headers": [1]}, 400, "must be objects"),
+        ({"body": "a", "headers": {"n": [1]}}, 400, "a header must be a string"),
+        ({"body": "a", "headers": {"n": 1}, "headers_base64": {"n": "YQ=="}}, 400, "in only one of them"),
+        ({"body": "a", "headers_base64": {"n": 1}}, 400, "not valid base64"),
+        ({"body": "a", "tag": 1}, 400, "tag must be a string"),
         ({"body": "a", "delay_s": "1h"}, 400, "number of seconds"),
         ({"body": "a", "delay_s": True}, 400, "number of seconds"),
         ({"body": "a", "delay_s": 10**400}, 400, "number of seconds"),
-        ({"body": "a", "defer": 1}, 400, "no field 'defer'"),
+        ({"body": "a", "defer": 1}, 400, "unknown field 'defer'; the fields are "),
         ({"body": "a" * (1024 * 1024 + 1)}, 413, "MSG_TOO_BIG"),
         ({"body": "\n" * (1024 * 1024 + 200_000)}, 413, "BODY_TOO_BIG"),
     ],
@@ -285,7 +290,7 @@ def test_what_cannot_be_published_reaches_no_client(site: ConsoleSite, options: 
     "body", [rb'{"body": "\ud800"}', rb'{"body": "a", "key": "\ud800"}', rb'{"body": "a", "headers": {"\ud800": "\ud800"}}']
 )
 def test_half_a_character_is_refused(site: ConsoleSite, body: bytes) -> None:
-    refused(site.post("/api/topic/publish?topic=t", body), 400, "not Unicode")
+    refused(site.post("/api/topic/publish?topic=t", body), 400, "not valid Unicode")
     assert site.source.calls == []
 
 

@@ -138,7 +138,7 @@ def test_a_view_has_what_its_caller_may_see(told: Told) -> None:
     assert [*whole["topics"]] == ["t"]
     assert (whole["topics"]["t"]["may"], whole["topics"]["t"]["channels"]["c"]["may"]) == ("", "s")
     assert whole["broker"] == {
-        "version": "1", "node": 0, "uuid": "u", "start_ms": 1, "health": "a topic is not well", "user": "some",
+        "version": "1", "node": 0, "uuid": "u", "start_ms": 1, "health": "a topic has a problem", "user": "some",
         "may": {"admin": False, "all": False},
     }  # fmt: skip
     assert BoardView(SOME, "secret").whole(told.board)["topics"] == {}

@@ -92,10 +92,10 @@ def test_deleting_and_emptying_say_what_goes() -> None:
     found = ask("topic.delete")
     assert counts(found) == {"messages in the log": 80, "delayed messages": 7, "channels": 1}
     assert "30 waiting" in found["says"][1]
-    assert found["says"][-1] == "Connected consumers: 1. They get nothing more."
+    assert found["says"][-1] == "Connected consumers: 1. They receive no more messages."
     assert counts(ask("topic.empty", depth=9, channels=[])) == {"messages waiting": 9}
     empty = ask("topic.delete", channels=[], start=100, delayed_count=0)
-    assert (empty["harmless"], empty["says"]) == (True, ["It is empty."])
+    assert (empty["harmless"], empty["says"]) == (True, ["The topic is empty."])
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_what_loses_nothing_says_so_too() -> None:
     assert counts(ask("delayed.cancel", keys=3)) == {"delayed messages": 3}
     starting = ask("topic.delete", channels=[{**CHANNEL, "health": "starting"}])
     assert (starting["unknown"], "not counted" in starting["says"][-1]) == (True, True)
-    with pytest.raises(ApiError, match="no preview"):
+    with pytest.raises(ApiError, match="unknown action"):
         ask("topic.paint")
 
 

@@ -46,7 +46,7 @@ def test_who_is_refused_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, c
         now[0] += authority.WARNINGS_S
         guard._warn(request(), "no token")
     assert len(caplog.records) == 2
-    assert "4 others were refused before" in caplog.text
+    assert "4 more refused requests were not logged" in caplog.text
 
 
 @pytest.mark.parametrize("reads", ["nothing", "a trickle", "all"])
@@ -72,7 +72,7 @@ def test_the_consoles_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / f"{name}.css").write_text("/* 20 bytes of it */")
     monkeypatch.setattr(files, "BYTES_MAX", 45)
     assert served(tmp_path) == ["a.css", "b.css"]
-    assert "the rest is left out" in caplog.text
+    assert "the other files are not served" in caplog.text
     monkeypatch.setattr(files, "BYTES_MAX", 100)
     assert served(tmp_path) == ["a.css", "b.css", "c.css"]
     monkeypatch.setattr(files, "FILES_MAX", 1)

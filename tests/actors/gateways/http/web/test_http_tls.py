@@ -82,5 +82,5 @@ def test_new_files_are_taken_and_bad_ones_are_not(tmp_path: Path) -> None:
 def test_a_certificate_without_its_key_is_refused(certificates: Certificates) -> None:
     assert Context("", "").context is None
     for cert, key in ((certificates.cert, ""), ("", certificates.key)):
-        with pytest.raises(UsageError, match="belong together"):
+        with pytest.raises(UsageError, match="is missing: give tls-cert and tls-key together"):
             Context(cert, key)
