@@ -206,11 +206,11 @@ class TopicBuilder:
                     offset = block.next_offset
             table = store.state.load()
             if found.hexdigest() != digest or offset - store.log.start != built.messages:
-                raise Damaged(f"{directory}: topic {built.name} has other messages than were written; check the disk and try again")
+                raise Damaged(f"{directory}: the messages of topic {built.name} were not written correctly; check the disk and try again")
             holes = {(name, *hole) for name in batch.channel_puts for hole in store.state.holes(name)}
             paused_end = -1 if batch.paused_end is None else batch.paused_end
             if (table.channels, holes, table.paused_end) != (batch.channel_puts, set(batch.hole_puts), paused_end):
-                raise Damaged(f"{directory}: topic {built.name} has other channels than were written; check the disk and try again")
+                raise Damaged(f"{directory}: the channels of topic {built.name} were not written correctly; check the disk and try again")
         finally:
             store.close()
 

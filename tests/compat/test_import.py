@@ -185,7 +185,7 @@ def test_what_reads_back_whole_but_other_is_not_committed(tmp_path: Path, monkey
     """A mistake of our own, with checksums that agree."""
     monkeypatch.setattr(building, "pack", lambda bodies, **columns: pack([b"other", *bodies[1:]], **columns))
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
-    with pytest.raises(Damaged, match="has other messages than were written"):
+    with pytest.raises(Damaged, match="the messages of topic t were not written correctly"):
         take(source, tmp_path / "data")
     monkeypatch.undo()
     take(source, tmp_path / "data")
@@ -347,4 +347,7 @@ def test_names_that_mean_a_folder_are_replaced(tmp_path: Path) -> None:
     assert found["dot-"].stopped == {"dot-dot": True, "c": False}
     assert [body for body, _ in found["dot-"].channels["dot-dot"]] == [message(2).body]
     assert found["dot-"].waiting == [message(1).body]
-    assert report.found.notes == ["topic . is called dot- here: . means a folder", "channel ./.. is called dot-dot here: .. means a folder"]
+    assert report.found.notes == [
+        "topic . is renamed to dot-, because ZSQ does not allow the name .",
+        "channel ./.. is renamed to dot-dot, because ZSQ does not allow the name ..",
+    ]
