@@ -316,7 +316,7 @@ class _Import:
             reserve = min(RESERVE_BYTES_MAX, self._files.total_bytes(str(self._data_dir)) // RESERVE_SHARE)
         free = self._files.free_bytes(str(self._data_dir))
         if need > free - reserve:
-            text = f"{self._data_dir}: the import needs about {need} bytes; {free} are free, of which {reserve} are kept in reserve"
+            text = f"{self._data_dir}: the import needs about {need} bytes; {free} are free, and {reserve} must stay free"
             raise DiskFull(f"{text}; free some space and try again")
 
     def _begin(self, digest: str, names: list[str]) -> dict[str, TopicRow]:

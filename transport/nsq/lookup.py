@@ -140,7 +140,7 @@ class LookupSession:
 
     def _answer(self, answer: bytes) -> None:
         if not self._unanswered:
-            raise LookupFailed(f"it sent a reply without a command: {_shown(answer)}")
+            raise LookupFailed(f"it sent an unexpected reply: {_shown(answer)}")
         about = self._unanswered.popleft()
         if answer.startswith(b"E_"):
             self._refused = about

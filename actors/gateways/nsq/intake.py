@@ -167,7 +167,8 @@ class Intake:
         """Close the stranger that has been idle for longest. Return False if there is none."""
         if not self.strangers:
             return False
-        self._cut_off(next(iter(self.strangers)), "the limit of connections is reached, and this client sent no AUTH, SUB or PUB")
+        why = f"the limit of {len(self._connections)} connections is reached, and this client sent no AUTH, SUB or PUB"
+        self._cut_off(next(iter(self.strangers)), why)
         return True
 
     def leave(self, connection: Client) -> None:

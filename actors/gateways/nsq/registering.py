@@ -81,7 +81,8 @@ class Registrar:
         for task in late:
             task.cancel()
         if late:
-            log.warning("topic %s: %d nsqlookupd did not send its channels within %g s and are ignored", topic, len(late), CHANNELS_S)
+            text = "topic %s may start without some channels: %d nsqlookupd did not send its channels within %g s"
+            log.warning(text, topic, len(late), CHANNELS_S)
         return sorted({name for task in done for name in task.result()})
 
     async def close(self) -> None:
@@ -98,7 +99,8 @@ class Registrar:
             try:
                 return await lookupd.channels_of(topic)
             except (NotAnswered, LookupFailed) as error:
-                log.warning("nsqlookupd %s did not send the channels of topic %s and is ignored: %s", lookupd.address, topic, error)
+                text = "topic %s may start without some channels: nsqlookupd %s did not send its channels: %s"
+                log.warning(text, topic, lookupd.address, error)
                 return []
 
 

@@ -147,7 +147,7 @@ def test_a_lookupd_that_does_not_answer_is_given_up() -> None:
     [
         (answer(b"E_BAD_TOPIC REGISTER topic name 't' is not valid"), r"refused t c: .E_BAD_TOPIC"),
         (answer(b"NO"), "replied 'NO' instead of OK"),
-        (answer(b"OK") * 2, "a reply without a command: 'OK'"),
+        (answer(b"OK") * 2, "an unexpected reply: 'OK'"),
         ((ANSWER_MAX + 1).to_bytes(4, "big"), "its reply has 65537 bytes; the limit is 65536"),
         (b"HTTP/1.1 400", r"its reply has \d+ bytes; the limit is 65536"),
         (b"\xff\xff\xff\xff", "its reply has 4294967295 bytes; the limit is 65536"),

@@ -156,7 +156,7 @@ def _topic_close_consumers(asked: ActionRequest) -> LossReport:
     left = remaining(asked.topic)
     says = ["Publishers and consumers are refused from now on. It can be opened again."]
     says += [f"Not finished: {'; '.join(left)}. This stays in the topic."] if left else []
-    return LossReport([], says + _people(asked.topic["channels"], "They are disconnected"), {"unfinished": left})
+    return LossReport([], says + _people(asked.topic["channels"], "Their subscriptions end"), {"unfinished": left})
 
 
 def _channel_delete(asked: ActionRequest) -> LossReport:

@@ -62,7 +62,7 @@ class HttpAuthority:
             except ApiError as error:
                 if error.status in (401, 403):
                     needs = " and ".join(action.value for action in actions)
-                    self._warn(request, f"{principal.name or 'an unknown user'} has no permission for {needs}")
+                    self._warn(request, f"{principal.name or 'an unknown user'} needs the permission {needs}")
                 raise
             give(request, principal)
             ACTING.set({"user": principal.name, "from": _remote(request), "via": "http"})

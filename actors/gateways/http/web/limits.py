@@ -41,7 +41,7 @@ class HttpLimits:
 
     def __post_init__(self) -> None:
         if self.max_msg_size > MESSAGE_BYTES_LARGEST:
-            raise ValueError(f"max_msg_size must be at most {MESSAGE_BYTES_LARGEST}, the limit of a block, not {self.max_msg_size}")
+            raise ValueError(f"max_msg_size must be at most {MESSAGE_BYTES_LARGEST}, which fills a block, not {self.max_msg_size}")
 
 
 class Budget:

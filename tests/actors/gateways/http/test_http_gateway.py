@@ -52,7 +52,7 @@ def test_the_node_shows_the_given_addresses_or_its_hostname() -> None:
 
 
 def test_limits_agree_with_what_a_block_holds() -> None:
-    with pytest.raises(ValueError, match=r"must be at most \d+, the limit of a block, not \d+"):
+    with pytest.raises(ValueError, match=r"must be at most \d+, which fills a block, not \d+"):
         HttpLimits(max_msg_size=8 << 20)
 
 
