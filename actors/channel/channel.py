@@ -97,7 +97,7 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
             if isinstance(mail, Mail) and isinstance(mail.message, p.Failed):
                 raise ZsqError(mail.message.code, mail.message.text)
             if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
-                raise StartFailed(f"storage answered something else than the channel's row: {mail[1]}")
+                raise StartFailed(f"storage did not answer with the state of channel {channel}, but with {mail[1]}")
             data = mail.message.data
             holes += data["holes"]
             if not data["more"]:
@@ -121,7 +121,7 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
 
 def check_ready(ready: int) -> None:
     if not 0 <= ready <= p.READY_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"ready {ready} is outside of 0 to {p.READY_MAX}")
+        raise UsageError(E_BAD_ARGUMENT, f"ready count must be 0 to {p.READY_MAX}, not {ready}")
 
 
 def consumer_of(message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall_ns: int) -> Subscriber:
@@ -130,14 +130,15 @@ def consumer_of(message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall
     Raises `UsageError` or `Refused` if the channel does not accept it.
     """
     if message.version != p.PROTOCOL_VERSION:
-        raise UsageError(E_BAD_COMMAND, f"protocol version {message.version} is not spoken here, only {p.PROTOCOL_VERSION}")
+        text = f"the broker uses protocol version {p.PROTOCOL_VERSION}, not {message.version}; use the same version of ZSQ on both sides"
+        raise UsageError(E_BAD_COMMAND, text)
     timeout_ms = message.message_timeout_ms or p.MESSAGE_TIMEOUT_MS
     if not p.MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= p.MESSAGE_TIMEOUT_MS_MAX:
         limits = f"{p.MESSAGE_TIMEOUT_MS_MIN} to {p.MESSAGE_TIMEOUT_MS_MAX} ms"
-        raise UsageError(E_BAD_ARGUMENT, f"a message timeout of {timeout_ms} ms is outside of {limits}")
+        raise UsageError(E_BAD_ARGUMENT, f"message timeout must be {limits}, not {timeout_ms} ms")
     check_ready(message.ready)
     if not 0 <= message.sample_rate <= p.SAMPLE_RATE_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a sample rate is 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}")
+        raise UsageError(E_BAD_ARGUMENT, f"sample rate must be 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}")
     _check_room(peer, core, now_ns)
     heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
     return Subscriber(
@@ -158,7 +159,7 @@ def _check_room(peer: Peer, core: ChannelCore, now_ns: int) -> None:
     for lost in core.lost_consumers(now_ns):
         core.unsubscribe(lost)
     if len(consumers) >= limit:
-        raise Refused(E_LIMIT, f"the channel has {len(consumers)} consumers, and takes {limit} at a time; try again when one has left")
+        raise Refused(E_LIMIT, f"the channel has {len(consumers)} consumers; the limit is {limit}. Try again when a consumer has left")
 
 
 log = logging.getLogger("zsq")
@@ -239,7 +240,8 @@ class ChannelActor(Actor[ChannelStart]):
         if self.closed:
             raise Refused(E_CLOSED, TO_CONSUMERS)
         if self.last_consumer is not None and self.last_consumer.over:
-            raise Refused(E_CLOSING, f"channel {self.name!r} ends with the consumer before; ask for it again")
+            text = f"ephemeral channel {self.name!r} is being removed because it has no consumers; subscribe again to create a new one"
+            raise Refused(E_CLOSING, text)
         consumer = consumer_of(message, mail.envelope, self.core, time.monotonic_ns(), time.time_ns())
         self.core.subscribe(consumer)
         port.send(mail.envelope, p.Subscribed(message.request, self.key, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS))
@@ -252,7 +254,7 @@ class ChannelActor(Actor[ChannelStart]):
         """
         consumer = self.core.consumers.get(mail.envelope)
         if consumer is None:
-            raise UsageError(E_HELLO, "subscribe first: this link is not known (any more)")
+            raise UsageError(E_HELLO, "this connection is not subscribed, perhaps because the channel was restarted; subscribe again")
         consumer.seen_ns = time.monotonic_ns()
         return consumer
 
@@ -469,15 +471,15 @@ class ChannelActor(Actor[ChannelStart]):
     def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
         if message.request in self._fetches:
             offset = self._fetches.pop(message.request)
-            log.error("%s: reading offset %d: %s", self.title, offset, message.text)
+            log.error("%s: cannot read offset %d, so its message is not delivered again: %s", self.title, offset, message.text)
             self.supply.lost(offset, offset + 1)
             return
         self.supply.deferred.failed(message.request)
         if order := self.peeks.failed(message.request):
             self.answer_order(p.Failed(order, message.code, message.text))
         elif message.request == self.saving.out:  # another owner, or invalid rows: the state held here is useless
-            raise RuntimeError(f"{self.title}: storage says {message.code} {message.text}")
-        log.warning("%s: %s %s", self.title, message.code, message.text)
+            raise RuntimeError(f"{self.title}: storage refused a commit: {message.code} {message.text}")
+        log.warning("%s: a request failed: %s %s", self.title, message.code, message.text)
 
     # Orders
 
@@ -532,8 +534,8 @@ class ChannelActor(Actor[ChannelStart]):
         self._head = max(self._head, message.head)
         if self._head < message.offset < END and not message.clamp:
             waiting = max(0, self._head - self.supply.next_offset)
-            text = f"the topic ends at offset {self._head}: {message.offset} is beyond it, and {waiting} messages would be skipped"
-            raise UsageError(E_BAD_ARGUMENT, f"{text}. Seek to latest to skip them, or say clamp (zsq seek --clamp)")
+            text = f"offset {message.offset} is beyond the topic's end at offset {self._head}: {waiting} messages would be skipped"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}. To skip them, seek to latest or set clamp (zsq seek --clamp)")
         offset = min(max(message.offset, message.start), self._head)
         if not message.forward or offset > self.supply.next_offset:
             self._move(offset)
@@ -559,7 +561,7 @@ class ChannelActor(Actor[ChannelStart]):
         if self.saving.out or self.saving.now:
             if time.monotonic_ns() - self._stop_ns < options.STOP_COMMIT_S * 1e9:
                 return False
-            log.warning("%s ends without its last commit: some messages will come again", self.title)
+            log.warning("%s stops without its last commit: some messages will be delivered again", self.title)
         for peer in list(self.core.consumers):
             self.front.send(peer, p.Bye())
         return True

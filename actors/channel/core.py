@@ -187,7 +187,7 @@ UNKNOWN_DELIVERY: Range = (-1, 0)
 _MS = 1_000_000
 LOST: Final = "its consumer was lost or left"
 TIMED_OUT: Final = "its consumer did not answer within the message timeout"
-REQUEUED: Final = "its consumer gave it back"
+REQUEUED: Final = "its consumer requeued it"
 REJECTED: Final = "its consumer rejected it"
 
 
@@ -615,7 +615,7 @@ class Peeks:
         Raises `Refused` (E_LIMIT) if too many peeks are in progress.
         """
         if len(self._looks) >= options.FETCHES_MAX:
-            raise Refused(E_LIMIT, "several others are looking at this channel just now; try again")
+            raise Refused(E_LIMIT, f"the limit of {options.FETCHES_MAX} peeks at a channel at the same time is reached; try again later")
         supply = delivery.supply
         limit = min(max(order.limit, 1), options.PEEK_MAX)
         numbers = delivery.statistics(supply.next_offset)

@@ -126,7 +126,7 @@ class DeadLetterSender:
         if self._letters.trouble != self._said:
             self._said = self._letters.trouble
             if self._said:
-                log.warning("%s cannot hand over dead letters: %s", self._actor.title, self._said)
+                log.warning("%s cannot send its dead letters and tries again: %s", self._actor.title, self._said)
         self._tick(bool(supply.dying) or self._publisher.open)
 
     def _tick(self, wanted: bool) -> None:

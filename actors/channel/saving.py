@@ -60,7 +60,8 @@ class Saving:
     def confirm(self, envelope: Peer, answer: Wire) -> None:
         """Send this answer to a consumer when everything that arrived so far is committed."""
         if len(self._barriers) >= options.WAITERS_MAX:
-            raise UsageError(E_LIMIT, "too many answers wait for their commit already")
+            text = f"{options.WAITERS_MAX} replies wait for a commit, which is the limit; wait for replies before you send more"
+            raise UsageError(E_LIMIT, text)
         self._barriers.append((envelope, answer))
         self.now = True
 

@@ -71,7 +71,7 @@ class SavedRows:
         return put, tuple(gone)
 
 
-TRIED: Final = "it was delivered as often as its channel allows by now"
+TRIED: Final = "it has had all attempts that its channel allows now"
 
 Span = tuple[int, int]  # offsets: from, to (exclusive)
 
@@ -196,8 +196,8 @@ class Supply:
         if start >= stop:
             return False
         if len(self.emptied) >= options.EMPTIED_MAX and start > self.emptied[-1][1]:
-            text = f"{options.EMPTIED_MAX} ranges that the topic was emptied of lie before this channel; let it catch up, or empty it too"
-            raise Refused(E_LIMIT, text)
+            text = f"the channel has {options.EMPTIED_MAX} emptied ranges of its topic ahead of it, which is the limit"
+            raise Refused(E_LIMIT, f"{text}; let its consumers catch up, or empty the channel too")
         if self.emptied and start <= self.emptied[-1][1]:
             last = self.emptied.pop()
             start, stop = min(start, last[0]), max(stop, last[1])

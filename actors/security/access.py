@@ -174,11 +174,11 @@ class Access:
         except OSError as error:
             raise AccessError(f"the access file {path} cannot be read: {error.strerror or error}") from None
         if len(found) > ACCESS_BYTES_MAX:
-            raise AccessError(f"the access file {path} is larger than {ACCESS_BYTES_MAX} bytes")
+            raise AccessError(f"the access file {path} is larger than the limit of {ACCESS_BYTES_MAX} bytes")
         try:
             text = found.decode()
         except UnicodeDecodeError as error:
-            raise AccessError(f"the access file {path} is not UTF-8 (at byte {error.start})") from None
+            raise AccessError(f"the access file {path} is not valid UTF-8 at byte {error.start}; save it as UTF-8") from None
         return cls.parse(text, str(path))
 
     @classmethod
@@ -188,7 +188,7 @@ class Access:
         try:
             said = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise AccessError(f"{source} is not TOML: {error or 'nested too deep'}") from None
+            raise AccessError(f"{source} is not valid TOML: {error or 'it is nested too deeply'}") from None
         try:
             return cls._of(said)
         except _BadPlace as error:
@@ -199,15 +199,17 @@ class Access:
         _only(said, ("users", ANONYMOUS), "at the top")
         tables = _table(said.get("users", {}), "users")
         if len(tables) > USERS_MAX:
-            raise _BadPlace(f"users: at most {USERS_MAX} users, not {len(tables)}")
+            raise _BadPlace(f"users has {len(tables)} entries; the limit is {USERS_MAX}")
         users: dict[str, User] = {}
         by_token: dict[str, User] = {}
         by_curve: dict[str, User] = {}
         for name, table in tables.items():
             place = f"users.{_shown(name)}"
-            if not _USER_NAME.fullmatch(name) or name == ANONYMOUS:
-                text = f"{place}: a user's name has 1 to 64 characters of A-Z a-z 0-9 . _ @ - and begins with a letter or digit;"
-                raise _BadPlace(f"{text} {ANONYMOUS!r} is a table of its own, [{ANONYMOUS}]")
+            if name == ANONYMOUS:
+                raise _BadPlace(f"{place}: this name is reserved; write the permissions of {ANONYMOUS!r} into the table [{ANONYMOUS}]")
+            if not _USER_NAME.fullmatch(name):
+                text = "a user name must be 1 to 64 of the characters A-Z a-z 0-9 . _ @ - and begin with a letter or digit"
+                raise _BadPlace(f"{place}: {text}")
             user = users[name] = _user(name, table, place, (*_KEYS, *_LISTS))
             _keep(by_curve, user.curve, user, f"{place}.curve")
             _keep(by_token, user.tokens, user, f"{place}.tokens")
@@ -246,12 +248,12 @@ def _shown(name: str) -> str:
 def _only(said: dict[str, object], known: tuple[str, ...], place: str) -> None:
     for name in said:
         if name not in known:
-            raise _BadPlace(f"{place}: {_shown(name)} is not known; there are {', '.join(known)}")
+            raise _BadPlace(f"{place}: {_shown(name)} is unknown; use only {', '.join(known)}")
 
 
 def _table(said: object, place: str) -> dict[str, object]:
     if not isinstance(said, dict):
-        raise _BadPlace(f"{place} is a table: write [{place}] and its settings below")
+        raise _BadPlace(f"{place} must be a table: write [{place}] and its settings below it")
     return said
 
 
@@ -262,9 +264,9 @@ def _user(name: str, table: object, place: str, known: tuple[str, ...]) -> User:
     def entries(which: str, read: Callable[[str, str], _Entry]) -> tuple[_Entry, ...]:
         found = said.get(which, [])
         if not isinstance(found, list) or not all(isinstance(one, str) for one in found):
-            raise _BadPlace(f'{place}.{which} is a list of texts: {which} = ["..."]')
+            raise _BadPlace(f'{place}.{which} must be a list of strings: {which} = ["..."]')
         if len(found) > ENTRIES_MAX:
-            raise _BadPlace(f"{place}.{which} has {len(found)} entries; at most {ENTRIES_MAX} are allowed")
+            raise _BadPlace(f"{place}.{which} has {len(found)} entries; the limit is {ENTRIES_MAX}")
         return tuple(read(one, f"{place}.{which}: entry {number}") for number, one in enumerate(found, 1))
 
     return User(
@@ -281,22 +283,22 @@ def _user(name: str, table: object, place: str, known: tuple[str, ...]) -> User:
 
 def _key(text: str, place: str) -> str:
     if not is_key(text):
-        what = f"is no public key: it has {KEY_CHARS} characters, and stands in the .pub file that `zsq keys client` writes"
+        what = f"is not a public key: a key has {KEY_CHARS} characters and is in the .pub file that `zsq keys client` writes"
         raise _BadPlace(f"{place} {what}")
     return text
 
 
 def _token(text: str, place: str) -> str:
     if not _TOKEN.fullmatch(text):
-        what = "is not sha256: and 64 hexadecimal digits; `zsq keys token` prints a new token together with this line"
+        what = "is not sha256: with 64 hexadecimal digits; `zsq keys token` prints a new token and its line for this file"
         raise _BadPlace(f"{place} {what}")
     return text
 
 
 def _pattern(text: str, place: str, what: str = "topic") -> NamePattern:
     if len(text) > PATTERN_CHARS_MAX or not _PATTERN.fullmatch(text):
-        shown = f"{place}, {repr(text)[:70]}, is no {what} pattern"
-        raise _BadPlace(f"{shown}: a whole name of A-Z a-z 0-9 . _ -, where * stands for any characters (no other wildcard)")
+        shown = f"{place}, {repr(text)[:70]}, is not a {what} pattern"
+        raise _BadPlace(f"{shown}; write a whole name of A-Z a-z 0-9 . _ - in which * stands for any characters (the only wildcard)")
     return NamePattern(text)
 
 
@@ -309,4 +311,4 @@ def _keep(known: dict[str, User], keys: tuple[str, ...], user: User, place: str)
     for number, key in enumerate(keys):
         other = known.setdefault(key, user)
         if other is not user:
-            raise _BadPlace(f"{place}: entry {number + 1} is also that of users.{other.name}; who shows it must be one of them")
+            raise _BadPlace(f"{place}: entry {number + 1} is also in users.{other.name}; remove it from one of the two users")

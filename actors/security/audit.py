@@ -225,7 +225,8 @@ class AuditLog:
             self._append(b"".join(lines), size)
         except OSError as error:
             if self._failures % COMPLAIN_EVERY == 0:
-                log.error("%s cannot be written: %s; what is done is kept, and written when that is possible", self.path, error.strerror)
+                text = "%s cannot be written: %s; up to %d bytes of new lines are kept in memory and written later"
+                log.error(text, self.path, error.strerror, WAITING_BYTES_MAX)
             self._failures += 1
             return False
         self._failures = 0
@@ -310,7 +311,7 @@ def count_of(options: Mapping[str, object]) -> int:
     """
     count = options.get("count", COUNT)
     if type(count) is not int or not 1 <= count <= REMEMBERED:
-        raise UsageError(E_BAD_ARGUMENT, f"count is 1 to {REMEMBERED}, not {repr(count)[:40]}")
+        raise UsageError(E_BAD_ARGUMENT, f"count must be 1 to {REMEMBERED}, not {repr(count)[:40]}")
     return count
 
 
@@ -374,7 +375,7 @@ class AuditRecorder:
 
     def close(self) -> None:
         for row in self._open.values():
-            self._note(row, "not known: the broker ended before it was answered")
+            self._note(row, "not known: the broker stopped before the answer")
         self._open.clear()
         self._write_folded(time.monotonic())
 
@@ -401,7 +402,7 @@ class AuditRecorder:
     def _write_folded(self, now_s: float) -> None:
         folded, self._folded, self._folded_s = self._folded, {}, now_s
         for user, counts in folded.items():
-            text = f"{counts.total()} orders without a line of their own: this user gives more than the log may hold of one"
+            text = f"{counts.total()} orders are only counted, because this user has reached the limit of bytes in this log"
             self._audit.note(FOLDED, topic="", channel="", options=dict(counts), user=user, **{"from": ""}, via="", result=text)
 
 

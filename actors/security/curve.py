@@ -53,10 +53,10 @@ def answer_zap(frames: Sequence[bytes], known: Callable[[str], bool]) -> tuple[l
     """
     version, request = [*frames, b"", b""][:2]
     if len(frames) != _FRAMES or version != VERSION:
-        return [VERSION, request, b"500", b"not ZAP 1.0", b"", b""], "a question that is not ZAP 1.0"
+        return [VERSION, request, b"500", b"not ZAP 1.0", b"", b""], "the request is not ZAP 1.0"
     domain, address, mechanism, key = frames[2], frames[3].decode(errors="replace"), frames[5], frames[6]
     if domain != ZAP_DOMAIN or mechanism != MECHANISM or len(key) != KEY_BYTES:
-        return [VERSION, request, b"400", b"CURVE is wanted", b"", b""], f"{address}: no CURVE"
+        return [VERSION, request, b"400", b"CURVE is required", b"", b""], f"{address}: the client does not use CURVE"
     public = z85.encode(key).decode()
     if not known(public):
         return [VERSION, request, b"400", b"unknown key", b"", b""], f"{address}: unknown public key {public}"
@@ -117,7 +117,7 @@ class CurveAuthentication:
                 return
             reply, why = answer_zap(frames[2:], lambda key: self.policy is not None and self.policy.by_curve(key) is not None)
             if why:
-                self.complain(f"no connection for {why}")
+                self.complain(f"refused a connection: {why}")
             port.send_frames([*frames[:2], *reply])
 
     def complain(self, text: str) -> None:
@@ -130,7 +130,7 @@ class CurveAuthentication:
         self._untold += 1
         if time.monotonic() - self._told_s < COMPLAINT_S:
             return
-        more = f" (and {self._untold - 1} others since the last that was told)" if self._untold > 1 else ""
+        more = f" (and {self._untold - 1} more refusals since the last log line)" if self._untold > 1 else ""
         self._told_s, self._untold = time.monotonic(), 0
         log.warning("%s%s", text, more)
 
@@ -193,11 +193,11 @@ class CurveAuthentication:
 def check(security: SecurityOptions, access: Access | None) -> None:
     """Raise `AccessError` if a listening gateway would admit no client, or any with a key."""
     if security.curve_key_file and access is None:
-        text = "a key pair alone keeps nobody out: any client may make one; say with --access FILE who may come in"
+        text = "a key pair alone admits every client, because any client can make one; list the permitted keys with --access FILE"
         raise AccessError(f"--curve-key: {text}")
     if access is not None and not security.curve_key_file and access.anonymous is None:
-        text = "nobody could come in by ZeroMQ's TCP port: give --curve-key FILE (`zsq keys server` makes one), or --no-listen,"
-        raise AccessError(f"--access: {text} or say in the file what [anonymous] may do")
+        text = "no client could connect to ZeroMQ's TCP port: give --curve-key FILE (`zsq keys server` makes one) or --no-listen,"
+        raise AccessError(f"--access: {text} or add the table [anonymous] with permissions to the file")
 
 
 def load_rules(path: str) -> Access:

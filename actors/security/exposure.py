@@ -20,7 +20,7 @@ from collections.abc import Callable
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ..settings.options import ServeOptions, push_listen
 
-REMEDY = "who may do what is said by --access FILE (docs/security.md); --insecure listens all the same"
+REMEDY = "Set permissions with --access FILE (docs/security.md), listen on 127.0.0.1, or give --insecure to listen without authentication"
 
 
 def is_local(place: str) -> bool:
@@ -37,8 +37,8 @@ def is_local(place: str) -> bool:
         addresses = {str(row[4][0]) for row in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        text = f"{place}: the host {host[:100]!r} has no address ({reason}); give an address of this machine, like 127.0.0.1 or 0.0.0.0"
-        raise UsageError(E_BAD_ARGUMENT, f"{text}, or a name that leads to one. The name of an interface is not taken") from None
+        text = f"{place}: host {host[:100]!r} has no address ({reason}); give an address of this machine, such as 127.0.0.1 or 0.0.0.0"
+        raise UsageError(E_BAD_ARGUMENT, f"{text}, or a host name that has one. The name of a network interface is not accepted") from None
     if host in {name for _, name in socket.if_nameindex()}:
         return False
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
@@ -74,9 +74,9 @@ def in_clear(options: ServeOptions, local: Callable[[str], bool] = _known_local)
     found = []
     nsq, http = options.nsq, options.http
     if nsq is not None and not (nsq.tls.required or nsq.tls.client_auth):
-        found += [f"NSQ clients at {place} may come without TLS (--nsq-tls-required)" for place in nsq.listen if not local(place)]
+        found += [f"NSQ clients at {place} may connect without TLS (see --nsq-tls-required)" for place in nsq.listen if not local(place)]
     if http is not None and not http.tls_cert and not local(http.listen):
-        found.append(f"HTTP at {http.listen} is without TLS (--http-tls-cert)")
+        found.append(f"HTTP at {http.listen} does not use TLS (see --http-tls-cert)")
     return found
 
 
@@ -89,12 +89,12 @@ def _places(options: ServeOptions) -> list[str]:
 def check(options: ServeOptions) -> None:
     """Raise `UsageError` (E_BAD_ARGUMENT) if an address is unprotected or options conflict."""
     if options.security.access_file and options.nsq is not None and options.nsq.auth_http_addresses:
-        raise UsageError(E_BAD_ARGUMENT, "--access and --nsq-auth-http-address exclude each other: one of them says who may do what")
+        raise UsageError(E_BAD_ARGUMENT, "--access and --nsq-auth-http-address exclude each other; give only one of them")
     if options.security.insecure:
         return
     for place in _places(options):
         is_local(place)  # also with authentication: raises if the host has no address
     found = exposed(options)
     if found:
-        text = "anybody who reaches this machine could do anything"
-        raise UsageError(E_BAD_ARGUMENT, f"{text}: {'; '.join(found)}. Or listen on 127.0.0.1; {REMEDY}")
+        text = "every client that can reach this machine would have all permissions"
+        raise UsageError(E_BAD_ARGUMENT, f"{text}: {'; '.join(found)}. {REMEDY}")

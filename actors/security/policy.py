@@ -102,7 +102,7 @@ RULES: Final[Mapping[Action, Rule]] = {
     Action.OPEN: Rule(_yes, _yes, "nothing"),
     Action.KNOWN: Rule(_yes, _yes, "a user"),
     # Names and numbers, no bodies. Lists contain only what a principal may see (`visible`).
-    Action.SEE: Rule(lambda user, topic, _: user.may_view(topic), _yes, "view", "look at topic {topic!r}", ()),
+    Action.SEE: Rule(lambda user, topic, _: user.may_view(topic), _yes, "view", "view topic {topic!r}", ()),
     Action.SEE_SOME: Rule(lambda user, *_: user.may_something, _yes, "view", "see statistics"),
     Action.SEE_ALL: Rule(lambda user, *_: user.sees_all, _yes, 'view = ["*"]', "see all topics"),
     Action.PUBLISH: Rule(lambda user, topic, _: user.may_publish(topic), _publishes, "publish", "publish to topic {topic!r}", _TOPIC),
@@ -120,7 +120,7 @@ RULES: Final[Mapping[Action, Rule]] = {
         f"subscribe to its channel {REDRIVE}", "redrive topic {topic!r}", _TOPIC,
     ),
     # First use: creates the channel if one is named, else the topic.
-    Action.CREATE: Rule(lambda user, topic, channel: user.may_create(topic, channel), _yes, "create", "make topic {topic!r}", _TOPIC),
+    Action.CREATE: Rule(lambda user, topic, channel: user.may_create(topic, channel), _yes, "create", "create topic {topic!r}", _TOPIC),
     Action.MANAGE_TOPIC: Rule(lambda user, topic, _: user.may_admin(topic), _publishes, "admin", "change topic {topic!r}", _TOPIC),
     Action.MANAGE_CHANNEL: Rule(
         lambda user, topic, _: user.may_admin(topic), lambda state, topic, channel: state.permits(SUBSCRIBE, topic, channel),
@@ -221,11 +221,16 @@ def granted(state: AuthState) -> Principal:
 
 
 def forbidden(principal: Principal, what: str, needs: str) -> Refused:
-    return Refused(E_FORBIDDEN, f"{principal.name or 'this client'} may not {what}: that needs {needs} in the broker's access file")
+    return _refused(principal, what, f"that needs {needs} in the broker's access file")
+
+
+def _refused(principal: Principal, what: str, why: str) -> Refused:
+    return Refused(E_FORBIDDEN, f"{principal.name or 'this client'} may not {what}: {why}")
 
 
 # Links and messages of ZeroMQ's clients
 
+NOT_GRANTED: Final = "no permission in the broker's access file allows that"
 LINKS: Final[Mapping[str, Action]] = {
     "supervisor": Action.SEE_SOME,  # any permission is enough: each message on the link is checked
     "topic": Action.PUBLISH,
@@ -254,7 +259,7 @@ def check_open(principal: Principal, link: p.Open) -> None:
     """
     action = LINKS.get(link.kind)
     if action is None:
-        raise forbidden(principal, f"open a link of kind {link.kind!r}", "more than there is")
+        raise _refused(principal, f"open a link of kind {link.kind!r}", NOT_GRANTED)
     principal.require(action, link.topic, link.channel)
     if action is Action.CONSUME:
         check_dead_letters(principal, link.topic, link.channel, link.settings)
@@ -269,7 +274,7 @@ def check_message(principal: Principal, message: p.Wire) -> None:
     elif isinstance(message, p.Lookup):
         _check_order(principal, "create" if message.create else "chunks", message.topic, message.channel, message.settings)
     elif not isinstance(message, p.Beat | p.Bye):
-        raise forbidden(principal, f"say {type(message).__name__}", "more than there is")
+        raise _refused(principal, f"send {type(message).__name__} on this link", NOT_GRANTED)
 
 
 def _check_order(principal: Principal, order: str, topic: str, channel: str, options: Mapping[str, object]) -> None:
@@ -305,7 +310,7 @@ def check_dead_letters(principal: Principal, topic: str, channel: str, settings:
 
 # First use
 
-NOT_CREATED: Final = "first use may not make it: that needs create in the broker's access file, or have its admin make it"
+NOT_CREATED: Final = "first use may not create it: that needs create in the broker's access file. Or ask an admin of the topic to create it"
 TOPIC_TOO: Final = "topic"
 CHANNEL_ONLY: Final = "channel"
 
@@ -378,13 +383,13 @@ def actions_of(method: str, path: str) -> Actions:
     try:
         return PATHS[method, path]
     except KeyError:
-        raise AssertionError(f"{method} {path} has no entry in policy.py: say what it asks of its caller") from None
+        raise AssertionError(f"{method} {path} has no row in PATHS of policy.py; add one with the actions that it needs") from None
 
 
 # Filtering of answers
 
 _Answer = TypeVar("_Answer", bound=Mapping[str, object])
-UNWELL: Final = "a topic is not well; who may view it is told which"
+UNWELL: Final = "a topic has a problem; only users who may view the topic see which one"
 _OF_PROCESSES: Final = ("kind", "state", "private_bytes", "restarts")  # what totals need
 
 

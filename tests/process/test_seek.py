@@ -105,7 +105,7 @@ def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(broker: Broker
     with consumer, zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, "beyond", start=700)
         for forward in (False, True):
-            with pytest.raises(zsq.UsageError, match="ends at offset 1000: 1001 is beyond it, and 300 messages would be skipped"):
+            with pytest.raises(zsq.UsageError, match="offset 1001 is beyond the topic's end at offset 1000: 300 messages would be skipped"):
                 admin.seek(TOPIC, "beyond", 1_001, forward=forward)
         with pytest.raises(zsq.UsageError, match="ahead of the broker's clock"):
             admin.seek(TOPIC, "beyond", time.time() + 3600)

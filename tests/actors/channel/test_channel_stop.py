@@ -33,7 +33,7 @@ def test_a_last_commit_that_does_not_come_is_not_waited_for(
     assert not channel.on_stop()
     now[0] += 1
     assert channel.on_stop()
-    assert "without its last commit" in caplog.text
+    assert "stops without its last commit" in caplog.text
     assert options.STOP_COMMIT_S < options.STOP_TIMEOUT_S
     channel.saving.out, channel._stop_ns = 0, 0
     assert channel.on_stop(), "nothing is out"

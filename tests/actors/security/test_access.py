@@ -102,30 +102,30 @@ def test_a_pattern_is_of_the_whole_name(pattern: str, name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("x = 1", "x is not known"),
-        ("[users.a]\npublic = []", "users.a: public is not known"),
-        ("[anonymous]\ntokens = []", "anonymous: tokens is not known"),
-        ("[users.anonymous]", "a table of its own"),
-        ('[users."a b"]', "name has 1 to 64"),
-        ("users = 3", "users is a table"),
-        ("[users]\na = 3", "users.a is a table"),
-        ('[users.a]\npublish = "all"', "users.a.publish is a list"),
-        ("[users.a]\npublish = [1]", "users.a.publish is a list"),
-        ('[users.a]\npublish = ["ok", "orders.+"]', "entry 2, 'orders.+', is no topic pattern"),
+        ("x = 1", "at the top: x is unknown; use only users, anonymous"),
+        ("[users.a]\npublic = []", "users.a: public is unknown"),
+        ("[anonymous]\ntokens = []", "anonymous: tokens is unknown"),
+        ("[users.anonymous]", "into the table [anonymous]"),
+        ('[users."a b"]', "name must be 1 to 64"),
+        ("users = 3", "users must be a table"),
+        ("[users]\na = 3", "users.a must be a table"),
+        ('[users.a]\npublish = "all"', "users.a.publish must be a list"),
+        ("[users.a]\npublish = [1]", "users.a.publish must be a list"),
+        ('[users.a]\npublish = ["ok", "orders.+"]', "entry 2, 'orders.+', is not a topic pattern"),
         ('[users.a]\npublish = [""]', "entry 1"),
         ('[users.a]\npublish = ["a/b"]', "entry 1"),
-        ('[users.a]\nsubscribe = ["a/b/c"]', "is no channel pattern"),
-        ('[users.a]\nsubscribe = ["a/"]', "is no channel pattern"),
-        ('[users.a]\ncurve = ["SECRET"]', "users.a.curve: entry 1 is no public key"),
-        (f'[users.a]\ncurve = ["{"#" * 40}"]', "users.a.curve: entry 1 is no public key"),
+        ('[users.a]\nsubscribe = ["a/b/c"]', "is not a channel pattern"),
+        ('[users.a]\nsubscribe = ["a/"]', "is not a channel pattern"),
+        ('[users.a]\ncurve = ["SECRET"]', "users.a.curve: entry 1 is not a public key"),
+        (f'[users.a]\ncurve = ["{"#" * 40}"]', "users.a.curve: entry 1 is not a public key"),
         ('[users.a]\ntokens = ["SECRET"]', "users.a.tokens: entry 1 is not sha256:"),
-        (f'[users.a]\ncurve = ["{KEY}"]\n[users.b]\ncurve = ["{KEY}"]', "also that of users.a"),
-        (f'[users.a]\ntokens = ["{token_hash("x")}"]\n[users.b]\ntokens = ["{token_hash("x")}"]', "also that of users.a"),
-        ("[users.a", "not TOML"),
-        ("x = " + "[" * 5_000, "not TOML"),
-        ("[users.a]\npublish = [" + '"x",' * 1_001 + "]", "at most 1000"),
+        (f'[users.a]\ncurve = ["{KEY}"]\n[users.b]\ncurve = ["{KEY}"]', "entry 1 is also in users.a"),
+        (f'[users.a]\ntokens = ["{token_hash("x")}"]\n[users.b]\ntokens = ["{token_hash("x")}"]', "entry 1 is also in users.a"),
+        ("[users.a", "not valid TOML"),
+        ("x = " + "[" * 5_000, "not valid TOML"),
+        ("[users.a]\npublish = [" + '"x",' * 1_001 + "]", "has 1001 entries; the limit is 1000"),
         (f'[users.a]\npublish = ["{"x" * 130}"]', "entry 1"),
-        ("\n".join(f"[users.u{number}]" for number in range(10_001)), "users: at most 10000 users, not 10001"),
+        ("\n".join(f"[users.u{number}]" for number in range(10_001)), "users has 10001 entries; the limit is 10000"),
     ],
 )
 def test_what_is_not_understood_is_refused_with_the_whole_file(text: str, said: str) -> None:
@@ -140,7 +140,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     with pytest.raises(AccessError, match="cannot be read: No such file"):
         Access.load(tmp_path / "missing")
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(AccessError, match="not UTF-8"):
+    with pytest.raises(AccessError, match="not valid UTF-8 at byte 0"):
         Access.load(tmp_path / "binary")
     (tmp_path / "large").write_bytes(b"#" * (4 * 1024 * 1024 + 1))
     with pytest.raises(AccessError, match="larger than"):

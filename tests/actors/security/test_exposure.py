@@ -53,7 +53,7 @@ def test_each_open_address_is_refused_unless_insecure_is_set(changes: dict[str, 
     options = replace(LOCAL, **changes)
     assert exposed(options) == texts
     if texts:
-        with pytest.raises(UsageError, match="anybody who reaches this machine") as refused:
+        with pytest.raises(UsageError, match="every client that can reach this machine") as refused:
             check(options)
         assert all(text in refused.value.text for text in texts)
         assert "--insecure" in refused.value.text
@@ -68,8 +68,8 @@ def test_two_who_say_who_may_do_what() -> None:
 def test_what_goes_in_clear_is_said() -> None:
     assert in_clear(LOCAL) == []
     wide = replace(LOCAL, nsq=NsqOptions(listen=("0.0.0.0:1",)), http=HttpOptions("0.0.0.0:2"))
-    nsq = "NSQ clients at 0.0.0.0:1 may come without TLS (--nsq-tls-required)"
-    assert in_clear(wide) == [nsq, "HTTP at 0.0.0.0:2 is without TLS (--http-tls-cert)"]
+    nsq = "NSQ clients at 0.0.0.0:1 may connect without TLS (see --nsq-tls-required)"
+    assert in_clear(wide) == [nsq, "HTTP at 0.0.0.0:2 does not use TLS (see --http-tls-cert)"]
     http = HttpOptions("0.0.0.0:2", tls_cert="c", tls_key="k")
     tls = TlsOptions("c", "k", required="true")
     assert in_clear(replace(wide, nsq=NsqOptions(listen=("0.0.0.0:1",), tls=tls), http=http)) == []
@@ -91,7 +91,7 @@ def test_a_name_without_an_address_is_refused(place: str, security: SecurityOpti
             check(replace(LOCAL, security=security, **change))
         assert "give an address of this machine" in refused.value.text
         check(replace(LOCAL, security=replace(security, insecure=True), **change))
-    assert f"HTTP at {place} is without TLS (--http-tls-cert)" in in_clear(replace(LOCAL, http=HttpOptions(place)))
+    assert f"HTTP at {place} does not use TLS (see --http-tls-cert)" in in_clear(replace(LOCAL, http=HttpOptions(place)))
 
 
 def test_the_name_of_an_interface_is_not_local_wherever_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -109,10 +109,10 @@ def test_a_key_file_of_the_command_line_holds_for_one_command(server: Path, tmp_
 @pytest.mark.parametrize(
     ("access", "key", "no_listen", "said"),
     [
-        ("", True, False, "keeps nobody out"),
-        ("", True, True, "keeps nobody out"),
-        ("[users.a]", False, False, "nobody could come in"),
-        ("[users.a]\nx = 1", False, True, "x is not known"),
+        ("", True, False, "a key pair alone admits every client"),
+        ("", True, True, "a key pair alone admits every client"),
+        ("[users.a]", False, False, "no client could connect"),
+        ("[users.a]\nx = 1", False, True, "x is unknown"),
         ("[users.a]", True, False, None),
         ("[users.a]", False, True, None),
         ("[anonymous]", False, False, None),

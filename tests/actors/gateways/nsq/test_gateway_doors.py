@@ -213,7 +213,7 @@ def test_new_rules_end_what_they_do_not_permit_and_nothing_else(gate: Gate) -> N
 def test_rules_that_cannot_be_read_change_nothing(gate: Gate) -> None:
     gate.open(A, ETL[0])
     gate.rules.write_text("nonsense")
-    with pytest.raises(Refused, match="not TOML"):
+    with pytest.raises(Refused, match="not valid TOML"):
         gate.gateway.take_rules(p.ReloadGateway(1, "info", str(gate.rules)))
     gate.rules.unlink()
     with pytest.raises(Refused, match="cannot be read"):
@@ -280,7 +280,7 @@ def test_those_who_are_refused_cannot_fill_the_disk_with_complaints(
     ]
     now += COMPLAINT_S
     gate.hear(A, ETL[0], p.Open(1, "topic", "u", "", True))
-    assert "49 others" in caplog.records[-1].message
+    assert "49 more refusals" in caplog.records[-1].message
     assert gate.gateway.doors.refused == 51
 
 

@@ -141,7 +141,7 @@ def test_every_path_says_what_it_asks() -> None:
     assert topics.pop("/api/topic/publish") == (Action.PUBLISH,)
     assert set(topics.values()) == {(Action.MANAGE_TOPIC,)}
     assert all(PATHS["POST", path] == (Action.MANAGE_CHANNEL,) for method, path in PATHS if method == "POST" and "/channel/" in path)
-    with pytest.raises(AssertionError, match=r"GET /new has no entry in policy\.py"):
+    with pytest.raises(AssertionError, match=r"GET /new has no row in PATHS of policy\.py"):
         actions_of("GET", "/new")
 
 
@@ -174,7 +174,7 @@ def test_lists_show_what_may_be_seen(by_file: Site) -> None:
 
 def test_ping_tells_strangers_that_something_is_wrong_and_not_what(by_file: Site) -> None:
     by_file.broker.health = {"clicks": "failed: no space"}
-    assert by_file.get("/ping").text == "NOK - a topic is not well; who may view it is told which"
+    assert by_file.get("/ping").text == "NOK - a topic has a problem; only users who may view the topic see which one"
     shown = {token: by_file.get("/ping", headers={"authorization": f"Bearer {token}"}).text for token in ("stranger", "looker", "nobody")}
     assert "clicks" not in shown["stranger"] + shown["nobody"]
     assert shown["looker"] == "NOK - topic clicks: failed: no space"
