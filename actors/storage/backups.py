@@ -97,9 +97,9 @@ class Backups:
     def _check_free(self) -> None:
         """Raise `Refused` if the topic is in memory (E_UNSUPPORTED) or in a backup (E_CLOSING)."""
         if self._retention.in_memory:
-            raise Refused(E_UNSUPPORTED, f"{self._title} is in memory: it is gone with the broker, and no part of a backup")
+            raise Refused(E_UNSUPPORTED, f"{self._title} is in memory; only topics on disk can be backed up")
         if self.state in (BackupState.STATE, BackupState.LOG):
-            raise Refused(E_CLOSING, f"{self._title} is busy with a backup; try in a moment")
+            raise Refused(E_CLOSING, f"{self._title} is busy with a backup; try again in a moment")
 
     def _check_known(self, name: str, *states: BackupState) -> None:
         """Raise `Refused` (E_NOT_FOUND) if this backup is not known, or not in one of `states`.
@@ -108,7 +108,8 @@ class Backups:
         """
         self._check_free()
         if name != self._id or (states and self.state not in states):
-            raise Refused(E_NOT_FOUND, f"{self._title} does not know of this backup (any more): it was started again, or another one came")
+            text = f"{self._title} does not know this backup: the topic was restarted, or another backup began; start the backup again"
+            raise Refused(E_NOT_FOUND, text)
 
     # The state
 
@@ -116,9 +117,10 @@ class Backups:
         """Begin to capture the state. The answer follows when it is captured."""
         self._check_free()
         files, directory = self._store.files, self._store.directory
-        size = capture_bytes(files, directory)
-        if files.free_bytes(directory) < size + self._store.reserve_bytes:
-            raise Refused(E_DISK_FULL, f"{self._title}: the copies of its state need {size} bytes beyond the reserve")
+        size, free, reserve = capture_bytes(files, directory), files.free_bytes(directory), self._store.reserve_bytes
+        if free < size + reserve:
+            text = f"{self._title}: the copy of its state needs {size} bytes beyond the reserve of {reserve} bytes; {free} bytes are free"
+            raise Refused(E_DISK_FULL, text)
         self.state, self._id, self._request = BackupState.STATE, message.id, message.request
         self._began_ns = self._looked_ns = time.monotonic_ns()
         self._housekeeping.submit(self._cleared, partial(drop_capture, files, directory))
@@ -184,9 +186,9 @@ class Backups:
         return Done(message.request, {})
 
     def _fail(self, failure: object) -> None:
-        log.warning("%s: no backup: %s", self._title, failure)
+        log.warning("%s: the backup failed: %s", self._title, failure)
         self._end()
-        self._answer(Failed(self._request, E_INTERNAL, f"{self._title} could not be taken into the backup: {failure}"))
+        self._answer(Failed(self._request, E_INTERNAL, f"{self._title} cannot be backed up: {failure}"))
 
     def _end(self) -> None:
         self.state, self._id = BackupState.IDLE, ""
@@ -198,7 +200,7 @@ class Backups:
 
     def _dropped(self, failure: object) -> None:
         if isinstance(failure, Exception):
-            log.error("%s: what a backup has left cannot be removed: %s", self._title, failure)
+            log.error("%s: the files that were captured for a backup cannot be removed: %s", self._title, failure)
 
     def tick(self) -> None:
         """End the backup if its process is gone or does not continue.
@@ -210,10 +212,11 @@ class Backups:
             return
         self._looked_ns = now
         if self.state is BackupState.HELD and now - self._began_ns > HELD_NS_MAX:
-            log.warning("%s: a backup did not go on: chunks are removed again", self._title)
+            seconds = HELD_NS_MAX // 1_000_000_000
+            log.warning("%s: a backup did not continue within %d s and is ended; retention removes chunks again", self._title, seconds)
             self._end()
         elif _is_free(self._store, self._lock):
-            log.warning("%s: whoever made a backup is gone; what was taken for it is dropped", self._title)
+            log.warning("%s: the process that made a backup has ended; the files captured for it are removed", self._title)
             self._end()
 
 

@@ -356,7 +356,7 @@ class Channels:
 
     def _new_row(self, message: p.OpenChannel) -> ChannelRow:
         if len(self.rows) + len(self.memory.rows) >= options.CHANNELS_MAX:
-            raise Refused("E_LIMIT", f"a topic has at most {options.CHANNELS_MAX} channels")
+            raise Refused("E_LIMIT", f"a topic can have at most {options.CHANNELS_MAX} channels; delete one first")
         own, start = made(message.settings)
         begin = self._begin(start)
         row = {"next": begin, "begin": begin, "paused": False, "created_ns": time.time_ns(), "counters": {}, "settings": own}
@@ -414,13 +414,13 @@ class Channels:
         pages = self._pages.setdefault(message.channel, [])
         pages.append(message)
         if len(pages) > options.SAVE_PAGES_MAX:
-            raise Refused("E_LIMIT", f"a commit has at most {options.SAVE_PAGES_MAX} pages")
+            raise Refused("E_LIMIT", f"the commit of a channel can have at most {options.SAVE_PAGES_MAX} pages")
         return pages
 
     def due(self, port: Port, mail: Mail, message: p.Due) -> None:
         self._check_owner(mail, message.channel)
         if not within((message.until_ns,)):
-            raise UsageError(E_BAD_ARGUMENT, f"until_ns is a time since 1970, not {message.until_ns}")
+            raise UsageError(E_BAD_ARGUMENT, f"until_ns must be a time in ns since 1970, not {message.until_ns}")
         limit = min(max(message.limit, 0), options.DUE_ROWS_MAX)
         late_ns = message.until_ns + options.DUE_LATEST_NS
         if message.channel in self.memory:
@@ -515,9 +515,9 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
     except (TypeError, ValueError):
         good = False
     if not good:
-        raise UsageError(E_BAD_ARGUMENT, f"a channel's row and its holes are numbers from 0 to 2^62: {reprlib.repr(message)[:200]}")
+        raise UsageError(E_BAD_ARGUMENT, f"a channel's row and holes must be numbers from 0 to 2^62: {reprlib.repr(message)[:200]}")
     if max([row.next_offset, *map(add, *columns[:2])] if columns else [row.next_offset]) > end:
-        raise UsageError(E_BAD_ARGUMENT, f"the log ends at {end}, and this channel is farther on: {reprlib.repr(message)[:200]}")
+        raise UsageError(E_BAD_ARGUMENT, f"the channel is beyond the log's end at offset {end}: {reprlib.repr(message)[:200]}")
     resolve(row.settings or {})
     return row
 

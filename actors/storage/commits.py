@@ -93,7 +93,7 @@ class StateCommits:
     def alarm(self) -> str:
         """Return the alarm for health, or ""."""
         stale = self.keeper.problem if self.keeper is not None else ""
-        return self.trouble or (f"{stale}; no log files are removed beyond the last one" if stale else "")
+        return self.trouble or (f"{stale}; no log files are removed beyond the last snapshot" if stale else "")
 
     def is_idle(self) -> bool:
         """Return True when no commit is running or will start.
@@ -154,16 +154,16 @@ class StateCommits:
         for (kind, tag), value in self.thread.results():
             if kind == "commit" and isinstance(value, DiskFull):
                 if not self.disk_full:
-                    log.error("%s: the state store has no space; what has to be committed there waits: %s", self._title, value)
+                    log.error("%s: the state store has no space; finishes, seals and new channels wait: %s", self._title, value)
                 self.disk_full = True
-                self.trouble = f"the state store has no space: {value}; finishes, seals and new channels wait for it"
+                self.trouble = f"the state store has no space: {value}; finishes, seals and new channels wait for space"
                 for tell in self.on_full:
                     tell(self.trouble)
             elif isinstance(value, Exception):
                 if self.keeper is not None:
                     # the next start checks the whole store and rebuilds it if it is damaged
                     self.keeper.distrust()
-                raise StoreFailed(f"{kind} failed: {value}") from value
+                raise StoreFailed(f"a {kind} of the state store failed: {value}") from value
             elif kind == "read":
                 tag(value)
             else:

@@ -150,7 +150,8 @@ class DelayedMessages:
         Raises `DiskFull` if there is no space; then no block is accepted.
         """
         if len(blocks) != len(message.delays_ms) or not all(type(one) is int and 0 < one <= p.DELAY_MS_MAX for one in message.delays_ms):
-            raise UsageError(E_BAD_ARGUMENT, f"{len(message.delays_ms)} delays for {len(blocks)} blocks; each is 1 to {p.DELAY_MS_MAX} ms")
+            text = f"each block needs one delay of 1 to {p.DELAY_MS_MAX} ms; {len(blocks)} blocks have {len(message.delays_ms)} delays"
+            raise UsageError(E_BAD_ARGUMENT, text)
         now = self._clock.wall_ns()
         size = sum(block.header.length for block in blocks)
         self._space.take(size, now)
@@ -236,7 +237,7 @@ class DelayedMessages:
             self._store.log.append([due_block(row) for row in rows], max(now_ns, self._clock.wall_ns()))
         except DiskFull as error:
             if not self.full:
-                log.error("%s: delayed messages are due and there is no space for them; they wait: %s", self._title, error)
+                log.error("%s: delayed messages are due and wait, because there is no space for them: %s", self._title, error)
             self.full = f"delayed messages are due and wait for space: {error}"
             self._go("full")
             self._idle()
@@ -258,8 +259,9 @@ class DelayedMessages:
     def _removed(self, value: Any) -> None:
         if isinstance(value, DiskFull):
             if not self.full:
-                log.error("%s: no space to note which delayed messages have moved; tried again: %s", self._title, value)
-            self.full = f"no space to note which delayed messages have moved; finishes wait: {value}"
+                text = "%s: no space to record which delayed messages are in the log now; the broker tries again: %s"
+                log.error(text, self._title, value)
+            self.full = f"no space to record which delayed messages are in the log now; finishes wait: {value}"
             self._go("full")
             return
         self._check(value)
@@ -289,7 +291,7 @@ class DelayedMessages:
     def _shrunk(self, value: Any) -> None:
         self._check(value)
         if value:
-            log.debug("%s: the delayed messages' file was made small", self._title)
+            log.debug("%s: the delayed messages' file was made smaller", self._title)
 
     def opened(self, is_open: bool) -> None:
         """Allow or forbid moves to the log.
@@ -341,7 +343,7 @@ class DelayedMessages:
 
     def _cancelled(self, request: int, value: Any) -> None:
         if isinstance(value, DiskFull):
-            self._answer(p.Failed(request, E_DISK_FULL, f"nothing is cancelled, there is no space to note it: {value}"))
+            self._answer(p.Failed(request, E_DISK_FULL, f"no message was cancelled, because there is no space to record it: {value}"))
             return
         self._check(value)
         self._freed = True
@@ -358,7 +360,7 @@ class DelayedMessages:
         if self.state is MoveState.IDLE:
             job()
         elif len(self._waiting) >= options.WAITERS_MAX:
-            raise Refused(E_LIMIT, "too many wait to cancel already")
+            raise Refused(E_LIMIT, f"{options.WAITERS_MAX} requests to cancel delayed messages wait, which is the limit; try again later")
         else:
             self._waiting.append(job)
 
@@ -383,14 +385,14 @@ class DelayedMessages:
         The process ends, and its successor checks the environment.
         """
         if isinstance(value, Exception):
-            raise StoreFailed(f"delayed messages: {value}") from value
+            raise StoreFailed(f"the store of delayed messages failed: {value}") from value
 
     def look(self) -> None:
         assert self._store.delayed is not None
         lost = self._store.delayed.summary.lost - self.summary.lost
         if lost > 0:
             self._lost += lost
-            log.error("%s: damage cost %d delayed messages", self._title, lost)
+            log.error("%s: %d delayed messages are lost because of damage", self._title, lost)
         self.summary = self._store.delayed.summary
 
     def is_idle(self) -> bool:
@@ -402,7 +404,7 @@ class DelayedMessages:
         return not moving and not self._puts and not self._thread.pending
 
     def _alarm(self) -> str:
-        lost = f"damage cost {self._lost} delayed messages: see {DELAYED_NAME}-*{BAD_SUFFIX} in the topic's directory"
+        lost = f"{self._lost} delayed messages are lost because of damage: see {DELAYED_NAME}-*{BAD_SUFFIX} in the topic's directory"
         return "; ".join([self.full] * bool(self.full) + [lost] * bool(self._lost))
 
     def statistics(self) -> DelayedPulse:

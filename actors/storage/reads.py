@@ -64,7 +64,7 @@ class Reads:
             self._fetch(port, mail, message, self._channels_end(), options.READ_BYTES_MAX)
         except Unreadable as error:
             if not self.unreadable:
-                log.error("%s; reads of it wait, and are tried again", error)
+                log.error("%s; reads of channels wait, and the broker tries them again every second", error)
             self.unreadable = f"reads of channels wait: {error}"
             self._waiting[(mail.envelope, message.request)] = _Waiting(port, mail, message)
             if len(self._waiting) > WAITING_MAX:
@@ -81,7 +81,7 @@ class Reads:
     def _fetch(self, port: Port, mail: Mail, message: p.Fetch, end: int, bytes_max: int) -> None:
         """Send the blocks below `end`, up to about `bytes_max` bytes."""
         if message.offset < 0 or message.bytes_max < 0:
-            raise UsageError(E_BAD_ARGUMENT, "offset and bytes_max are 0 or more")
+            raise UsageError(E_BAD_ARGUMENT, f"offset and bytes_max must be 0 or more, not {message.offset} and {message.bytes_max}")
         offset = max(message.offset, self._log.start)
         blocks = self._read(offset, min(max(1, message.bytes_max), bytes_max), end)
         next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
@@ -112,7 +112,7 @@ class Reads:
 
     def find_offset(self, port: Port, mail: Mail, message: p.OffsetAt) -> None:
         if not 0 <= message.newest <= NEWEST_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"of the newest messages 1 to {NEWEST_MAX} can be asked for, not {message.newest}")
+            raise UsageError(E_BAD_ARGUMENT, f"the number of newest messages must be 1 to {NEWEST_MAX}, not {message.newest}")
         offset = self._newest(message.newest) if message.newest else self.offset_at(message.time_ns)
         data = {"offset": offset, "start": self._log.start, "head": self._log.synced_end}
         port.send(mail.envelope, p.Done(message.request, data))
@@ -144,4 +144,4 @@ class Reads:
 
 
 def refused(error: Unreadable) -> Refused:
-    return Refused(E_INTERNAL, f"{error}; nothing is known to be lost: mend what is wrong with the file, and ask again")
+    return Refused(E_INTERNAL, f"{error}; nothing is known to be lost: make the file readable, then try again")

@@ -122,7 +122,7 @@ class RetentionRunner:
         """
         self.admit()
         if self.in_memory and self.delayed_bytes() >= self.policy.max_bytes:
-            text = f"delayed messages take {self.delayed_bytes()} bytes of memory, of at most {self.policy.max_bytes}"
+            text = f"delayed messages use {self.delayed_bytes()} bytes of memory; the limit is max_bytes {self.policy.max_bytes}"
             raise self._full(f"{text}; wait until some are due, or cancel some", 0)
 
     def admit_staged(self, total: int) -> None:
@@ -135,8 +135,8 @@ class RetentionRunner:
         bound = self.policy.max_bytes
         if bound >= 0 and self.staged_bytes() + total > bound:
             self.refused_count += 1
-            text = f"{total} bytes more would pass the topic's bound: {self.staged_bytes()} of max_bytes {bound} are staged already"
-            raise Refused(E_TOPIC_FULL, f"{text}; commit or abort what is there, or raise it (zsq topic set --max-bytes)")
+            text = f"{total} more bytes would exceed the topic's bound: {self.staged_bytes()} of max_bytes {bound} are staged already"
+            raise Refused(E_TOPIC_FULL, f"{text}; commit or abort stages, or raise the bound (zsq topic set --max-bytes)")
         self.admit_bytes(total)
 
     def admit_bytes(self, total: int) -> None:
@@ -149,16 +149,16 @@ class RetentionRunner:
             if self._now_unfinished() + total <= bound:
                 return
         delayed, staged = self.delayed_bytes(), self.staged_bytes()
-        what = f"{self._now_unfinished()} of max_bytes {bound} are not finished by all channels"
+        what = f"{self._now_unfinished()} bytes of max_bytes {bound} are not finished by all channels"
         what += f" ({delayed} of them are delayed)" if delayed else ""
         what += f" ({staged} of them are staged)" if staged else ""
         ways = (
-            "finish or empty what waits, "
+            "finish or empty waiting messages, "
             + ("cancel delayed messages, " if delayed else "")
             + ("commit or abort stages, " if staged else "")
         )
-        more = f"{total} bytes more would pass the topic's bound" if total > 1 else "the topic's bound is reached"
-        raise self._full(f"{more}: {what}; {ways}delete a channel that nobody reads, or raise it (zsq topic set --max-bytes)", total)
+        more = f"{total} more bytes would exceed the topic's bound" if total > 1 else "the topic's bound is reached"
+        raise self._full(f"{more}: {what}; {ways}delete a channel that nobody reads, or raise the bound (zsq topic set --max-bytes)", total)
 
     def _full(self, text: str, wanted_bytes: int) -> Refused:
         """Count a refusal and remember it for health.
@@ -235,7 +235,7 @@ class RetentionRunner:
                 self._log.roll(view.now_ns)
             # the chunk stays open; chunks that are sealed can be removed and make room
             except DiskFull as error:
-                log.debug("%s: not sealed before its time: %s", self._title, error)
+                log.debug("%s: a chunk cannot be sealed early: %s", self._title, error)
         covered = self._store.keeper.covered
         if found.chunks and found.start > covered:
             self._ask_for_snapshot()
@@ -280,10 +280,10 @@ class RetentionRunner:
         for envelope in self._channels.owners.values():
             self._tell(envelope, Dropped(start))
         if dropped:
-            text = "%s: up to %d messages below offset %d are dropped that not all channels have finished: the topic's bound is passed"
+            text = "%s: dropped up to %d messages below offset %d that not all channels had finished, because the topic exceeds its bound"
             # usual in memory
             log.log(logging.DEBUG if self.in_memory else logging.WARNING, text, self._title, dropped, start)
-        log.debug("%s: %d chunks of %d bytes below offset %d go", self._title, chunks, size, start)
+        log.debug("%s: %d chunks of %d bytes below offset %d are removed", self._title, chunks, size, start)
         self._submit(start, chunks)
 
     def _submit(self, start: int, chunks: int) -> None:
@@ -294,7 +294,7 @@ class RetentionRunner:
         """Go on when the thread has removed the files or failed."""
         self._removing = False
         if isinstance(value, OSError):
-            log.error("%s: files below offset %d cannot be removed: %s; tried again in 10 s", self._title, start, value)
+            log.error("%s: files below offset %d cannot be removed: %s; the broker tries again in 10 s", self._title, start, value)
             self._left_below, self._retry_ns = start, time.monotonic_ns() + RETRY_NS
         elif isinstance(value, Exception):
             raise value
@@ -370,7 +370,7 @@ class LogUpkeep:
         self._survey()
 
     def _kept(self, said: list[str] | Exception) -> None:
-        for line in [f"damaged blocks could not be kept: {said}"] if isinstance(said, Exception) else said:
+        for line in [f"copies of damaged blocks cannot be kept: {said}"] if isinstance(said, Exception) else said:
             log.error("%s: %s", self._title, line)
 
     def _survey(self) -> None:
@@ -382,7 +382,7 @@ class LogUpkeep:
     def _surveyed(self, found: Sequence[Found] | Exception) -> None:
         self._surveying = False
         if isinstance(found, Exception):
-            log.error("%s: old chunks could not be looked at: %s", self._title, found)
+            log.error("%s: old chunks cannot be checked: %s", self._title, found)
             return
         for alarm in self._log.survey.learn(found):
             self.alarm(alarm)

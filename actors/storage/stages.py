@@ -92,11 +92,12 @@ class StageProgress:
         """
         wrong = ""
         if (message.blocks > self.blocks and self.closed) or (message.final and message.blocks < self.blocks):
-            wrong = f"{self.blocks} blocks came, not {message.blocks}"
+            wrong = f"{self.blocks} blocks arrived, not {message.blocks}"
         elif message.blocks == self.blocks and (message.size_bytes, message.checksum) != (self.size_bytes, self.checksum):
-            wrong = f"what came has (bytes, checksum) {(self.size_bytes, self.checksum)}, not {(message.size_bytes, message.checksum)}"
+            wrong = f"its (bytes, checksum) are {(self.size_bytes, self.checksum)}, not {(message.size_bytes, message.checksum)}"
         if wrong:
-            return Failed(message.request, E_BAD_ARGUMENT, f"stage {self.name.hex()} is not what was sent: {wrong}; begin a new one")
+            text = f"stage {self.name.hex()} differs from what its writer sent: {wrong}; send the messages again in a new stage"
+            return Failed(message.request, E_BAD_ARGUMENT, text)
         if self.durable < message.blocks or (message.final and not self.final):
             return None
         return Done(message.request, {"messages": self.messages})
@@ -118,9 +119,9 @@ class StageProgress:
         wrong = ""
         self.check_user(transaction.user)
         if self.transaction[:3] != transaction[:3]:
-            wrong = "is of another transaction"
+            wrong = "belongs to another transaction"
         elif not self.final:
-            wrong = "is not finally sealed"
+            wrong = "is not finally sealed; seal it before the commit"
         elif part[1:] != counts:
             wrong = f"has (blocks, messages, bytes, checksum) {counts}, not {part[1:]}"
         if wrong:
@@ -186,18 +187,19 @@ class Stages:
         killed the stage.
         """
         if len(stage) != STAGE_BYTES:
-            raise UsageError(E_BAD_ARGUMENT, f"a stage is named by {STAGE_BYTES} bytes, not {len(stage)}")
+            raise UsageError(E_BAD_ARGUMENT, f"stage name must have {STAGE_BYTES} bytes, not {len(stage)}")
         row = self._stages.get(stage)
         if row is None and len(self._stages) >= options.STAGES_MAX:
-            raise Refused(E_LIMIT, f"a topic has at most {options.STAGES_MAX} stages; commit or abort some")
+            raise Refused(E_LIMIT, f"the topic has {options.STAGES_MAX} stages, which is the limit; commit or abort some")
         if row is not None:
             row.check_user(transaction.user)
         if row is not None and row.transaction[:3] != transaction[:3]:
-            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} belongs to another transaction")
+            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} belongs to another transaction; open a new stage")
         if row is not None and row.failure is not None:
             raise row.failure
         if self._credit(row) == 0:
-            raise Refused(E_LIMIT, f"{options.STAGE_WRITERS_MAX} write to this topic at once already; there is room again when some end")
+            text = f"{options.STAGE_WRITERS_MAX} stages of this topic are being written, which is the limit; try again when some have ended"
+            raise Refused(E_LIMIT, text)
 
     def _credit(self, row: StageProgress | None) -> int:
         """Return the bytes of credit for a stage, or 0 if there are too many writers.
@@ -217,11 +219,13 @@ class Stages:
         Its later messages are then understood. Raises `Refused` (E_LIMIT).
         """
         if peer not in self._links and len(self._links) >= options.STAGE_LINKS_MAX:
-            raise Refused(E_LIMIT, f"a topic has at most {options.STAGE_LINKS_MAX} links of writers")
+            text = f"the topic has {options.STAGE_LINKS_MAX} connections of stage writers, which is the limit; close some"
+            raise Refused(E_LIMIT, text)
         link = self._links.setdefault(peer, _WriterLink(now_ns))
         link.seen_ns = now_ns
         if len(link.stages) + len(link.superseded) >= options.STAGES_PER_LINK_MAX:
-            raise Refused(E_LIMIT, f"a link carries at most {options.STAGES_PER_LINK_MAX} stages; open another one")
+            text = f"the connection has {options.STAGES_PER_LINK_MAX} stages, which is the limit; open another connection"
+            raise Refused(E_LIMIT, text)
 
     def opened(self, peer: Peer, stage: bytes, transaction: Transaction, now_ns: int) -> dict[str, int]:
         """Give the stage to this link and return the data of the answer.
@@ -364,7 +368,8 @@ class Stages:
         if row is None:
             link = self._links.get(peer)
             if link is None or message.stage not in link.superseded:
-                raise NotFound(E_NOT_FOUND, f"stage {message.stage.hex()} is not known (any more)")
+                text = "it was aborted, or it expired; send its messages again in a new stage"
+                raise NotFound(E_NOT_FOUND, f"stage {message.stage.hex()} does not exist: {text}")
             self.replies.append(StageReply(peer, _superseded(message.request)))
         elif row.owner != peer:
             # it was silent for too long, or the stage has a later link: open it again
@@ -372,7 +377,7 @@ class Stages:
         elif row.failure is not None:
             raise row.failure
         elif len(row.waiting) >= options.STAGE_SEALS_MAX:
-            raise Refused(E_LIMIT, f"{options.STAGE_SEALS_MAX} seals of this stage wait already")
+            raise Refused(E_LIMIT, f"{options.STAGE_SEALS_MAX} seals of this stage wait, which is the limit; wait for their replies")
         else:
             row.grown_ns = max(row.grown_ns, now_ns)
             row.waiting.append(message)
@@ -466,15 +471,16 @@ class Stages:
         `check_part`.
         """
         if len(parts) > STAGE_PARTS_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"a commit has at most {STAGE_PARTS_MAX} parts, not {len(parts)}")
+            raise UsageError(E_BAD_ARGUMENT, f"a commit can have at most {STAGE_PARTS_MAX} parts, not {len(parts)}")
         found: dict[bytes, None] = {}
         for part in parts:
             if type(part) is not tuple or [*map(type, part)] != [bytes, int, int, int, int] or len(part[0]) != STAGE_BYTES:
-                raise UsageError(E_BAD_ARGUMENT, "a part is: stage, blocks, messages, bytes, checksum")
+                raise UsageError(E_BAD_ARGUMENT, "a part must be (stage, blocks, messages, bytes, checksum)")
             stage = part[0]
             row = self._stages.get(stage)
             if row is None:
-                raise NotFound(E_NOT_FOUND, f"part {stage.hex()} is not there (any more): it was aborted, or lay here for too long")
+                text = f"part {stage.hex()} does not exist: its stage was aborted, or it expired (zsq serve --stage-timeout)"
+                raise NotFound(E_NOT_FOUND, text)
             if stage in found:
                 raise UsageError(E_BAD_ARGUMENT, f"part {stage.hex()} is named twice")
             row.check_part(transaction, part)

@@ -102,7 +102,8 @@ class CommitQueue:
         for pending in self._pending:
             if (app and pending.transaction.app == app) or not named.isdisjoint(pending.stages):
                 if len(pending.waiting) >= WAITING_MAX:
-                    raise Refused(E_LIMIT, f"{WAITING_MAX} requests wait for the commit of {pending.transaction.app!r} already")
+                    text = f"{WAITING_MAX} requests wait for the commit of {pending.transaction.app!r}, which is the limit; try again later"
+                    raise Refused(E_LIMIT, text)
                 pending.waiting.append((port, mail, message))
                 return True
         return False
@@ -240,7 +241,7 @@ class StageCommits:
                 taken.pop(stage, None)
                 # one line for each stage, as any client can send many bad pushes
                 if self.core.kill(stage, error):
-                    log.warning("a block of stage %s is refused: %s", stage.hex(), error)
+                    log.warning("stage %s is refused because of an invalid block: %s", stage.hex(), error)
                 continue
             size += block.length
             if size >= options.STAGE_TURN_BYTES:
@@ -272,9 +273,7 @@ class StageCommits:
 
     def open(self, port: Port, mail: Mail, message: p.OpenStage) -> None:
         if self._in_memory:
-            raise UsageError(
-                E_UNSUPPORTED, "a topic in memory takes no transactions: they are kept until they are durable; use one on disk"
-            )
+            raise UsageError(E_UNSUPPORTED, "a topic in memory takes no transactions, because they must be durable; use a topic on disk")
         transaction = _transaction(message.app, message.version, message.kind, user_of(mail.envelope))
         self._check_user(message.app, transaction.user)
         committed = self._find(message.app, message.version) is not None
@@ -402,7 +401,7 @@ class StageCommits:
         row = self._transactions.get(app)
         if row is not None and is_foreign(row.user, user):
             raise Refused(
-                E_FORBIDDEN, f"the transactions of app {app!r} in this topic belong to another user, not to {user!r}; use another app"
+                E_FORBIDDEN, f"the transactions of app {app!r} in this topic belong to another user, not to {user!r}; use another app name"
             )
 
     def commit(self, port: Port, mail: Mail, message: p.Commit) -> None:
@@ -470,7 +469,7 @@ class StageCommits:
         self.core.check_user(named, user)
         committed = bool(message.app) and self._find(message.app, message.version) is not None
         stages = self.core.known([*named, *(self.core.of(message.app, message.version, user) if message.app else ())])
-        self._drop(stages, "it was aborted")
+        self._drop(stages, "the stage was aborted")
         if message.request:
             data = {"dropped": len(stages), "committed": committed}
             self._state.then(partial(port.send, mail.envelope, p.Done(message.request, data)))
@@ -499,7 +498,8 @@ class StageCommits:
             return
         self._forget_transactions()
         if len(self._transactions) >= TRANSACTIONS_MAX:
-            raise Refused(E_LIMIT, f"a topic remembers the transactions of {TRANSACTIONS_MAX} apps; use the same app name for each run")
+            text = f"the topic remembers the transactions of {TRANSACTIONS_MAX} apps, which is the limit"
+            raise Refused(E_LIMIT, f"{text}; use the same app name for each run")
 
     def _forget_transactions(self) -> None:
         for app in forgettable(self._transactions, time.time_ns()):
@@ -516,8 +516,8 @@ class StageCommits:
         committing = self._queue.stages()
         orphans = [stage for stage in orphans if stage not in committing]
         if orphans:
-            log.info("%d stages were not used for long and are removed", len(orphans))
-            self._drop(orphans, "it was not used for too long (zsq serve --stage-timeout)")
+            log.info("%d stages were not used for too long and are removed (zsq serve --stage-timeout)", len(orphans))
+            self._drop(orphans, "the stage expired: it was not used for too long (zsq serve --stage-timeout)")
         if now_ns - self._forgot_ns > _FORGET_EVERY_NS:
             self._forgot_ns = now_ns
             self._forget_transactions()
@@ -546,12 +546,12 @@ def _transaction(app: str, version: int, kind: str, user: str) -> Transaction:
 def _one_block(mail: Mail) -> Block:
     blocks = mail.blocks()
     if len(blocks) != 1:
-        raise UsageError(E_BAD_BLOCK, f"a push carries one block, not {len(blocks)}")
+        raise UsageError(E_BAD_BLOCK, f"a push must have one block, not {len(blocks)}")
     return blocks[0]
 
 
 def _check(block: Block, limits: Limits) -> None:
     header = block.header
     if header.flags or header.reserved_1 or header.reserved_2 or header.producer_id:
-        raise UsageError(E_BAD_BLOCK, "a staged block has no flags and no producer")
+        raise UsageError(E_BAD_BLOCK, "a staged block must have no flags, no producer id and empty reserved fields")
     check_block(block, limits)

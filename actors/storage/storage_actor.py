@@ -103,7 +103,7 @@ def checked(blocks: list[Block]) -> list[Block]:
     for block in blocks:
         header = block.header
         if header.flags & ~ADDRESSED or header.sequence >= SEQUENCE_MAX:
-            raise UsageError(E_BAD_BLOCK, f"a block has no flags but {ADDRESSED} and a sequence below 2^63")
+            raise UsageError(E_BAD_BLOCK, f"a block may have no flag except {ADDRESSED}, and its sequence must be below 2^63")
     return blocks
 
 
@@ -257,7 +257,7 @@ class StorageActor(Actor[StorageStart]):
                 return open_store(files, given.directory, store_options, identity)
             except Locked as error:  # a predecessor that is being killed still holds the lock
                 if time.monotonic() > deadline:
-                    raise StartFailed(f"{error}; waited {options.LOCK_WAIT_S:g} s for it") from None
+                    raise StartFailed(f"{error}; waited {options.LOCK_WAIT_S:g} s for the lock") from None
                 time.sleep(0.02)
 
     # Appends
@@ -271,7 +271,7 @@ class StorageActor(Actor[StorageStart]):
 
     def append(self, port: Port, mail: Mail, message: p.Append) -> None:
         if message.epoch < self._epoch:
-            code, text = self._failure or (E_CLOSING, "an append before it failed")
+            code, text = self._failure or (E_CLOSING, "an earlier append failed")
             self._count_refused(code, mail)
             port.send(mail.envelope, p.Failed(message.request, code, text))
             return
@@ -298,7 +298,7 @@ class StorageActor(Actor[StorageStart]):
     def append_delayed(self, port: Port, mail: Mail, message: p.AppendDelayed) -> None:
         try:
             if message.epoch < self._epoch:
-                raise Refused(*(self._failure or (E_CLOSING, "an append before it failed")))
+                raise Refused(*(self._failure or (E_CLOSING, "an earlier append failed")))
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
             blocks = checked(mail.blocks())

@@ -180,7 +180,7 @@ class Ordering:
         sequence, producer_id = block.header.sequence, block.header.producer_id
         link = self._links.get(peer)
         if link is None or link.producer_id != producer_id:
-            return [Reply(peer, Unstored(sequence, -1, E_HELLO, "say Hello with this producer id on this link first"))]
+            return [Reply(peer, Unstored(sequence, -1, E_HELLO, "send Hello with this producer id on this connection first"))]
         link.seen_ns = now_ns
         producer = self._producers.get(producer_id)
         if self.closed and sequence == (producer.expected if producer is not None else 0):
@@ -189,16 +189,16 @@ class Ordering:
             if len(self._producers) >= options.PRODUCERS_MAX:
                 self._forget_oldest()
             if len(self._producers) >= options.PRODUCERS_MAX:
-                text = f"{options.PRODUCERS_MAX} producers are at work already; close some"
+                text = f"the topic has {options.PRODUCERS_MAX} producers, which is the limit; close some"
                 return [Reply(peer, Unstored(sequence, 0, E_LIMIT, text))]
             producer = self._producers[producer_id] = _Producer(0)
         producer.used_ns = now_ns
         if sequence == producer.expected:
             if link.out_bytes and link.out_bytes + block.length > link.credit_bytes:
-                text = f"more than the credit of {link.credit_bytes} unanswered bytes; wait for answers"
+                text = f"the block exceeds the credit of {link.credit_bytes} unanswered bytes; wait for replies"
                 return [Reply(peer, Unstored(sequence, producer.expected, E_LIMIT, text))]
             if self._held_bytes + block.length > options.CREDIT_POOL_BYTES:
-                text = "the topic holds as much as it may; wait until storage has caught up"
+                text = f"blocks that wait for storage have reached the limit of {options.CREDIT_POOL_BYTES} bytes; try again in a moment"
                 return [Reply(peer, Unstored(sequence, producer.expected, E_LIMIT, text))]
             self._held_bytes += block.length
             link.out_bytes += block.length
@@ -214,7 +214,7 @@ class Ordering:
         if sequence < producer.expected:
             place = producer.recent.get(sequence, ())
             return [Reply(peer, Delayed(sequence, *_as_key(place)) if delay_ms else Stored(((sequence, _as_offset(place)),)))]
-        text = f"sequence {sequence} came where {producer.expected} was expected; resend from there"
+        text = f"the block has sequence {sequence}, but {producer.expected} is expected; send again from there"
         return [Reply(peer, Unstored(sequence, producer.expected, E_SEQUENCE, text))]
 
     def _release(self, producer: _Producer) -> None:

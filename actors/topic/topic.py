@@ -254,20 +254,22 @@ class TopicActor(Actor[TopicStart]):
                 data = mail.message.data
                 producers = {int(pid): (row[0], row[1]) for pid, row in data["producers"].items()}
                 return Recovered(producers, data["head"], data["visible_end"])
-        raise StartFailed("storage answered something else than its table")
+        raise StartFailed("storage did not answer with the producers and the end of the topic")
 
     # Producers
 
     def hello(self, port: Port, mail: Mail, message: p.Hello) -> None:
         if message.version != p.PROTOCOL_VERSION:
-            raise UsageError(E_BAD_COMMAND, f"protocol version {message.version} is not spoken here, only {p.PROTOCOL_VERSION}")
+            text = f"the broker uses protocol version {p.PROTOCOL_VERSION}, not {message.version}"
+            raise UsageError(E_BAD_COMMAND, f"{text}; use the same version of ZSQ on both sides")
         if not 0 < message.producer_id < 1 << 63:
-            raise UsageError(E_BAD_COMMAND, "a producer id is a random number of 63 bits, not 0")
+            raise UsageError(E_BAD_COMMAND, f"producer id must be a number from 1 to 2^63 - 1, not {message.producer_id}")
         heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
         now = time.monotonic_ns()
         welcome = self.ordering.hello(mail.envelope, message.producer_id, heartbeat_ms * _MS, now)
         if welcome is None:
-            port.send(mail.envelope, p.Failed(0, E_LIMIT, f"{options.PRODUCERS_MAX} producers are at work already; close some"))
+            text = f"the topic has {options.PRODUCERS_MAX} producers, which is the limit; close some"
+            port.send(mail.envelope, p.Failed(0, E_LIMIT, text))
             return
         port.send(mail.envelope, p.Welcome(self.key, *welcome, heartbeat_ms))
 
@@ -282,15 +284,15 @@ class TopicActor(Actor[TopicStart]):
         try:
             blocks = mail.blocks()
             if len(blocks) != 1:
-                raise UsageError(E_BAD_COMMAND, f"a publish carries one block, not {len(blocks)}")
+                raise UsageError(E_BAD_COMMAND, f"a publish must have one block, not {len(blocks)}")
             block = blocks[0]
             header = block.header
             sequence = header.sequence
             if header.flags & ~ADDRESSED or header.reserved_1 or header.reserved_2:
-                raise UsageError(E_BAD_BLOCK, f"a published block has no flags but {ADDRESSED} (some message is for one channel)")
+                raise UsageError(E_BAD_BLOCK, f"a published block may have no flag except {ADDRESSED} (a message is for one channel)")
             check_block(block, self.limits)
             if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (type(mail.message) is p.Pub):
-                raise UsageError(E_BAD_ARGUMENT, f"a delay is 1 to {p.DELAY_MS_MAX} ms, not {delay_ms}")
+                raise UsageError(E_BAD_ARGUMENT, f"delay must be 1 to {p.DELAY_MS_MAX} ms, not {delay_ms} ms")
             if self.stopping:
                 raise UsageError(E_CLOSING, "the topic is stopping; publish again in a moment")
         except ZsqError as error:
@@ -322,11 +324,11 @@ class TopicActor(Actor[TopicStart]):
         while (append := self.ordering.next_append()) is not None:
             request, blocks = append
             if not self.storage.send((), p.Append(request, self.ordering.epoch), blocks):
-                raise RuntimeError("storage takes no more: it is bounded by fewer appends than its pipe holds")
+                raise RuntimeError("the pipe to storage is full, although it holds more appends than the topic may send")
         if (delayed := self.ordering.next_delayed()) is not None:
             request, blocks, delays_ms = delayed
             if not self.storage.send((), p.AppendDelayed(request, self.ordering.epoch, tuple(delays_ms)), blocks):
-                raise RuntimeError("storage takes no more: it is bounded by fewer appends than its pipe holds")
+                raise RuntimeError("the pipe to storage is full, although it holds more appends than the topic may send")
 
     def on_appended(self, port: Port, mail: Mail, message: p.Appended) -> None:
         replies, placed = self.ordering.appended(message.request, message.first_offset)
@@ -450,4 +452,4 @@ class TopicActor(Actor[TopicStart]):
         return {"publishers": self.ordering.publishers(time.monotonic_ns())}
 
 
-assert zmq.zmq_version_info() >= (4, 3, 5), "libzmq 4.3.5 or newer is needed: older ones have known holes"
+assert zmq.zmq_version_info() >= (4, 3, 5), "ZSQ needs libzmq 4.3.5 or newer, because older versions have known security holes"

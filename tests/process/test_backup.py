@@ -216,7 +216,7 @@ def test_a_backup_leaves_out_deleted_ephemeral_and_excluded_topics(busy: Broker,
         assert told["topics"]["kept"]["end"] == 1
         with pytest.raises(ZsqError, match="in memory"):
             admin._carry_out(manage("backup", "memory#ephemeral", None, {"do": "state", "id": "x"}))
-        with pytest.raises(ZsqError, match="does not know of this backup"):
+        with pytest.raises(ZsqError, match="does not know this backup"):
             admin._carry_out(manage("backup", "kept", None, {"do": "log", "id": "x"}))
     run("restore", tmp_path / "b", tmp_path / "data")
     assert "is not empty" in run("restore", tmp_path / "b", tmp_path / "data", code=2)

@@ -45,7 +45,7 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
         (GroupState.UP, "", {"appends": 1}, ""),
         (GroupState.UP, "", {"alarms": ["x.zsq: its footer is damaged, and has no space to be mended"]}, ""),
         (GroupState.UP, "", {"state_alarm": "the state store is full", "delayed_full": "they wait"}, "the state store is full; they wait"),
-        (GroupState.UP, "", {"delayed_alarm": "damage cost 2 delayed messages", "delayed_full": ""}, ""),
+        (GroupState.UP, "", {"delayed_alarm": "2 delayed messages are lost because of damage", "delayed_full": ""}, ""),
         (GroupState.UP, "sync failed", {"appends": 1}, ""),
         (GroupState.UP, "sync failed", {"appends": 0}, "started again and not written to since: sync failed"),
         (GroupState.STORAGE, "", {}, ""),

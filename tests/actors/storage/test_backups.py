@@ -221,7 +221,7 @@ def test_a_failure_ends_the_backup_and_nothing_else(office: Office, call: str, m
 
 def test_no_room_for_the_copies(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Files, "free_bytes", lambda *_: 4096)
-    with pytest.raises(Refused, match="reserve"):
+    with pytest.raises(Refused, match=r"beyond the reserve of .*; 4096 bytes are free"):
         office.order("state")
     assert office.state_is("idle")
 

@@ -32,5 +32,5 @@ def test_messages_that_damage_cost_are_an_alarm(tmp_path: Path) -> None:
     delayed._drop_damaged([])
     harness.look()
     assert harness.statistics()["delayed_lost"] == 2
-    assert harness.statistics()["delayed_alarm"].startswith("damage cost 2 delayed messages")
+    assert harness.statistics()["delayed_alarm"].startswith("2 delayed messages are lost because of damage: see ")
     delayed.close()

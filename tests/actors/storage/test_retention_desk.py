@@ -274,7 +274,7 @@ def test_a_full_topic_refuses_until_channels_have_committed(housekeeping: House)
     harness._measured_ns = 0
     harness.admit()
     harness.admit_bytes(10_000)
-    with pytest.raises(Refused, match="2000000 bytes more would pass"):
+    with pytest.raises(Refused, match="2000000 more bytes would exceed the topic's bound"):
         harness.admit_bytes(2_000_000)
     harness.configure(Retention(keep_bytes=-1))
     harness.admit_bytes(1 << 40)

@@ -257,7 +257,7 @@ def test_a_commit_names_a_bounded_number_of_parts(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(UsageError, match="at most 2 parts") as refused:
         table.check_parts(None, [()] * 3)
     assert refused.value.code == E_BAD_ARGUMENT
-    with pytest.raises(UsageError, match="a part is"):
+    with pytest.raises(UsageError, match="a part must be"):
         table.check_parts(None, [()] * 2)
 
 

@@ -189,7 +189,7 @@ def test_a_linked_producer_is_remembered() -> None:
 def test_replies_are_words() -> None:
     (reply,) = publish(greeted(), 9)
     assert isinstance(reply.message, Unstored)
-    assert "0 was expected" in reply.message.text
+    assert "sequence 9, but 0 is expected" in reply.message.text
 
 
 # Delayed blocks

@@ -46,7 +46,7 @@ def shell() -> Shell:
 
 @pytest.mark.parametrize("version", [p.PROTOCOL_VERSION - 1, p.PROTOCOL_VERSION + 1])
 def test_only_this_version_is_spoken(shell: Shell, version: int) -> None:
-    with pytest.raises(UsageError, match="is not spoken here") as refused:
+    with pytest.raises(UsageError, match="uses protocol version 1, not ") as refused:
         shell.hello(version)
     assert refused.value.code == E_BAD_COMMAND
     assert isinstance(shell.hello(), p.Welcome)
@@ -54,7 +54,7 @@ def test_only_this_version_is_spoken(shell: Shell, version: int) -> None:
 
 @pytest.mark.parametrize("producer_id", [0, -1, 1 << 63])
 def test_a_producer_has_a_number_of_63_bits(shell: Shell, producer_id: int) -> None:
-    with pytest.raises(UsageError, match="63 bits"):
+    with pytest.raises(UsageError, match=r"1 to 2\^63 - 1, not"):
         shell.hello(producer_id=producer_id)
     assert isinstance(shell.hello(producer_id=(1 << 63) - 1), p.Welcome)
 
