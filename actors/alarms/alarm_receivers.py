@@ -199,11 +199,11 @@ class Command(Receiver):
                 code = self._running.wait(TRY_S)
             except subprocess.TimeoutExpired:
                 self.end()
-                raise NotSent(f"did not end within {TRY_S:g} s: killed") from None
+                raise NotSent(f"did not end within {TRY_S:g} s and was killed") from None
             if code:
                 said.seek(max(0, said.seek(0, os.SEEK_END) - _TAIL))
                 words = " ".join(said.read().decode(errors="replace").split())
-                raise NotSent(f"ended with {code}" + (f": {words}" if words else ""))
+                raise NotSent(f"ended with exit code {code}" + (f": {words}" if words else ""))
 
     def end(self) -> None:
         """Kill the program and what it started in its process group, if it still runs."""
@@ -215,7 +215,7 @@ class Command(Receiver):
 
 
 def _late(deadline: Deadline) -> str:
-    return f"not done within {TRY_S:g} s: cut off" if deadline.over else ""
+    return f"took longer than {TRY_S:g} s: the connection was closed" if deadline.over else ""
 
 
 def receivers(given: AlarmOptions) -> list[Receiver]:

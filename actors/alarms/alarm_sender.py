@@ -161,21 +161,21 @@ class AlarmSender(Actor[AlarmStart]):
     def _message(self, batch: list[AlarmEvent], missed: int) -> AlarmMessage:
         text = "\n".join(event["text"] for event in batch)
         if missed:
-            text += f"\n{missed} alarms before could not be told"
+            text += f"\n{missed} earlier alarms could not be sent"
         return {"text": text, "events": batch, "missed": missed, "broker": self.given.broker}
 
     def on_raw(self, source: Any) -> None:
         line = self._lines[source]
         for _, value in line.thread.results():
             if isinstance(value, Exception) and not isinstance(value, NotSent):
-                log.error("%s: %s", line.receiver.name, value, exc_info=value)
+                log.error("unexpected error of %s: %s", line.receiver.name, value, exc_info=value)
             trouble = f"{type(value).__name__}: {value}" if isinstance(value, Exception) else ""
             before = line.outbox.trouble
             given_up = line.outbox.went(trouble.removeprefix("NotSent: "), time.monotonic_ns())
             if given_up:
-                log.error("alarms are not told by %s: %s; given up", line.receiver.name, line.outbox.trouble)
+                log.error("alarms were not sent to %s: %s; given up after %d tries", line.receiver.name, line.outbox.trouble, TRIES_MAX)
             elif trouble and not before:
-                log.warning("alarms are not told by %s: %s; tried again", line.receiver.name, line.outbox.trouble)
+                log.warning("alarms were not sent to %s: %s; trying again", line.receiver.name, line.outbox.trouble)
 
     def on_stop(self) -> bool:
         self._stop_ns = self._stop_ns or time.monotonic_ns()

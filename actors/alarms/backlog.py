@@ -189,8 +189,8 @@ def _where(place: AlarmSubject) -> str:
 
 def _event(event: str, place: AlarmSubject, alarm: _Alarm, wall_ns: int) -> Event:
     gone = event == "cleared" and alarm.value is None
-    text = f"{event}: {_where(place)}: it or its threshold is gone" if gone else f"{event}: {describe(place, alarm.value, alarm.threshold)}"
-    return Event(event, place, alarm.value, alarm.threshold, alarm.raised_wall_ns, wall_ns, text)
+    said = f"{_where(place)}: the channel or its threshold was removed" if gone else describe(place, alarm.value, alarm.threshold)
+    return Event(event, place, alarm.value, alarm.threshold, alarm.raised_wall_ns, wall_ns, f"{event}: {said}")
 
 
 def as_json(event: Event) -> AlarmEvent:

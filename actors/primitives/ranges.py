@@ -47,7 +47,7 @@ def check(ranges: Sequence[Range]) -> None:
     except TypeError:
         good = False
     if not good:
-        raise UsageError(E_BAD_ARGUMENT, f"ranges are at most {RANGES_MAX} pairs of numbers from 0 to 2^62: first offset, count")
+        raise UsageError(E_BAD_ARGUMENT, f"ranges must be at most {RANGES_MAX} pairs (first offset, count) of whole numbers from 0 to 2^62")
 
 
 def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:

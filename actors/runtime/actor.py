@@ -218,7 +218,7 @@ class Actor(Generic[StartT]):
         try:
             self._loop()
         except Exception as error:
-            log.exception("%s ends", self.title)
+            log.exception("%s ends after an unexpected error", self.title)
             self.supervisor.send((), Failed(self.key, OUT_OF_FILES if is_out_of_files(error) else type(error).__name__, str(error)))
             raise
         finally:
@@ -295,7 +295,9 @@ class Actor(Generic[StartT]):
             try:
                 handler = port.routes.get(kind)
                 if handler is None:
-                    raise UsageError(E_BAD_COMMAND, f"{self.title} does not know {kind.__name__}")
+                    raise UsageError(
+                        E_BAD_COMMAND, f"{self.title} does not accept {kind.__name__}; use the same version of ZSQ on both sides"
+                    )
                 handler(port, mail, mail.message)
             except ZsqError as error:
                 self._refuse(port, mail.envelope, error, getattr(mail.message, "request", 0))

@@ -174,8 +174,8 @@ def _replacement(message: Wire, size: int) -> bytes:
     on it would be lost. So a request is answered with an error, and a pulse is sent without its
     statistics. Answers are paged or cut where they are made: this is the last resort.
     """
-    log.error("%s of %d bytes is over the limit of %d for a frame and was not sent", type(message).__name__, size, FRAME_BYTES_MAX)
+    log.error("%s was not sent: it is %d bytes, and the limit of a frame is %d", type(message).__name__, size, FRAME_BYTES_MAX)
     if isinstance(message, Done):
-        text = f"the answer has {size} bytes, and at most {FRAME_BYTES_MAX} are sent: ask for less (one topic, one channel, fewer entries)"
+        text = f"the answer is {size} bytes; the limit is {FRAME_BYTES_MAX}: ask for less (one topic, one channel, fewer entries)"
         return encode(Failed(message.request, E_TOO_BIG, text))
     return encode(Pulse(message.key, message.request, {}, {})) if isinstance(message, Pulse) else b""

@@ -64,12 +64,15 @@ class Processes:
 
     def start(self, spec: ChildSpec, owner: Any = None) -> Child:
         if len(self.children) >= options.PROCESSES_MAX:
-            raise ZsqError(E_LIMIT, f"a node runs at most {options.PROCESSES_MAX} processes")
+            raise ZsqError(
+                E_LIMIT,
+                f"this broker already runs {options.PROCESSES_MAX} processes, the limit; delete topics or channels that are not used",
+            )
         self.changes += 1
         try:
             return self.table.start(spec, owner)
         except OSError as error:
-            text = f"{spec.title} cannot be started: {error.strerror or error}; raise the limits of this user"
+            text = f"{spec.title} cannot be started: {error.strerror or error}; raise the limits of this user (ulimit -n, ulimit -u)"
             raise (OutOfFiles if is_out_of_files(error) else ZsqError)(E_LIMIT, text) from None
 
     def check_room(self, count: int, what: str) -> None:
@@ -79,9 +82,9 @@ class Processes:
         """
         limit = self._processes_max
         if len(self.children) + count > limit:
-            text = f"no room for {what}: this broker runs at most {limit} processes (a topic is 2, a channel 1)"
+            text = f"no room for {what}: this broker runs at most {limit} processes (a topic needs 2, a channel 1)"
             raise Refused(
-                E_LIMIT, f"{text} and has {len(self.children)}; delete topics or channels that are not used, or raise --processes-max"
+                E_LIMIT, f"{text} and {len(self.children)} run now; delete topics or channels that are not used, or raise --processes-max"
             )
 
     def begin_turn(self, now_ns: int) -> None:
@@ -130,12 +133,12 @@ class Processes:
                 del self._stop_deadlines[key]
                 child = self.children.get(key)
                 if child is not None:
-                    log.warning("%s did not stop in time: killed", child.spec.title)
+                    log.warning("%s did not stop within %g s: it is killed", child.spec.title, child.spec.stop_timeout_s)
                     self.kill(child)
         if now - self._looked_ns < 1_000_000_000:
             return
         self._looked_ns = now
         for child in list(self.children.values()):
             if child.state == "starting" and now - child.started_ns > options.START_TIMEOUT_S * 1e9:
-                log.error("%s did not start within %g s: killed", child.spec.title, options.START_TIMEOUT_S)
+                log.error("%s did not start within %g s: it is killed", child.spec.title, options.START_TIMEOUT_S)
                 self.kill(child)

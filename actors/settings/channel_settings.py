@@ -59,7 +59,7 @@ def made(asked: Mapping[str, object], topic: str = "", channel: str = "") -> tup
         good = {*start} == {"time_ns"} and type(start["time_ns"]) is int
     else:
         good = start is None or start in STARTS or (type(start) is int and start >= 0)
-    check(good, f"a channel starts at {', '.join(STARTS)}, an offset or a time, not {repr(start)[:40]}")
+    check(good, f"start must be {', '.join(STARTS)}, an offset or a time, not {repr(start)[:40]}")
     return own, cast("Start", start)
 
 
@@ -72,7 +72,7 @@ def changed(own: Mapping[str, object], changes: Mapping[str, object], topic: str
     now = resolve(own)
     then = _checked(after, topic, channel)
     for name in FIXED:
-        what = f"{name} is chosen when a channel is made, and stays {getattr(now, name)!r}: make another channel"
+        what = f"{name} cannot be changed after a channel is created and stays {getattr(now, name)!r}: create another channel"
         check(getattr(now, name) == getattr(then, name), what)
     return after
 
@@ -118,7 +118,7 @@ def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> st
         f"the dead letters of topic {topic!r} cannot go to itself: name another topic as dead_letter_topic of channel {channel!r}",
     )
     lost = is_ephemeral(name) and not is_ephemeral(topic) and not is_ephemeral(channel)
-    check(not lost, f"dead_letter_topic {name!r} is in memory, and loses what is in it when the broker restarts: name a topic on disk")
+    check(not lost, f"dead_letter_topic {name!r} is in memory and loses its messages when the broker restarts: name a topic on disk")
     try:
         return check_name(name)
     except UsageError as error:

@@ -53,8 +53,8 @@ TRANSITIONS: Final[dict[str, dict[tuple[str, str], str]]] = {
     },
 }
 
-TO_PUBLISHERS: Final = "the topic is closed to publishers; publish elsewhere, or have it opened again (zsq topic open)"
-TO_CONSUMERS: Final = "the topic is closed to consumers; have it opened to them again (zsq topic open --consumers)"
+TO_PUBLISHERS: Final = "the topic is closed to publishers; publish to another topic, or open it again (zsq topic open)"
+TO_CONSUMERS: Final = "the topic is closed to consumers; open it again (zsq topic open --consumers)"
 
 
 def after(state: str, action: str, options: Mapping[str, object]) -> str:
@@ -64,7 +64,7 @@ def after(state: str, action: str, options: Mapping[str, object]) -> str:
     """
     to = options.get("to", "publishers")
     if not isinstance(to, str) or to not in SIDES:
-        raise UsageError(E_BAD_ARGUMENT, f"a topic is closed or opened to {' or '.join(SIDES)}, not to {repr(to)[:40]}")
+        raise UsageError(E_BAD_ARGUMENT, f"{action}: to must be {' or '.join(SIDES)}, not {repr(to)[:40]}")
     unknown = options.keys() - {"to"}
     if unknown:
         raise UsageError(E_BAD_ARGUMENT, f"{action} has no option {', '.join(sorted(map(str, unknown)))[:80]}; known: to")

@@ -46,12 +46,12 @@ class AlarmOptions:
     commands: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        check(0 <= self.hold_s <= HOLD_S_MAX, f"an alarm is held 0 to {HOLD_S_MAX:g} s, not {self.hold_s}")
+        check(0 <= self.hold_s <= HOLD_S_MAX, f"the hold time of alarms must be 0 to {HOLD_S_MAX:g} s, not {self.hold_s} (--alarm-hold)")
         for url in self.webhooks:
             check_url(url)
-        check(all(self.commands), "an alarm's command is empty")
+        check(all(self.commands), "an alarm command is empty; name a program (--alarm-command)")
         count = len(self.webhooks) + len(self.commands)
-        check(count <= RECEIVERS_MAX, f"alarms are told to at most {RECEIVERS_MAX} receivers, not {count}")
+        check(count <= RECEIVERS_MAX, f"alarms can have at most {RECEIVERS_MAX} receivers, not {count} (--alarm-webhook, --alarm-command)")
 
     @property
     def tells(self) -> bool:
@@ -67,8 +67,8 @@ def check_url(url: str) -> None:
     except ValueError:
         good = False
     good = good and url.isascii() and url.isprintable() and " " not in url
-    check(good, f"a webhook is http://... or https://..., not {shown_url(url)!r}")
-    check("@" not in place, "a webhook's URL holds no password: give a token by ZSQ_ALARM_WEBHOOK_TOKEN")
+    check(good, f"the URL of a webhook must be http://... or https://..., not {shown_url(url)!r} (--alarm-webhook)")
+    check("@" not in place, "the URL of a webhook must not contain a user or password; set a token with ZSQ_ALARM_WEBHOOK_TOKEN")
 
 
 def shown_url(url: str) -> str:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from .gathering import Details
 
 DEFERRED_FULL: Final = (
-    f"takes no new messages: {options.DEFERRED_ROWS_MAX:,} requeues with a delay wait, the most that a channel holds"
-    f" ({options.EPHEMERAL_DEFERRED_ROWS_MAX:,} an ephemeral one, {options.ORDERED_DEFERRED_ROWS_MAX:,} an ordered one)"
+    f"takes no new messages: it has reached the limit of {options.DEFERRED_ROWS_MAX:,} deferred messages"
+    f" (an ephemeral channel: {options.EPHEMERAL_DEFERRED_ROWS_MAX:,}, an ordered one: {options.ORDERED_DEFERRED_ROWS_MAX:,})"
 )
 # Values until the process reports for the first time. Views may read each of them without a check.
 NOT_REPORTED: Final = {name: value for name, value in defaults("channel").items() if name not in ("channel_name", "health")}

@@ -77,7 +77,9 @@ class Overview:
         since = asked.get("since", 0)
         unknown = asked.keys() - {"since", "processes", "alarms"}
         if type(since) is not int or unknown:
-            raise UsageError(E_BAD_ARGUMENT, "an overview takes since (the version of the one before), processes and alarms")
+            wrong = f"has no option {', '.join(sorted(map(str, unknown)))[:80]}" if unknown else f"has since={repr(since)[:40]}"
+            known = "known: since (the version of the last overview, a number), processes, alarms"
+            raise UsageError(E_BAD_ARGUMENT, f"overview {wrong}; {known}")
         self._refresh(time.monotonic_ns(), time.time_ns())
         whole = not self._whole <= since <= self._version
         topics: dict[str, tuple[Row, dict[str, Row]]] = {}

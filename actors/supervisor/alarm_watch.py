@@ -104,7 +104,7 @@ class AlarmWatch:
                 if child.state == "starting" and self._anew:
                     break  # it gets all raised alarms once it is up
                 if child.state != "up" or not self._broker.processes.send(child, Alarm(tuple(map(dict, told[at : at + EVENTS_A_WORD])))):
-                    log.error("nobody is told of %d alarms: the process that tells them is being started again", len(told) - at)
+                    log.error("%d alarms are not sent to any receiver: the process that sends them is being started again", len(told) - at)
                     break
 
     def _of_broker(self, wall_ns: int) -> list[AlarmEvent]:

@@ -78,11 +78,11 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
     old = read_copy(files, str(data_dir / old_name))
     found = _identities(files, data_dir)
     if old is None and not any(found.values()):
-        raise NotRebuilt(f"{old_name} is missing or damaged too, and no directory in topics/ says what it is")
+        raise NotRebuilt(f"{old_name} is missing or damaged too, and no directory in topics/ has a readable identity file")
     if old is not None:
-        rebuilt = Rebuilt(old, [f"from {old_name}, as it was before the last change"])
+        rebuilt = Rebuilt(old, [f"rebuilt from {old_name}, which holds the state before the last change"])
     else:
-        rebuilt = Rebuilt(Content(uuid.uuid4().hex, 0), ["from the topics' own identities"])
+        rebuilt = Rebuilt(Content(uuid.uuid4().hex, 0), ["rebuilt from the topics' identity files"])
     given = set() if old is None else set(range(1, old.next_number)) - _begun(old)
     _add_topics(rebuilt, found, given)
     content = rebuilt.content
@@ -93,8 +93,9 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
     content.next_number = max([content.next_number, *(number + 1 for number in numbers)])
     if old is None:
         rebuilt.said.append(
-            f"the copy {old_name} is lost too, and with it: this directory's uuid and node number (now 0), topics' settings and sync modes"
-            " (now the defaults, and always), imports, and where deleted topics ended: one that is made again begins at offset 0"
+            f"the copy {old_name} is lost too, and with it: this directory's uuid and node number (now 0), the topics' settings (now the"
+            " defaults) and sync modes (now always), the records of imports, and the last offsets of deleted topics (a new topic of that"
+            " name begins at offset 0)"
         )
     return rebuilt
 
@@ -133,11 +134,9 @@ def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given:
             continue
         shown = f"topics/{number:06d}"
         if number in given:
-            rebuilt.said.append(f"{shown} was no topic before the last change: left alone")
+            rebuilt.said.append(f"{shown} was not a topic before the last change: left out, its files were not changed")
         elif identity is None:
-            rebuilt.said.append(
-                f"{shown} does not say which topic it is (its file `topic` is missing or damaged): left out, and left alone"
-            )
+            rebuilt.said.append(f"{shown} has no readable identity file (`topic`): left out, its files were not changed")
         else:
             row = TopicRow(number, identity.uuid, "always", identity.base_offset, "live")
             for name, other in list(topics.items()):
@@ -145,14 +144,14 @@ def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given:
                     del topics[name]  # its files were removed, and a new topic may have its name
                     continue
                 if name == identity.name or other.uuid == row.uuid:
-                    raise NotRebuilt(f"{shown} and topics/{other.number:06d} both say that they are topic {name!r}: move one of them away")
+                    raise NotRebuilt(f"{shown} and topics/{other.number:06d} both belong to topic {name!r}: move one of them away")
             topics[identity.name] = row
             added.append(f"{identity.name} ({shown})")
     for row in topics.values():
         if row.state == "new" and row.number in found:
             row.state = "live"
     if added:
-        rebuilt.said.append(f"topics by their own identity, with sync always and the default settings: {', '.join(added)}")
+        rebuilt.said.append(f"topics restored from their identity files, with sync always and the default settings: {', '.join(added)}")
 
 
 @contextlib.contextmanager
@@ -163,7 +162,9 @@ def locked_data_dir(files: Files, data_dir: Path, *, write: bool = True) -> Iter
     runs on it.
     """
     if not any(files.exists(str(data_dir / name)) for name in ("lock", REGISTRY_NAME, OLD_NAME)) and not _has_topics(files, data_dir):
-        raise NotFound(E_NOT_FOUND, f"{data_dir} is no data directory of zsq: it has no {REGISTRY_NAME}; is it mounted?")
+        raise NotFound(
+            E_NOT_FOUND, f"{data_dir} is not a ZSQ data directory: it has no {REGISTRY_NAME}; check the path, and that its disk is mounted"
+        )
     try:
         lock = files.lock(str(data_dir / "lock"), write=write)
     except Locked as error:
@@ -195,17 +196,19 @@ def _check_registry(files: Files, data_dir: Path, registry: Registry, *, repair:
     else:
         findings = []
         if not checked:
-            findings.append(Finding(NOTE, path, "it has no checksum (an earlier version, or an editor); the next start writes it with one"))
+            findings.append(
+                Finding(NOTE, path, "it has no checksum (written by an earlier version or edited by hand); the next start adds one")
+            )
         if files.exists(str(data_dir / OLD_NAME)) and read_copy(files, str(data_dir / OLD_NAME)) is None:
-            text = "the copy before the last change is damaged; the next change writes it anew"
+            text = "the copy before the last change is damaged; the next change replaces it"
             findings.append(Finding(NOTE, str(data_dir / OLD_NAME), text))
         return findings, True
     try:
         rebuilt = rebuild(files, data_dir, OLD_NAME)
     except (NotRebuilt, ForeignDirectory, OSError) as error:
-        finding.text += f" (it cannot be made again: {error})"
+        finding.text += f" (it cannot be rebuilt: {error})"
         return [finding], False
-    finding.repair = lambda: "; ".join(["made again", *rebuilt.said, *registry.replace(rebuilt.content)])
+    finding.repair = lambda: "; ".join([*rebuilt.said, *registry.replace(rebuilt.content)])
     if repair:
         try:
             finding.repaired = finding.repair()
@@ -231,7 +234,7 @@ def check_data_dir(
     present = set(files.list(str(folder))) if files.exists(str(folder)) else set()
     if topic is None:
         for name in sorted(present - {Path(registry.folder(row)).name for row in registry.topics.values()}):
-            findings.append(Finding(NOTE, str(folder / name), "no topic of the registry lies here; the broker does not touch it"))
+            findings.append(Finding(NOTE, str(folder / name), "it belongs to no topic of the registry; the broker ignores it"))
     reports = []
     for name, row in sorted(registry.topics.items()):
         if topic is not None and name != topic:
@@ -245,7 +248,9 @@ def check_data_dir(
             except OSError as error:
                 reports.append(TopicReport(name, directory, [Finding(DAMAGE, directory, f"it cannot be checked: {error}")]))
         elif row.state == "live":
-            missing = Finding(DAMAGE, directory, "its directory is missing, or not mounted: it is not made anew; restore it from a backup")
+            missing = Finding(
+                DAMAGE, directory, "its directory is missing and is not created again: mount its disk, or restore it from a backup"
+            )
             reports.append(TopicReport(name, directory, [missing]))
     return findings, reports
 
@@ -282,7 +287,7 @@ def clear_imports_at_start(files: Files, data_dir: Path, registry: Registry) -> 
     try:
         found = clear_imports(files, data_dir, registry)
     except (OSError, Refused) as error:
-        log.error("what an unfinished import from nsqd left in %s cannot be removed: %s", data_dir, error)
+        log.error("cannot remove the files of an unfinished import from nsqd in %s: %s; the next start tries again", data_dir, error)
         return
     if found:
-        log.warning("an import from nsqd did not come to its end; what it left is removed (%s); run it again", ", ".join(found))
+        log.warning("an import from nsqd was interrupted; its files were removed (%s): run `zsq import-nsqd` again", ", ".join(found))

@@ -116,10 +116,10 @@ class DiskWatch:
         refused = self.count_refused() - self._refused_before
         lasted_s = (wall_ns - self._state.began_wall_ns) / _S
         if told == "over":
-            log.warning("the disk has space again after %.0f s; %d publishes were refused meanwhile", lasted_s, refused)
+            log.warning("the disk has space again after %.0f s; %d publishes were refused in that time", lasted_s, refused)
             self._events.append(self._event("cleared", wall_ns))
         elif told:
-            log.error("%s (since %.0f s; %d publishes refused)", self._state.text, lasted_s, refused)
+            log.error("%s (for %.0f s; %d publishes refused)", self._state.text, lasted_s, refused)
             self._events += [self._event("raised", wall_ns)] if told == "began" else []
         if not self._state.text:
             self._refused_before = self._refused.total

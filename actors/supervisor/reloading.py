@@ -138,13 +138,13 @@ class Reloading:
 
     def begin(self) -> None:
         if self._read is None:
-            log.warning("SIGHUP: this broker was started without a configuration that could be read again")
+            log.warning("SIGHUP ignored: this broker cannot read its configuration again; restart it to change options")
             return
         try:
             fresh = self._read()
             resolve(fresh.options.retention)
         except (ZsqError, OSError) as error:
-            log.error("not reloaded, all stays as it was: %s", error.text if isinstance(error, ZsqError) else error)
+            log.error("configuration not reloaded, no option changed: %s", error.text if isinstance(error, ZsqError) else error)
             return
         before = self._broker.options
         now, kept = merged(before, fresh.options)
@@ -152,9 +152,10 @@ class Reloading:
         root = logging.getLogger()
         # The lower of both levels, so that the log contains the next lines.
         root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))
-        log.info("reloaded: %s", f"{', '.join(fresh.changed)} changed" if fresh.changed else "no option has changed; files are read again")
+        what = f"{', '.join(fresh.changed)} changed" if fresh.changed else "no option changed; access file and certificates are read again"
+        log.info("configuration reloaded: %s", what)
         for name in (*kept, *fresh.restart):
-            log.warning("%s needs a restart: it stays as it was", name)
+            log.warning("%s keeps its old value until the broker is restarted", name)
         self._apply(before)
 
     def _apply(self, before: ServeOptions) -> None:
@@ -220,7 +221,7 @@ class Reloading:
         def answered(done: p.Done | None, error: ZsqError | None) -> None:
             missed = error is not None and error.code in _MISSED
             if error is not None and not missed and not child.told_to_stop and child.state != "ended":
-                log.error("%s was not reloaded: %s", child.spec.title, error.text)
+                log.error("%s keeps its old settings: %s", child.spec.title, error.text)
             then(error.text if error is not None and missed else "")
 
         self._orders.send(child, make, answered, patience_s)
@@ -234,12 +235,12 @@ class Reloading:
         elif child.told_to_stop or child.state == "ended" or self._broker.stopping:
             return
         elif child.spec.kind in GATEWAYS and time.monotonic_ns() - owing.since_ns >= int(options.RELOAD_S * 1e9):
-            log.error("%s has not taken the new settings (%s): killed, and started again with them", child.spec.title, missed)
+            log.error("%s has not taken the new settings (%s): it is killed and started again with them", child.spec.title, missed)
             del self._owing[child.spec.key]
             self._killed[child.spec.key] = child
             self._processes.kill(child)
         else:  # its connection may have broken and come back
-            log.warning("%s has not taken the new settings (%s): it is told again", child.spec.title, missed)
+            log.warning("%s has not taken the new settings (%s): they are sent again", child.spec.title, missed)
             owing.missed += 1
             owing.asked, owing.again_ns = 0, time.monotonic_ns() + _AGAIN_NS
 

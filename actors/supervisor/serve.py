@@ -58,11 +58,11 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         if (
             isinstance(error, FileNotFoundError) and not data_dir.parent.exists()
         ):  # not created: the path is mistyped, or a disk is not mounted
-            why = f"{data_dir.parent} does not exist; make it first (mkdir -p), or mount what belongs there"
+            why = f"{data_dir.parent} does not exist; create it (mkdir -p), or mount its disk"
         said(f"zsq: cannot use data directory {data_dir}: {why}")
         return 1
     for text in in_clear(serve_options):
-        logging.getLogger("zsq").warning("others can read along: %s", text)
+        logging.getLogger("zsq").warning("others on the network can read traffic: %s", text)
     set_title(f"supervisor {data_dir}")
     try:
         return Supervisor(serve_options, registry, run_dir, read_again).run()

@@ -13,6 +13,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 from ...transport.errors import ZsqError
 from ...transport.wire import protocol as p
@@ -24,6 +25,8 @@ from .commands.requests import Orders
 from .topics.broker_state import BrokerState
 
 log = logging.getLogger("zsq")
+
+_OFTEN: Final = f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s"
 
 
 class Singles:
@@ -102,9 +105,10 @@ class Singles:
             return
         if unusable or not intensity.may_restart(time.monotonic_ns()):
             if kind not in ENDS_TREE:
-                log.error("%s ends again and again, and stays down: start the broker again", child.spec.title)
+                log.error("process %s %s and stays stopped: restart the broker to start it again", child.spec.title, _OFTEN)
                 return
-            self._end_broker(1, f"{child.spec.title} {child.failure or 'ends again and again'}")
+            why = str(child.failure) if unusable else _OFTEN if child.failure is None else f"{_OFTEN}: {child.failure}"
+            self._end_broker(1, f"{child.spec.title} {why}")
             return
         self._start_or_later(kind, start, child.spec.title)
 
@@ -112,7 +116,7 @@ class Singles:
         try:
             self.start(kind, start, title)
         except OutOfFiles as error:
-            log.error("%s; tried again", error.text)
+            log.error("%s; trying again every %g s", error.text, options.FILES_RETRY_S_MAX)
             self._start_later(kind, start, title)
 
     def _start_later(self, kind: str, start: ActorStart, title: str) -> None:

@@ -210,7 +210,7 @@ class Supervisor:
             self.service.reloading(time.monotonic_ns())
             self.reloading.begin()
             if self._ready:
-                self.service.ready("settings taken anew")
+                self.service.ready("settings reloaded")
 
     def _on_mail(self, mail: Any) -> None:
         if not isinstance(mail, Mail):
@@ -227,16 +227,16 @@ class Supervisor:
                 if message.request:
                     self.requests.gatherings.reported(message.request, message.key, message.details)
         elif isinstance(message, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")):
-            log.warning("%s from somebody who is not the scan loop: ignored", type(message).__name__)
+            log.warning("%s ignored: it did not come from the scan loop", type(message).__name__)
         elif isinstance(message, p.PoolSize):
             self.singles.size_pool(message.workers)
         elif isinstance(message, p.Hung):
             child = self.processes.children.get(message.key)
             if child is not None and child.spec.kind == "channel":
-                log.error("%s does not answer the scan: killed, to be started again", child.spec.title)
+                log.error("%s does not answer the scan: it is killed and started again", child.spec.title)
                 self.processes.kill(child)
             elif child is not None:  # a slow sync or read: only delayed messages wait
-                log.warning("%s has not answered the scan for %g s", child.spec.title, options.SCAN_HUNG_S)
+                log.warning("%s has not answered the scan for %g s; its delayed messages wait", child.spec.title, options.SCAN_HUNG_S)
         elif isinstance(message, p.Failed) and (child := self._failing(mail.envelope, message)) is not None:
             phase = Phase.START if child.state == "starting" else Phase.RUN
             child.failure = Failure(phase, message.code[: options.FAILURE_CHARS_MAX], message.text[: options.FAILURE_CHARS_MAX])
@@ -272,7 +272,7 @@ class Supervisor:
         if forkserver_dead and not self._generation_over:
             # Its children end when it ends, so this broker cannot go on. A service manager starts
             # the next.
-            self._say("zsq: the forkserver ended unexpectedly; this broker ends, start it again", logging.ERROR)
+            self._say("zsq: the forkserver process ended unexpectedly, so this broker stops; start it again", logging.ERROR)
             self.exit_code = 1
             self.state.stopping = self._generation_over = True
         if self._generation_over:
@@ -335,7 +335,7 @@ class Supervisor:
         there = self._inode()
         if self._socket_inode and there not in (self._socket_inode, None) and not self.state.stopping:
             what = "was removed" if not there else "was replaced"
-            self.stop(1, f"the socket {self.run_dir}/supervisor {what}: this broker ends, so that it can be started again with new sockets")
+            self.stop(1, f"the socket {self.run_dir}/supervisor {what}, so clients cannot connect: this broker stops; start it again")
 
     def _inode(self) -> int | None:
         """Return the inode of the supervisor's socket, 0 if it is missing, None if unknown."""

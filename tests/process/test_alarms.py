@@ -117,7 +117,7 @@ def test_a_channels_own_threshold_overrides_the_brokers_default(starts: Starts) 
         admin.delete_channel("t", "higher", force=True)
         wait_for(lambda: raised() == [], 30, "the alarm of a channel that is gone")
     texts = [event["text"] for event in stats(broker)["recent_alarms"]]
-    assert texts[-1] == "cleared: t/higher: it or its threshold is gone"
+    assert texts[-1] == "cleared: t/higher: the channel or its threshold was removed"
 
 
 def test_an_age_alarm_is_raised_and_cleared(starts: Starts) -> None:

@@ -156,13 +156,13 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
         assert reader.ask("SUB clicks archive") == "OK"
         assert writer.ask("PUB clicks", b"x") == "OK"
         guarded.access.write_text("[users.etl\n")
-        guarded.reload("not reloaded, all stays as it was")
+        guarded.reload("configuration not reloaded, no option changed")
         assert writer.ask("PUB clicks", b"x") == "OK"
         guarded.access.write_text(user("other", publish=["*"]))
         fresh = make(guarded.data_dir.parent / "tls2")
         for name in ("cert", "key"):
             os.replace(getattr(fresh, name), getattr(guarded.certificates, name))
-        guarded.reload("files are read again")
+        guarded.reload("are read again")
         wait_for(lambda: etl.get("/stats").status_code == 403, 10, "the new rules over HTTP, on a connection that was there")
         assert etl.get("/stats").json()["message"] == "AUTH_FAILED"
         with pytest.raises((EOFError, ConnectionError)):  # who may not consume any more does not go on
@@ -190,7 +190,7 @@ def test_insecure_says_that_somebody_knows(tmp_path: Path) -> None:
     broker.extra = tuple(one for one in broker.extra if one != "--no-nsq")
     try:
         broker.start()
-        assert b"others can read along: NSQ clients at 0.0.0.0" in broker.log.read_bytes()
+        assert b"others on the network can read traffic: NSQ clients at 0.0.0.0" in broker.log.read_bytes()
         with NsqSocket(port) as client:
             assert client.ask("PUB t", b"x") == "OK"
     finally:

@@ -98,8 +98,8 @@ def test_a_damaged_block_is_found_repaired_and_the_rest_served(stopped: Broker) 
 def test_a_topic_that_is_gone_or_nobodys(stopped: Broker) -> None:
     (stopped.data_dir / "topics" / "000001").rename(stopped.data_dir / "topics" / "000009")
     found = told(stopped.data_dir, code=1)
-    assert "not made anew" in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
-    assert "no topic of the registry" in found["findings"][0]["text"]
+    assert "is not created again" in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
+    assert "belongs to no topic of the registry" in found["findings"][0]["text"]
     assert not (stopped.data_dir / "topics" / "000001").exists()
     (stopped.data_dir / "registry.json").write_text("{")
     assert "cannot be read" in fsck(stopped.data_dir, code=1)
@@ -131,7 +131,7 @@ def test_a_damaged_registry_is_refused_by_its_key_and_made_again(stopped: Broker
     with pytest.raises(AssertionError, match=r"checksum .*--repair"):
         stopped.start()
     assert "checksum" in fsck(stopped.data_dir, code=1)
-    assert told(stopped.data_dir, "--repair")["findings"][0]["repaired"].startswith("made again")
+    assert told(stopped.data_dir, "--repair")["findings"][0]["repaired"].startswith("rebuilt from")
     assert path.read_text() == good
     stopped.start()
     with zsq.Reader("t", url=stopped.ipc) as reader:

@@ -222,7 +222,7 @@ def test_settings_outlive_kills(shared: Broker) -> None:
         wait_for(lambda: row(shared.ipc, "settings", "c")["health"] == "OK", 20, "the channel")
         assert row(shared.ipc, "settings", "c")["settings"] == now
         for wrong in ({"tags": "a"}, {"ordered": False}):
-            with pytest.raises(zsq.UsageError, match="is chosen when a channel is made"):
+            with pytest.raises(zsq.UsageError, match="cannot be changed after a channel is created and stays"):
                 admin.configure_channel("settings", "c", **wrong)
             with pytest.raises(zsq.UsageError, match="use another channel"):
                 zsq.Consumer("settings", "c", url=shared.ipc, **wrong).subscribe()

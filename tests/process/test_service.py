@@ -68,7 +68,7 @@ def test_the_manager_hears_of_its_life(service: Broker, heard: Heard) -> None:
     wait_for(lambda: heard.look().count("WATCHDOG=1") >= beats + 3, what="more beats")
     assert service.process is not None
     service.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: heard.look()[-2:] == ["READY=1", "STATUS=settings taken anew"] or "RELOADING=1" in heard.words, what="the reload")
+    wait_for(lambda: heard.look()[-2:] == ["READY=1", "STATUS=settings reloaded"] or "RELOADING=1" in heard.words, what="the reload")
     wait_for(lambda: heard.look().count("READY=1") == 2, what="its end")
 
 

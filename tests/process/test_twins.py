@@ -75,7 +75,7 @@ def test_a_name_that_another_user_has_taken_keeps_nobody_from_starting(
             rundir.claim(UUID)
         monkeypatch.setattr("os.geteuid", lambda: 54_321)
         rundir.claim(UUID).close()
-    assert "a second broker on a copy would not be noticed" in caplog.text
+    assert "a second broker on a copy would not be detected" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["folder", "socket", "replaced"])
@@ -93,7 +93,7 @@ def test_a_broker_whose_sockets_are_removed_says_so_and_ends(broker: Broker, wha
     assert broker.process is not None
     assert broker.process.wait(30) == 1
     end = "was replaced" if what == "replaced" else "was removed"
-    assert f"the socket {run}/supervisor {end}: this broker ends" in broker.log.read_text()
+    assert f"the socket {run}/supervisor {end}, so clients cannot connect: this broker stops" in broker.log.read_text()
     broker.start()
     with zsq.Consumer("t", "c", url=broker.ipc, start="earliest") as consumer:
         message = consumer.receive(20)

@@ -30,6 +30,8 @@ from .requests import Requests
 
 ACTION: Final = "redrive"
 _UUID_CHARS: Final = 32
+_CHOOSE: Final = "choose another target with --to and --channel"
+_UNPROVED: Final = "their origin cannot be verified; choose the target with --to"
 
 
 def check_default(broker: BrokerState, topic: str, channel: str, settings: Mapping[str, Any]) -> None:
@@ -63,8 +65,8 @@ def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, ch
         return
     for name, group in broker.groups.items():
         if group.row.uuid == owner["uuid"] and (group.state is not GroupState.UP or owner["channel"] in group.channels):
-            text = f"topic {dead_topic!r} has the dead letters of channel {owner['channel']!r} of topic {name!r}"
-            raise Refused(E_IN_USE, f"{text}: set dead_letter_topic of channel {channel!r} of topic {topic!r} to another one")
+            text = f"topic {dead_topic!r} already takes the dead letters of channel {owner['channel']!r} of topic {name!r}"
+            raise Refused(E_IN_USE, f"{text}: set dead_letter_topic of channel {channel!r} of topic {topic!r} to another topic")
 
 
 class _Asked(NamedTuple):
@@ -86,7 +88,7 @@ def _asked(options: Mapping[str, Any]) -> _Asked:
     to, channel, origin = options.get("to"), options.get("channel", ""), options.get("origin")
     good = isinstance(to, str) and isinstance(channel, str) and isinstance(origin, tuple) and len(origin) == 3
     if not good or not all(isinstance(one, str) for one in origin or ()) or len(origin[1]) != _UUID_CHARS:  # type: ignore[index]
-        raise UsageError(E_BAD_ARGUMENT, "redrive wants to (a topic), channel, and origin: (topic, its uuid, channel)")
+        raise UsageError(E_BAD_ARGUMENT, "redrive needs to (a topic), channel, and origin (topic, uuid of that topic, channel)")
     assert isinstance(origin, tuple)
     check_name(origin[0])
     check_name(origin[2], "channel")
@@ -107,14 +109,14 @@ def redrive(requests: Requests, message: p.Manage) -> None:
         raise NotFound(E_NOT_FOUND, f"topic {message.topic!r} does not exist")
     target = broker.groups.get(asked.to)
     if target is None:
-        raise NotFound(E_NOT_FOUND, f"topic {asked.to!r} does not exist; --to and --channel name others")
+        raise NotFound(E_NOT_FOUND, f"topic {asked.to!r} does not exist; {_CHOOSE}")
 
     def answer(error: ZsqError | None) -> None:
         requests.settle(message.request, error)
 
     def ready(error: ZsqError | None) -> None:
         if error is None and asked.channel and asked.channel not in target.channels:
-            text = f"channel {asked.channel!r} of topic {asked.to!r} does not exist; --to and --channel name others"
+            text = f"channel {asked.channel!r} of topic {asked.to!r} does not exist; {_CHOOSE}"
             error = NotFound(E_NOT_FOUND, text)
         if error is not None:
             answer(error)
@@ -131,26 +133,26 @@ def _check_origin(requests: Requests, dead_topic: str, dead: TopicGroup, asked: 
         return
     source = requests.broker.groups.get(asked.topic)
     if source is None or source.row.uuid != asked.uuid:
-        gone = f"topic {asked.topic!r} that these letters name was deleted, or is another one than they say"
-        answer(Refused(E_FORBIDDEN, f"{gone}: nothing proves where they died; --to says where to send them"))
+        gone = f"topic {asked.topic!r}, the origin that these dead letters name, was deleted or created again"
+        answer(Refused(E_FORBIDDEN, f"{gone}: {_UNPROVED}"))
         return
 
     def named(go: p.DeadLettersGo | None, error: ZsqError | None) -> None:
         if go is not None and go.topic != dead_topic:
             text = f"dead letters of channel {asked.origin_channel!r} of topic {asked.topic!r} go to {go.topic!r}, not to {dead_topic!r}"
-            error = Refused(E_FORBIDDEN, f"{text}: nothing proves where these died; --to says where to send them")
+            error = Refused(E_FORBIDDEN, f"{text}: {_UNPROVED}")
         answer(error)
 
     def ask(error: ZsqError | None) -> None:
         channel = source.channels.get(asked.origin_channel)
         if error is not None or channel is None:
-            answer(error or Refused(E_CLOSING, f"channel {asked.origin_channel!r} is being started again; try in a moment"))
+            answer(error or Refused(E_CLOSING, f"channel {asked.origin_channel!r} is being started again; try again in a moment"))
         else:
             requests.orders.send(channel, p.WhereDeadLettersGo, named)
 
     def ready(error: ZsqError | None) -> None:
         if error is None and asked.origin_channel not in source.channels:
-            text = f"channel {asked.origin_channel!r} of topic {asked.topic!r} does not exist; --to and --channel name others"
+            text = f"channel {asked.origin_channel!r} of topic {asked.topic!r} does not exist; {_CHOOSE}"
             error = NotFound(E_NOT_FOUND, text)
         if error is not None:
             answer(error)

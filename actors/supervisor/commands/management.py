@@ -38,7 +38,7 @@ from ...statistics.overview import Overview
 from ...statistics.statistics import broker_statistics
 from ..topics.topic_group import TopicGroup, retention_in_memory
 from . import dead_letter_topics, deletion, moving, relayed
-from .requests import Requests
+from .requests import Requests, starting
 
 
 class Commands:
@@ -73,7 +73,9 @@ class Commands:
             elif isinstance(message, p.Beat):
                 self._requests.send(mail.envelope, p.Beat())
             elif not isinstance(message, p.Bye):
-                raise UsageError(E_BAD_COMMAND, f"the supervisor does not know {type(message).__name__}")
+                raise UsageError(
+                    E_BAD_COMMAND, f"the supervisor does not accept {type(message).__name__}; use the same version of ZSQ on both sides"
+                )
         except ZsqError as error:
             self._requests.fail(request, error, mail.envelope)
         except OSError as error:
@@ -99,11 +101,11 @@ class Commands:
         if not create:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
         if len(self._broker.groups) >= options.TOPICS_MAX:
-            raise Refused(E_LIMIT, f"a node has at most {options.TOPICS_MAX} topics")
+            raise Refused(E_LIMIT, f"this broker has {options.TOPICS_MAX} topics, the limit; delete topics that are not used")
         self._broker.processes.check_room(3, f"topic {topic!r} with a channel")
         sync = sync or self._broker.options.sync
         if sync not in SYNC_MODES:
-            raise UsageError(E_BAD_ARGUMENT, f"sync is one of {', '.join(SYNC_MODES)}, not {sync!r}")
+            raise UsageError(E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}")
         own = changed({}, retention or {})
         if is_ephemeral(topic):
             retention_in_memory(own, self._broker.registry.memory.bytes_max())
@@ -145,7 +147,9 @@ class Commands:
             if error is not None:
                 self._requests.fail(message.request, error)
             elif message.channel and group.channels.get(message.channel) is None:
-                self._requests.fail(message.request, NotFound(E_NOT_FOUND, f"channel {message.channel!r} does not exist"))
+                self._requests.fail(
+                    message.request, NotFound(E_NOT_FOUND, f"channel {message.channel!r} of topic {message.topic!r} does not exist")
+                )
             elif (other := group.differs(message.channel, message.settings)) is not None:
                 self._requests.fail(message.request, other)
             else:
@@ -169,13 +173,13 @@ class Commands:
         how = "does not exist, and this broker runs with --auto-create"
         if there is None and (rule == "never" or message.channel):
             raise NotFound(
-                E_NOT_FOUND, f"topic {message.topic!r} {how} {rule}: check the name, or make it (zsq topic create {message.topic})"
+                E_NOT_FOUND, f"topic {message.topic!r} {how} {rule}: check the name, or create it (zsq topic create {message.topic})"
             )
         if there is None or rule == "publishers":
             return message
         if message.channel and message.channel not in there.channels and there.state is GroupState.UP:
             what = f"channel {message.channel!r} of topic {message.topic!r} {how} {rule}"
-            raise NotFound(E_NOT_FOUND, f"{what}: check the name, or make it (zsq channel create {message.topic} {message.channel})")
+            raise NotFound(E_NOT_FOUND, f"{what}: check the name, or create it (zsq channel create {message.topic} {message.channel})")
         return replace(message, create=False)
 
     def _again(self, carry_out: Callable[[Any], None], message: Any, error: ZsqError | None) -> None:
@@ -210,7 +214,7 @@ class Commands:
             dead_letter_topics.redrive(self._requests, message)
             return
         if message.action not in ("delete", "configure", *closing.ACTIONS, *moving.ACTIONS, *relayed.PAUSES, *relayed.OF_STORAGE):
-            raise UsageError(E_BAD_COMMAND, f"there is no action {message.action!r}")
+            raise UsageError(E_BAD_COMMAND, f"unknown action {message.action!r}; use the same version of ZSQ on both sides")
         if message.action in moving.ACTIONS:
             moving.check(message)
         group = self._group(message.topic, create=False)
@@ -250,7 +254,7 @@ class Commands:
         def ready(error: ZsqError | None) -> None:
             child = group.storage if of_storage else group.channels.get(message.channel) if message.channel else group.topic
             if error is not None or child is None:
-                self._requests.fail(message.request, error or Refused(E_CLOSING, "it is being started again; try in a moment"))
+                self._requests.fail(message.request, error or starting(message))
             else:
                 then(child)
 
@@ -321,9 +325,9 @@ class Commands:
 def _retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     found = settings.get("retention") or {}
     if not isinstance(found, dict):
-        raise UsageError(E_BAD_ARGUMENT, "retention is a map of settings")
+        raise UsageError(E_BAD_ARGUMENT, f"retention must be a map of settings, not {repr(found)[:40]}")
     return {str(key): value for key, value in found.items()}
 
 
 def _refused(error: OSError) -> Refused:
-    return Refused(E_INTERNAL, f"the system refuses: {error.strerror or error}")
+    return Refused(E_INTERNAL, f"the operating system refused the request: {error.strerror or error}")

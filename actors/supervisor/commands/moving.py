@@ -11,13 +11,13 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 
-from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError, ZsqError
+from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ....transport.wire import protocol as p
 from ...runtime.process_table import Child
 from ...settings import options
 from ...statistics.statistics import reach
 from ..topics.topic_group import TopicGroup
-from .requests import AnswerT, Requests
+from .requests import AnswerT, Requests, starting
 
 CLOCKS_DIFFER_S: Final = 60.0  # largest lead over the broker's clock of a time that counts as now
 ACTIONS: Final = ("empty", "seek", "peek")  # on a channel
@@ -27,19 +27,19 @@ def check(message: p.Manage) -> None:
     """Raise `UsageError` (E_BAD_ARGUMENT) if the options are invalid."""
     asked = message.options
     if message.action != "empty" and not message.channel:
-        raise UsageError(E_BAD_ARGUMENT, f"{message.action} is about a channel: name it")
+        raise UsageError(E_BAD_ARGUMENT, f"{message.action} works only on a channel: name one")
     if message.action == "seek":
         given = [asked[name] for name in ("offset", "time_ns") if name in asked]
         if len(given) != 1 or type(given[0]) is not int:
-            raise UsageError(E_BAD_ARGUMENT, "seek moves a channel to an offset, or to a time_ns: give one of them, as a number")
+            raise UsageError(E_BAD_ARGUMENT, "seek needs either offset or time_ns, as a whole number")
         ahead_s = (asked.get("time_ns", 0) - time.time_ns()) / 1e9
         if ahead_s > CLOCKS_DIFFER_S and not asked.get("clamp"):
-            text = f"that time is {ahead_s:,.0f} s ahead of the broker's clock, and all that waits would be skipped"
-            raise UsageError(E_BAD_ARGUMENT, f"{text}. Seek to latest to skip it, or say clamp (zsq seek --clamp)")
+            text = f"that time is {ahead_s:,.0f} s ahead of the broker's clock, so all waiting messages would be skipped"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}. To skip them, seek to latest or use clamp (zsq seek --clamp)")
     if message.action == "peek":
         limit = asked.get("limit")
         if type(limit) is not int or not 1 <= limit <= options.PEEK_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"peek shows 1 to {options.PEEK_MAX} messages of each kind, not {limit!r:.40}")
+            raise UsageError(E_BAD_ARGUMENT, f"peek shows 1 to {options.PEEK_MAX} messages of each kind, not {repr(limit)[:40]}")
 
 
 def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
@@ -51,7 +51,7 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     def then(offset: int) -> None:
         channel = group.channels.get(message.channel)
         if channel is None:
-            answer(_starting())
+            answer(starting(message))
             return
         ends = reach(group)
         if message.action == "seek":
@@ -77,7 +77,7 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
         elif message.action != "seek" or "offset" in asked:
             then(asked.get("offset", 0))
         elif group.storage is None:
-            answer(_starting())
+            answer(starting(message))
         else:
             requests.orders.send(group.storage, partial(p.FindOffset, time_ns=asked["time_ns"]), found)
 
@@ -109,7 +109,7 @@ class _EmptyTopic:
         def ready(error: ZsqError | None) -> None:
             topic = self._group.topic
             if error is not None or topic is None:
-                self._answer(error or _starting())
+                self._answer(error or starting(self._message))
             else:
                 self._requests.orders.send(topic, make, then)
 
@@ -144,7 +144,7 @@ class _EmptyTopic:
         if channel not in self._group.channels:  # it was deleted meanwhile
             self._agreed(None, None)
         elif error is not None or child is None:
-            self._agreed(None, error or _starting())
+            self._agreed(None, error or starting(self._message))
         else:
             self._requests.orders.send(child, partial(p.Skip, start=self._start, end=self._end), self._agreed)
 
@@ -175,7 +175,3 @@ class _EmptyTopic:
 def empty_topic(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     """Empty a topic, and answer when that is done."""
     _EmptyTopic(requests, message, group)
-
-
-def _starting() -> Refused:
-    return Refused(E_CLOSING, "it is being started again; try in a moment")

@@ -24,7 +24,9 @@ def order_for(message: p.Manage) -> Make:
     if message.action in PAUSES:
         return partial(p.SetPaused, is_paused=message.action == "pause")
     if message.channel:
-        raise UsageError(E_BAD_COMMAND, f"channel {message.topic}/{message.channel} cannot {message.action}")
+        raise UsageError(
+            E_BAD_COMMAND, f"{message.action} works only on a topic, not on channel {message.channel!r} of topic {message.topic!r}"
+        )
     if message.action == "chunks":
         return p.ListChunks
     return _of_delayed(message.options) if message.action == "delayed" else _of_backup(message.options)
@@ -37,22 +39,23 @@ def _of_delayed(asked: Mapping[str, Any]) -> Make:
     if do == "list":
         after, limit = asked.get("after", ""), asked.get("limit", options.DELAYED_LIST_MAX)
         if type(limit) is not int or not 1 <= limit <= options.DELAYED_LIST_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"at most {options.DELAYED_LIST_MAX} messages are listed at a time, and at least 1")
+            raise UsageError(E_BAD_ARGUMENT, f"limit must be 1 to {options.DELAYED_LIST_MAX} messages, not {repr(limit)[:40]}")
         return partial(p.ListDelayed, after=_as_key(after) if after else (), limit=limit)
     if do != "cancel":
-        raise UsageError(E_BAD_ARGUMENT, f"delayed messages can be listed, counted and cancelled, not {do!r}")
+        raise UsageError(E_BAD_ARGUMENT, f"delayed: do must be list, count or cancel, not {repr(do)[:40]}")
     if asked.get("all") is True:
         return partial(p.CancelDelayed, keys=())
     keys = asked.get("keys", ())
     if not (type(keys) is tuple and 1 <= len(keys) <= options.DELAYED_CANCEL_MAX):
-        raise UsageError(E_BAD_ARGUMENT, f"name 1 to {options.DELAYED_CANCEL_MAX} keys, or all")
+        given = f"{len(keys)} keys" if type(keys) is tuple else repr(keys)[:40]
+        raise UsageError(E_BAD_ARGUMENT, f"cancel needs a list of 1 to {options.DELAYED_CANCEL_MAX} keys, or all, not {given}")
     return partial(p.CancelDelayed, keys=tuple(_as_key(text) for text in keys))
 
 
 def _as_key(text: object) -> DelayedKey:
     found = parse_key(text) if isinstance(text, str) else None
     if found is None:
-        raise UsageError(E_BAD_ARGUMENT, f"{text!r} is no key of a delayed message: it has 32 hex digits, as `zsq delayed list` shows it")
+        raise UsageError(E_BAD_ARGUMENT, f"{text!r} is not the key of a delayed message: a key is 32 hex digits, see `zsq delayed list`")
     return found
 
 
@@ -61,5 +64,5 @@ def _of_backup(asked: Mapping[str, Any]) -> Make:
     if do == "state" and name:
         return partial(p.BackUpState, id=name)
     if do not in ("log", "end"):
-        raise UsageError(E_BAD_ARGUMENT, f"a backup takes state and log, and ends; not {do!r}")
+        raise UsageError(E_BAD_ARGUMENT, f"backup: do must be state (with an id), log or end, not {repr(do)[:40]}")
     return partial(p.BackUpLog if do == "log" else p.EndBackup, id=name)

@@ -91,9 +91,9 @@ class MemoryRoot:
             return self._root
         root = self._shm / f"zsq-{secrets.token_hex(16)}" if self._usable() else self._fallback
         if root == self._fallback:
-            log.warning(
-                "%s is no memory file system of use: topics in memory lie in %s, and are gone at the end all the same", self._shm, root
-            )
+            least = options.EPHEMERAL_SHM_BYTES_MIN // (1024 * 1024)
+            text = "%s is not a writable memory file system of at least %d MiB: ephemeral topics are stored in %s until the broker ends"
+            log.warning(text, self._shm, least, root)
         else:
             self._pointer.write_text(json.dumps({"memory": str(root)}))
         root.mkdir(mode=0o700)
@@ -123,9 +123,9 @@ class MemoryRoot:
             try:
                 lock = self._files.lock(str(left / "lock"))
             except Locked as error:
-                log.warning("%s is in use by process %d, which has a copy of this data directory: left alone", left, error.pid)
+                log.warning("%s is not removed: process %d, a broker on a copy of this data directory, uses it", left, error.pid)
             except OSError as error:
-                log.error("what a killed broker left in %s cannot be removed: %s", left, error)
+                log.error("cannot remove %s, which a killed broker left: %s; remove it by hand", left, error)
             else:
                 self._remove(left)
                 self._files.close(lock)
@@ -155,7 +155,7 @@ class MemoryRoot:
         try:
             self._files.remove_tree(str(root))
         except OSError as error:
-            log.error("topics in memory are left in %s: %s", root, error)
+            log.error("cannot remove the files of ephemeral topics in %s: %s; remove them by hand", root, error)
 
 
 log = logging.getLogger("zsq")
@@ -210,7 +210,7 @@ class Registry:
             return
         content = self.load()
         if not content.checked:
-            log.warning("%s has no checksum: it was written by an earlier version, or by hand; accepted, and written anew", self._path)
+            log.warning("%s has no checksum (written by an earlier version or edited by hand): accepted, a checksum is added", self._path)
             self.save()
         # Empty folders may be made again, because copies often lack them. If a live topic exists,
         # `topics` must not be made: its files are lost.
@@ -222,13 +222,13 @@ class Registry:
     def _begin(self, present: set[str]) -> None:
         if OLD_NAME in present or ("topics" in present and self._files.list(str(self._data_dir / "topics"))):
             raise ForeignDirectory(
-                f"{self._data_dir} has lost its {REGISTRY_NAME}: restore that from a backup, or have it made again from what lies there"
-                f" (`zsq fsck {self._data_dir} --repair`)"
+                f"{self._data_dir} has lost its {REGISTRY_NAME}: restore it from a backup, or rebuild it from the other files with"
+                f" `zsq fsck {self._data_dir} --repair`"
             )
         if present - _OURS:
             raise ForeignDirectory(
-                f"{self._data_dir} is not empty and has no {REGISTRY_NAME}: not a data directory of zsq,"
-                " or one that lost it; choose another directory, or restore the file from a backup"
+                f"{self._data_dir} is not empty and has no {REGISTRY_NAME}: it is not a ZSQ data directory,"
+                " or has lost that file; choose another directory, or restore the file from a backup"
             )
         for folder in ("topics", "trash"):
             if folder not in present:
@@ -244,7 +244,7 @@ class Registry:
         try:
             content = decode(raw, self._path)
         except RegistryDamaged as error:
-            what = f"restore it from a backup, or have it made again (`zsq fsck {self._data_dir} --repair`), from {OLD_NAME} and the topics"
+            what = f"restore it from a backup, or rebuild it from {OLD_NAME} and the topics with `zsq fsck {self._data_dir} --repair`"
             raise RegistryDamaged(f"{error}; {what}") from None
         self._written = raw
         self.take(content)
@@ -271,7 +271,7 @@ class Registry:
             for name in aside:
                 self._files.rename(str(self._data_dir / name), self._path)
             raise
-        return [f"the damaged one is kept as {name}" for name in aside]
+        return [f"the damaged file is kept as {name}" for name in aside]
 
     def save(self) -> None:
         """Write the registry durably.
@@ -286,7 +286,7 @@ class Registry:
             if self._doubtful:
                 self.settle()
             if self._doubtful:
-                text = "whether that counts after a restart is not known until it can be written again"
+                text = "until it can be written, it is not known whether the change applies after a restart"
                 raise Refused(E_INTERNAL, f"the registry cannot be written: {error.strerror or error}; {text}") from None
             raise _refused(error, "the registry cannot be written") from None
 
@@ -397,7 +397,7 @@ class Registry:
             self._finish(name)
             self.empty_trash()
         except (OSError, Refused) as error:
-            log.error("topic %s is deleted, its files not yet: %s", name, error)
+            log.error("topic %s is deleted, but its files cannot be removed: %s; the next start tries again", name, error)
 
     def _finish(self, name: str) -> None:
         """Move the files of a deleted topic of that name to the trash.
@@ -415,7 +415,7 @@ class Registry:
             self._files.sync_folder(str(self._data_dir / "trash"))
             self._files.sync_folder(str(self._data_dir / "topics"))
         except OSError as error:
-            raise _refused(error, f"the files of the deleted topic {name!r} cannot be moved away") from None
+            raise _refused(error, f"the files of the deleted topic {name!r} cannot be moved to the trash") from None
         del self._going[name]
         try:
             self.save()
@@ -433,7 +433,7 @@ class Registry:
         try:
             self.empty_trash()
         except OSError as error:
-            log.error("files of deleted topics stay in %s: %s", self._data_dir / "trash", error)
+            log.error("cannot remove the files of deleted topics in %s: %s; the next start tries again", self._data_dir / "trash", error)
         for name, row in list(self.topics.items()):
             if row.state == "deleting":
                 self.remove(name)

@@ -143,10 +143,11 @@ def decode(raw: bytes, path: str) -> Content:
     try:
         data = _object(loaded, "it")
         if CHECKSUM in data:
-            _need(data[CHECKSUM] == checksum(data), CHECKSUM, "another one for what the file says", data[CHECKSUM])
+            wanted = checksum(data)
+            _need(data[CHECKSUM] == wanted, CHECKSUM, f"{wanted!r} for this content", data[CHECKSUM])
         version = data.get("version")
         if type(version) is int and version > VERSION:
-            raise ForeignDirectory(f"{path} has version {version}; this zsq knows only {VERSION}: upgrade zsq")
+            raise ForeignDirectory(f"{path} has version {version}; this zsq reads only version {VERSION}: upgrade zsq")
         return _content(data)
     except _WrongError as error:
         raise RegistryDamaged(f"{path} is damaged: {error}") from None
@@ -157,7 +158,7 @@ class _WrongError(Exception):
 
 
 def _refuse(name: str) -> None:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _need(good: bool, key: str, wanted: str, found: object) -> None:
@@ -189,7 +190,7 @@ def _keys(data: dict[str, object], key: str, needed: frozenset[str], optional: f
     for name in sorted(needed - data.keys()):
         raise _WrongError(f"{key}{name} is missing")
     for name in sorted(data.keys() - needed - optional):
-        raise _WrongError(f"{key}{name[:80]} is not known")
+        raise _WrongError(f"{key}{name[:80]} is not a known key")
 
 
 def _name(value: str, key: str) -> str:
@@ -210,9 +211,9 @@ def _content(data: dict[str, object]) -> Content:
         found = content.topics[_name(name, "topics")] = _row(_object(row, f"topics.{name}"), f"topics.{name}.")
         _need(found.number < content.next_number, f"topics.{name}.number", f"less than next_number ({content.next_number})", found.number)
         other = numbers.setdefault(found.number, name)
-        _need(other == name, f"topics.{name}.number", f"another one than that of {other}", found.number)
+        _need(other == name, f"topics.{name}.number", f"different from that of topic {other}", found.number)
         other = uuids.setdefault(found.uuid, name)
-        _need(other == name, f"topics.{name}.uuid", f"another one than that of {other}", found.uuid)
+        _need(other == name, f"topics.{name}.uuid", f"different from that of topic {other}", found.uuid)
     for name, offset in _object(data["ended"], "ended").items():
         content.ended[_name(name, "ended")] = _whole(offset, f"ended.{name}", 0, OFFSET_MAX)
     for digest, record in _object(data.get("imports", {}), "imports").items():

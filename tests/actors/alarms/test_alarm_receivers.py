@@ -84,7 +84,9 @@ TLS_RECORD = b"\x16\x03\x03\x40\x00"  # the head of one, of 16 KiB
 def test_a_webhook_that_trickles_is_cut_off(scheme: str, first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(alarm_receivers, "TRY_S", 0.5)
     with Trickler(first, b"x") as server:
-        within(lambda: told(Webhook(f"{scheme}://{server.address}/x", ""), message(EVENT)), "not done within 0.5 s: cut off")
+        within(
+            lambda: told(Webhook(f"{scheme}://{server.address}/x", ""), message(EVENT)), "took longer than 0.5 s: the connection was closed"
+        )
 
 
 def test_a_connection_that_comes_after_the_deadline_is_closed() -> None:
@@ -116,7 +118,7 @@ def test_a_command_gets_json_on_stdin_and_its_arguments_as_they_are(tmp_path: Pa
 
 
 def test_a_command_that_fails_says_why() -> None:
-    assert told(python("import sys; sys.exit('no luck')"), message(EVENT)) == "ended with 1: no luck"
+    assert told(python("import sys; sys.exit('no luck')"), message(EVENT)) == "ended with exit code 1: no luck"
 
 
 def test_a_command_that_does_not_read_is_no_failure() -> None:
@@ -140,7 +142,7 @@ os.rename(sys.argv[1] + ".new", sys.argv[1])
 def test_a_command_that_hangs_is_killed_with_its_process_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(alarm_receivers, "TRY_S", 3.0)
     noted = tmp_path / "pids"
-    assert told(python(FAMILY + "time.sleep(600)", str(noted)), message(EVENT)) == "did not end within 3 s: killed"
+    assert told(python(FAMILY + "time.sleep(600)", str(noted)), message(EVENT)) == "did not end within 3 s and was killed"
     *group, other = noted.read_text().split()
     assert len(group) == 2
     wait_for(lambda: not any(lives(pid) for pid in group), 10, "the end of the group")
@@ -167,7 +169,7 @@ def test_a_command_that_is_ended_early_says_so(tmp_path: Path) -> None:
     command.end()
     *group, other = noted.read_text().split()
     kill(int(other))
-    assert found.get(timeout=10) == "ended with -9"
+    assert found.get(timeout=10) == "ended with exit code -9"
     wait_for(lambda: not any(lives(pid) for pid in group), 10, "the end of the group")
 
 

@@ -117,7 +117,7 @@ def test_a_channel_that_is_gone_is_cleared_if_it_was_raised(seen: int, told: lis
     watch.see(*[200] * seen)
     events = watch.alarms.see({}, 99 * S, 9_099 * S)
     assert [event.event for event in events] == told
-    assert all("gone" in event.text and event.value is None for event in events)
+    assert all("was removed" in event.text and event.value is None for event in events)
     assert watch.alarms.see({}, 100 * S, 9_100 * S) == []
 
 

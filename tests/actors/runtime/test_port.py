@@ -91,4 +91,4 @@ def test_an_answer_over_the_limit_for_a_frame_becomes_an_error_and_the_connectio
     assert isinstance(first, p.Failed)
     assert (first.request, first.code) == (7, "E_TOO_BIG")
     assert second == p.Pulse(3, 8, {}, {})
-    assert "Done of 16777" in caplog.text
+    assert "Done was not sent: it is 16777" in caplog.text

@@ -78,7 +78,7 @@ def test_made_again_from_the_copy_before_the_last_change(data_dir: Path, damage:
         opened(data_dir)
     assert checked(data_dir).repair is not None
     assert sorted(path.name for path in data_dir.iterdir()) == before, "a check changes nothing"
-    assert "made again" in checked(data_dir, repair=True).repaired
+    assert "rebuilt from" in checked(data_dir, repair=True).repaired
     found = opened(data_dir)
     assert (found.uuid, found.node, found.next_number) == (wanted.uuid, 3, 4)
     assert (found.topics, found.ended) == (wanted.topics, {"gone": 1_000})
@@ -105,7 +105,7 @@ def test_without_a_copy_the_identities_are_all_there_is(data_dir: Path) -> None:
     empty(data_dir)
     (data_dir / "registry.json.old").write_bytes(b"{")
     said = checked(data_dir, repair=True).repaired
-    for lost in ("node number", "settings", "begins at offset 0", "topics/000005 does not say"):
+    for lost in ("node number", "settings", "begins at offset 0", "topics/000005 has no readable identity file"):
         assert lost in said
     found = opened(data_dir)
     for name in ("clicks", "views"):
@@ -118,7 +118,7 @@ def test_without_a_copy_the_identities_are_all_there_is(data_dir: Path) -> None:
 def test_what_was_no_topic_before_does_not_become_one(data_dir: Path) -> None:
     create_store(Files(), str(data_dir / "topics" / "000001"), TopicIdentity("left", "ab" * 16), OPTIONS)
     empty(data_dir)
-    assert "topics/000001 was no topic" in checked(data_dir, repair=True).repaired
+    assert "topics/000001 was not a topic" in checked(data_dir, repair=True).repaired
     assert sorted(opened(data_dir).topics) == ["clicks", "views"]
 
 

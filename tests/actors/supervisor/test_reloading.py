@@ -159,7 +159,7 @@ def test_who_answers_has_the_settings_and_who_refuses_them_is_not_killed(clock: 
     clock.now += 60_000_000_000
     reloading.tick()
     assert (reloading.trouble(), double.killed, len(double.orders)) == ("", [], 2)
-    assert "nsq gateway was not reloaded: access.toml is not TOML" in caplog.text
+    assert "nsq gateway keeps its old settings: access.toml is not TOML" in caplog.text
 
 
 def test_a_storage_that_misses_a_reload_is_told_again_and_never_killed(clock: Any) -> None:

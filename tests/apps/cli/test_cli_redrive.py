@@ -130,7 +130,7 @@ def test_what_has_nowhere_to_go_stays(broker: LocalBroker, run: Run) -> None:
     with zsq.Admin(broker.url) as admin:
         admin.delete_channel("gone", "c", force=True)
         done = run("redrive", "gone.c.dead", "--all")
-        text = "1 left: channel 'c' of topic 'gone' does not exist; --to and --channel name others\n"
+        text = "1 left: channel 'c' of topic 'gone' does not exist; choose another target with --to and --channel\n"
         assert (done.returncode, done.stdout) == (1, text)
         admin.delete_topic("gone", force=True)
         done = run("redrive", "gone.c.dead", "--all")

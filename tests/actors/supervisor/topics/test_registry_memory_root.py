@@ -121,7 +121,7 @@ def test_without_one_they_lie_in_the_data_directory(machine: Machine, why: str, 
     root = machine.root()
     folder = Path(root.folder("abc"))
     assert folder.parent == machine.data_dir / "memory"
-    assert "is no memory file system of use" in caplog.text
+    assert "is not a writable memory file system of at least 32 MiB" in caplog.text
     folder.mkdir()
     machine.files.close(root._lock)  # killed
     machine.root().clear()

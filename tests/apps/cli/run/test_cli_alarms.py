@@ -46,12 +46,12 @@ def test_every_alarm_option_is_taken_and_no_secret_shown() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"alarm_webhook": ("ftp://x/y",)}, "a webhook is http"),
-        ({"alarm_webhook": ("x",)}, "a webhook is http"),
-        ({"alarm_webhook": ("http://",)}, "a webhook is http"),
-        ({"alarm_webhook": ("http://x:0/",)}, "a webhook is http"),
-        ({"alarm_webhook": ("http://x/a b",)}, "a webhook is http"),
-        ({"alarm_webhook": ("https://u:secret@x/y",)}, "holds no password"),
+        ({"alarm_webhook": ("ftp://x/y",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("x",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("http://",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("http://x:0/",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("http://x/a b",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("https://u:secret@x/y",)}, "must not contain a user or password"),
         ({"alarm_command": ("/nowhere/program",)}, "no such program"),
         ({"alarm_command": ("",)}, "no such program"),
         ({"alarm_command": ("'open",)}, "No closing quotation"),
@@ -116,7 +116,7 @@ def test_each_bad_secret_is_refused(tmp_path: Path, content: bytes | None, envir
 
 def test_serve_refuses_before_it_touches_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--data-dir", str(tmp_path / "data"), "--alarm-webhook", "nonsense"]) == 2
-    assert "a webhook is http" in capsys.readouterr().err
+    assert "the URL of a webhook must be http" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
 
 
@@ -141,12 +141,12 @@ def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
     raised: Any = {"topic": "t", "channel": "c", "figure": "depth", "value": 1_234, "threshold": 1_000, "raised_ns": 10**18}
     age = raised | {"figure": "age_s", "value": 90.4, "threshold": 60.0}
     event: Any = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}
-    receiver: Any = {"name": "command tee", "told_count": 3, "waiting": 2, "given_up_count": 1, "trouble": "ended with 1"}
+    receiver: Any = {"name": "command tee", "told_count": 3, "waiting": 2, "given_up_count": 1, "trouble": "ended with exit code 1"}
     lines = describe_alarms({"raised": [raised, age], "recent": [event], "receivers": [receiver]}).splitlines()
     assert lines[0].endswith("t/c: depth 1,234 (alarm above 1,000)")
     assert lines[1].endswith("t/c: oldest message 90 s old (alarm above 60 s)")
     assert lines[4].endswith("raised: t/c: depth 1,234 (alarm above 1,000)")
-    assert lines[-1] == "command tee: told 3, 2 waiting, 1 given up; last try: ended with 1"
+    assert lines[-1] == "command tee: told 3, 2 waiting, 1 given up; last try: ended with exit code 1"
     assert describe_alarms({"raised": [], "recent": [], "receivers": []}) == "no alarm is raised"
 
 
