@@ -142,7 +142,7 @@ def test_a_broker_that_is_started_clears_what_a_killed_import_left(
     assert not (data_dir / "import.tmp").exists()
     assert [path.name for path in (data_dir / "topics").iterdir()] == ["000003"]
     assert not registry.imports
-    assert "run it again" in caplog.text
+    assert "run `zsq import-nsqd` again" in caplog.text
     caplog.clear()
     again = Registry(Files(), data_dir, 0)
     again.open()

@@ -31,7 +31,7 @@ def rule(broker: Broker) -> str:
 
 
 def test_consumers_make_no_topic(broker: Broker) -> None:
-    with pytest.raises(zsq.NotFound, match="check the name, or make it"), zsq.Consumer("oders", "c", url=broker.ipc) as consumer:
+    with pytest.raises(zsq.NotFound, match="check the name, or create it"), zsq.Consumer("oders", "c", url=broker.ipc) as consumer:
         consumer.receive(10)
     with Client(broker.nsq) as client:
         client.identify()
@@ -46,7 +46,7 @@ def test_publishers_make_topics_only_where_they_may(broker: Broker) -> None:
         if allowed:
             producer.publish("orders", b"one")
         else:
-            with pytest.raises(zsq.NotFound, match=r"--auto-create never: check the name, or make it \(zsq topic create orders"):
+            with pytest.raises(zsq.NotFound, match=r"--auto-create never: check the name, or create it \(zsq topic create orders"):
                 producer.publish("orders", b"one")
     status = 200
     try:

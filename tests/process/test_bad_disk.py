@@ -285,5 +285,5 @@ def test_publishes_to_a_topic_that_was_deleted_to_make_room_stay_counted(small: 
         wait_for(lambda: admin.stats()["disk"]["full"] and admin.stats()["disk"]["refused_count"] == 30, 20, "a count of 30")
         admin.delete_topic("t", force=True)
         wait_for(lambda: "the disk has space again" in small.log.read_text(), 20, "the line about the end")
-        assert "; 30 publishes were refused meanwhile" in small.log.read_text()
+        assert "; 30 publishes were refused in that time" in small.log.read_text()
         assert admin.stats()["disk"]["refused_count"] == 30

@@ -50,7 +50,7 @@ def test_refused_while_it_runs_and_where_there_is_nothing(broker: Broker, tmp_pa
     assert f"pid {broker.process.pid}" in fsck(broker.data_dir, code=1)
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "no data directory" in fsck(empty, code=1)
+    assert "is not a ZSQ data directory" in fsck(empty, code=1)
     assert list(empty.iterdir()) == [], "nothing is made there"
     fsck(tmp_path / "missing", code=2)
 

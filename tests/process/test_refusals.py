@@ -84,7 +84,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path) -> None:
     (tmp_path / "data" / "thesis.txt").write_text("precious")
     refused = serve(tmp_path / "data", free_port())
     assert refused.returncode == 1
-    assert "not a data directory" in refused.stderr
+    assert "is not a ZSQ data directory" in refused.stderr
     assert (tmp_path / "data" / "thesis.txt").read_text() == "precious"
 
 

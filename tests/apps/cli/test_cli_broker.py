@@ -209,7 +209,7 @@ def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
 def test_serve_says_why_it_cannot(shell: Shell, tmp_path: Path) -> None:
     second = shell("serve", "--no-listen", "--data-dir", str(shell.broker.data_dir), code=1)
     assert str(shell.broker.process.pid).encode() in second
-    assert b"does not exist; make it first" in shell("serve", "--no-listen", "--data-dir", str(tmp_path / "none/data"), code=1)
+    assert b"does not exist; create it (mkdir -p)" in shell("serve", "--no-listen", "--data-dir", str(tmp_path / "none/data"), code=1)
 
 
 def test_what_came_before_a_line_that_is_too_long_is_stored_and_counted(shell: Shell) -> None:
