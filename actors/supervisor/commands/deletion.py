@@ -65,16 +65,16 @@ class _Deletion:
 
     def _refusal(self, complete: bool) -> ZsqError | None:
         """Return why the deletion is refused, or None."""
+        what = f"channel {self.message.channel!r}" if self.message.channel else f"topic {self.message.topic!r}"
         if not complete:  # E_CLOSING and not E_TIMEOUT: the broker answers, and nothing was done
-            text = "not all processes have said in time what they hold, so that is not known; try again, or delete with force"
+            text = f"not all processes of {what} reported their unfinished messages in time; try again, or delete with force"
             return Refused(E_CLOSING, text)
         left = unfinished(self.group, self.message.channel)
         if left is None:
-            text = "a channel of it is being started again or has failed, so what it holds is not known; try again, or delete with force"
+            text = f"a process of {what} is not running, so its unfinished messages are not known; try again, or delete with force"
             return Refused(E_CLOSING, text)
         if not left:
             return None
-        what = f"channel {self.message.channel!r}" if self.message.channel else f"topic {self.message.topic!r}"
         behind = behind_pause(self.group)
         drain = f"unpause the topic ({behind} of them lie behind its pause), drain it" if behind else "drain it"
         text = f"{what} has {left} messages that are not finished; {drain}, or delete it with force and lose them"
@@ -90,11 +90,12 @@ class _Deletion:
             stats = storage.stats if storage is not None else {}
             self._remove_topic(max(int(stats.get("head", 0)), self.group.row.base_offset) + UNKNOWN_END_MARGIN)
         else:
-            self._fail(Refused(E_CLOSING, "it is not up, so what it holds is not known; try again, or delete with force"))
+            text = f"topic {self.group.name!r} is not running, so its unfinished messages are not known; try again, or delete with force"
+            self._fail(Refused(E_CLOSING, text))
 
     def _sealed(self, position: p.Position | None, error: ZsqError | None) -> None:
         if position is None:
-            self._fail(error or Refused(E_CLOSING, "its storage did not say where it ends"))
+            self._fail(error or Refused(E_CLOSING, f"the storage of topic {self.group.name!r} did not report its end; try again"))
             return
         end = position.offset
         if self.forced:
@@ -138,7 +139,8 @@ class _Deletion:
 
     def _remove_channel(self) -> None:
         if self.group.storage is None or self.group.state is not GroupState.UP or self.message.channel not in self.group.channels:
-            self._fail(Refused(E_CLOSING, "its topic is being started again, or it is being deleted already; try in a moment"))
+            what = f"topic {self.group.name!r} is being started again, or channel {self.message.channel!r} is being deleted already"
+            self._fail(Refused(E_CLOSING, f"{what}; try again in a moment"))
             return
 
         remove_channel(self.requests, self.group, self.message.channel, partial(self.requests.settle, self.message.request))
@@ -168,7 +170,7 @@ def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: The
 
     def drop(ended: bool) -> None:
         if not ended:
-            gone(None, ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end; its rows were kept"))
+            gone(None, ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end in time; its stored state was kept"))
             return
         requests.orders.send(storage, partial(p.DropChannel, channel=name), gone)
 
@@ -213,7 +215,7 @@ def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Then) 
     """
     registry = requests.broker.registry
     if group.state in (GroupState.STOPPING, GroupState.ENDED):
-        answer(Refused(E_CLOSING, "it is being deleted already"))
+        answer(Refused(E_CLOSING, f"topic {group.name!r} is being deleted already"))
         return
     try:
         registry.set_state(group.name, "deleting", max(end, registry.ended.get(group.name, 0)))
@@ -257,7 +259,7 @@ def check_subscribed(group: TopicGroup, channel: str) -> None:
 
 def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     if message.channel:
-        raise UsageError(E_BAD_ARGUMENT, "a topic is closed, not one of its channels: pause that, or delete it")
+        raise UsageError(E_BAD_ARGUMENT, "only a topic can be closed or opened, not a channel: pause or delete the channel")
     state = after(group.row.closed, message.action, message.options)
     requests.broker.registry.close(group.name, state)
     _Closing(requests, message.request, group).tell(state)

@@ -46,6 +46,10 @@ from .registry import Registry
 from .registry_format import TopicRow
 
 _MIB: Final = 1024 * 1024
+_STOPPED: Final = (
+    f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s and stays stopped;"
+    " find the cause in the broker's log, then restart the broker"
+)
 
 
 def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
@@ -202,7 +206,7 @@ class TopicGroup:
         try:
             return self.resolved(self.row.retention)
         except UsageError as error:
-            log.error("topic %s: its settings are not understood (%s): nothing of it is removed until they are set anew", self.name, error)
+            log.error("topic %s has invalid settings (%s): it keeps all messages until they are set with `zsq topic set`", self.name, error)
             return Retention(keep_bytes=-1)
 
     def resolved(self, own: Mapping[str, Any]) -> Retention:
@@ -276,7 +280,8 @@ class TopicGroup:
                 try:
                     self._registry.set_state(self.name, "live")
                 except Refused as error:
-                    log.error("topic %s stays marked as new: %s", self.name, error)  # harmless: its directory is there
+                    # harmless: its directory is there
+                    log.error("topic %s works, but cannot be marked as created in the registry: %s", self.name, error)
             self.stored = frozenset(child.data["channels"])
             for channel in child.data["channels"]:
                 self.channels.setdefault(channel, None)
@@ -366,11 +371,12 @@ class TopicGroup:
             then(ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
             return
         if channel in self._failed_channels:
-            then(ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} failed too often; see the log"))
+            then(ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} {_STOPPED}"))
             return
         if channel and channel not in self.channels:
             if len(self.channels) >= options.CHANNELS_MAX:
-                then(ZsqError(E_LIMIT, f"a topic has at most {options.CHANNELS_MAX} channels"))
+                text = f"topic {self.name!r} has {len(self.channels)} channels, the limit; delete channels that are not used"
+                then(ZsqError(E_LIMIT, text))
                 return
             self.channels[channel] = None
             self._events.names_changed()
@@ -380,7 +386,7 @@ class TopicGroup:
             then(None)
             return
         if len(self._waiting) >= options.WAITERS_MAX:
-            then(ZsqError(E_LIMIT, "too many wait for this topic already"))
+            then(ZsqError(E_LIMIT, f"{len(self._waiting)} requests wait for topic {self.name!r}, the limit; try again in a moment"))
         else:
             self._waiting.append((channel, then))
         if channel and child is None and self.state is GroupState.UP:
@@ -476,12 +482,12 @@ class TopicGroup:
             else:
                 self._starts.add(channel, first=any(channel == wanted for wanted, _ in self._waiting))
             return
-        log.error("channel %s/%s failed too often and stays down", self.name, channel)
+        log.error("channel %s/%s %s", self.name, channel, _STOPPED)
         self._failed_channels.add(channel)
-        self._tell(channel, ZsqError(E_TOPIC_FAILED, f"channel {channel!r} failed too often; see the log"))
+        self._tell(channel, ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} {_STOPPED}"))
 
     def _channel_later(self, channel: str) -> None:
-        log.warning("channel %s/%s cannot be started: %s; tried again", self.name, channel, os.strerror(errno.EMFILE))
+        log.warning("channel %s/%s cannot be started: %s; trying again", self.name, channel, os.strerror(errno.EMFILE))
         self._channels_later[channel] = time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9)
 
     def _waits_for_files(self) -> bool:
@@ -499,12 +505,12 @@ class TopicGroup:
         now = time.monotonic_ns()
         if not self._short_ns:
             self._short_ns, self._tries = now, 0
-            log.error("topic %s: %s; tried again until descriptors are free", self.name, self.failure)
+            log.error("topic %s: %s; trying again until file descriptors are free", self.name, self.failure)
         pause_s = min(options.FILES_RETRY_S_MAX, options.FILES_RETRY_S * 2.0**self._tries)
         self._tries += 1
         self._retry_ns = now + int(pause_s * 1e9)
         if not self._waits_for_files():
-            text = f"topic {self.name!r} waits for free descriptors: {self.failure}; raise the limit of open files (LimitNOFILE, ulimit -n)"
+            text = f"topic {self.name!r} waits for file descriptors: {self.failure}; raise the limit of open files (LimitNOFILE, ulimit -n)"
             self._tell(None, ZsqError(E_TOPIC_FAILED, text))
 
     def _start_again(self) -> None:
@@ -519,15 +525,15 @@ class TopicGroup:
             pause_s = min(options.RETRY_S_MAX, 2.0**self._tries)
             self._tries += 1
             self._retry_ns = time.monotonic_ns() + int(pause_s * 1e9)
-            log.error("topic %s: %s; tried again in %g s", self.name, self.failure, pause_s)
-            self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r}: {self.failure}; it is tried again"))
+            log.error("topic %s: %s; trying again in %g s", self.name, self.failure, pause_s)
+            self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r}: {self.failure}; the broker tries again in {pause_s:g} s"))
             return
         if not final and self.restarts.may_restart(time.monotonic_ns()):
             self.start()
             return
         self._go("give_up")
         if final:
-            self.cause = replace(cause, text=f"{cause.text}; when that is mended, start the broker again")
+            self.cause = replace(cause, text=f"{cause.text}; correct this, then start the broker again")
         log.error("topic %s failed: %s", self.name, self.failure)
         self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
 
@@ -559,7 +565,7 @@ class TopicGroup:
             then()
 
     def _tell_stopped(self) -> None:
-        self._tell(None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again"))
+        self._tell(None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again in a moment"))
 
     def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
         """Return an error if the channel, which is up, has other settings than a request expects."""
