@@ -102,7 +102,7 @@ def back_up(files: Files, plan: BackupPlan) -> Manifest:
     """
     target = str(plan.target)
     if files.exists(target):
-        raise UsageError(E_BAD_ARGUMENT, f"{target} is there already: a backup is made in a new folder")
+        raise UsageError(E_BAD_ARGUMENT, f"{target} already exists; name a new folder for the backup")
     base = (plan.since, _manifest(files, plan.since)) if plan.since else None
     partial = target + PARTIAL_SUFFIX
     with _lock(files, plan.data_dir):
@@ -136,7 +136,7 @@ def _clear(files: Files, partial: str) -> None:
     if not files.exists(partial):
         return
     if set(files.list(partial)) - {DATA_NAME, MANIFEST_NAME}:
-        raise UsageError(E_BAD_ARGUMENT, f"{partial} is in the way, and is no unfinished backup: move it away")
+        raise UsageError(E_BAD_ARGUMENT, f"{partial} is in the way and is not an unfinished backup; move it away")
     files.remove_tree(partial)
 
 
@@ -144,7 +144,9 @@ def _clear(files: Files, partial: str) -> None:
 def _lock(files: Files, data_dir: Path) -> Iterator[None]:
     """Hold the lock that allows only one backup of a directory at a time."""
     if not files.exists(str(data_dir / REGISTRY_NAME)):
-        raise NotFound(E_NOT_FOUND, f"{data_dir} is no data directory of zsq: it has no {REGISTRY_NAME}; is it mounted?")
+        raise NotFound(
+            E_NOT_FOUND, f"{data_dir} is not a zsq data directory: it has no {REGISTRY_NAME}; check the path, and whether it is mounted"
+        )
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
@@ -152,7 +154,9 @@ def _lock(files: Files, data_dir: Path) -> Iterator[None]:
             break
         except Locked as error:
             if time.monotonic() > deadline:
-                raise Refused(E_IN_USE, f"another backup of {data_dir} is being made, by process {error.pid}") from None
+                raise Refused(
+                    E_IN_USE, f"another backup of {data_dir} is running (process {error.pid}); try again when it has ended"
+                ) from None
             time.sleep(0.02)
     try:
         yield
@@ -181,7 +185,7 @@ class _Copying:
         content = self.registry()
         for name in plan.without:
             if name not in content.topics:
-                raise NotFound(E_NOT_FOUND, f"topic {name!r} does not exist: it cannot be left out")
+                raise NotFound(E_NOT_FOUND, f"topic {name!r} does not exist, so it cannot be left out; check --without")
         self.manifest = Manifest(__version__, str(plan.data_dir.absolute()), content.uuid, began_ns, left_out=sorted(plan.without))
 
     def registry(self) -> Content:
@@ -221,7 +225,8 @@ class _Stopped(_Copying):
             if not self.files.exists(folder):
                 if row.state == "new":
                     continue
-                raise NotFound(E_NOT_FOUND, f"{folder} is missing, the directory of topic {name!r}: leave it out with --without {name}")
+                text = f"the directory of topic {name!r} is missing: {folder}; restore it, or leave the topic out with --without {name}"
+                raise NotFound(E_NOT_FOUND, text)
             for path in format_.walk(self.files, folder, (LOCK_NAME, BACKUP_NAME)):
                 self.writer.copy(f"{folder}/{path}", f"{_place(row)}/{path}", cold=True)
             self.topic(name, row)
@@ -267,7 +272,7 @@ class _Running(_Copying):
                 return content
             for name, row in missing.items():
                 self._asked(name, row, "state")
-        raise Refused(E_INTERNAL, f"topics are made faster than they can be taken: {', '.join(sorted(missing)[:5])}; try again")
+        raise Refused(E_INTERNAL, f"topics are created faster than they can be backed up: {', '.join(sorted(missing)[:5])}; try again")
 
     def _asked(self, name: str, row: TopicRow, do: str) -> None:
         """Request a part of a topic's backup. A topic that was deleted meanwhile is dropped."""
@@ -277,7 +282,7 @@ class _Running(_Copying):
             if not self._is_there(name, row):
                 self._taken.pop(name, None)
                 return
-            text = f"topic {name!r}: {error.text} (to make a backup of all the others: --without {name})"
+            text = f"topic {name!r}: {error.text} (use --without {name} to back up all other topics)"
             raise from_wire(error.code, text) from None
         self._taken[name] = row, answer if do == "log" else None
 
@@ -295,7 +300,7 @@ class _Running(_Copying):
                 )
         except (FileNotFoundError, Damaged) as error:
             if self._is_there(name, row):
-                text = f"topic {name!r} was started again while it was copied ({error}): make the backup again"
+                text = f"topic {name!r} was restarted while it was copied ({error}); start the backup again"
                 raise Refused(E_INTERNAL, text) from None
             self.writer.drop(_place(row))
         else:
@@ -331,9 +336,9 @@ def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda
     manifest = _manifest(files, backup)
     target = str(data_dir.absolute())
     if files.exists(target) and (not files.is_folder(target) or files.list(target)):
-        raise UsageError(E_BAD_ARGUMENT, f"{data_dir} is not empty: a backup is restored to a new directory, and nothing is written over")
+        raise UsageError(E_BAD_ARGUMENT, f"{data_dir} is not empty; restore to a new directory (nothing is overwritten)")
     if os.path.ismount(target):
-        raise UsageError(E_BAD_ARGUMENT, f"{data_dir} is a mount point: restore to a folder in it")
+        raise UsageError(E_BAD_ARGUMENT, f"{data_dir} is a mount point; restore to a folder in it")
     partial = f"{target}.restoring"
     if files.exists(partial):
         files.remove_tree(partial)
@@ -343,7 +348,8 @@ def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda
         for row in manifest.files:
             found = writer.copy(f"{backup}/{DATA_NAME}/{row.path}", row.path, cold=True)
             if (found.bytes, found.crc) != (row.bytes, row.crc):
-                raise ZsqError(E_CHECKSUM, f"{backup} is damaged: {row.path} is not what was written; `zsq restore --check` names all")
+                text = f"{backup} is damaged: {row.path} does not match the manifest"
+                raise ZsqError(E_CHECKSUM, f"{text}; `zsq restore --check` lists all damaged files")
         _give_uuid(files, partial, writer)
         writer.finish()
         files.rename(partial, target)

@@ -174,7 +174,9 @@ class Files:
             digits = os.pread(fd, 20, 0).strip()
             os.close(fd)
             pid = int(digits) if digits.isdigit() else 0
-            raise Locked(f"{path} is held by process {pid or 'unknown'}; only one process may open a topic's directory", pid) from None
+            raise Locked(
+                f"{path} is locked by process {pid or 'unknown'}; only one process may open this directory: stop that process first", pid
+            ) from None
         except BaseException:
             os.close(fd)
             raise
@@ -195,7 +197,9 @@ class Files:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
-            raise Locked(f"{path} is held by another process, an nsqd or a program with a disk queue there; stop that one first") from None
+            raise Locked(
+                f"{path} is locked by another process: an nsqd, or a program with a disk queue there; stop that process first"
+            ) from None
         except BaseException:
             os.close(fd)
             raise

@@ -51,7 +51,9 @@ def resolve(*layers: Mapping[str, object]) -> Retention:
     """
     found: dict[str, Any] = {name: value for layer in layers for name, value in layer.items()}
     unknown = found.keys() - Retention.__dataclass_fields__.keys()
-    check(not unknown, f"there is no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(Retention.__dataclass_fields__)}")
+    check(
+        not unknown, f"unknown setting {', '.join(sorted(map(str, unknown)))}; known settings: {', '.join(Retention.__dataclass_fields__)}"
+    )
     return Retention(**found)
 
 

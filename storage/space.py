@@ -14,7 +14,7 @@ RESERVE_SHARE: Final = 20  # one twentieth, 5%
 # A shortage that free space does not explain ends this long after the last refusal.
 UNTOLD_NS: Final = 60_000_000_000
 
-ADVICE: Final = "Free space on this file system or enlarge it; publishing then goes on by itself"
+ADVICE: Final = "Free space on this file system or enlarge it; publishing then resumes by itself"
 
 
 def reserve_bytes(files: Files, folder: str) -> int:
@@ -27,7 +27,7 @@ def reserve_bytes(files: Files, folder: str) -> int:
 
 def describe(folder: str, free: int, reserve: int) -> str:
     """Say how much is free where, how much of it is kept free, and what to do."""
-    return f"{folder} is on a file system with {sized(free)} free, of which {sized(reserve)} are kept free. {ADVICE}"
+    return f"{folder} is on a file system with {sized(free)} free, and zsq keeps a reserve of {sized(reserve)}. {ADVICE}"
 
 
 def sized(count: int) -> str:

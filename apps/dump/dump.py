@@ -94,7 +94,7 @@ def dump_environment(path: str, *, folder: bool, bodies: bool) -> Iterator[Recor
             for key, value in txn.cursor():
                 yield from _delayed_row(bytes(key), bytes(value), bodies) if delayed else _state_row(bytes(key), bytes(value))
     except lmdb.Error as error:
-        yield damaged(f"LMDB cannot read on: {error}")
+        yield damaged(f"LMDB cannot read further: {error}")
 
 
 def _is_delayed(txn: Any) -> bool:
@@ -195,11 +195,11 @@ def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
     try:
         head, crc = line[:-9], int(line[-8:], 16)
         if crc32c(head) != crc:
-            raise ValueError("its checksum does not agree")
+            raise ValueError("its checksum does not match")
         found = documents.loads(head)
         yield record("set aside", of=found["zsq"], key=found["key"], bytes=found["bytes"], why=found["why"])
         if crc32c(value) != found["crc"]:
-            yield damaged("the bytes kept here are not as they were written", bytes=len(value))
+            yield damaged("the bytes kept in this file are damaged", bytes=len(value))
     except (ValueError, KeyError) as error:
         yield damaged(f"the head of this .bad file is damaged: {error}", bytes=len(data))
 
@@ -215,7 +215,7 @@ def kind_of_path(path: str) -> str:
         raise UsageError(E_BAD_ARGUMENT, f"{path} is a folder without data.mdb; name a file, or the folder of a state store")
     found = kinds.kind_of(Files().read_file(path, kinds.HEAD_BYTES), os.path.basename(path))
     if not found:
-        raise UsageError(E_BAD_ARGUMENT, f"{path} is no file of zsq or nsqd that is known here")
+        raise UsageError(E_BAD_ARGUMENT, f"{path} is not a known file of zsq or nsqd")
     return found
 
 

@@ -93,7 +93,7 @@ def _chunk_header(head: bytes, header: ChunkHeader, size: int) -> Iterator[Recor
         adopted=bool(header.flags & ADOPTED), bytes=size,
     )  # fmt: skip
     if head[:half] != head[half:]:
-        yield damaged("the two copies of the header differ; the good one is used", position=0, bytes=CHUNK_HEADER_BYTES)
+        yield damaged("the two copies of the header differ; the intact one is used", position=0, bytes=CHUNK_HEADER_BYTES)
 
 
 def _absolute(header: Header, chunk: ChunkHeader) -> Header:
@@ -160,7 +160,7 @@ def dump_index(files: Files, path: str) -> Iterator[Record]:
     seed = int.from_bytes(data[8:12], "little")
     index = Index.decode(data, seed, 0)
     if index is None:
-        yield damaged("not the whole, undamaged index of a chunk; it is made anew when needed", bytes=len(data))
+        yield damaged("this is not a complete and undamaged index of a chunk; zsq rebuilds it when it needs it", bytes=len(data))
         return
     yield record("index", seed=f"{seed:08x}", entries=len(index), bytes=len(data))
     for entry in index.entries():
@@ -192,4 +192,4 @@ def dump_bad(files: Files, path: str) -> Iterator[Record]:
         why=bad.why, reason=bad.kind, blocks=bad.blocks, time_ns=head.time_ns, kept=head.kept,
     )  # fmt: skip
     if crc != head.crc or size - BAD_HEAD_BYTES != head.kept:
-        yield damaged("the bytes kept here are not as they were written", bytes=size - BAD_HEAD_BYTES)
+        yield damaged("the bytes kept in this file are damaged", bytes=size - BAD_HEAD_BYTES)

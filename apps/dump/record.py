@@ -85,7 +85,7 @@ def dump_identity(files: Files, path: str) -> Iterator[Record]:
     """Yield a topic's identity, which is one line of JSON and its checksum."""
     line, _, rest = files.read_file(path, TEXT_BYTES_MAX).partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
-        yield damaged("the checksum of this file does not agree; it is written anew when the topic is opened")
+        yield damaged("the checksum of this file does not match; zsq rewrites the file when it opens the topic")
     yield from _json(line, "topic identity")
 
 
@@ -94,7 +94,7 @@ def dump_registry(files: Files, path: str) -> Iterator[Record]:
     try:
         found = documents.loads(files.read_file(path, TEXT_BYTES_MAX))
         if found.get(CHECKSUM, "") not in ("", checksum(found)):
-            yield damaged("the checksum of this file does not agree with what it says")
+            yield damaged("the checksum of this file does not match its content")
         parts = {name: dict(found.pop(name, {})) for name in ("topics", "ended", "imports")}
         yield record("registry", **found, **{name: len(part) for name, part in parts.items()})
         for name, row in parts["topics"].items():
@@ -104,7 +104,7 @@ def dump_registry(files: Files, path: str) -> Iterator[Record]:
         for digest, row in parts["imports"].items():
             yield record("import", digest=digest, **row)
     except (ValueError, TypeError, AttributeError) as error:
-        yield damaged(f"not what zsq writes: {error}")
+        yield damaged(f"not in the format of zsq: {error}")
 
 
 def dump_json(files: Files, path: str) -> Iterator[Record]:

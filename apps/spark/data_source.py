@@ -57,8 +57,8 @@ class ZsqDataSource(DataSource):
         """
         if schema.simpleString() != simple(options.columns):
             raise wrong(
-                f"the source makes the columns {ddl(options.columns)}; leave out .schema(...), choose columns by option 'columns',"
-                " and parse value with from_json or from_csv"
+                f"the source itself defines its columns, {ddl(options.columns)}; leave out .schema(...), choose columns with option"
+                " 'columns', and parse value with from_json or from_csv"
             )
         return options
 

@@ -37,15 +37,15 @@ _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
 # Options that Spark itself, or a user who follows its guides, adds to any format.
 _FOREIGN: Final = frozenset({"checkpointlocation", "path", "paths", "queryname", "mergeschema", "timezone"})
 _KAFKA: Final = {
-    "subscribepattern": "write option 'subscribe' with the topics, separated by commas",
-    "assign": "a topic has one partition: write option 'subscribe'",
+    "subscribepattern": "use option 'subscribe' with the topics, separated by commas",
+    "assign": "a topic has one partition: use option 'subscribe'",
     "minoffsetspertrigger": "leave it out and set the trigger's processing time",
     "maxtriggerdelay": "leave it out and set the trigger's processing time",
-    "maxrecordsperpartition": "write option 'minPartitions'",
-    "startingoffsetsbytimestampstrategy": "leave it out: where no message is that new, reading starts at the end",
-    "groupidprefix": "write option 'channel' if a channel shall follow the query",
-    "kafka.group.id": "write option 'channel' if a channel shall follow the query",
-    "kafka.bootstrap.servers": "write option 'url', as in tcp://HOST:4153",
+    "maxrecordsperpartition": "use option 'minPartitions'",
+    "startingoffsetsbytimestampstrategy": "leave it out: if no message is that new, reading starts at the end",
+    "groupidprefix": "use option 'channel' if a channel should follow the query",
+    "kafka.group.id": "use option 'channel' if a channel should follow the query",
+    "kafka.bootstrap.servers": "use option 'url', such as tcp://HOST:4153",
 }
 
 
@@ -131,9 +131,9 @@ def source_options(options: Mapping[str, str], url: str, *, streaming: bool | No
     elif streaming is not None:
         _refuse(given, ("channel",), "a channel follows the commits of a streaming query; use spark.readStream")
         if LATEST in (starting or {}).values():
-            raise wrong("startingOffsets 'latest' of a batch leaves nothing to read: write 'earliest', an offset, or startingTimestamp")
+            raise wrong("startingOffsets 'latest' leaves nothing to read in a batch query: use 'earliest', an offset, or startingTimestamp")
         if EARLIEST in (ending or {}).values():
-            raise wrong("endingOffsets 'earliest' leaves nothing to read: write 'latest', an offset, or endingTimestamp")
+            raise wrong("endingOffsets 'earliest' leaves nothing to read: use 'latest', an offset, or endingTimestamp")
     return SourceOptions(
         url=given.get("url") or url,
         topics=topics,
@@ -158,14 +158,14 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
     given = _given(options)
     app, version = given.get("txnAppId", ""), _whole(given, "txnVersion", least=0, missing=-1)
     if ("txnAppId" in given) != ("txnVersion" in given):
-        raise wrong("txnAppId and txnVersion belong together: give both, as .option('txnAppId', NAME).option('txnVersion', batch_id)")
+        raise wrong("txnAppId and txnVersion belong together: give both, such as .option('txnAppId', NAME).option('txnVersion', batch_id)")
     if "txnAppId" in given and streaming:
         raise wrong("txnAppId and txnVersion are for df.write within foreachBatch; writeStream takes the query's id and the batch's number")
     if "txnAppId" in given and not 0 < len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
-        raise wrong(f"txnAppId {app[:40]!r} has {len(app.encode())} bytes; 1 to {TRANSACTION_APP_BYTES_MAX} are allowed")
+        raise wrong(f"txnAppId {app[:40]!r} is {len(app.encode())} bytes; it must be 1 to {TRANSACTION_APP_BYTES_MAX} bytes")
     topic = check_stage_topic(given["topic"]) if "topic" in given else ""
     if not topic and "subscribe" in given:
-        raise wrong("'subscribe' is an option of the source; name the topic to write to by option 'topic' or by a column of that name")
+        raise wrong("'subscribe' is an option of the source; name the topic to write to with option 'topic' or in a column 'topic'")
     place = given.get("url") or url
     return SinkOptions(url=place, topic=topic, app=app, version=version, timeout_s=_timeout(given), key_file=given.get("keyFile", ""))
 
@@ -178,29 +178,29 @@ def _given(options: Mapping[str, str]) -> dict[str, str]:
         if lower in _NAMES:
             found[_NAMES[lower]] = str(value).strip()
         elif lower in _KAFKA:
-            raise wrong(f"option {name!r} is of the Kafka connector, zsq has none: {_KAFKA[lower]}")
+            raise wrong(f"option {name!r} belongs to the Kafka connector and is not an option of zsq: {_KAFKA[lower]}")
         elif lower.startswith("kafka."):
-            raise wrong(f"option {name!r} is of the Kafka connector, zsq has none; the broker is named by option 'url'")
+            raise wrong(f"option {name!r} belongs to the Kafka connector and is not an option of zsq; name the broker with option 'url'")
         elif lower not in _FOREIGN:
             close = difflib.get_close_matches(lower, _NAMES, n=1, cutoff=0.8)
             if close:
-                raise wrong(f"there is no option {name!r}; did you mean {_NAMES[close[0]]!r}?")
+                raise wrong(f"unknown option {name!r}; did you mean {_NAMES[close[0]]!r}?")
     return found
 
 
 def _refuse(given: Mapping[str, str], names: Sequence[str], why: str) -> None:
     for name in names:
         if name in given:
-            raise wrong(f"option {name!r} does not belong here: {why}")
+            raise wrong(f"option {name!r} is not allowed here: {why}")
 
 
 def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
     if "topic" in given and "subscribe" in given:
-        raise wrong("options 'topic' and 'subscribe' mean the same: give one of them")
+        raise wrong("options 'topic' and 'subscribe' mean the same: give only one of them")
     text = given.get("topic", given.get("subscribe", ""))
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise wrong("no topic is named: write .option('topic', NAME), or .option('subscribe', 'NAME,NAME') for several")
+        raise wrong("no topic is given: use .option('topic', NAME), or .option('subscribe', 'NAME,NAME') for several")
     return tuple(sorted({check_name(name) for name in names}))
 
 
@@ -212,8 +212,8 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
     names = [name.strip() for name in given["columns"].split(",") if name.strip()]
     unknown = [name for name in names if name.lower() not in proper]
     if unknown or not names or len({name.lower() for name in names}) != len(names):
-        what = f"there is no column {unknown[0]!r}" if unknown else "it names none, or one twice"
-        raise wrong(f"option 'columns' {given['columns']!r}: {what}; it takes some of {', '.join(COLUMNS)}")
+        what = f"unknown column {unknown[0]!r}" if unknown else "it names no column, or one twice"
+        raise wrong(f"option 'columns' is {given['columns']!r}: {what}; the columns are {', '.join(COLUMNS)}")
     return tuple(proper[name.lower()] for name in names)
 
 
@@ -240,7 +240,7 @@ def _points(given: Mapping[str, str], side: str, topics: tuple[str, ...]) -> dic
 def _by_topic(given: Mapping[str, str], name: str, topics: tuple[str, ...], *, least: int) -> dict[str, int]:
     """Return a number for each topic: {"topic": number} or Kafka's {"topic": {"0": number}}."""
     usual = '"earliest", "latest" or ' if name.endswith("Offsets") else ""
-    form = f'option {name!r} {given[name][:80]!r}: it takes {usual}JSON as {{"{topics[0]}": 17}}'
+    form = f'option {name!r} is {given[name][:80]!r}; it takes {usual}JSON such as {{"{topics[0]}": 17}}'
     try:
         read = json.loads(given[name])
     except ValueError as error:
@@ -248,7 +248,8 @@ def _by_topic(given: Mapping[str, str], name: str, topics: tuple[str, ...], *, l
     if type(read) is not dict:
         raise wrong(form)
     if sorted(read) != sorted(topics):
-        raise wrong(f"option {name!r} must name each topic: it names {', '.join(sorted(read)) or 'none'}, read are {', '.join(topics)}")
+        text = f"it names {', '.join(sorted(read)) or 'none'}, and the query reads {', '.join(topics)}"
+        raise wrong(f"option {name!r} must name each topic: {text}")
     found = {}
     for topic, value in read.items():
         number: Any = value
@@ -257,7 +258,7 @@ def _by_topic(given: Mapping[str, str], name: str, topics: tuple[str, ...], *, l
                 raise wrong(f'{form}; topic {topic} has one partition, "0", not {", ".join(map(repr, value)) or "none"}')
             number = value["0"]
         if type(number) is not int or not least <= number <= INT64_MAX:
-            raise wrong(f"{form}; for topic {topic} it says {number!r}, which is no number from {least} on")
+            raise wrong(f"{form}; the value of topic {topic} is {number!r}, but must be a whole number of at least {least}")
         found[topic] = number
     return found
 
@@ -273,7 +274,8 @@ def _whole(given: Mapping[str, str], name: str, *, least: int = 1, missing: int 
     digits = text.rstrip("bkmg") if sizes else text
     unit = _SIZES.get(text[len(digits) :], 0)
     if not (digits.isascii() and digits.isdecimal() and unit) or not least <= int(digits) * unit <= INT64_MAX:
-        raise wrong(f"option {name!r} is {given[name]!r}; it takes a whole number from {least} on{', as 1048576 or 1m' if sizes else ''}")
+        form = f"a whole number of at least {least}{', such as 1048576 or 1m' if sizes else ''}"
+        raise wrong(f"option {name!r} is {given[name]!r}; it takes {form}")
     return int(digits) * unit
 
 
@@ -291,5 +293,5 @@ def _timeout(given: Mapping[str, str]) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= 86_400:
-        raise wrong(f"option 'timeout' is {text!r}; it takes seconds, more than 0 and at most a day")
+        raise wrong(f"option 'timeout' is {text!r}; it takes seconds, more than 0 and at most 86400 (one day)")
     return seconds

@@ -81,7 +81,7 @@ def _checked_text(array: pa.Array, name: str) -> pa.Array:
         return array.cast(pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
         raise _wrong(
-            f"column {name!r} holds bytes that are no UTF-8 in some row; a {name} is text: encode it, as by hex or base64"
+            f"column {name!r} holds bytes that are not UTF-8 in some row; a {name} is text: encode it, for example as hex or base64"
         ) from None
 
 
@@ -102,11 +102,13 @@ def _packed(row: list[Any] | None) -> bytes | None:
     pairs = [(header["key"], header["value"]) if isinstance(header, dict) else header for header in row if header is not None]
     found = dict(pairs)
     if None in found:
-        raise _wrong("a header has a null key; filter it out")
+        raise _wrong("a header has a null key; filter such headers out")
     if len(found) < len(pairs):
         names = sorted(key for key, _ in pairs)
         twice = next(a for a, b in pairwise(names) if a == b)
-        raise _wrong(f"header {twice!r} occurs twice in one row; a message has one value for each header: join them, or rename one")
+        raise _wrong(
+            f"header {twice!r} occurs twice in one row; a message can have only one value for each header: join them, or rename one"
+        )
     return pack_headers(found)
 
 
@@ -120,7 +122,7 @@ def topic_of(batch: pa.RecordBatch, before: str) -> str:
     if before and before not in names:
         names.append(before)
     if None in names:
-        raise _wrong("column 'topic' is null in some rows: name the topic by .option('topic', NAME), or filter these rows out")
+        raise _wrong("column 'topic' is null in some rows: name the topic with .option('topic', NAME), or filter these rows out")
     if len(names) > 1:
         raise several_topics(names)
     return str(names[0])
@@ -129,8 +131,8 @@ def topic_of(batch: pa.RecordBatch, before: str) -> str:
 def several_topics(names: list[Any]) -> UsageError:
     shown = ", ".join(sorted(map(str, names))[:5])
     return _wrong(
-        f"the rows are for several topics ({shown}); one write goes to one topic, as a transaction is one topic's:"
-        " write once for each, with a filter on column 'topic', or name one by .option('topic', NAME)"
+        f"the rows are for several topics ({shown}); one write goes to one topic, because a transaction belongs to one topic:"
+        " write once for each topic, with a filter on column 'topic', or name one topic with .option('topic', NAME)"
     )
 
 
@@ -173,7 +175,9 @@ class Packer:
             return
         nulls = batch.column("value").null_count
         if nulls:
-            raise _wrong(f"column 'value' is null in {nulls} rows; a message has a value, even if empty: filter them, or use coalesce")
+            raise _wrong(
+                f"column 'value' is null in {nulls} rows; a message needs a value, even an empty one: filter them out, or use coalesce"
+            )
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
         self._waiting_bytes += batch.nbytes

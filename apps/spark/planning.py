@@ -81,15 +81,15 @@ class StreamPosition:
             found = json.loads(read) if isinstance(read, str) else read
             version = found["version"]
             if type(version) is not int or version > VERSION:
-                text = f"the checkpoint was written by a later zsq (offsets of version {version!r}, known is {VERSION}): upgrade this one"
+                text = f"the checkpoint has offsets of version {version!r}, and this zsq reads versions up to {VERSION}; use a newer zsq"
                 raise UsageError(E_BAD_ARGUMENT, text)
             offsets = {str(name): value["0"] for name, value in found["topics"].items()}
             uuids = {name: str(found["uuids"][name]) for name in offsets}
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-            text = f"the checkpoint does not hold offsets of zsq but {repr(read)[:200]}: a query needs a checkpointLocation of its own"
+            text = f"the checkpoint does not hold offsets of zsq but {repr(read)[:200]}: give the query its own checkpointLocation"
             raise UsageError(E_BAD_ARGUMENT, text) from None
         if not all(type(offset) is int and offset >= 0 for offset in offsets.values()):
-            raise UsageError(E_BAD_ARGUMENT, f"the checkpoint holds offsets that cannot be: {repr(read)[:200]}")
+            raise UsageError(E_BAD_ARGUMENT, f"the checkpoint holds offsets that are not valid: {repr(read)[:200]}; use a new checkpoint")
         return cls(offsets, uuids)
 
 
@@ -187,11 +187,11 @@ class TopicLogs:
                 start, head = reader.head()
                 if reader.uuid() == uuid:
                     return Extent(start, head, uuid)
-            raise Refused(E_NOT_FOUND, f"topic {topic} is being deleted and made again all the time")
+            raise Refused(E_NOT_FOUND, f"topic {topic} is deleted and created again repeatedly; try again when that has stopped")
         except NotFound as error:
             text = (
-                f"there is no topic {topic} at {self._url}: check its name and the option 'url', or make it first"
-                f" (`zsq topic create {topic}`); the source makes no topics ({error.text})"
+                f"topic {topic} does not exist at {self._url}: check its name and option 'url', or create it first"
+                f" (`zsq topic create {topic}`); the source does not create topics ({error.text})"
             )
             raise NotFound(E_NOT_FOUND, text) from None
 
@@ -238,15 +238,15 @@ class FollowingChannel:
                     self._admin.seek(topic, self._name, place.offsets[topic], clamp=True)
                 self._ready.add(topic)
             except ZsqError as error:
-                LOGGER.warning("channel %s/%s could not be made, the query goes on without it for now: %s", topic, self._name, error)
+                LOGGER.warning("channel %s/%s could not be created; the query continues without it for now: %s", topic, self._name, error)
 
     def _check(self, topic: str, new: bool) -> None:
         """Warn if an existing channel does not look like this query's own."""
         found = [channel for one in self._admin.stats(topic, self._name)["topics"] for channel in one["channels"]]
         consumers = sum(channel.get("client_count", 0) for channel in found)
         if new or consumers:
-            text = "channel %s/%s %s. The query's commits move it on and clear what waits in it: give the query a channel of its own"
-            LOGGER.warning(text, topic, self._name, f"has {consumers} consumers" if consumers else "was there before this query began")
+            text = "channel %s/%s %s. The query's commits move the channel on and discard what waits in it: give the query its own channel"
+            LOGGER.warning(text, topic, self._name, f"has {consumers} consumers" if consumers else "existed before this query began")
 
     def advance(self, offsets: Mapping[str, int]) -> None:
         """Move the channel to these offsets: Spark is done with all before them.
@@ -263,7 +263,7 @@ class FollowingChannel:
                 if isinstance(error, NotFound):
                     self._ready.discard(topic)
                     self._told.pop(topic, None)
-                LOGGER.warning("channel %s/%s stays behind, the next batch takes it on: %s", topic, self._name, error)
+                LOGGER.warning("channel %s/%s could not be moved on; the next batch moves it: %s", topic, self._name, error)
 
     def close(self) -> None:
         with contextlib.suppress(ZsqError, OSError):
@@ -285,17 +285,21 @@ class _Plan:
     def _lost(self, text: str) -> None:
         """Raise `DataLoss` (E_DATA_LOSS), or only log it if failOnDataLoss is false."""
         if self._options.fail_on_data_loss:
-            advice = "If that is right, set option 'failOnDataLoss' to 'false' to go on with what is there, or begin with a new checkpoint"
+            advice = (
+                "If you expected this, set option 'failOnDataLoss' to 'false' to continue with the remaining messages,"
+                " or start with a new checkpoint"
+            )
             raise DataLoss(E_DATA_LOSS, f"{text}. {advice}")
-        LOGGER.warning("%s. The query goes on with what is there, as failOnDataLoss is false", text)
+        LOGGER.warning("%s. The query continues with the remaining messages, because failOnDataLoss is false", text)
 
     def _within(self, topic: str, start: int, stop: int, extent: Extent) -> tuple[int, int]:
         """Return the part of the range that the topic still keeps. A missing part is data loss."""
         if stop > start and start < extent.start:
             gone = min(stop, extent.start)
-            self._lost(f"offsets {start} to {gone - 1} of topic {topic} are not kept any more: it now begins at {extent.start}")
+            self._lost(f"offsets {start} to {gone - 1} of topic {topic} do not exist any more: the topic now begins at {extent.start}")
         if max(start, stop) > extent.head:
-            self._lost(f"topic {topic} ends at offset {extent.head}, before {max(start, stop)}, which was to be read or was read before")
+            text = f"before offset {max(start, stop)}, up to which the query has read or has to read"
+            self._lost(f"topic {topic} ends at offset {extent.head}, {text}")
         stop = min(stop, extent.head)
         return min(max(start, extent.start), stop), stop
 
@@ -381,7 +385,7 @@ class StreamPlan(_Plan):
             return extent.start
         first = place.offsets[topic]
         if place.uuids[topic] != extent.uuid:
-            self._lost(f"topic {topic} was deleted and made again since it was read up to offset {first} (uuid {place.uuids[topic]})")
+            self._lost(f"topic {topic} was deleted and created again after it was read up to offset {first} (uuid {place.uuids[topic]})")
             return extent.start
         return self._within(topic, first, extent.head, extent)[0]
 
@@ -411,7 +415,8 @@ class StreamPlan(_Plan):
                 continue
             extent = self.logs.extent(topic)
             if end.uuids[topic] != extent.uuid:
-                self._lost(f"topic {topic} was deleted and made again: what it held up to offset {stop} is gone (uuid {end.uuids[topic]})")
+                text = f"its messages up to offset {stop} are lost (uuid {end.uuids[topic]})"
+                self._lost(f"topic {topic} was deleted and created again: {text}")
                 first, stop = max(extent.start, start.offsets.get(topic, 0)), min(stop, extent.head)
             elif start.uuids.get(topic) != extent.uuid:
                 # The topic is new, or it was recreated and `latest` has reported that.

@@ -59,7 +59,9 @@ def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
     names = [name for name, _ in fields]
     for name, kind in fields:
         if name not in _ACCEPTED:
-            raise _wrong(f"the sink has no column {name!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; select those before you write")
+            raise _wrong(
+                f"the sink has no column {name!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; select only those before you write"
+            )
         if not kind.startswith(_ACCEPTED[name]):
             accepted = " or ".join(one for one in _ACCEPTED[name] if one not in {"varchar", "char", "void"})
             raise _wrong(f"column {name!r} is of type {kind}; the sink takes {accepted}: cast it, or use to_json for a struct")
@@ -69,10 +71,11 @@ def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
     if "value" not in names:
         found = ", ".join(f"{name} {kind}" for name, kind in fields) or "none"
         raise _wrong(
-            f"the sink needs a column 'value' (binary or string), there is: {found}; as in select(to_json(struct('*')).alias('value'))"
+            f"the sink needs a column 'value' (binary or string); the columns are: {found}."
+            " Use for example select(to_json(struct('*')).alias('value'))"
         )
     if not topic and "topic" not in names:
-        raise _wrong("no topic is named: write .option('topic', NAME), or add a column 'topic' that has the same name in each row")
+        raise _wrong("no topic is given: use .option('topic', NAME), or add a column 'topic' that has the same name in each row")
 
 
 def _wrong(text: str) -> UsageError:

@@ -49,8 +49,8 @@ ABORT_TIMEOUT_S: Final = 10.0  # seconds; stages that are not aborted are droppe
 ATTEMPT_S: Final = 15.0
 PAUSE_S: Final = 0.5  # seconds before a commit that was refused temporarily is tried again
 ADVICE: Final = {
-    "app": "Start it again when the broker is well: what is repeated is not stored twice",
-    "job": "Look whether it is in the topic before you write it again; with txnAppId and txnVersion a repeat is not stored twice",
+    "app": "Repeat it when the broker works again: nothing is stored twice",
+    "job": "Check whether it is in the topic before you repeat it; with txnAppId and txnVersion, a repeated write is not stored twice",
 }
 
 
@@ -81,7 +81,7 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
     """
     if overwrite:
         raise wrong(
-            'a topic is not overwritten: write with mode("append") (streams: outputMode("append"));'
+            'a topic cannot be overwritten: write with mode("append") (streams: outputMode("append"));'
             " to empty a topic before, use `zsq topic empty NAME`"
         )
     check_sink_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic)
@@ -135,9 +135,9 @@ def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
     if len(topics) > 1:
         raise several_topics(topics)
     if len(transactions) > 1:
-        raise wrong(f"the tasks of {what} do not agree which transaction they belong to: {sorted(transactions)}")
+        raise wrong(f"the tasks of {what} belong to different transactions: {sorted(transactions)}")
     if len(staged) > STAGE_PARTS_MAX:
-        raise wrong(f"{what} has {len(staged)} partitions with rows, over the limit of {STAGE_PARTS_MAX}: use coalesce or repartition")
+        raise wrong(f"{what} has {len(staged)} partitions with rows; the limit is {STAGE_PARTS_MAX}: use coalesce or repartition")
     topic = topics[0] if topics else options.topic
     if not topic or not transactions:
         return
@@ -152,7 +152,7 @@ def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
             raise
         return  # an absent topic has no transactions to record
     if done.get("repeated"):
-        LOGGER.info("%s was in topic %s already: nothing was stored again", what, topic)
+        LOGGER.info("%s is already in topic %s: nothing was stored again", what, topic)
 
 
 def _commit(options: SinkOptions, topic: str, transaction: SinkTransaction, parts: list[StagePart], what: str) -> Committed:
@@ -191,7 +191,7 @@ def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
                 committer.abort(app, version, stages)
     except Exception as error:
         why = error.text if isinstance(error, ZsqError) else repr(error)
-        LOGGER.warning("%s: what was staged could not be dropped now and goes by itself after a time (%s)", what, why)
+        LOGGER.warning("%s: its stages could not be removed now; they expire by themselves (%s)", what, why)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -248,7 +248,7 @@ class _StreamWriter(DataSourceStreamWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for message in messages:
             if isinstance(message, StagedPartition) and message.transaction.version != batchId:
-                raise wrong(f"a task staged for batch {message.transaction.version}, Spark commits batch {batchId}")
+                raise wrong(f"a task staged rows for batch {message.transaction.version}, but Spark commits batch {batchId}")
         commit_parts(self._options, messages, None, f"batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:

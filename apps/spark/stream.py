@@ -97,7 +97,10 @@ class PlainStreamReader(FollowingReader):
         limited = self._options.offsets_max or self._options.bytes_max
         if self._at is None:
             if limited:
-                LOGGER.warning("maxOffsetsPerTrigger and maxBytesPerTrigger hold from the second micro-batch on: PySpark 4.2 can do better")
+                LOGGER.warning(
+                    "maxOffsetsPerTrigger and maxBytesPerTrigger apply from the second micro-batch on;"
+                    " use PySpark 4.2 or later to limit the first one too"
+                )
             self._at = self._plan.head()
         else:
             self._at = self._plan.latest(self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max)

@@ -139,11 +139,11 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
     try:
         data = documents.loads(raw)
         if not isinstance(data, dict) or data.pop("backup", "") != "zsq":
-            raise ForeignDirectory(f"{path} is no manifest of a backup of zsq")
+            raise ForeignDirectory(f"{path} is not the manifest of a zsq backup")
         if (version := data.pop("version", None)) != VERSION:
-            raise ForeignDirectory(f"{path} has version {version}; this zsq knows only {VERSION}: upgrade zsq")
+            raise ForeignDirectory(f"{path} has format version {version}, and this zsq reads only version {VERSION}; use a newer zsq")
         if data.pop("checksum", "") != _checksum(data):
-            raise Damaged(f"{path} is damaged: its checksum does not agree")
+            raise Damaged(f"{path} is damaged: its checksum does not match")
         files = [FileRow(_inner(path_), int(size), int(crc, 16)) for path_, size, crc in data.pop("files")]
         return Manifest(**data, files=files)
     except (ValueError, TypeError, RecursionError) as error:
@@ -153,7 +153,7 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
 def _inner(path: str) -> str:
     """Return the path if it stays below its folder. Raises `ValueError` if it does not."""
     if not isinstance(path, str) or any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
-        raise ValueError(f"{path!r} is no path of a file in a backup")
+        raise ValueError(f"{path!r} is not a valid path of a file in a backup")
     return path
 
 
@@ -164,7 +164,7 @@ def read_manifest(files: Files, backup: str) -> Manifest:
     """
     path = f"{backup}/{MANIFEST_NAME}"
     if not files.exists(path):
-        what = f"{backup} is not finished" if backup.endswith(PARTIAL_SUFFIX) else f"{backup} is no backup of zsq"
+        what = f"{backup} is an unfinished backup" if backup.endswith(PARTIAL_SUFFIX) else f"{backup} is not a zsq backup"
         raise ForeignDirectory(f"{what}: it has no {MANIFEST_NAME}")
     return decode_manifest(files.read_file(path, MANIFEST_BYTES_MAX), path)
 
@@ -293,7 +293,7 @@ def copy_file(files: Files, source: str, target: str, bytes_max: int | None, adv
                     files.sync(writing)
                 advance(len(piece))
             if bytes_max is not None and position < bytes_max:
-                raise Damaged(f"{source} has {position} bytes, and {bytes_max} were synced")
+                raise Damaged(f"{source} has {position} bytes, but {bytes_max} were synced")
             files.sync(writing)
             files.advise_done(writing, 0, 0)
         finally:
@@ -323,8 +323,8 @@ def check_file(files: Files, path: str, row: FileRow, advance: Advance) -> str:
     finally:
         files.close(fd)
     if position != row.bytes:
-        return f"{row.path} has {position} bytes, and had {row.bytes}"
-    return f"{row.path} is damaged: its checksum does not agree" if crc != row.crc else ""
+        return f"{row.path} has {position} bytes instead of {row.bytes}"
+    return f"{row.path} is damaged: its checksum does not match" if crc != row.crc else ""
 
 
 class LogTaken(NamedTuple):

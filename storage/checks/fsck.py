@@ -154,7 +154,7 @@ class ChunkCheck:
             chunk = open_chunk(self._files, self._folder, found.base_offset, self._around.uuid, self._around.index_every_bytes)
         except (Damaged, ForeignDirectory, OSError) as error:
             count = max(0, self._around.following - found.base_offset)
-            self._add(DAMAGE, f"cannot be used, with all that is in it: {error}", found.base_offset, count)
+            self._add(DAMAGE, f"the chunk and all its messages cannot be used: {error}", found.base_offset, count)
             return found
         try:
             found.bytes = self._files.size(chunk.fd)
@@ -176,7 +176,7 @@ class ChunkCheck:
 
     def _check_header(self, chunk: Chunk) -> None:
         if chunk.spare_header:
-            text = "both copies of its header are damaged; its footer says the same again"
+            text = "both copies of its header are damaged; its footer holds another copy"
             self._add(DAMAGE, text, repair=lambda: self._mend_header(chunk))
             return
         data = self._files.pread(chunk.fd, CHUNK_HEADER_BYTES, 0)
@@ -184,11 +184,12 @@ class ChunkCheck:
             try:
                 decode_chunk_header(data[at : at + CHUNK_COPY_BYTES])
             except Damaged:
-                self._add(DAMAGE, f"copy {number} of its header is damaged; the other one is good", repair=lambda: self._mend_header(chunk))
+                text = f"copy {number} of its header is damaged; the other copy is intact"
+                self._add(DAMAGE, text, repair=lambda: self._mend_header(chunk))
 
     def _mend_header(self, chunk: Chunk) -> str:
         self._write(encode_chunk_header(chunk.header), 0)
-        return f"both copies of the header written anew from {'the footer' if chunk.spare_header else 'the good one'}"
+        return f"both copies of the header were rewritten from {'the footer' if chunk.spare_header else 'the intact one'}"
 
     def _write(self, data: bytes, position: int) -> None:
         fd = self._files.open_append(self._path)
@@ -217,7 +218,8 @@ class ChunkCheck:
                 self._check_mark(chunk, stretch.position, header)
                 group_at = -1
             elif group_at >= 0:
-                self._add(DAMAGE, f"the group that begins at {group_at} has no mark; its messages stay, its transaction is not known")
+                text = f"the group that begins at position {group_at} has no mark"
+                self._add(DAMAGE, f"{text}; its messages are kept, but its transaction is not known")
                 group_at = -1
             self._end, self._good_end, self._time_ns = header.next_offset, stretch.end, header.time_ns
         if bad:
@@ -225,15 +227,15 @@ class ChunkCheck:
         if group_at >= 0 and self._around.following >= 0:
             self._found.open_group = self._found.base_offset + self._places[group_at].first_offset
         elif group_at >= 0 and not bad:
-            self._add(NOTE, f"the group that begins at {group_at} is not finished; the next start cuts it off", needs=True)
+            self._add(NOTE, f"the group that begins at position {group_at} is not finished; the next start cuts it off", needs=True)
 
     def _check_place(self, header: Header, position: int) -> None:
         base = self._found.base_offset
         if header.first_offset != self._end:
-            text = f"the block at {position} has offset {base + header.first_offset}, {base + self._end} was expected"
+            text = f"the block at position {position} has offset {base + header.first_offset} instead of {base + self._end}"
             self._add(DAMAGE, text, base + self._end, max(0, header.first_offset - self._end))
         if header.time_ns < self._time_ns:
-            self._add(DAMAGE, f"the block at {position} is older than the one before it")
+            self._add(DAMAGE, f"the block at position {position} has an earlier time than the block before it")
         self._found.blocks += 1
         self._found.messages += header.count
         if header.count:
@@ -245,7 +247,7 @@ class ChunkCheck:
         except ValueError:
             mark = None
         if mark is None or mark.next_offset != self._found.base_offset + header.first_offset:
-            self._add(DAMAGE, f"the mark at {position} is not that of the group before it")
+            self._add(DAMAGE, f"the mark at position {position} does not belong to the group before it")
             return
         self._found.adopted += [adopted.base_offset for adopted in mark.adopted]
         self._found.groups.append(mark.first_offset)
@@ -260,15 +262,21 @@ class ChunkCheck:
         base, start, end = self._found.base_offset, bad[0].position, bad[-1].end
         first = base + self._end
         known = self._known(start, end)
-        what = f"{len(bad)} damaged blocks from {start} to {end}"
+        what = f"{len(bad)} damaged blocks from position {start} to {end}"
         if known is not None and self._is_noted(first, first + count):
             self._add(NOTE, f"{what}: known, and kept in {known.name}", first, count)
             return
         if known is not None and known.hole.next_offset > first:
             rest = Bad(base, end, 0, known.hole.next_offset, first + count - known.hole.next_offset, "the blocks that followed are missing")
-            self._add(DAMAGE, f"{what}: kept in {known.name}, and what followed is missing", first, count, repair=lambda: self._keep(rest))
+            self._add(
+                DAMAGE,
+                f"{what}: kept in {known.name}, but the blocks that followed are missing",
+                first,
+                count,
+                repair=lambda: self._keep(rest),
+            )
             return
-        why = "its checksum does not agree"
+        why = "its checksum does not match"
         at_risk = not self._sealed and self._around.following < 0 and self._around.synced_end >= 0 and first >= self._around.synced_end
         if at_risk:  # recovery decides whether it was synced, by the blocks behind it
             self._add(DAMAGE, what, first, count, needs=True)
@@ -295,7 +303,7 @@ class ChunkCheck:
 
     def _keep(self, bad: Bad) -> str:
         kept = keep_bytes(self._files, self._folder, bad, self._around.now_ns)
-        return f"{kept} bytes kept in {bad.name}; its {bad.count} messages are a known hole"
+        return f"{kept} bytes were kept in {bad.name}; its {bad.count} messages are recorded as lost"
 
     # The end
 
@@ -322,9 +330,11 @@ class ChunkCheck:
             return
         lost = self._around.synced_end - base - self._end
         if lost > 0:
-            self._add(DAMAGE, f"{size} bytes at its end cannot be read, and were synced", base + self._end, lost, needs=True)
+            self._add(DAMAGE, f"{size} bytes at its end cannot be read, although they were synced", base + self._end, lost, needs=True)
         else:
-            text = f"{size} bytes at its end are a write that did not finish, or an acknowledged block that has rotted (nobody can tell)"
+            text = (
+                f"{size} bytes at its end are an unfinished write, or an acknowledged block that was damaged later (it is not known which)"
+            )
             self._add(NOTE, f"{text}; the next start keeps a copy in a `.bad` file and cuts them off", needs=True)
 
     def _check_end(self, chunk: Chunk) -> None:
@@ -332,7 +342,7 @@ class ChunkCheck:
         found.end_offset, found.end_position = base + self._end, self._good_end
         if not chunk.sealed:
             if self._around.following >= 0:
-                self._add(DAMAGE, "it has no footer, and is not the last", repair=lambda: self._mend_footer(chunk))
+                self._add(DAMAGE, "it has no footer, but it is not the last chunk", repair=lambda: self._mend_footer(chunk))
             return
         footer = chunk.end_offset - base, chunk.last_time_ns - chunk.header.base_time_ns
         if footer[0] < self._end or footer[1] < self._time_ns:
@@ -360,12 +370,12 @@ class ChunkCheck:
         position = max(size + -size % ALIGNMENT, CHUNK_HEADER_BYTES)
         if self._bad_footer:
             bad = Bad(base, self._good_end, FOOTER_BYTES, base + self._end, 0, "a footer that could not be read", CUT_OFF)
-            said = f" (what stood there is kept in {bad.name})"
+            said = f" (the damaged one is kept in {bad.name})"
             keep_bytes(self._files, self._folder, bad, self._around.now_ns)
             position = self._good_end
         footer = ChunkFooter(max(self._end, self._around.following - base), self._time_ns, position)
         self._write(encode_footer(footer, chunk.header.seed, chunk.header), position)
-        return f"a footer written at {position}{said}"
+        return f"a footer was written at position {position}{said}"
 
     # Index
 
@@ -374,14 +384,14 @@ class ChunkCheck:
             return  # not used: recovery cuts that of the last chunk
         if not self._files.exists(chunk.index_path):
             if not chunk.adopted:  # those never had one
-                self._add(NOTE, "it has no index; one is made when it is needed", repair=lambda: self._mend_index(chunk))
+                self._add(NOTE, "it has no index; zsq creates one when it needs it", repair=lambda: self._mend_index(chunk))
             return
         data = self._files.read_file(chunk.index_path, INDEX_BYTES_MAX)
         index = Index.decode(data, chunk.header.seed, self._around.index_every_bytes)
         if index is None:
-            self._add(DAMAGE, "its index is damaged; it is a cache, and not used", repair=lambda: self._mend_index(chunk))
+            self._add(DAMAGE, "its index is damaged and is not used; it is only a cache", repair=lambda: self._mend_index(chunk))
         elif not self._agree(index):
-            self._add(DAMAGE, "its index does not agree with its blocks", repair=lambda: self._mend_index(chunk))
+            self._add(DAMAGE, "its index does not match its blocks", repair=lambda: self._mend_index(chunk))
 
     def _agree(self, index: Index) -> bool:
         """Return True if the index agrees with the blocks.
@@ -407,7 +417,7 @@ class ChunkCheck:
         if not self._files.exists(again.index_path) or self._files.read_file(again.index_path, len(wanted) + 1) != wanted:
             # The log works without an index, and reports no error.
             raise DiskFull("the index could not be written")
-        return "the index built anew"
+        return "the index was rebuilt"
 
 
 PIECE_BYTES: Final = 1024 * 1024
@@ -474,7 +484,7 @@ def _recover(files: Files, directory: str, identity: TopicIdentity, report: Topi
     said = f"by {RECOVERY}: {said.replace(f'{directory}/', '')}"
     for finding in report.findings:
         if finding.needs_recovery:
-            finding.repaired, said = said, f"by {RECOVERY}, as told above"
+            finding.repaired, said = said, f"by {RECOVERY}, as reported above"
 
 
 class _TopicCheck:
@@ -500,9 +510,9 @@ class _TopicCheck:
         self._check_staging()
         for name in self._names:
             if name.removesuffix(TEMPORARY_SUFFIX) == BACKUP_NAME:
-                self._add(NOTE, name, "what a backup has left; the next start removes it")
+                self._add(NOTE, name, "a backup left it behind; the next start removes it")
             elif name.endswith(TEMPORARY_SUFFIX):
-                self._add(NOTE, name, "a file whose writing was not finished; not used")
+                self._add(NOTE, name, "an unfinished file; it is not used")
         return self._report
 
     def _add(self, level: str, name: str, text: str, first_offset: int = -1, count: int = 0) -> Finding:
@@ -525,7 +535,7 @@ class _TopicCheck:
                     self._add(DAMAGE, name, "the state store is missing").needs_recovery = True
                     sound = False
                 elif f"{name}{MADE_SUFFIX}" in self._names and f"{name}{READY_SUFFIX}" not in self._names:
-                    self._add(DAMAGE, name, "it is gone, with all delayed messages that waited in it").needs_recovery = True
+                    self._add(DAMAGE, name, "it is missing, with all delayed messages that were in it").needs_recovery = True
                 continue
             check = check_delayed if name == DELAYED_NAME else check_environment
             path = f"{self._directory}/{name}"
@@ -565,7 +575,7 @@ class _TopicCheck:
             self._add(DAMAGE, STATE_NAME, f"it belongs to another topic (uuid {uuid.hex()})")
             return
         if table.commits < (known := commits_of_snapshot(self._files, self._directory)):
-            text = f"it has seen {table.commits} commits, and its snapshot {known}: an older one has come back"
+            text = f"it has {table.commits} commits, but its snapshot has {known}: it is an older state store"
             self._add(DAMAGE, STATE_NAME, text).needs_recovery = True
             return
         self._synced_end = table.synced_end
@@ -577,17 +587,17 @@ class _TopicCheck:
     def _check_bad_files(self) -> None:
         for name in self._names:
             if parse_chunk_name(name.removesuffix(BAD_SUFFIX)) is not None and name.endswith(BAD_SUFFIX):
-                self._add(NOTE, name, "a chunk that could not be read, set aside")
+                self._add(NOTE, name, "a chunk that could not be read and was set aside")
             if parse_bad_name(name) is None:
                 continue
             try:
                 head = decode_bad_head(self._files.read_file(f"{self._directory}/{name}", BAD_HEAD_BYTES))
                 whole = head is not None and self._kept(name, head.kept, head.crc)
             except OSError as error:
-                self._add(NOTE, name, f"it cannot be read: {error}; it is evidence only, and not used")
+                self._add(NOTE, name, f"it cannot be read: {error}; it is kept only as evidence")
                 continue
             if head is None or not whole:
-                self._add(NOTE, name, "what it says of itself is damaged; it is evidence only, and not used")
+                self._add(NOTE, name, "its head or its content is damaged; it is kept only as evidence")
             elif head.bad.kind == DAMAGED:
                 self._known[(head.bad.base_offset, head.bad.position)] = head.bad
 
@@ -608,13 +618,14 @@ class _TopicCheck:
         bases = [base for name in self._names if (base := parse_chunk_name(name)) is not None]
         live = [base for number, base in enumerate(bases) if number + 1 == len(bases) or bases[number + 1] > self._start]
         if len(live) < len(bases):
-            self._add(NOTE, "", f"{len(bases) - len(live)} chunks below offset {self._start} are to be removed; the next start does it")
+            text = f"{len(bases) - len(live)} chunks below offset {self._start} are not needed any more"
+            self._add(NOTE, "", f"{text}; the next start removes them")
         if not live:
-            self._add(DAMAGE, "", "the log has no chunk: restore them from a backup")
+            self._add(DAMAGE, "", "the log has no chunks; restore them from a backup")
             return
         if live[0] > self._start:
             lost = live[0] - self._start
-            self._add(DAMAGE, "", f"{lost} messages from offset {self._start} on are missing: their chunks are gone", self._start, lost)
+            self._add(DAMAGE, "", f"{lost} messages from offset {self._start} on are missing: their chunks do not exist", self._start, lost)
         before: Checked | None = None
         named: set[int] = set()
         ended: set[int] = set()
@@ -636,15 +647,15 @@ class _TopicCheck:
         assert before is not None
         for found in begun:  # with adopted files, the mark lies in the last of those
             if found.open_group not in ended:
-                text = f"the group from offset {found.open_group} on has no mark; its messages stay, its transaction is not known"
+                text = f"the group from offset {found.open_group} on has no mark; its messages are kept, but its transaction is not known"
                 self._add(DAMAGE, chunk_name(found.base_offset), text)
         for base in sorted(named - set(live)):
             if base >= live[0]:
-                self._add(DAMAGE, chunk_name(base), "missing: a group names it").needs_recovery = True
+                self._add(DAMAGE, chunk_name(base), "it is missing, but a group in the log refers to it").needs_recovery = True
         report.start, report.end = live[0], before.end_offset
         lost = self._synced_end - before.end_offset
         if before.end_offset >= 0 and lost > 0 and not any(found.needs_recovery for found in before.findings):
-            text = f"the log ends at offset {before.end_offset}, and was synced up to {self._synced_end}"
+            text = f"the log ends at offset {before.end_offset}, but was synced up to {self._synced_end}"
             if (before.base_offset, before.end_position) in self._known:
                 self._add(NOTE, chunk_name(before.base_offset), f"{text}: known", before.end_offset, lost)
             else:
@@ -655,13 +666,13 @@ class _TopicCheck:
         name = chunk_name(before.base_offset)
         lost = base - before.end_offset
         if lost < 0:
-            self._add(DAMAGE, name, f"it ends at offset {before.end_offset}, and the next chunk begins at {base}")
+            self._add(DAMAGE, name, f"it ends at offset {before.end_offset}, but the next chunk begins at {base}")
         elif lost:
-            text = f"{lost} messages are missing: it ends at offset {before.end_offset}, the next chunk begins at {base}"
+            text = f"{lost} messages are missing: it ends at offset {before.end_offset}, and the next chunk begins at {base}"
             bad = Bad(before.base_offset, before.bytes, 0, before.end_offset, lost, "the chunk that held them is missing")
             for known in self._known.values():
                 if known.first_offset <= before.end_offset and known.hole.next_offset >= base:
-                    self._add(NOTE, name, f"{text}: known, and noted in {known.name}", before.end_offset, lost)
+                    self._add(NOTE, name, f"{text}: known, and recorded in {known.name}", before.end_offset, lost)
                     return
             finding = self._add(DAMAGE, name, text, before.end_offset, lost)
             finding.repair = lambda: self._note_gap(bad)
@@ -679,7 +690,7 @@ class _TopicCheck:
 
     def _note_gap(self, bad: Bad) -> str:
         keep_bytes(self._files, self._directory, bad, self._now_ns)
-        return f"noted in {bad.name}: a known hole"
+        return f"recorded as lost in {bad.name}"
 
     # Staging
 
@@ -712,13 +723,16 @@ class _TopicCheck:
             if header.uuid != self._identity.uuid_bytes:
                 self._add(DAMAGE, f"{STAGING_NAME}/{name}", "it belongs to another topic")
             elif end and (header.seed != seed or size < end):
-                self._add_part(name, f"{size} of {end} bytes are there" if header.seed == seed else "another file", DAMAGE, needs=True)
+                text = f"it has only {size} of {end} bytes" if header.seed == seed else "it is not the file that was sealed"
+                self._add_part(name, text, DAMAGE, needs=True)
             elif bad and bad[0] < data_end:
-                self._add(DAMAGE, f"{STAGING_NAME}/{name}", f"no good block at {bad[0]}: its commit will be refused")
+                self._add(DAMAGE, f"{STAGING_NAME}/{name}", f"no intact block at position {bad[0]}: its commit will be refused")
             elif bad:
-                self._add(NOTE, f"{STAGING_NAME}/{name}", f"no good block at {bad[0]}: a write that did not finish, or damage")
+                self._add(NOTE, f"{STAGING_NAME}/{name}", f"no intact block at position {bad[0]}: an unfinished write, or damage")
 
     def _add_part(self, name: str, text: str, level: str, *, needs: bool) -> None:
         """Add a finding that costs the stage if it was sealed."""
-        found = self._add(level, f"{STAGING_NAME}/{name}", f"{text}; if its stage was sealed, the next start drops it, and says so")
+        found = self._add(
+            level, f"{STAGING_NAME}/{name}", f"{text}; if its stage was sealed, the next start drops the stage and reports it"
+        )
         found.needs_recovery = needs

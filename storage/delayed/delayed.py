@@ -214,10 +214,11 @@ class DelayedMeta(TypedDict):
 def read_meta(txn: Any) -> DelayedMeta:
     value = txn.get(META)
     if value is None:
-        raise Damaged("the delayed messages have no meta row")
+        raise Damaged("the store of delayed messages has no meta row")
     meta: DelayedMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
-        raise ForeignDirectory(f"delayed messages of version {meta['version']}: only version {VERSION} is known here; use a newer zsq")
+        text = f"the store of delayed messages has format version {meta['version']}"
+        raise ForeignDirectory(f"{text}, and this zsq reads only version {VERSION}; use a newer zsq")
     return meta
 
 
@@ -292,7 +293,7 @@ def translated(path: str) -> Iterator[None]:
         if says_full(error):
             raise DiskFull(text) from error
         if "No such file" in text:
-            raise ForeignDirectory(f"{text}; it is made once, and never again in its place") from error
+            raise ForeignDirectory(f"{text}; zsq does not create it again: mount or restore it") from error
         unreadable = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageFullError)
         if isinstance(error, unreadable) or "is not supported by this build" in text:  # a wrong version in a head
             raise Damaged(text) from error
@@ -463,7 +464,7 @@ class DelayedStore:
         for key, value, why in damaged:
             if not has_its_size(key, value):  # a wrong size would make LMDB move the page's other rows over each other
                 self.attempting(RESCUE)
-                raise Damaged(f"{self.path}: {why}: its size is not what it says; the next start saves all others")
+                raise Damaged(f"{self.path}: {why}: the size of the row is wrong; the next start saves all other rows")
 
         def work(rows: Rows) -> None:
             for key, value, _ in damaged:

@@ -84,7 +84,7 @@ def row_key(key: DelayedKey) -> bytes:
 def parse_row_key(key: bytes) -> DelayedKey:
     """Return the key of a row. Raises `Damaged` if it is not one."""
     if len(key) != _KEY.size or key[:1] != ROW:
-        raise Damaged(f"a delayed row has the key {key[:40]!r}")
+        raise Damaged(f"a delayed row has the invalid key {key[:40]!r}")
     _, due_ns, serial = _KEY.unpack(key)
     return DelayedKey(due_ns, serial)
 
@@ -95,7 +95,7 @@ def producer_key(producer_id: int) -> bytes:
 
 def parse_producer_key(key: bytes) -> int:
     if len(key) != 1 + _U64.size:
-        raise Damaged(f"a delayed producer has the key {key[:40]!r}")
+        raise Damaged(f"a delayed producer has the invalid key {key[:40]!r}")
     found: int = _U64.unpack_from(key, 1)[0]
     return found
 
@@ -140,14 +140,14 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
     try:
         header = decode_header(data[:HEADER_BYTES])
     except ZsqError as error:
-        raise Damaged(f"the delayed row {found.text()} is no block: {error}") from None
+        raise Damaged(f"the delayed row {found.text()} is not a block: {error}") from None
     columns = data[HEADER_BYTES:]
     if header.length != len(data):
-        raise Damaged(f"the delayed row {found.text()} is no block: it has {len(data)} bytes and says {header.length}")
+        raise Damaged(f"the delayed row {found.text()} is not a block: it has {len(data)} bytes, but its header says {header.length}")
     try:
         check_columns(header, columns)  # the row's checksum proves what was written, this one what was published
     except ZsqError as error:
-        raise Damaged(f"the delayed row {found.text()} is not as it was published: {error}") from None
+        raise Damaged(f"the delayed row {found.text()} does not hold what was published: {error}") from None
     return DelayedRow(found, Block(header, columns, columns))
 
 

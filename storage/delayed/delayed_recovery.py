@@ -163,7 +163,7 @@ def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict
     bad = next(name for number in range(HEADS_MAX) if not files.exists(name := f"{path}/{BAD_NAME}-{number}"))
     files.rename(trying, bad)
     files.sync_folder(path)
-    return f"{path}: one of the two heads of its file was damaged, the other took its place; both as they were: {bad}"
+    return f"{path}: one of the two meta pages of its file was damaged and was replaced by the other; the old pages are kept in {bad}"
 
 
 def _take_back(files: Files, path: str, original: bytes) -> None:
@@ -362,7 +362,7 @@ def check_delayed(path: str) -> list[str]:
     try:
         found = [str(sentence) for sentence in (_run("check", path) or {}).values()]
         commits, noted = probe(path).get("commits", 0), noted_progress(Files(), path).commits
-        return [*found, f"{path} has seen {commits} commits, and {noted} are noted"] if commits < noted else found
+        return [*found, f"{path} has {commits} commits, but {noted} were recorded"] if commits < noted else found
     except StoreFailed as error:
         return [str(error)]
 
@@ -388,7 +388,7 @@ def counted(path: str) -> dict[str, str]:
                 found["bytes"] += block.length
         txn.abort()
     told = {"rows": meta["rows"], "messages": meta["messages"], "bytes": meta["bytes"], "sum": meta["sum"]}
-    return {name: f"{path}: its {name} are {value}, and {told[name]} are counted" for name, value in found.items() if value != told[name]}
+    return {name: f"{path}: {name}: {value} found, but {told[name]} recorded" for name, value in found.items() if value != told[name]}
 
 
 def _all(txn: Any) -> Iterator[tuple[bytes, bytes]]:
@@ -549,8 +549,8 @@ def make_delayed(files: Files, directory: str, uuid: bytes, now_ns: int) -> Dela
         files.sync_folder(directory)
     except OSError as error:
         if is_full(error):
-            raise DiskFull(f"no space to make {path}: {error}") from error
-        raise StoreFailed(f"{path} could not be made: {error}") from error
+            raise DiskFull(f"no space to create {path}: {error}") from error
+        raise StoreFailed(f"{path} could not be created: {error}") from error
     store = DelayedStore(path, uuid)
     _note_made(files, directory)
     _connect(store, files, directory)
@@ -576,7 +576,7 @@ def _tell_if_gone(files: Files, directory: str, alarms: list[str]) -> None:
     """
     made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
     if files.exists(made):
-        alarms.append(f"{directory}/{DELAYED_NAME} is gone, with all delayed messages that waited in it; nobody knows how many")
+        alarms.append(f"{directory}/{DELAYED_NAME} is missing, with all delayed messages that were in it; their number is not known")
         files.remove(made)
         files.sync_folder(directory)
 
@@ -599,7 +599,7 @@ def open_delayed(
     finish_mending(files, path)
     noted = noted_progress(files, path)
     if is_rescuing(files, directory):
-        store, trouble = None, _Trouble(f"{path}: a rescue goes on that was broken off")
+        store, trouble = None, _Trouble(f"{path}: an interrupted rescue continues")
     else:
         store, trouble = _open(files, directory, uuid, noted.commits, notes)
         if store is None and ((mended := mend_head(files, path, noted.commits, probe)) or trouble.older):
@@ -608,7 +608,7 @@ def open_delayed(
     if store is None:
         bad, lost = rescue(files, directory, uuid, now_ns, noted, lambda saved: drop_moved(saved, log))
         number = "an unknown number of" if lost is None else lost
-        alarms.append(f"{trouble.text}; set aside as {bad}, and what can be read was saved: {number} delayed messages are lost")
+        alarms.append(f"{trouble.text}; it is set aside as {bad}, and all that can be read was saved: {number} delayed messages are lost")
         _mark(files, path, "")
         files.sync_folder(directory)  # a mark restored by a power loss would cause another rescue
         store = DelayedStore(path, uuid)
@@ -619,7 +619,7 @@ def open_delayed(
             alarms.append(_fallen_back(store, log, noted))
         else:
             moved = _remove(store, moved_keys(log, applied), counts=True)
-            notes += [f"{path}: {moved} blocks had moved to the log already"] if moved else []
+            notes += [f"{path}: {moved} blocks had already moved to the log"] if moved else []
         store.committed(store.progress)
     except BaseException:
         store.close()
@@ -665,8 +665,8 @@ def _fallen_back(store: DelayedStore, log: Log, noted: Progress) -> str:
     lost = max(0, noted.messages - store.summary.messages)
     store.adjust(noted.serial, lost, noted.commits)
     return (
-        f"{store.path} is as it was after {before} commits, and there were {noted.commits}: {lost} delayed messages are lost; "
-        "some that were cancelled last may be there again"
+        f"{store.path} has the state after commit {before}, but there were {noted.commits} commits: {lost} delayed messages are lost, "
+        "and messages that were cancelled last may be back"
     )
 
 
@@ -684,7 +684,7 @@ def _open(files: Files, directory: str, uuid: bytes, commits: int, notes: list[s
     """Open the environment. It must have at least `commits` commits."""
     path = f"{directory}/{DELAYED_NAME}"
     if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would create an empty one
-        raise ForeignDirectory(f"{path} holds no {DATA_NAME}: restore it, or remove the folder to do without what waited in it")
+        raise ForeignDirectory(f"{path} has no {DATA_NAME}: restore it, or remove the folder to continue without its delayed messages")
     if files.exists(path + ATTEMPT_SUFFIX):
         if files.read_file(path + ATTEMPT_SUFFIX, WORD_BYTES_MAX) == RESCUE.encode():
             return None, _Trouble(f"{path}: the size of a row is damaged")
@@ -700,7 +700,7 @@ def _open(files: Files, directory: str, uuid: bytes, commits: int, notes: list[s
     if store.progress.commits >= commits:
         return store, _Trouble("")
     store.close()
-    return None, _Trouble(f"{path} has seen {store.progress.commits} commits, and {commits} are noted", older=True)
+    return None, _Trouble(f"{path} has {store.progress.commits} commits, but {commits} were recorded", older=True)
 
 
 def _connect(store: DelayedStore, files: Files, directory: str) -> None:

@@ -28,7 +28,7 @@ def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = Fa
             batch.transactions[app] = later_of(batch.transactions.get(app) or table.transactions.get(app), row)
             batch.stage_gones += (*superseded(table.stages, app, row.version, row.user), *mark.parts)
         elif not header.count:
-            report.alarms.append(f"the mark of the group before offset {header.first_offset} is damaged: its transaction is not known")
+            report.alarms.append(f"the mark of the group before offset {header.first_offset} is damaged, so its transaction is not known")
         elif header.next_offset > table.applied_offset:
             report.replayed_blocks += 1
             # Delayed blocks committed their sequence when they were published.
@@ -36,7 +36,9 @@ def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = Fa
                 known = producers.get(header.producer_id) or table.producers.get(header.producer_id)
                 producers[header.producer_id] = producer_after(known, header.sequence, header.first_offset, header.time_ns)
     if log.holes != report.holes:
-        report.alarms.append(f"a chunk behind the checkpoint cannot be read; lost are now {[tuple(hole) for hole in log.holes]}")
+        report.alarms.append(
+            f"a chunk after the checkpoint cannot be read; lost are now, as (offset, count): {[tuple(hole) for hole in log.holes]}"
+        )
         report.holes = log.holes
     batch.producers = producers
     batch.transactions = {app: row for app, row in batch.transactions.items() if table.transactions.get(app) != row}
@@ -58,14 +60,14 @@ def _clamp(end: int, table: Table, batch: StateBatch, report: RecoveryReport) ->
     """
     for name, row in table.channels.items():
         if row.next_offset > end:
-            report.alarms.append(f"channel {name}: its cursor {row.next_offset} is beyond the log's end {end}; set back")
+            report.alarms.append(f"channel {name}: its cursor {row.next_offset} is beyond the log's end {end}; it is set back to that end")
             batch.channel_puts[name] = replace(row, next_offset=end)
         batch.hole_gones += [(name, hole.start) for hole in table.holes.get(name, ()) if hole.start >= end]
     if table.waiting > end:
-        report.alarms.append(f"the waiting cursor {table.waiting} is beyond the log's end {end}; set back")
+        report.alarms.append(f"the waiting cursor {table.waiting} is beyond the log's end {end}; it is set back to that end")
         batch.waiting = end
     if table.paused_end > end:
-        report.alarms.append(f"the paused end {table.paused_end} is beyond the log's end {end}; set back")
+        report.alarms.append(f"the paused end {table.paused_end} is beyond the log's end {end}; it is set back to that end")
         batch.paused_end = end
 
 

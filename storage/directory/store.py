@@ -161,7 +161,7 @@ def create_store(files: Files, directory: str, identity: TopicIdentity, options:
     temporary = directory + TEMPORARY_SUFFIX
     try:
         if files.exists(directory):
-            raise ForeignDirectory(f"{directory} is there already")
+            raise ForeignDirectory(f"{directory} already exists")
         if files.exists(temporary):
             files.remove_tree(temporary)
         files.make_folder(temporary)
@@ -180,8 +180,8 @@ def create_store(files: Files, directory: str, identity: TopicIdentity, options:
         files.sync_folder(_parent(directory))
     except OSError as error:
         if is_full(error):
-            raise DiskFull(f"no space to make {directory}: {error}") from error
-        raise StoreFailed(f"{directory} could not be made: {error}") from error
+            raise DiskFull(f"no space to create {directory}: {error}") from error
+        raise StoreFailed(f"{directory} could not be created: {error}") from error
 
 
 def open_store(files: Files, directory: str, options: StoreOptions, identity: TopicIdentity) -> Store:
@@ -193,7 +193,9 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: To
     began_ns = time.monotonic_ns()
     try:
         if not _is_topic(files, directory):
-            raise ForeignDirectory(f"{directory} is not the directory of a topic, or is not mounted; it is not made anew in its place")
+            raise ForeignDirectory(
+                f"{directory} is not the directory of a topic, or is not mounted; zsq does not create it again: mount or restore it"
+            )
         lock = files.lock(f"{directory}/{LOCK_NAME}")
         try:
             notes = _mend_identity(files, directory, identity)
@@ -239,12 +241,12 @@ def _recover(
         try:
             expected = max(table.start, identity.base_offset)
             if log.start > expected and opened.rebuilt:
-                report.notes.append(f"{directory}: its snapshot begins at offset {expected}, the log at {log.start} since")
+                report.notes.append(f"{directory}: its snapshot begins at offset {expected}, but the log begins at {log.start} by now")
             elif log.start > expected:
                 lost = log.start - expected
-                report.alarms.append(f"{directory}: {lost} messages from offset {expected} on are missing: their chunks are gone")
+                report.alarms.append(f"{directory}: {lost} messages from offset {expected} on are missing: their chunks do not exist")
             if removed:
-                report.notes.append(f"{directory}: {removed} files of chunks below offset {table.start} were still there; removed")
+                report.notes.append(f"{directory}: {removed} files of chunks below offset {table.start} were left over and are removed")
             # The delayed messages that have moved are removed before the checkpoint passes them,
             # because they are not looked for later.
             delayed = open_delayed(
@@ -303,8 +305,8 @@ def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> lis
         files.rename(temporary, path)
         files.sync_folder(directory)
     except OSError as error:  # the topic can start without this file, also on a full disk
-        return [f"{path}: missing or damaged, and could not be written anew ({error}); the next start tries again"]
-    return [f"{path}: missing or damaged; written anew"]
+        return [f"{path}: it is missing or damaged, and could not be rewritten ({error}); the next start tries again"]
+    return [f"{path}: it was missing or damaged and has been rewritten"]
 
 
 def read_identity(files: Files, directory: str) -> TopicIdentity | None:
@@ -324,7 +326,7 @@ def read_identity(files: Files, directory: str) -> TopicIdentity | None:
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     if made is None:
-        raise ForeignDirectory(f"{path}: version {version}; only version {VERSION} is known here; use a newer zsq")
+        raise ForeignDirectory(f"{path} has format version {version}, and this zsq reads only version {VERSION}; use a newer zsq")
     return made
 
 

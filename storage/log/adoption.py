@@ -105,7 +105,7 @@ class Adoption:
             raise
         if header.uuid != self._uuid or header.seed != adopted.seed or size < adopted.data_end:
             self._files.close(fd)
-            raise Damaged(f"{path} is not what was sealed")
+            raise Damaged(f"{path} is not the file that was sealed")
         return fd
 
     def _write(self, fd: int, adopted: Adopted, mark: bytes) -> int:
@@ -163,7 +163,9 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start:
     """
     mark = chunk.mark_at(chunk.last_position())
     if mark is None:
-        alarms.append(f"{chunk.path}: the mark of its group is damaged; if its commit was not finished, the rest is still in staging")
+        alarms.append(
+            f"{chunk.path}: the mark of its group is damaged; if its commit did not finish, the other files of the group are still staged"
+        )
         return
     files, folder = chunk.files, chunk.folder
     renamed = 0
@@ -172,13 +174,14 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start:
         if adopted.base_offset < start or _is_there(files, path, adopted.seed):
             continue
         if not files.exists(part_path(folder, adopted)):
-            alarms.append(f"{path} is gone, with {adopted.messages} messages from offset {adopted.base_offset} on")
+            alarms.append(f"{path} is missing, with {adopted.messages} messages from offset {adopted.base_offset} on")
             continue
         files.rename(part_path(folder, adopted), path)
         renamed += 1
     if renamed:
         files.sync_folder(folder)
-        notes.append(f"{folder}: the commit of {mark.transaction.app!r} {mark.transaction.version} finished: {renamed} files in place")
+        what = f"the interrupted commit of {mark.transaction.app!r} {mark.transaction.version} was finished"
+        notes.append(f"{folder}: {what}: {renamed} files were moved into place")
     if mark.unsealed and mark.unsealed[0] >= start:
         _seal_unsealed(chunk, mark, notes)
 

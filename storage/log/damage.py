@@ -298,5 +298,5 @@ class DamageBook:
         try:
             kept = keep_bytes(self._files, self._folder, bad, now_ns)
         except OSError as error:
-            return f"{self._folder}/{bad.name} could not be written ({error}); the damage itself stays in the chunk"
+            return f"{self._folder}/{bad.name} could not be written ({error}); the damaged bytes stay in the chunk"
         return f"{self._folder}/{bad.name} keeps {kept} bytes of {bad.count} lost messages from offset {bad.first_offset} on: {bad.why}"

@@ -180,4 +180,4 @@ def _walk_file(files: Files, fd: int, file: StagedFile, path: str) -> Iterator[t
         messages += header.count
         position += header.length
     if (blocks, messages, position) != (file.blocks, file.messages, file.data_end):
-        raise Damaged(f"{path} is damaged at {position}: {blocks} of {file.blocks} blocks are as they were sealed")
+        raise Damaged(f"{path} is damaged at position {position}: only {blocks} of {file.blocks} blocks are intact")

@@ -139,7 +139,7 @@ class SyncTicket:
                     self.error = error
                 self.done = True
         if self.error is not None:
-            raise StoreFailed(f"fdatasync failed ({self.error}); what was not acknowledged may be lost") from self.error
+            raise StoreFailed(f"fdatasync failed ({self.error}); messages that were not acknowledged may be lost") from self.error
 
 
 # Saves per chunk. Recovery starts reading where the last save known to be synced points.
@@ -329,7 +329,7 @@ class Log:
         try:
             active = adoption.finish()
         except OSError as error:
-            raise self._fail(f"the group from offset {mark.first_offset} on is not in its place yet: {error}") from error
+            raise self._fail(f"the group from offset {mark.first_offset} on could not be moved into place: {error}") from error
         self._reader.grew(data_end - chunk.end_position, time_ns if blocks else self._last_time_ns)
         self._move_to(data_end, offset, time_ns if blocks else self._last_time_ns)
         if mark.unsealed:
@@ -373,7 +373,7 @@ class Log:
                 self._files.truncate(chunk.fd, chunk.end_position)
                 self._files.sync(chunk.fd)
         except OSError as second:
-            raise self._fail(f"a failed write to {chunk.path} could not be cut back: {second}") from second
+            raise self._fail(f"the failed write to {chunk.path} could not be undone: {second}") from second
         raise self._space.refused(f"no space to write to {chunk.path}", error) from error
 
     def roll(self, now_ns: int) -> None:
@@ -407,7 +407,7 @@ class Log:
         except OSError as error:
             if is_full(error):
                 raise self._space.refused(f"no space for a new chunk in {self._folder}", error) from error
-            raise self._fail(f"a new chunk in {self._folder} could not be made: {error}") from error
+            raise self._fail(f"a new chunk in {self._folder} could not be created: {error}") from error
         try:
             self._files.sync_folder(self._folder)
         except OSError as error:
@@ -521,7 +521,7 @@ class Log:
 
     def _check(self) -> None:
         if self._failed or (self._ticket is not None and self._ticket.error is not None):
-            raise StoreFailed(self._failed or "an fdatasync failed; nothing more is accepted")
+            raise StoreFailed(self._failed or "an earlier fdatasync failed; the log accepts no more writes")
 
     def _fail(self, text: str) -> StoreFailed:
         self._failed = text

@@ -171,7 +171,7 @@ def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
         if magic != CHUNK_MAGIC:
             continue
         if version != VERSION:
-            raise ForeignDirectory(f"a chunk of version {version}: only version {VERSION} is known here; use a newer zsq")
+            raise ForeignDirectory(f"the chunk has format version {version}, and this zsq reads only version {VERSION}; use a newer zsq")
         return ChunkHeader(base_offset, base_time_ns, seed, uuid, flags)
     raise Damaged("both copies of a chunk's header are damaged")
 

@@ -308,7 +308,7 @@ class LogReader:
         """
         count = good.first_offset - offset
         size = good.position - position
-        why = "its checksum does not agree" if size else "the file ends before it"
+        why = "its checksum does not match" if size else "the file ends before it"
         self.damage.note(Bad(chunk.base_offset, position, size, offset, count, why, blocks=max(good.skipped, 1)))
         return Damaged(f"{count} messages from offset {offset} on are lost: {chunk.path} is damaged there ({why})", offset, count)
 

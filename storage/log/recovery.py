@@ -173,7 +173,7 @@ def recover_log(
             bases = _bases(files, folder)
             chunk = _open_last(files, folder, uuid, bases, options, report)
             if chunk is None:
-                text = f"restore them, or move the folder away (from offset {base_offset})"
+                text = f"restore the chunks from offset {base_offset} on, or move the folder away"
                 raise Damaged(f"{folder} holds no readable chunk of the topic's log; {text}")
             undo.callback(chunk.close)
             footer = chunk.sealed
@@ -242,10 +242,10 @@ def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options
             # A roll syncs header and folder before anything is appended, so this chunk never had a
             # block.
             files.remove(path)
-            report.notes.append(f"{path}: its creation was not finished; removed")
+            report.notes.append(f"{path}: its creation was not finished; it is removed")
         else:
             files.rename(path, path + BAD_SUFFIX)
-            report.alarms.append(f"{path}: both copies of its header are damaged; set aside as {path + BAD_SUFFIX} with what was in it")
+            report.alarms.append(f"{path}: both copies of its header are damaged; it is set aside with its messages as {path + BAD_SUFFIX}")
         files.sync_folder(folder)
     return None
 
@@ -314,7 +314,7 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
     for bad in scan.bad:
         start = bad.start
         if known(start):
-            text = f"damage at position {start.position}, offset {start.offset}; stepped over"
+            text = f"damage at position {start.position}, offset {start.offset}; it is skipped"
             scan.tell(start.position, bad.end - start.position, report).append(f"{chunk.path}: {text}")
             continue
         cut = start
@@ -325,15 +325,16 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
         if end_position >= 0 and (cut is None or end_position <= cut.position):
             continue
         if known(start):
-            report.alarms.append(f"{chunk.path}: the mark of the group from offset {start.offset} on is damaged; its messages stay")
+            report.alarms.append(f"{chunk.path}: the mark of the group from offset {start.offset} on is damaged; its messages are kept")
         else:
             cut = start
     if cut is not None:
         size = chunk.files.size(chunk.fd)
         if chunk.unreadable >= cut.position:
-            raise StoreFailed(f"{chunk.path} cannot be read at {chunk.unreadable}, and nothing says it was synced; mend the disk")
+            text = f"{chunk.path} cannot be read at position {chunk.unreadable}"
+            raise StoreFailed(f"{text}, and it is not known whether those bytes were synced; repair the disk")
         whole = any(bad.start.position >= cut.position and bad.next_offset >= 0 for bad in scan.bad)
-        why = "an unfinished write" + (", with whole blocks behind it" if whole else ", or a block that was damaged since")
+        why = "an unfinished write" + (", with intact blocks behind it" if whole else ", or a block that was damaged later")
         kept = Bad(chunk.base_offset, cut.position, size - cut.position, cut.offset, 0, why, CUT_OFF)
         if whole or scan.kept_files < BAD_FILES_MAX:
             _set_aside(chunk, kept, report, size if whole else BAD_KEPT_BYTES_MAX)
@@ -356,7 +357,7 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
         if known(bad.start) and (cut is None or bad.start.position < cut.position):
             following = bad.next_offset if bad.next_offset >= 0 else max(scan.end.offset, synced_end)
             count = max(following - bad.start.offset, 0)  # 0: a mark, whose group's messages stay
-            why = "its checksum does not agree"
+            why = "its checksum does not match"
             size = bad.end - bad.start.position
             if not scan.is_kept(bad.start.position, size, count):
                 _set_aside(chunk, Bad(chunk.base_offset, bad.start.position, size, bad.start.offset, count, why, blocks=bad.blocks), report)

@@ -23,7 +23,8 @@ from .log_reader import LogReader
 AT_START_MAX: Final = 32  # opened before the topic serves
 STEP_CHUNKS: Final = 64  # opened by one job
 READABLE_AGAIN: Final = (
-    "what it says is lost can be read again; channels that have passed it meanwhile get it by Admin.seek, and the file can go"
+    "the messages that this file lists as lost can be read again; channels that passed them get them by Admin.seek, "
+    "and the file can be deleted"
 )
 # Bytes of known damage that a start reads again. Damage beyond that is not checked.
 CHECK_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -107,7 +108,9 @@ def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_e
             continue
         facts = chunk.facts()
         why = (
-            "both copies of its header are damaged, its footer's is used; `zsq fsck --repair` writes it anew" if chunk.spare_header else ""
+            "both copies of its header are damaged, and the one in its footer is used; `zsq fsck --repair` rewrites it"
+            if chunk.spare_header
+            else ""
         )
         found.append(Found(base, facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1), why))
         chunk.close()
@@ -148,28 +151,29 @@ class Survey:
                 continue
             path = f"{self._folder}/{chunk_name(base)}"
             if facts is None and not is_lost:
-                alarms.append(f"{why}; its {following - base} messages are not lost: reads of them wait, and are tried again")
+                alarms.append(f"{why}; its {following - base} messages are not lost: reads of them wait and are retried")
                 continue
             if facts is None:
                 if reader.skip(base) >= following:
                     continue  # known, by its `.bad` file
                 if reader.drop_stray(base):
-                    alarms.append(f"{path} is not used: {why}; what it is named for lies in the chunk before it")
+                    alarms.append(f"{path} is not used: {why}; the offset in its name lies in the chunk before it")
                     continue
-                alarms.append(f"{path} cannot be used, with {following - base} messages: {why}")
+                alarms.append(f"{path} and its {following - base} messages cannot be used: {why}")
                 reader.damage.note(Bad(base, 0, 0, base, following - base, why))
                 continue
             reader.book.facts[base] = facts
             if why:
                 alarms.append(f"{path}: {why}")
             if facts.next_offset < 0:
-                alarms.append(f"{path}: its footer is missing or damaged; `zsq fsck --repair` writes it anew")
+                alarms.append(f"{path}: its footer is missing or damaged; `zsq fsck --repair` rewrites it")
             elif facts.next_offset > following:
-                alarms.append(f"{path} ends at offset {facts.next_offset}, and the next chunk begins at {following}")
+                alarms.append(f"{path} ends at offset {facts.next_offset}, but the next chunk begins at {following}")
             elif facts.next_offset < following:
                 lost = following - facts.next_offset
                 if reader.skip(facts.next_offset) >= following:
                     continue  # known, by its `.bad` file
-                alarms.append(f"{lost} messages are missing: {path} ends at offset {facts.next_offset}, the next one begins at {following}")
+                ends = f"{path} ends at offset {facts.next_offset}, and the next chunk begins at {following}"
+                alarms.append(f"{lost} messages are missing: {ends}")
                 reader.damage.note(Bad(base, facts.bytes, 0, facts.next_offset, lost, "the chunk that held them is missing"))
         return alarms

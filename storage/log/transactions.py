@@ -227,4 +227,4 @@ def decode_mark(columns: Buffer) -> Mark:
             found["unsealed"],
         )
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"not the content of a mark: {error}") from error
+        raise ValueError(f"the content of the mark is not valid: {error}") from error

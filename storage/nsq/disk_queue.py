@@ -72,7 +72,7 @@ class OwnLock(threading.Condition):
 
     def __enter__(self) -> bool:
         if not self.owned:
-            raise StoreFailed(f"this disk queue belongs to process {self._pid}, from which this one was forked; open one here")
+            raise StoreFailed(f"this disk queue belongs to process {self._pid}, from which this process was forked; open a new one")
         return super().__enter__()
 
 
@@ -91,7 +91,7 @@ class Folders:
                 self._held[path] = (files, files.lock_folder(path), set())
             names = self._held[path][2]
             if name in names:
-                raise Locked(f"the disk queue {name!r} in {folder} is open in this process already")
+                raise Locked(f"the disk queue {name!r} in {folder} is already open in this process")
             names.add(name)
         return path
 
@@ -218,7 +218,7 @@ class RecordWriter:
             self._place.files.truncate(self._fd, position)
             self._place.files.sync(self._fd)
         except OSError as error:
-            raise StoreFailed(f"a failed write to {self._place.data_path(number)} could not be cut back: {error}") from error
+            raise StoreFailed(f"the failed write to {self._place.data_path(number)} could not be undone: {error}") from error
 
     def sync(self) -> None:
         """`OSError` as it comes: after it nobody knows what is on disk."""
@@ -252,9 +252,14 @@ class DiskQueue:
         max_msg_size: int = MESSAGE_BYTES_MAX, sync_every: int = 1, sync_timeout: float = 2.0, files: Files | None = None,
     ) -> None:  # fmt: skip
         if not name or len(name) > NAME_CHARS_MAX or "/" in name or "\0" in name or name.startswith("."):
-            raise UsageError(E_BAD_ARGUMENT, f"{name[:80]!r} cannot be a disk queue's name: 1 to {NAME_CHARS_MAX} characters, no '/'")
-        if not 0 <= min_msg_size <= max_msg_size < 2**31 or max_bytes_per_file < 1 or sync_every < 1 or sync_timeout <= 0:
-            raise UsageError(E_BAD_ARGUMENT, "sizes must be 0 <= min <= max < 2 GiB; max_bytes_per_file, sync_every, sync_timeout above 0")
+            text = f"use 1 to {NAME_CHARS_MAX} characters, without '/' and without '.' at the beginning"
+            raise UsageError(E_BAD_ARGUMENT, f"{name[:80]!r} is not a valid name of a disk queue: {text}")
+        if not 0 <= min_msg_size <= max_msg_size < 2**31:
+            text = "must be 0 <= min_msg_size <= max_msg_size < 2 GiB"
+            raise UsageError(E_BAD_ARGUMENT, f"message sizes {text}, not {min_msg_size} and {max_msg_size}")
+        if max_bytes_per_file < 1 or sync_every < 1 or sync_timeout <= 0:
+            text = f"not {max_bytes_per_file}, {sync_every} and {sync_timeout}"
+            raise UsageError(E_BAD_ARGUMENT, f"max_bytes_per_file, sync_every and sync_timeout must be above 0, {text}")
         self._files = files or Files()
         self._place = QueueFiles(self._files, os.path.abspath(path), name, min_msg_size, max_msg_size)
         self._file_bytes_max = max_bytes_per_file
@@ -268,7 +273,7 @@ class DiskQueue:
         self._lock = OwnLock()
         try:
             if not self._files.exists(self._place.folder):
-                raise ForeignDirectory(f"{self._place.folder} does not exist; it is not made, for it may be a mount that is missing")
+                raise ForeignDirectory(f"{self._place.folder} does not exist; create it, or mount its file system")
             self._held = FOLDERS.take(self._files, self._place.folder, name)
             try:
                 self._meta, self.report = recover(self._place)
@@ -438,14 +443,14 @@ class DiskQueue:
     def _set_aside(self, path: str) -> None:
         files = self._place.files
         if not files.exists(path):
-            self.report.notes.append(f"{path} is gone; what was in it is lost, or was read")
+            self.report.notes.append(f"{path} is missing; its messages are lost, or were read before")
             return
         aside = path + BAD_SUFFIX
         while files.exists(aside):
             aside += BAD_SUFFIX
         files.rename(path, aside)
         files.sync_folder(self._place.folder)
-        self.report.notes.append(f"{path}: no message can be read at {self._meta.read_position}; set aside as {aside}")
+        self.report.notes.append(f"{path}: no message can be read at position {self._meta.read_position}; the file is set aside as {aside}")
 
     def __iter__(self) -> Iterator[bytes]:
         """Gets until the queue is empty."""

@@ -247,4 +247,4 @@ def decode_nsqd(data: bytes) -> NsqdList:
         )
         return NsqdList(topics, str(found.get("version", "")))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ForeignDirectory(f"{NSQD_NAME} is not what nsqd writes: {error!r}") from None
+        raise ForeignDirectory(f"{NSQD_NAME} does not have the format of nsqd: {error!r}") from None

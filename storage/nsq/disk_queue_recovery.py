@@ -84,9 +84,9 @@ class QueueFiles:
 
     def check_size(self, message: bytes) -> None:
         if len(message) > self.size_max:
-            raise UsageError(E_TOO_BIG, f"a message of {len(message)} bytes is over this queue's limit of {self.size_max}")
+            raise UsageError(E_TOO_BIG, f"message is {len(message)} bytes; this queue's limit is {self.size_max} (max_msg_size)")
         if len(message) < self.size_min:
-            raise UsageError(E_BAD_ARGUMENT, f"a message of {len(message)} bytes is under this queue's minimum of {self.size_min}")
+            raise UsageError(E_BAD_ARGUMENT, f"message is {len(message)} bytes; this queue's minimum is {self.size_min} (min_msg_size)")
 
     def numbers(self) -> list[int]:
         """Return the numbers of the existing data files, ascending."""
@@ -141,12 +141,12 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
         report.clean = False
     elif doubt := doubt_about(place, meta, numbers, CHECK_BYTES_MAX):
         meta = meta._replace(read_file=min(numbers, default=meta.write_file), read_position=0)
-        report.notes.append(f"{place.meta_path} {doubt}; reading begins at file {meta.read_file}, some messages may come twice")
+        report.notes.append(f"{place.meta_path} {doubt}; reading begins at file {meta.read_file}, and some messages may be read twice")
         report.clean = False
     for number in [number for number in numbers if number < meta.read_file]:
         place.files.remove(place.data_path(number))
         numbers.remove(number)
-        report.notes.append(f"{place.data_path(number)} was read before; removed")
+        report.notes.append(f"{place.data_path(number)} was read before and is removed")
     reading = _reading_from(meta, numbers)
     writing = _writing_to(place, meta, numbers, report)
     found = Meta(meta.depth, *reading, *writing)
@@ -167,7 +167,7 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
             place.files.close(fd)
     found = found._replace(depth=count_records(place, found))
     if found != meta:
-        report.notes.append(f"{place.name}: {found.depth} messages are there, where the metadata said {meta.depth}")
+        report.notes.append(f"{place.name}: the files hold {found.depth} messages, but the metadata counted {meta.depth}")
         write_meta(place, found)
     return found, report
 
@@ -192,9 +192,9 @@ def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_m
     would count as read, the position is not trusted.
     """
     if (meta.read_file, meta.read_position) > (meta.write_file, meta.write_position):
-        return "says that reading is farther than writing"
+        return "puts the read position after the write position"
     if meta.read_position > (size := place.size(meta.read_file)) >= 0:
-        return f"says that reading is at {meta.read_position} of file {meta.read_file}, which ends at {size}"
+        return f"puts the read position at {meta.read_position} of file {meta.read_file}, which ends at {size}"
     if not any(number < meta.read_file for number in numbers):
         sizes = [place.size(number) for number in numbers if number <= meta.write_file]
         gaps = sum(number < meta.write_file for number in numbers) < meta.write_file - meta.read_file
@@ -202,7 +202,7 @@ def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_m
         if meta.depth < 0 or missing or sum(sizes) - meta.read_position > check_bytes_max:
             return ""
     count = count_records(place, meta)
-    return "" if count == meta.depth else f"says that {meta.depth} messages are left, and from where it says there are {count}"
+    return "" if count == meta.depth else f"counts {meta.depth} messages, but there are {count} from its read position on"
 
 
 def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
@@ -226,7 +226,7 @@ def _writing_to(place: QueueFiles, meta: Meta, numbers: list[int], report: Queue
     report.clean = False
     known = 0 if last > meta.write_file else meta.write_position
     if size < known:
-        report.notes.append(f"{place.data_path(last)} has {size} bytes, and had {known}: what lay behind is lost")
+        report.notes.append(f"{place.data_path(last)} has {size} bytes, but had {known}: the rest is lost")
         return last + 1, 0
     if not size:
         return last, 0
@@ -248,7 +248,7 @@ def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: Que
     if not rest:
         return size
     if end < known:
-        report.notes.append(f"{place.data_path(number)}: no message can be read at {end}, {rest} bytes before its end")
+        report.notes.append(f"{place.data_path(number)}: no message can be read at position {end}, {rest} bytes before its end")
         return size
     files = place.files
     fd = files.open_append(place.data_path(number))
@@ -258,13 +258,13 @@ def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: Que
             place.size_min <= decode_length(head) <= place.size_max and end + LENGTH_BYTES + decode_length(head) > size
         )
         if not torn and not _is_zeros(files, fd, end, size):
-            report.notes.append(f"{place.data_path(number)}: no message can be read at {end}, {rest} bytes before its end")
+            report.notes.append(f"{place.data_path(number)}: no message can be read at position {end}, {rest} bytes before its end")
             return size
         files.truncate(fd, end)  # synced before the metadata: see `recover`
     finally:
         files.close(fd)
     report.cut_bytes += rest
-    report.notes.append(f"{place.data_path(number)}: {rest} bytes of a write that never finished were cut off at {end}")
+    report.notes.append(f"{place.data_path(number)}: {rest} bytes of an unfinished write were cut off at position {end}")
     return end
 
 

@@ -269,7 +269,9 @@ def _stage(files: Files, folder: str, uuid: bytes, name: bytes, row: StageRow, r
         except OSError as error:
             if error.errno != errno.EIO or not row.final:
                 raise
-            report.alarms.append(f"{file.path} cannot be read now: {error}; its stage stays, and its commit is refused while that is so")
+            report.alarms.append(
+                f"{file.path} cannot be read now: {error}; its stage is kept, but its commit is refused until the file can be read"
+            )
         stage.files.append(file)
     stage.blocks, stage.messages, stage.size_bytes, stage.checksum = row.blocks, row.messages, row.bytes, row.checksum
     stage.sealed, stage.names, stage.ended, stage.used_ns = row.blocks, len(stage.files), row.final, row.used_ns
@@ -283,9 +285,9 @@ def _check(files: Files, file: StageFile, uuid: bytes) -> None:
         header = decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0))
         size = files.size(fd)
         if header.uuid != uuid or header.seed != file.seed:
-            raise Damaged(f"{file.path} is another file")
+            raise Damaged(f"{file.path} is not the file that was sealed")
         if size < file.written:
-            raise Damaged(f"{file.path} has {size} of {file.written} bytes")
+            raise Damaged(f"{file.path} has only {size} of {file.written} bytes")
         if size > file.written:
             files.truncate(fd, file.written)
     finally:
@@ -300,4 +302,4 @@ def _remove_others(files: Files, folder: str, names: Iterable[str], stages: Iter
             files.remove(f"{folder}/{name}")
             removed += 1
     if removed:
-        report.notes.append(f"{folder}: {removed} files that were not sealed, or not needed any more, are removed")
+        report.notes.append(f"{folder}: {removed} files that were not sealed or are not needed any more were removed")

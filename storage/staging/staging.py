@@ -106,13 +106,13 @@ class Staging:
         """
         found = self._get(stage)
         if not found.final:
-            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is not sealed")
+            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is not sealed; seal it before the commit")
         return StagedPart(stage, self._folder, tuple(file.row() for file in found.files))
 
     def _get(self, stage: bytes) -> Stage:
         found = self._stages.get(stage)
         if found is None:
-            raise NotFound(E_NOT_FOUND, f"stage {stage.hex()} is not there (any more)")
+            raise NotFound(E_NOT_FOUND, f"stage {stage.hex()} does not exist (any more)")
         return found
 
     # Writing
@@ -127,7 +127,7 @@ class Staging:
         found = self._stages.get(stage)
         if found is None:
             if len(self._stages) >= STAGES_MAX:
-                raise Refused(E_LIMIT, f"{STAGES_MAX} stages wait for their commit; abort what is not needed, or wait until it expires")
+                raise Refused(E_LIMIT, f"{STAGES_MAX} stages already wait for a commit; abort stages, or wait until some expire")
             found = self._stages[stage] = Stage(stage, transaction, partition)
         if is_foreign(found.transaction.user, transaction.user):
             raise Refused(E_FORBIDDEN, f"stage {stage.hex()} belongs to user {found.transaction.user!r}")
@@ -146,10 +146,10 @@ class Staging:
         self._check()
         found = self._get(stage)
         if found.ended:
-            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is sealed for good")
+            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is sealed and accepts no more blocks; begin a new stage")
         for number, block in enumerate(blocks, found.blocks):
             if block.header.sequence != number:
-                raise UsageError(E_BAD_ARGUMENT, f"block {block.header.sequence} of stage {stage.hex()}, where {number} should be")
+                raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} received block {block.header.sequence} instead of {number}")
         now_ns = time.time_ns() if now_ns is None else now_ns
         self._space.take(sum(block.header.length for block in blocks), now_ns)
         before = found.snapshot()
@@ -170,7 +170,7 @@ class Staging:
                 self._open.use(file)
                 return file
         if self._count >= FILES_MAX:
-            raise Refused(E_LIMIT, f"{FILES_MAX} files are staged; commit or abort what is there, or wait until it expires")
+            raise Refused(E_LIMIT, f"{FILES_MAX} files are already staged; commit or abort stages, or wait until some expire")
         if not self._made:
             if not self._files.exists(self._folder):
                 self._files.make_folder(self._folder)
@@ -346,6 +346,6 @@ class Staging:
 
     def _check(self) -> None:
         if any(ticket.stage.error for ticket in self._tickets):
-            self._failed = "a sync of staged files failed"
+            self._failed = "an earlier sync of staged files failed"
         if self._failed:
             raise StoreFailed(self._failed)

@@ -129,7 +129,7 @@ def decode_snapshot(data: bytes) -> Snapshot:
             deferred,
         )
     except (KeyError, ValueError, TypeError, AttributeError, struct.error) as error:
-        raise Damaged(f"the snapshot is not what is written here: {error!r}") from error
+        raise Damaged(f"the snapshot does not have the expected format: {error!r}") from error
 
 
 def _head(data: bytes) -> tuple[_Head, int]:
@@ -144,7 +144,7 @@ def _head(data: bytes) -> tuple[_Head, int]:
     if not isinstance(head, dict):
         raise Damaged("the snapshot's head is damaged")
     if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
-        raise Damaged(f"a snapshot of version {head.get('version')}: only version {SNAPSHOT_VERSION} is known here")
+        raise Damaged(f"the snapshot has format version {head.get('version')}, and this zsq reads only version {SNAPSHOT_VERSION}")
     return cast("_Head", head), len(line) + 1 + _CHECKSUM_BYTES
 
 

@@ -109,7 +109,7 @@ def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
         try:
             env.begin(write=True).abort()
         except lmdb.Error as second:
-            return StoreFailed(f"{error}; whether that commit counts is not known ({second})")
+            return StoreFailed(f"{error}; it is not known whether that commit was stored ({second})")
     return error
 
 
@@ -184,9 +184,9 @@ class StateStore:
         except lmdb.Error as error:
             raise translate(error, self._path) from error
         if rows != meta["rows"] or total & SUM_MASK != meta["sum"]:
-            raise Damaged(f"{self._path}: {rows} rows do not agree with the {meta['rows']} that the checkpoint counted")
+            raise Damaged(f"{self._path}: it has {rows} rows, but its checkpoint counts {meta['rows']}")
         if entries != 1 + rows + 2 * deferred:
-            raise Damaged(f"{self._path}: {entries} entries, but the checkpoint and the channels count {1 + rows + 2 * deferred}")
+            raise Damaged(f"{self._path}: it has {entries} entries, but the checkpoint and the channels count {1 + rows + 2 * deferred}")
         take_meta(table, meta)
         self.garbage = table.garbage > 0
         return table
@@ -241,7 +241,7 @@ class StateStore:
                 rows += 1
                 messages += row.count
             if (rows, messages) != (total := totals.counted(channel))[:2]:
-                raise Damaged(f"{self._path}: channel {channel!r} has {total.rows} deferred rows, but {rows} by their offset")
+                raise Damaged(f"{self._path}: channel {channel!r} counts {total.rows} deferred rows, but {rows} were found by offset")
 
     def due(self, channel: str, until_ns: int, limit: int, late_ns: int = 2**64) -> tuple[list[HoleRow], int]:
         """Return deferred holes that are due by `until_ns`, and the due time of the next one.
@@ -260,7 +260,7 @@ class StateStore:
                     return found, row.due_ns
                 found.append(row)
             if len(found) != (rows := DeferredRows(txn).counted(channel).rows):
-                raise Damaged(f"{self._path}: channel {channel!r} has {rows} deferred rows, but {len(found)} by their due time")
+                raise Damaged(f"{self._path}: channel {channel!r} counts {rows} deferred rows, but {len(found)} were found by due time")
         return found, 0
 
     def first_unfinished(self, channel: str) -> int | None:
@@ -370,7 +370,7 @@ def translate(error: lmdb.Error, path: str) -> Exception:
     if says_full(error):
         return DiskFull(text)
     if "No such file" in text:
-        return ForeignDirectory(f"{text}; a topic's directory is made once, and never again in its place")
+        return ForeignDirectory(f"{text}; zsq does not create it again: mount or restore it")
     if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)):
         return Damaged(text)
     return StoreFailed(text)

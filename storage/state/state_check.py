@@ -90,7 +90,7 @@ def wrong_pages(files: Files, path: str) -> list[str]:
                     return [f"{path}: {tree.what}: {wrong}"]
                 found = tuple(map(add, found, counts))
             if found != tree.counts:
-                return [f"{path}: {tree.what}: pages and entries are {found}, {tree.counts} are counted"]
+                return [f"{path}: {tree.what}: found pages and entries {found}, but {tree.counts} are recorded"]
         return []
     finally:
         files.close(fd)
@@ -123,13 +123,13 @@ def _walk(files: Files, fd: int, size: int, root: int) -> Iterator[tuple[tuple[i
         data = b"" if number in seen or number > _NONE // size // 2 else files.pread(fd, size, number * size)
         seen.add(number)
         if len(data) < size:
-            yield (), f"page {number} is named twice, or lies behind the end"
+            yield (), f"page {number} is used twice, or lies beyond the end of the file"
             return
         own, _, kind, lower, upper = _PAGE.unpack_from(data)
         good = own == number and kind & 7 in {_BRANCH, _LEAF} and _PAGE.size <= lower <= upper <= size and not lower % 2
         places = struct.unpack_from(f"={(lower - _PAGE.size) // 2}H", data, _PAGE.size) if good else ()
         if not good or upper != min(places, default=size) or max(places, default=0) > size - _NODE.size:
-            yield (), f"the head of page {number} is damaged"
+            yield (), f"the header of page {number} is damaged"
             return
         if kind & _BRANCH:
             left += [low | high << 16 | rest << 32 for low, high, rest, _ in (_NODE.unpack_from(data, place) for place in places)]
@@ -207,7 +207,7 @@ def examine(path: str, timeout_s: float = CHECK_S, timeout_s_max: float = CHECK_
     finally:
         remove_copy(Files(), path)
     if size > TRIAL_BYTES_MAX:
-        note = f"{path}: a commit was not tried on a copy, as it has {size} bytes, more than {TRIAL_BYTES_MAX}"
+        note = f"{path}: no commit was tried on a copy, because it is {size} bytes; the limit is {TRIAL_BYTES_MAX}"
         return verdict._replace(note=note)
     return verdict
 
@@ -237,7 +237,7 @@ def _examine(path: str, timeout_s: float) -> Verdict:
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
         finished = -done.returncode not in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}  # sent from outside
-        return Verdict([f"{path}: LMDB died of it ({name})"], finished)
+        return Verdict([f"{path}: LMDB crashed when it read this ({name})"], finished)
     try:
         found = json.loads(done.stdout)
     except ValueError:
@@ -248,7 +248,7 @@ def _examine(path: str, timeout_s: float) -> Verdict:
 def findings(path: str) -> list[str]:
     """Run the check in this process. It may kill the process."""
     if not Files().exists(f"{path}/{DATA_NAME}"):
-        return [f"{path} holds no {DATA_NAME}"]
+        return [f"{path} has no {DATA_NAME}"]
     found = _read(path) or wrong_pages(Files(), f"{path}/{DATA_NAME}")
     return found if found or _size(path) > TRIAL_BYTES_MAX else _write_to_a_copy(path)
 
@@ -265,7 +265,7 @@ def _read(path: str) -> list[str]:
                 if len(found) >= _FINDINGS_MAX:
                     return found
             if entries != txn.stat()["entries"]:
-                found.append(f"{path}: {entries} rows can be read, {txn.stat()['entries']} are counted")
+                found.append(f"{path}: {entries} rows can be read, but {txn.stat()['entries']} are recorded")
             is_state = _is_state(txn)
     except lmdb.Error as error:
         return [*found, f"{path}: {error}"]
@@ -319,7 +319,7 @@ def _trial(path: str) -> list[str]:
                 with env.begin(write=True) as txn:
                     _churn(txn, turn)
     except lmdb.Error as error:
-        found.append(f"{path}: a commit fails: {error}")
+        found.append(f"{path}: a commit to a copy fails: {error}")
     return found or _read(path)
 
 

@@ -178,7 +178,7 @@ class StateKeeper:
         try:
             write_snapshot(self._files, self._directory, data)
         except OSError as error:
-            self.problem = f"{self._directory}: no new snapshot of the state: {error}"
+            self.problem = f"{self._directory}: no new snapshot of the state could be written: {error}"
             return
         self._stale = False
         self.covered = self._applied
@@ -261,9 +261,9 @@ def _suspect(path: str, unproven: int, starts: Starts, notes: list[str]) -> str:
     if verdict.note:
         notes.append(verdict.note)
     if verdict.findings and verdict.finished:
-        return f"{unproven} starts came to nothing; {verdict.findings[0]}"
+        return f"the last {unproven} starts failed; {verdict.findings[0]}"
     if verdict.finished:
-        notes.append(f"{path}: {unproven} starts came to nothing, but it is sound")
+        notes.append(f"{path}: the last {unproven} starts failed, but the state store is sound")
     else:
         notes.append(verdict.findings[0])
     return ""
@@ -272,7 +272,7 @@ def _suspect(path: str, unproven: int, starts: Starts, notes: list[str]) -> str:
 def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: bool) -> tuple[StateStore, Table]:
     path = f"{directory}/{STATE_NAME}"
     if not files.exists(f"{path}/{DATA_NAME}"):
-        raise Damaged(f"{path} holds no {DATA_NAME}")
+        raise Damaged(f"{path} has no {DATA_NAME}")
     store = StateStore(path, map_bytes)
     try:
         if store.uuid() != uuid:
@@ -282,7 +282,7 @@ def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: b
         table = store.load()
         if table.commits < (known := commits_of_snapshot(files, directory)):
             # A flipped bit in LMDB's head brings back the previous commit, which is consistent.
-            raise Damaged(f"{path} has seen {table.commits} commits, its snapshot {known}")
+            raise Damaged(f"{path} has {table.commits} commits, but its snapshot has {known}")
         return store, table
     except BaseException:
         store.close()
@@ -300,8 +300,8 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
     try:
         snapshot, complaint = _good_snapshot(files, directory, uuid)
     except Unreadable as error:
-        text = "mend the disk, or move the file away to do without the channels that it names"
-        raise StoreFailed(f"{directory}: its state is damaged, and is made again from its snapshot: {error}; {text}") from error
+        text = "repair the disk, or move that file away to continue without the channels in it"
+        raise StoreFailed(f"{directory}: the state store is damaged and must be rebuilt from its snapshot, but {error}; {text}") from error
     temporary = f"{directory}/{STATE_NAME}{TEMPORARY_SUFFIX}"
     try:
         if files.exists(temporary):
@@ -325,14 +325,14 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
             files.sync_folder(directory)
         if files.exists(f"{directory}/{STATE_NAME}"):
             files.rename(f"{directory}/{STATE_NAME}", f"{directory}/{BAD_STATE}{number}")
-            aside = f"; it is set aside as {BAD_STATE}{number}"
+            aside = f"; it was set aside as {BAD_STATE}{number}"
             files.sync_folder(directory)
         files.rename(temporary, f"{directory}/{STATE_NAME}")
         files.sync_folder(directory)
     except OSError as error:
         kind = DiskFull if is_full(error) else StoreFailed
         raise kind(
-            f"{directory}: its state is damaged ({reason.replace(f'{directory}/', '')}) and could not be made again: {error}"
+            f"{directory}: the state store is damaged ({reason.replace(f'{directory}/', '')}) and could not be rebuilt: {error}"
         ) from error
     return [
         f"{directory}: the state store was damaged: {reason.replace(f'{directory}/', '')}{aside}",
@@ -342,19 +342,18 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
 
 def _told(directory: str, snapshot: Snapshot | None, complaint: str, moved: dict[str, int]) -> list[str]:
     if snapshot is None:
-        unknown = (
-            "of transactions and producers only those are known that the log still shows: what was committed before may be taken twice"
-        )
-        return [
-            f"{directory}: {complaint}: its channels are lost, and the first one that is made begins with the oldest message; {unknown}"
-        ]
+        unknown = "transactions and producers are known only as far as the log shows them, so older ones may be stored twice if repeated"
+        return [f"{directory}: {complaint}: all channels are lost, and the first new channel begins with the oldest message; {unknown}"]
     names = [
-        f"channel {name} lost {snapshot.deferred[name].messages} deferred messages: it goes on at offset "
-        f"{min(before, snapshot.deferred[name].first_start)}, not {before}"
+        f"channel {name} lost its record of {snapshot.deferred[name].messages} deferred messages: it continues at offset "
+        f"{min(before, snapshot.deferred[name].first_start)} instead of {before}"
         for name, before in moved.items()
     ]
     when = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
-    return [f"{directory}: made again as of {when} UTC; channels go on from there, so some messages come again", *names]
+    return [
+        f"{directory}: the state store was rebuilt as of {when} UTC; channels continue from there, so some messages are delivered again",
+        *names,
+    ]
 
 
 def _good_snapshot(files: Files, directory: str, uuid: bytes) -> tuple[Snapshot | None, str]:
@@ -365,7 +364,7 @@ def _good_snapshot(files: Files, directory: str, uuid: bytes) -> tuple[Snapshot 
     if snapshot is None:
         return None, "there is no snapshot"
     if snapshot.uuid != uuid or snapshot.meta["uuid"] != uuid:
-        return None, "the snapshot is another topic's"
+        return None, "the snapshot belongs to another topic"
     return snapshot, ""
 
 
@@ -375,11 +374,11 @@ def finish_rebuild(files: Files, directory: str, notes: list[str]) -> None:
     if not files.exists(f"{directory}/{STATE_NAME}") and files.exists(temporary):
         files.rename(temporary, f"{directory}/{STATE_NAME}")
         files.sync_folder(directory)
-        notes.append(f"{directory}: the making of its state store is finished")
+        notes.append(f"{directory}: the interrupted rebuild of its state store is finished")
 
 
 def _free_number(files: Files, directory: str) -> int:
     for number in range(1, BAD_STATES_MAX):
         if not files.exists(f"{directory}/{BAD_STATE}{number}"):
             return number
-    raise StoreFailed(f"{directory} holds {BAD_STATES_MAX} damaged state stores; look at them, and move them away")
+    raise StoreFailed(f"{directory} holds {BAD_STATES_MAX} damaged state stores; inspect them and move them away")

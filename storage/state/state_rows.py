@@ -202,10 +202,12 @@ def unwrap_meta(value: bytes | None) -> StateMeta:
     damaged.
     """
     if value is None:
-        raise Damaged("the state has no checkpoint row")
+        raise Damaged("the state store has no checkpoint row")
     meta: StateMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
-        raise ForeignDirectory(f"state of version {meta['version']}: only version {VERSION} is known here; use a newer zsq")
+        raise ForeignDirectory(
+            f"the state store has format version {meta['version']}, and this zsq reads only version {VERSION}; use a newer zsq"
+        )
     return meta
 
 
@@ -272,7 +274,7 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
     elif kind == TRANSACTION:
         table.transactions[rest.decode()] = TransactionRow(*unpack_value(data))
     else:
-        raise Damaged(f"the state has a row of an unknown kind: {key[:80]!r}")
+        raise Damaged(f"the state store has a row of an unknown kind: {key[:80]!r}")
 
 
 def small_puts(batch: StateBatch) -> dict[bytes, bytes]:

@@ -112,7 +112,7 @@ def due_row(txn: Any, name: str, key: bytes, value: bytes) -> HoleRow:
     other = deferred_key(name, start_of(key))
     row = HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(other, txn.get(other, b""))))
     if row.due_ns != due_of(key):
-        raise Damaged(f"the deferred row {other[:80]!r} is due at two times")
+        raise Damaged(f"the deferred row {other[:80]!r} has two due times")
     return row
 
 
@@ -143,7 +143,7 @@ def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
         return total
     start, due = first_of(txn, prefix(DEFERRED, channel)), first_of(txn, prefix(DUE, channel))
     if not start[0] or not due[0]:
-        raise Damaged(f"the deferred rows of channel {channel!r} are gone")
+        raise Damaged(f"the deferred rows of channel {channel!r} are missing")
     unwrap(*start)
     return total._replace(first_start=start_of(start[0]), next_due_ns=due_row(txn, channel, *due).due_ns)
 
@@ -268,7 +268,7 @@ class DeferredRows:
         count, _, due_ns = HOLE_ROW.unpack(unwrap(key, value))
         due = self._txn.pop(due_key(name, due_ns, start))
         if due is None:
-            raise Damaged(f"the deferred row {key[:80]!r} does not stand under its due time")
+            raise Damaged(f"the deferred row {key[:80]!r} is not stored under its due time")
         total[0] -= 1
         total[1] -= count
         total[2] = (total[2] - crc_of(value) - crc_of(due)) & SUM_MASK
@@ -327,11 +327,11 @@ class DeferredRows:
             messages += count
             total += crc_of(value)
             if self._txn.get(due_key(channel, due_ns, start_of(key))) is None:
-                return [f"the deferred row {key[:80]!r} does not stand under its due time"]
+                return [f"the deferred row {key[:80]!r} is not stored under its due time"]
         for _, value in rows_of(self._txn, prefix(DUE, channel)):
             total += crc_of(value)
         if [rows, messages, total & SUM_MASK] != self._total(channel):
-            return [f"channel {channel!r}: {rows} deferred rows of {messages} messages do not agree with their total"]
+            return [f"channel {channel!r}: {rows} deferred rows of {messages} messages do not match their total"]
         return []
 
 

@@ -162,7 +162,7 @@ class RebuildLife(StartLife):
     def check(self) -> None:
         store = self.harness.store
         assert store is not None
-        alarms = [alarm for alarm in store.report.alarms if "damaged" not in alarm and "made again" not in alarm]
+        alarms = [alarm for alarm in store.report.alarms if "damaged" not in alarm and "rebuilt" not in alarm]
         require(not alarms, f"alarms: {alarms}")
         self.check_log()
         table = store.state.load()

@@ -31,7 +31,7 @@ OK, AGAIN, VIOLATION, REFUSED = 0, 3, 7, 9
 COMMITS: Final = 4  # LMDB uses pages again that were freed two commits before
 DUE_MAX: Final = 1 << 40
 UNKNOWN: Final = "an unknown number of"
-GONE: Final = "is gone, with all delayed messages"
+GONE: Final = "is missing, with all delayed messages"
 
 
 def forked(call: Callable[[], Any]) -> tuple[int, Any]:
@@ -67,7 +67,7 @@ def _examine(path: str, timeout_s: float) -> state_check.Verdict:
     del timeout_s
     code, found = forked(lambda: state_check.findings(path))
     if code < 0:
-        return state_check.Verdict([f"{path}: LMDB died of it ({signal.Signals(-code).name})"], finished=True)
+        return state_check.Verdict([f"{path}: LMDB crashed when it read this ({signal.Signals(-code).name})"], finished=True)
     if code:
         return state_check.Verdict([f"{path} could not be checked: {found}"], finished=False)
     return state_check.Verdict([str(one) for one in found], finished=True)

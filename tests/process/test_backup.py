@@ -180,12 +180,12 @@ def test_a_backup_that_is_killed_leaves_nothing_wrong(busy: Broker, tmp_path: Pa
         copying.send_signal(signal.SIGKILL)
         copying.communicate(timeout=20)
     assert not target.exists()
-    assert "not finished" in run("restore", partial, "--check", code=2)
+    assert "unfinished" in run("restore", partial, "--check", code=2)
     wait_for(lambda: not left_behind(busy), what="the storages let go")
     run("backup", busy.data_dir, target)
     assert not partial.exists()
     assert "whole" in run("restore", target, "--check")
-    assert "is there already" in run("backup", busy.data_dir, target, code=2)
+    assert "already exists" in run("backup", busy.data_dir, target, code=2)
 
 
 def test_a_backup_fails_whole_where_a_storage_is_started_again(busy: Broker, tmp_path: Path) -> None:

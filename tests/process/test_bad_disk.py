@@ -246,7 +246,7 @@ def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBr
             producer.publish_many("t", [BODY] * 4000)
         assert str(small.data_dir) in refused.value.text, "the error names the directory"
         assert "MiB free" in refused.value.text
-        assert "kept free" in refused.value.text
+        assert "zsq keeps a reserve of" in refused.value.text
         assert "Free space on this file system" in refused.value.text
         wait_for(lambda: "the disk is full" in ping(port)[1], 10, "bad health")
         code, said = ping(port)

@@ -86,7 +86,7 @@ def test_a_damaged_block_is_found_repaired_and_the_rest_served(stopped: Broker) 
     (finding,) = topic["findings"]
     assert (finding["first_offset"], finding["count"], finding["repairable"]) == (20, 10, True)
     assert "[offsets 20 to 29]" in fsck(stopped.data_dir, code=1)
-    assert "known hole" in fsck(stopped.data_dir, "--repair")
+    assert "its 10 messages are recorded as lost" in fsck(stopped.data_dir, "--repair")
     assert told(stopped.data_dir)["clean"]
     stopped.start()
     with zsq.Admin(stopped.ipc) as admin, zsq.Reader("t", url=stopped.ipc) as reader:
@@ -98,8 +98,11 @@ def test_a_damaged_block_is_found_repaired_and_the_rest_served(stopped: Broker) 
 def test_a_topic_that_is_gone_or_nobodys(stopped: Broker) -> None:
     (stopped.data_dir / "topics" / "000001").rename(stopped.data_dir / "topics" / "000009")
     found = told(stopped.data_dir, code=1)
-    assert "is not created again" in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
-    assert "belongs to no topic of the registry" in found["findings"][0]["text"]
+    assert (
+        "does not create it again: mount or restore it"
+        in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
+    )
+    assert "no topic of the registry" in found["findings"][0]["text"]
     assert not (stopped.data_dir / "topics" / "000001").exists()
     (stopped.data_dir / "registry.json").write_text("{")
     assert "cannot be read" in fsck(stopped.data_dir, code=1)

@@ -175,7 +175,7 @@ def test_a_topic_made_again_after_planning_is_not_read(topic: Topic) -> None:
     assert sum(batch.num_rows for batch in reader.read(pickle.loads(pickle.dumps(part)))) == 2
     topic.delete()
     topic.put(b"new", b"new")
-    with pytest.raises(DataLoss, match="deleted and made again"):
+    with pytest.raises(DataLoss, match="deleted and created again"):
         list(reader.read(part))
     [part] = reader.partitions()
     assert sum(batch.num_rows for batch in reader.read(part)) == 2

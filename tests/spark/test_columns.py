@@ -88,7 +88,7 @@ def test_a_tag_is_text(kind: pa.DataType) -> None:
     [block] = packed(made.slice(0, 2))
     assert block.tag is not None
     assert block.tag.values() == [b"ok", None]
-    with pytest.raises(UsageError, match="column 'tag' holds bytes that are no UTF-8"):
+    with pytest.raises(UsageError, match="column 'tag' holds bytes that are not UTF-8"):
         packed(made)
 
 
@@ -201,14 +201,14 @@ def test_rows_without_arrow_are_packed_in_batches() -> None:
 @pytest.mark.parametrize(
     ("fields", "topic", "text"),
     [
-        ([("key", "binary")], "t", r"needs a column 'value' \(binary or string\), there is: key binary"),
+        ([("key", "binary")], "t", r"needs a column 'value' \(binary or string\); the columns are: key binary"),
         ([("value", "int")], "t", "'value' is of type int; the sink takes binary or string: cast it"),
         ([("value", "struct<a:int>")], "t", "to_json"),
         ([("value", "binary"), ("offset", "bigint")], "t", r"no column 'offset' \(bigint\).*select"),
         ([("value", "binary"), ("headers", "array<string>")], "t", "array<struct<key:string,value:binary>>"),
         ([("value", "binary"), ("tag", "int")], "t", "'tag' is of type int; the sink takes string or binary"),
         ([("value", "binary"), ("value", "binary")], "t", "occurs twice"),
-        ([("value", "binary")], "", r"no topic is named: write \.option\('topic', NAME\)"),
+        ([("value", "binary")], "", r"no topic is given: use \.option\('topic', NAME\)"),
     ],
 )
 def test_each_column_that_a_sink_cannot_take_is_refused(fields: list[tuple[str, str]], topic: str, text: str) -> None:

@@ -30,8 +30,8 @@ def load(spark: SparkSession, topic: Topic | None, **options: str) -> Callable[[
 
 
 def test_options_are_checked_at_load(spark: SparkSession, topic: Topic) -> None:
-    assert "no topic is named: write .option('topic', NAME)" in said(lambda: spark.read.format("zsq").load())
-    assert "no topic is named" in said(lambda: spark.readStream.format("zsq").load())
+    assert "no topic is given: use .option('topic', NAME)" in said(lambda: spark.read.format("zsq").load())
+    assert "no topic is given" in said(lambda: spark.readStream.format("zsq").load())
     assert "did you mean 'startingOffsets'" in said(load(spark, topic, startingOffset="earliest"))
     assert "write tcp://HOST:PORT" in said(load(spark, topic, url="localhost"))
     assert "use spark.readStream" in said(load(spark, topic.create(), channel="c"))
@@ -39,7 +39,7 @@ def test_options_are_checked_at_load(spark: SparkSession, topic: Topic) -> None:
 
 def test_an_unknown_topic_is_refused_with_the_command_that_creates_it(spark: SparkSession, topic: Topic) -> None:
     text = said(load(spark, topic))
-    assert f"there is no topic {topic.name} at {topic.url}" in text
+    assert f"topic {topic.name} does not exist at {topic.url}" in text
     assert f"`zsq topic create {topic.name}`" in text
 
 
@@ -55,7 +55,7 @@ def test_offsets_beyond_the_end_are_reported_as_data_loss(spark: SparkSession, t
     topic.put(b"1")
     text = said(load(spark, topic, endingOffsets=f'{{"{topic.name}": 5}}'))
     assert "E_DATA_LOSS" in text
-    assert f"topic {topic.name} ends at offset 1, before 5" in text
+    assert f"topic {topic.name} ends at offset 1, before offset 5" in text
     assert "'failOnDataLoss' to 'false'" in text
 
 
@@ -86,7 +86,7 @@ def test_a_write_to_no_topic_or_to_several_is_refused(spark: SparkSession, broke
     def save(query: str) -> Callable[[], Any]:
         return lambda: spark.sql(query).write.format("zsq").mode("append").option("url", topic.url).save()
 
-    assert "no topic is named" in said(save("select 'x' as value"))
+    assert "no topic is given" in said(save("select 'x' as value"))
     within = "select 'x' as value, concat('a', id) as topic from range(0, 2, 1, 1)"
     assert "several topics (a0, a1)" in said(save(within))
     across = "select 'x' as value, concat('b', id) as topic from range(0, 2, 1, 2)"

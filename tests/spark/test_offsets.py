@@ -26,13 +26,13 @@ def test_the_checkpoint_form_is_fixed() -> None:
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        ({"version": 2, "topics": {}, "uuids": {}}, "upgrade this one"),
-        ({"clicks": {"0": 5}}, "a checkpointLocation of its own"),
-        ("no json", "a checkpointLocation of its own"),
-        ([], "a checkpointLocation of its own"),
-        ({"version": 1, "topics": {"a": 5}, "uuids": {"a": "u"}}, "a checkpointLocation of its own"),
-        ({"version": 1, "topics": {"a": {"0": 5}}, "uuids": {}}, "a checkpointLocation of its own"),
-        ({"version": 1, "topics": {"a": {"0": -5}}, "uuids": {"a": "u"}}, "cannot be"),
+        ({"version": 2, "topics": {}, "uuids": {}}, "offsets of version 2, and this zsq reads versions up to 1; use a newer zsq"),
+        ({"clicks": {"0": 5}}, "give the query its own checkpointLocation"),
+        ("no json", "give the query its own checkpointLocation"),
+        ([], "give the query its own checkpointLocation"),
+        ({"version": 1, "topics": {"a": 5}, "uuids": {"a": "u"}}, "give the query its own checkpointLocation"),
+        ({"version": 1, "topics": {"a": {"0": 5}}, "uuids": {}}, "give the query its own checkpointLocation"),
+        ({"version": 1, "topics": {"a": {"0": -5}}, "uuids": {"a": "u"}}, "that are not valid"),
     ],
 )
 def test_foreign_checkpoints_are_refused(read: Any, text: str) -> None:

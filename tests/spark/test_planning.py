@@ -33,7 +33,7 @@ class MadeUp:
 
     def extent(self, topic: str) -> Extent:
         if topic not in self.extents:
-            raise NotFound(E_NOT_FOUND, f"there is no topic {topic}")
+            raise NotFound(E_NOT_FOUND, f"topic {topic} does not exist")
         return self.extents[topic]
 
     def offset_at(self, topic: str, time_ms: int) -> int:
@@ -115,9 +115,9 @@ def test_tasks_know_which_making_of_the_topic_they_are_for() -> None:
 @pytest.mark.parametrize(
     ("given_options", "text", "rest"),
     [
-        ({"startingOffsets": '{"a": 5}'}, "offsets 5 to 9 of topic a are not kept any more: it now begins at 10", [("a", 10, 50)]),
-        ({"endingOffsets": '{"a": 60}'}, "topic a ends at offset 50, before 60", [("a", 10, 50)]),
-        ({"startingOffsets": '{"a": 70}'}, "topic a ends at offset 50, before 70", []),
+        ({"startingOffsets": '{"a": 5}'}, "offsets 5 to 9 of topic a do not exist any more: the topic now begins at 10", [("a", 10, 50)]),
+        ({"endingOffsets": '{"a": 60}'}, "topic a ends at offset 50, before offset 60", [("a", 10, 50)]),
+        ({"startingOffsets": '{"a": 70}'}, "topic a ends at offset 50, before offset 70", []),
     ],
 )
 def test_lost_offsets_of_a_batch_are_an_error_or_a_warning(
@@ -132,7 +132,7 @@ def test_lost_offsets_of_a_batch_are_an_error_or_a_warning(
 
 
 def test_an_unknown_topic_is_refused() -> None:
-    with pytest.raises(NotFound, match="no topic a"):
+    with pytest.raises(NotFound, match="topic a does not exist"):
         BatchPlan(options(False), MadeUp()).partitions()
 
 
@@ -205,7 +205,7 @@ def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> No
     logs = MadeUp(a=(50, 80, "other"))
     fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=50)), lambda plan: plan.partitions(at(a=40), at(a=50))]
     for fail in fails:
-        with pytest.raises(DataLoss, match="deleted and made again"):
+        with pytest.raises(DataLoss, match="deleted and created again"):
             fail(stream(logs))
     plan = stream(logs, failOnDataLoss="false")
     with caplog.at_level(logging.WARNING, "zsq.spark"):
@@ -213,7 +213,7 @@ def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> No
         assert end == at(uuid="other", a=60)
         assert ranges(plan.partitions(at(a=50), end)) == [("a", 50, 60)]
         assert ranges(plan.partitions(at(a=40), at(a=50))) == [], "the old one's offsets are nobody else's"
-    assert "deleted and made again" in caplog.text
+    assert "deleted and created again" in caplog.text
     planned = ranges(stream(logs).partitions(at(a=40), at(uuid="other", a=60)))
     assert planned == [("a", 50, 60)], "a batch that was planned so is repeated so"
 
@@ -222,7 +222,7 @@ def test_what_retention_took_is_data_loss() -> None:
     logs = MadeUp(a=(30, 80))
     fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=20)), lambda plan: plan.partitions(at(a=20), at(a=50))]
     for fail in fails:
-        with pytest.raises(DataLoss, match="offsets 20 to 29 of topic a are not kept any more"):
+        with pytest.raises(DataLoss, match="offsets 20 to 29 of topic a do not exist any more"):
             fail(stream(logs))
     plan = stream(logs, failOnDataLoss="false")
     assert plan.latest(at(a=20), offsets_max=5) == at(a=35)
@@ -234,7 +234,7 @@ def test_a_log_that_ends_too_early_is_data_loss() -> None:
     logs = MadeUp(a=(0, 30))
     fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=50)), lambda plan: plan.partitions(at(a=20), at(a=50))]
     for fail in fails:
-        with pytest.raises(DataLoss, match="topic a ends at offset 30, before 50"):
+        with pytest.raises(DataLoss, match="topic a ends at offset 30, before offset 50"):
             fail(stream(logs))
     plan = stream(logs, failOnDataLoss="false")
     assert plan.latest(at(a=50)) == at(a=30)
@@ -306,11 +306,11 @@ def test_following_makes_no_topic(monkeypatch: pytest.MonkeyPatch, caplog: pytes
         lambda: reader.latestOffset(start, reader.getDefaultReadLimit()),
         lambda: reader.partitions(start, end),
     ):
-        with caplog.at_level(logging.WARNING, "zsq.spark"), pytest.raises(NotFound, match="no topic a"):
+        with caplog.at_level(logging.WARNING, "zsq.spark"), pytest.raises(NotFound, match="topic a does not exist"):
             ask()
     assert not caplog.text, "it is the query that fails"
     reader.commit(end)
-    assert "channel a/c could not be made" in caplog.text
+    assert "channel a/c could not be created" in caplog.text
     monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 5, "u-2")))
     again = AdmittingReader(options(channel="c"))
     again.commit(end)
@@ -335,7 +335,7 @@ def test_a_channel_of_others_is_warned_about(monkeypatch: pytest.MonkeyPatch, ca
         plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(at(a=0).as_json(), at(a=5).as_json())
         assert not caplog.text, "after a restart the channel is the query's own"
         plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").initialOffset()
-        assert "channel a/c was there before this query began" in caplog.text
+        assert "channel a/c existed before this query began" in caplog.text
         admin.consumers = 2
         plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(at(a=0).as_json(), at(a=5).as_json())
         assert "channel a/c has 2 consumers" in caplog.text
@@ -389,4 +389,4 @@ def test_a_channel_that_cannot_be_moved_fails_nothing(monkeypatch: pytest.Monkey
         reader.initialOffset()
         reader.commit(at(a=50).as_json())
         reader.stop()
-    assert caplog.text.count("channel a/c could not be made") == 2
+    assert caplog.text.count("channel a/c could not be created") == 2

@@ -188,7 +188,7 @@ def test_a_topic_made_again_stops_the_query(spark: SparkSession, topic: Topic, o
     topic.delete()
     topic.put(*numbers(100, 110))
     text = error_of(start(read(spark, topic), other, checkpoint))
-    assert f"topic {topic.name} was deleted and made again" in text
+    assert f"topic {topic.name} was deleted and created again" in text
     assert "failOnDataLoss" in text
     assert other.head() == 10
     run(read(spark, topic, failOnDataLoss="false"), other, checkpoint)
@@ -201,7 +201,7 @@ def test_a_topic_that_is_gone_stops_the_query(spark: SparkSession, topic: Topic,
     run(read(spark, topic), other, checkpoint)
     topic.delete()
     text = error_of(start(read(spark, topic), other, checkpoint))
-    assert f"there is no topic {topic.name}" in text
+    assert f"topic {topic.name} does not exist" in text
     assert f"zsq topic create {topic.name}" in text
 
 
@@ -227,7 +227,7 @@ def test_a_checkpoint_of_another_source_is_refused(spark: SparkSession, topic: T
     (offsets.parent / ".0.crc").unlink()
     lines = offsets.read_text().splitlines()
     offsets.write_text("\n".join([*lines[:-1], '{"clicks": {"0": 3}}']))
-    assert "a checkpointLocation of its own" in error_of(start(read(spark, topic), other, checkpoint))
+    assert "give the query its own checkpointLocation" in error_of(start(read(spark, topic), other, checkpoint))
 
 
 def test_the_keys_that_spark_keeps_to_itself(spark: SparkSession, topic: Topic, checkpoint: Path) -> None:

@@ -238,7 +238,7 @@ def test_round_for_round_it_comes_to_an_end_within_the_bounds(policy: Retention,
         ({"max_s": 0, "when_full": "drop-oldest"}, "at least 1 s"),
         ({"when_full": "drop"}, "reject or drop-oldest"),
         ({"when_full": 1}, "when_full"),
-        ({"keep": 1}, "no setting keep"),
+        ({"keep": 1}, "unknown setting keep"),
     ],
 )
 def test_each_senseless_setting_is_refused(settings: dict[str, Any], text: str) -> None:

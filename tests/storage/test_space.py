@@ -34,8 +34,8 @@ def test_a_refusal_names_the_directory_what_is_free_and_what_to_do() -> None:
     with pytest.raises(DiskFull) as refused:
         space(4 * MIB).take(2 * MIB, SPACE_CHECK_NS)
     assert str(refused.value) == (
-        "2.0 MiB do not fit: /data/topics/1 is on a file system with 4.0 MiB free, of which 3.0 MiB are kept free."
-        " Free space on this file system or enlarge it; publishing then goes on by itself"
+        "2.0 MiB do not fit: /data/topics/1 is on a file system with 4.0 MiB free, and zsq keeps a reserve of 3.0 MiB."
+        " Free space on this file system or enlarge it; publishing then resumes by itself"
     )
     assert refused.value.wanted_bytes == 2 * MIB
 

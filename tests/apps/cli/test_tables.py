@@ -75,7 +75,7 @@ def test_names_of_stats_keep_20_characters(width: int) -> None:
 
 
 def test_a_full_disk_is_said_once_and_not_in_the_columns() -> None:
-    why = "/data is on a file system with 2.0 MiB free, of which 3.2 MiB are kept free. " * 2
+    why = "/data is on a file system with 2.0 MiB free, and zsq keeps a reserve of 3.2 MiB. " * 2
     found = statistics() | {"disk": {"full": why}, "health": f"the disk is full: publishes to topic clicks are refused: {why}"}
     full, bound, well = found["topics"]
     full.update(health=REFUSED_TEXT, full="disk")

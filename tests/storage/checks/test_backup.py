@@ -77,7 +77,7 @@ def test_each_manifest_path_that_leads_out_is_refused(path: Any) -> None:
 def test_a_manifest_of_another_version_says_what_to_do() -> None:
     """All else about it is right."""
     raw = encode_manifest(manifest(FileRow("x", 1, 1)))
-    with pytest.raises(ForeignDirectory, match="version 2; this zsq knows only 1: upgrade"):
+    with pytest.raises(ForeignDirectory, match="version 2, and this zsq reads only version 1; use a newer"):
         decode_manifest(raw.replace(b'"version": 1', b'"version": 2'), "m")
 
 
@@ -101,9 +101,9 @@ def test_a_copy_is_on_disk_when_it_is_made_and_never_much_of_it_is_not(tmp_path:
 
 
 def test_an_unfinished_backup_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ForeignDirectory, match="not finished"):
+    with pytest.raises(ForeignDirectory, match="is an unfinished backup"):
         read_manifest(FILES, f"{tmp_path}.partial")
-    with pytest.raises(ForeignDirectory, match="no backup"):
+    with pytest.raises(ForeignDirectory, match="not a zsq backup"):
         read_manifest(FILES, str(tmp_path))
 
 

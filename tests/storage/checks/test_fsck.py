@@ -175,7 +175,7 @@ def cut_synced_tail(harness: StorageHarness) -> None:
         (cut_footer, "no footer", list(range(8))),
         (cut_last_block, "no footer", [0, 1, 2, 3, 4, 6, 7]),
         (flip_index, "index is damaged", list(range(8))),
-        (other_index, "does not agree", list(range(8))),
+        (other_index, "does not match its blocks", list(range(8))),
         (remove_middle_chunk, "3 messages are missing", [0, 1, 2, 6, 7]),
         (flip_identity, "missing or damaged", list(range(8))),
         (remove_identity, "missing or damaged", list(range(8))),
@@ -252,9 +252,9 @@ def test_an_unfinished_write_is_a_note(topic: StorageHarness) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"first_offset": 2}, "has offset 5, 4 was expected"),
-        ({"first_offset": 0}, "has offset 3, 4 was expected"),
-        ({"time_ns": -5}, "is older than the one before it"),
+        ({"first_offset": 2}, "has offset 5 instead of 4"),
+        ({"first_offset": 0}, "has offset 3 instead of 4"),
+        ({"time_ns": -5}, "has an earlier time than the block before it"),
     ],
 )
 def test_blocks_whose_checksums_agree_and_whose_place_does_not(topic: StorageHarness, changed: dict[str, int], says: str) -> None:
@@ -281,7 +281,7 @@ def test_a_mark_that_is_not_of_its_group(group_desk: StorageHarness) -> None:
     data = path.read_bytes()
     mark = next(at for at in places(group_desk, 0) if data[at + 12 : at + 16] == bytes(4))
     group_desk.replace(path, placed_anew(data, mark, first_offset=4))
-    assert any("is not that of the group before it" in finding.text for finding in damage(look(group_desk)))
+    assert any("does not belong to the group before it" in finding.text for finding in damage(look(group_desk)))
 
 
 def test_a_missing_index_is_a_note_and_made(topic: StorageHarness) -> None:
@@ -289,7 +289,7 @@ def test_a_missing_index_is_a_note_and_made(topic: StorageHarness) -> None:
     topic.path(index_name(3)).unlink()
     topic.files.reset()
     (finding,) = look(topic, repair=True).findings
-    assert (finding.level, finding.repaired) == ("note", "the index built anew")
+    assert (finding.level, finding.repaired) == ("note", "the index was rebuilt")
     assert topic.path(index_name(3)).read_bytes() == good
     assert look(topic).findings == []
 
@@ -299,7 +299,7 @@ def test_a_damaged_bad_file_is_evidence_only(topic: StorageHarness) -> None:
     look(topic, repair=True)
     (kept,) = Path(topic.directory).glob("*.bad")
     topic.flip(kept, 560 * 8)
-    assert any("damaged; it is evidence" in finding.text for finding in look(topic).findings)
+    assert any("damaged; it is kept only as evidence" in finding.text for finding in look(topic).findings)
     topic.flip(kept, 30 * 8)
     assert damage(look(topic)), "what it said is not known any more, and found again"
 

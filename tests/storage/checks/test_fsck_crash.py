@@ -98,4 +98,4 @@ def test_what_was_repaired_is_on_disk(spoiled: StorageHarness) -> None:
     left = {
         finding.text for finding in check_topic(spoiled.files, spoiled.directory, IDENTITY, 9_000).findings if finding.level == "damage"
     }
-    assert left <= {"its index is damaged; it is a cache, and not used"}, "an index is never synced"
+    assert left <= {"its index is damaged and is not used; it is only a cache"}, "an index is never synced"

@@ -53,7 +53,9 @@ def test_a_sealed_part_that_is_gone_or_short_is_damage_which_a_start_ends(harnes
 def test_a_damaged_block_in_a_sealed_part_is_damage(harness: StorageHarness) -> None:
     path = staged(harness, True)
     harness.flip(path, (CHUNK_HEADER_BYTES + HEADER_BYTES + 9) * 8)
-    assert [finding.text for finding in look(harness).damaged] == [f"no good block at {CHUNK_HEADER_BYTES}: its commit will be refused"]
+    assert [finding.text for finding in look(harness).damaged] == [
+        f"no intact block at position {CHUNK_HEADER_BYTES}: its commit will be refused"
+    ]
 
 
 def test_a_damaged_part_that_nothing_names_is_a_note(harness: StorageHarness) -> None:

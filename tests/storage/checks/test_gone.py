@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
 IDENTITY = TopicIdentity("clicks", "00112233445566778899aabbccddeeff")
-GONE = "with all delayed messages that waited in it"
+GONE = "is missing, with all delayed messages that were in it"
 
 
 def look(harness: StorageHarness, *, repair: bool = False) -> TopicReport:
@@ -39,7 +39,7 @@ def test_an_older_state_store_is_found(harness: StorageHarness) -> None:
     harness.abandon_cleanly()
     assert look(harness).findings == []
     harness.replace(harness.path("state/data.mdb"), old)
-    assert ["an older one has come back" in finding.text for finding in look(harness).damaged] == [True]
+    assert ["it is an older state store" in finding.text for finding in look(harness).damaged] == [True]
     assert not look(harness, repair=True).damaged
     assert not look(harness).damaged
     assert "archive" in harness.open().state.load().channels

@@ -124,7 +124,7 @@ def test_rot_where_an_unfinished_write_was_cut_off_is_told_and_kept(topic: Stora
     topic.abandon_cleanly()
     rot(topic, 5, 3)
     report = topic.open().report
-    assert any("stepped over" in alarm for alarm in report.alarms)
+    assert any("it is skipped" in alarm for alarm in report.alarms)
     assert report.holes == ((8, 1),)
     (head,) = bad_heads(Files(), topic.directory)
     assert (head.bad.kind, head.bad.first_offset, head.bad.count) == (DAMAGED, 8, 1)
@@ -134,13 +134,13 @@ def test_rot_where_an_unfinished_write_was_cut_off_is_told_and_kept(topic: Stora
 def test_rot_next_to_what_is_known_is_told(topic: StorageHarness) -> None:
     topic.path(index_name(5)).unlink()  # so that recovery looks at the whole chunk
     rot(topic, 5, 0)
-    assert any("stepped over" in alarm for alarm in topic.open().report.alarms)
+    assert any("it is skipped" in alarm for alarm in topic.open().report.alarms)
     topic.abandon()
     assert not topic.open().report.alarms, "once"
     topic.abandon()
     rot(topic, 5, 1)
     report = topic.open().report
-    assert any("stepped over" in alarm for alarm in report.alarms)
+    assert any("it is skipped" in alarm for alarm in report.alarms)
     assert report.holes == ((5, 2),)
     (head,) = bad_heads(Files(), topic.directory)
     assert (head.bad.first_offset, head.bad.count) == (5, 2)
@@ -155,7 +155,7 @@ def test_what_is_cut_off_behind_known_damage_is_noted_too(topic: StorageHarness)
     look(topic, repair=True)
     topic.replace(topic.chunk_path(0), topic.chunk_path(0).read_bytes()[: CHUNK_HEADER_BYTES + 4])
     report = look(topic, repair=True)
-    assert any("what followed is missing" in finding.text and finding.repaired for finding in report.findings)
+    assert any("the blocks that followed are missing" in finding.text and finding.repaired for finding in report.findings)
     assert not look(topic).damaged
     heads = bad_heads(Files(), topic.directory)
     assert sorted((head.bad.first_offset, head.bad.count, head.kept > 0) for head in heads) == [(0, 1, True), (1, 4, False)]

@@ -203,7 +203,7 @@ def test_a_mended_head_is_told_and_what_it_was_is_kept(harness: StorageHarness) 
     change_head(harness, True, 16, 0)
     before = harness.path("delayed/data.mdb").read_bytes()[:8192]
     _, _, alarms = found_there(harness)
-    assert any("one of the two heads" in alarm for alarm in alarms)
+    assert any("one of the two meta pages" in alarm for alarm in alarms)
     assert harness.path("delayed/head.bad-0").read_bytes() == before
     assert not harness.path(f"delayed/{TRYING_NAME}").exists()
 
@@ -230,7 +230,7 @@ def fall_back(harness: StorageHarness, last: Callable[[DelayedStore], object]) -
 
 def test_an_older_commit_that_comes_back_is_counted(harness: StorageHarness) -> None:
     fall_back(harness, lambda store: store.put([(pack([b"x", b"y"], producer_id=7, sequence=6), DUE + 6)], 5))
-    assert "6 commits, and 7 are noted" in delayed_rescue.check_delayed(str(harness.path("delayed")))[0]
+    assert "6 commits, but 7 were recorded" in delayed_rescue.check_delayed(str(harness.path("delayed")))[0]
     bodies, lost, alarms = found_there(harness)
     assert (bodies, lost) == (ALL, 2)
     assert any("2 delayed messages are lost" in alarm for alarm in alarms)

@@ -128,7 +128,7 @@ def test_a_message_moved_before_a_crash_is_not_moved_again(harness: StorageHarne
     harness.crash(keep_none)
     assert (in_log(harness), waiting(harness)) == ([b"a", b"b", b"c"], [b"d", b"e", b"f"])
     assert harness.store is not None
-    assert any("had moved" in note for note in harness.store.report.notes)
+    assert any("had already moved" in note for note in harness.store.report.notes)
     harness.crash(keep_none)
     assert (in_log(harness), waiting(harness)) == ([b"a", b"b", b"c"], [b"d", b"e", b"f"])
 

@@ -20,7 +20,7 @@ def test_a_folder_that_is_gone_is_told_once_also_after_power_cuts(harness: Stora
     harness.abandon_cleanly()
     Files().remove_tree(f"{harness.directory}/{DELAYED_NAME}")
     harness.files.reset()
-    assert any("is gone, with all delayed messages" in alarm for alarm in harness.open().report.alarms)
+    assert any("is missing, with all delayed messages" in alarm for alarm in harness.open().report.alarms)
     assert harness.crash(keep_none).report.alarms == []
 
 

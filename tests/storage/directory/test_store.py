@@ -245,7 +245,7 @@ def test_a_full_disk_keeps_no_topic_from_starting_for_its_identity(harness: Stor
         report = harness.open().report
     assert any("the next start tries again" in note for note in report.notes)
     assert harness.check() == [0]
-    assert any("written anew" in note for note in harness.restart().report.notes)
+    assert any("has been rewritten" in note for note in harness.restart().report.notes)
 
 
 @pytest.mark.parametrize("call", ["truncate", "sync", "writev"])

@@ -72,7 +72,7 @@ def test_what_a_read_meets_is_kept_whole_with_its_offsets(chunks: StorageHarness
     data = chunks.path(bad_name(0, position)).read_bytes()
     head = decode_bad_head(data)
     assert head == BadHead(
-        Bad(0, position, end - position, 1, 1, "its checksum does not agree", blocks=1), 7_000, end - position, crc32c(bad)
+        Bad(0, position, end - position, 1, 1, "its checksum does not match", blocks=1), 7_000, end - position, crc32c(bad)
     )
     assert data[BAD_HEAD_BYTES:] == bad
     assert data.startswith(b'{"zsq": "bad", "version": 1, "kind": "damaged", "chunk": "00000000000000000000.chunk", "position": ')
@@ -258,7 +258,7 @@ def test_an_old_chunk_with_both_headers_damaged_is_an_alarm_and_a_hole(chunks: S
     whole = chunks.chunk_path(0).read_bytes()
     report = chunks.open().report
     (alarm,) = report.alarms
-    assert "its footer's is used" in alarm
+    assert "the one in its footer is used" in alarm
     assert chunks.check() == list(range(8))
     chunks.abandon_cleanly()
     chunks.replace(chunks.chunk_path(0), chunks.flipped(whole, (len(whole) - 20) * 8))

@@ -39,7 +39,7 @@ def topic(tmp_path: Path, harness: StorageHarness) -> Iterator[StorageHarness]:
 
 
 def bad(base: int, offset: int, *, size: int = 10, count: int = 1) -> Bad:
-    return Bad(base, 200, size, offset, count, "its checksum does not agree")
+    return Bad(base, 200, size, offset, count, "its checksum does not match")
 
 
 def test_what_retention_removes_is_forgotten_and_the_rest_is_not(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_a_stretch_of_many_pieces_is_kept_whole_and_checked_whole(
     harness.publish(count=10, size=50)
     harness.sync()
     content = harness.chunk_path().read_bytes()
-    wrong = Bad(0, CHUNK_HEADER_BYTES, len(content) - CHUNK_HEADER_BYTES, 0, 10, "its checksum does not agree")
+    wrong = Bad(0, CHUNK_HEADER_BYTES, len(content) - CHUNK_HEADER_BYTES, 0, 10, "its checksum does not match")
     assert wrong.bytes > 6 * damage.PIECE_BYTES
     assert keep_bytes(harness.files, harness.directory, wrong, 5) == wrong.bytes
     kept = harness.path(wrong.name).read_bytes()
@@ -137,7 +137,7 @@ def test_a_stretch_of_many_pieces_is_kept_whole_and_checked_whole(
 
     def doubted() -> bool:
         report = fsck.check_topic(Files(), harness.directory, IDENTITY, 9_000, repair=False)
-        return any("says of itself is damaged" in finding.text for finding in report.findings)
+        return any("its head or its content is damaged" in finding.text for finding in report.findings)
 
     assert not doubted()
     harness.path(wrong.name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))

@@ -321,7 +321,7 @@ def test_recovery_finishes_a_commit_and_says_so(group_desk: StorageHarness) -> N
     assert log[log.index("rename") :][:3] == ["rename", "rename", "sync_folder"]
     assert group_desk.store is not None
     report = group_desk.store.report
-    assert any("2 files in place" in note for note in report.notes)
+    assert any("2 files were moved into place" in note for note in report.notes)
     assert report.alarms == []
     group_desk.sync()
     assert group_desk.check() == [0]

@@ -136,7 +136,7 @@ def test_of_unfinished_writes_only_those_with_whole_blocks_are_kept_without_end(
     report = harness.open().report
     assert report.cut_bytes > 0
     assert len(bad_heads(Files(), harness.directory)) == whole
-    assert any("with whole blocks behind it" in note for note in report.notes) == whole
+    assert any("with intact blocks behind it" in note for note in report.notes) == whole
 
 
 def test_a_last_chunk_without_a_header_is_set_aside_for_good(tmp_path: Path, harness: StorageHarness) -> None:

@@ -191,7 +191,7 @@ def test_with_sync_every_a_commit_comes_by_count_and_by_time(tmp_path: Path) -> 
 
 
 def test_a_queue_is_opened_once(tmp_path: Path) -> None:
-    with DiskQueue(tmp_path, NAME), DiskQueue(tmp_path, "clicks"), pytest.raises(Locked, match="in this process already"):
+    with DiskQueue(tmp_path, NAME), DiskQueue(tmp_path, "clicks"), pytest.raises(Locked, match="already open in this process"):
         DiskQueue(tmp_path / ".", NAME)
     DiskQueue(tmp_path, NAME).close()
 

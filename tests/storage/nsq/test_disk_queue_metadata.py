@@ -75,7 +75,11 @@ def test_a_file_that_was_read_goes_where_the_depth_agrees(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("40\n8,0\n3,250", "farther than writing"), ("40\n0,400\n3,250", "which ends at 2"), ("40\n2,0\n3,250", "40 messages")],
+    [
+        ("40\n8,0\n3,250", "the read position after the write position"),
+        ("40\n0,400\n3,250", "which ends at 2"),
+        ("40\n2,0\n3,250", "40 messages"),
+    ],
 )
 def test_what_was_wrong_is_said(tmp_path: Path, line: str, said: str) -> None:
     right = decode_meta(arrange(tmp_path / "right", 0))

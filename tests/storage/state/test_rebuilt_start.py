@@ -42,7 +42,7 @@ def test_channels_go_on_at_the_logs_start(harness: StorageHarness) -> None:
     harness.files.reset()
     report = harness.open().report
     assert not any("missing" in alarm for alarm in report.alarms)
-    assert any(f"the log at {start}" in note for note in report.notes)
+    assert any(f"the log begins at {start}" in note for note in report.notes)
     table = table_of(harness)
     assert (table.start, table.dropped, table.waiting) == (start, 0, start)
     assert table.channels == {"c": replace(ROW, next_offset=start), "far": replace(ROW, next_offset=harness.log.end)}

@@ -73,7 +73,7 @@ def test_an_environment_of_another_kind_is_checked_too(tmp_path: Path) -> None:
 
 
 def test_a_missing_or_garbage_environment_is_reported(tmp_path: Path) -> None:
-    assert check_environment(str(tmp_path)) == [f"{tmp_path} holds no data.mdb"]
+    assert check_environment(str(tmp_path)) == [f"{tmp_path} has no data.mdb"]
     (tmp_path / "data.mdb").write_bytes(b"garbage" * 4_096)
     assert len(findings(str(tmp_path))) == 1
 
@@ -142,4 +142,4 @@ def test_a_failing_commit_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch)
         raise lmdb.CorruptedError("by plan")
 
     monkeypatch.setattr(state_check, "_churn", fail)
-    assert findings(str(folder)) == [f"{folder}: a commit fails: by plan"]
+    assert findings(str(folder)) == [f"{folder}: a commit to a copy fails: by plan"]

@@ -92,7 +92,9 @@ def test_a_damaged_state_is_made_again_from_snapshot_and_log(harness: StorageHar
     report = harness.crash(keep_all).report
     assert harness.path("state.bad-1/data.mdb").read_bytes() == damaged
     assert "set aside as" in report.alarms[0]
-    assert any("channel d lost 2 deferred messages: it goes on at offset 2, not 6" in alarm for alarm in report.alarms)
+    assert any(
+        "channel d lost its record of 2 deferred messages: it continues at offset 2 instead of 6" in alarm for alarm in report.alarms
+    )
     table = table_of(harness)
     assert table.channels == {"c": ROW, "d": replace(ROW, next_offset=2)}
     assert table.holes == {"c": [HoleRow(0, 1, 2, 0), HoleRow(4, 1, 1, 0)], "d": [HoleRow(1, 1, 3, 0)]}
@@ -150,7 +152,7 @@ def test_a_missing_data_file_is_damage_and_no_new_beginning(harness: StorageHarn
     harness.abandon()
     harness.path("state/data.mdb").unlink()
     harness.files.reset()
-    assert "holds no data.mdb" in harness.open().report.alarms[0]
+    assert "has no data.mdb" in harness.open().report.alarms[0]
     assert table_of(harness).channels["c"] == ROW
 
 
@@ -202,7 +204,7 @@ def test_a_full_disk_while_it_is_made(harness: StorageHarness) -> None:
     damaged = harness.path("state/data.mdb").read_bytes()
     harness.files.reset()
     harness.files.fail["make_folder"] = {1: 28}
-    with pytest.raises(DiskFull, match="could not be made again"):
+    with pytest.raises(DiskFull, match="could not be rebuilt"):
         harness.open()
     assert harness.path("state/data.mdb").read_bytes() == damaged
     harness.open()
@@ -244,7 +246,7 @@ def test_damage_in_deferred_rows_is_found_by_the_next_start_after_it_was_met(har
 def test_two_starts_without_a_commit_and_the_store_is_examined_before_it_is_opened(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """LMDB died of it each time. Nothing but the note is left of that."""
+    """LMDB crashed each time. Nothing but the note is left of that."""
     work(harness)
     harness.abandon()
     real = StateStore.__init__
@@ -258,8 +260,8 @@ def test_two_starts_without_a_commit_and_the_store_is_examined_before_it_is_open
         with pytest.raises(KeyboardInterrupt):
             harness.open()
     monkeypatch.setattr(StateStore, "__init__", real)
-    monkeypatch.setattr(state_rebuild, "examine", answer(asked, "LMDB died of it"))
-    assert "LMDB died of it" in harness.open().report.alarms[0]
+    monkeypatch.setattr(state_rebuild, "examine", answer(asked, "LMDB crashed"))
+    assert "LMDB crashed" in harness.open().report.alarms[0]
     assert asked == [f"{harness.directory}/state"]
     assert table_of(harness).channels["c"] == ROW
 

@@ -129,6 +129,6 @@ def test_a_snapshot_with_another_topics_checkpoint_is_not_used(harness: StorageH
     harness.path(SNAPSHOT_NAME).write_bytes(encode_snapshot(IDENTITY.uuid_bytes, 5, rows, {}))
     harness.files.reset()
     assert read_snapshot(harness.files, harness.directory) is not None
-    assert any("another topic's: its channels are lost" in alarm for alarm in harness.open().report.alarms)
+    assert any("belongs to another topic: all channels are lost" in alarm for alarm in harness.open().report.alarms)
     assert table_of(harness).producers[77].next_sequence == 4
     assert harness.check() == [0, 1, 2, 3]

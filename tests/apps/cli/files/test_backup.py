@@ -149,7 +149,7 @@ def test_what_vanishes_while_it_is_copied(house: House, tmp_path: Path) -> None:
             (house.path / "topics/000002/backup").rename(house.path / "gone")
 
     house.then = then
-    with pytest.raises(Refused, match="'b' was started again"):
+    with pytest.raises(Refused, match="'b' was restarted while it was copied"):
         back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
     house.then = lambda what: None
     house.grows = b"123"
