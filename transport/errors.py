@@ -66,7 +66,7 @@ def option(name: str) -> str:
 
 def advice() -> str:
     """The end of each error and warning that says that there is no broker."""
-    return f"Is `zsq serve` running there? See {option('url')} and $ZSQ_URL"
+    return f"Check that `zsq serve` runs there, and check {option('url')} or $ZSQ_URL"
 
 
 class ZsqError(Exception):

@@ -21,11 +21,11 @@ def check_name(name: str, what: str = "topic") -> str:
         shown = repr(name)[:80]
         raise UsageError(
             E_BAD_NAME,
-            f"{what} name {shown} is not legal: 1 to {NAME_CHARS_MAX} characters of"
-            f" A-Z a-z 0-9 . _ - and at the end {EPHEMERAL_SUFFIX!r} if it shall live in memory only",
+            f"{what} name {shown} is not legal: use 1 to {NAME_CHARS_MAX} of the characters"
+            f" A-Z a-z 0-9 . _ - (and end it in {EPHEMERAL_SUFFIX!r} to keep it only in memory)",
         )
     if name in {".", ".."}:
-        raise UsageError(E_BAD_NAME, f"{what} name {name!r} is not legal: it means a folder")
+        raise UsageError(E_BAD_NAME, f"{what} name {name!r} is not legal: '.' and '..' mean folders")
     return name
 
 

@@ -39,10 +39,10 @@ SYNC_MODES: Final = {  # when a publish is answered; chosen when a topic is crea
     "never": "the kernel decides when: a power cut may cost more",
 }
 
-_NUMBER: Final = "a number of {low} to {high}"
-_BOUND: Final = "a number of 0 to 2**62, or -1 for no bound"
+_NUMBER: Final = "a number from {low} to {high}"
+_BOUND: Final = "a number from 0 to 2**62, or -1 for no bound"
 _AGE: Final = "a number of seconds above 0, or -1 for never"
-_DELAY: Final = "a number of seconds, 0 to {high:g}"
+_DELAY: Final = "a number of seconds from 0 to {high:g}"
 _TIME: Final = "a number of seconds, or -1 for no bound"
 _KEEP: Final = "{} retained after all channels have finished them{}; none: unlimited."
 
@@ -119,7 +119,7 @@ class Setting:
         if good or (value is None and self.default is None):
             return
         allowed = (self.least if too_low and self.least else self.allowed).format(low=self.low, high=self.high)
-        raise UsageError(E_BAD_ARGUMENT, f"{self.name} is {allowed}, not {_short(value)}")
+        raise UsageError(E_BAD_ARGUMENT, f"{self.name} must be {allowed}, not {_short(value)}")
 
 
 _T = TypeVar("_T")
@@ -296,8 +296,8 @@ class Retention:
 
     def __post_init__(self) -> None:
         _check_values(TOPIC, self)
-        text = "max_s (--max-age) goes with when_full drop-oldest only: refusing new messages makes no old ones younger"
-        check(self.max_s == NONE or self.drops, f"{text}; -1 (--max-age none) takes it back")
+        text = "max_s (--max-age) works only with when_full drop-oldest (--when-full drop-oldest)"
+        check(self.max_s == NONE or self.drops, f"{text}; set that, or remove max_s with -1 (--max-age none)")
 
     @property
     def drops(self) -> bool:
@@ -338,9 +338,10 @@ def split_tags(tags: str) -> tuple[str, ...]:
     if tags.strip() in ("", "*"):
         return ()
     found = tuple(sorted({tag.strip() for tag in tags.split(TAG_SEPARATOR)}))
-    check(all(found), f"tags are names with {TAG_SEPARATOR} between them, not {_short(tags)}")
-    check(len(found) <= TAGS_MAX, f"a channel takes at most {TAGS_MAX} tags, not {len(found)}")
-    check(all(len(tag.encode()) <= TAG_BYTES_MAX for tag in found), f"a tag has at most {TAG_BYTES_MAX} bytes")
+    check(all(found), f"tags must be names with {TAG_SEPARATOR} between them, not {_short(tags)}")
+    check(len(found) <= TAGS_MAX, f"a channel can have at most {TAGS_MAX} tags, not {len(found)}")
+    size = max(len(tag.encode()) for tag in found)
+    check(size <= TAG_BYTES_MAX, f"a tag of {size} bytes is over the limit of {TAG_BYTES_MAX} bytes")
     return found
 
 

@@ -26,7 +26,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def test_the_ports_of_http_and_nsq_say_what_they_are(kind: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     port = broker.http if kind == "http" else broker.nsq
     url = f"tcp://127.0.0.1:{port}"
-    said = f"{url} is the HTTP port of a ZSQ broker" if kind == "http" else f"{url} is the port of a ZSQ broker .* for NSQ's clients"
+    said = f"{url} is the HTTP port of a ZSQ broker" if kind == "http" else f"{url} is the port of a ZSQ broker .* for NSQ clients"
     began = time.monotonic()
     with zsq.Producer(url, timeout=60) as producer, pytest.raises(zsq.UsageError, match=f"{said}.*by default 4153"):
         producer.publish("t", b"body")

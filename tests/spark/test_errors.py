@@ -96,7 +96,7 @@ def test_a_write_to_no_topic_or_to_several_is_refused(spark: SparkSession, broke
 
 def test_an_unreachable_broker_is_reported_with_advice(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
     away = f"tcp://127.0.0.1:{free_port()}"
-    advice = "Is `zsq serve` running there?"
+    advice = "Check that `zsq serve` runs there"
     assert advice in said(load(spark, topic, url=away, timeout="1"))
     options = {**topic.options, "url": away, "timeout": "1"}
     assert advice in said(lambda: spark.sql("select 'x' as value").write.format("zsq").mode("append").options(**options).save())

@@ -93,23 +93,23 @@ def test_a_new_setting_needs_only_its_row() -> None:
     source = source.replace("    def __post_init__", f"{ROW}    def __post_init__", 1)
     source = source.replace("    alarm_age_s: float | None\n", "    alarm_age_s: float | None\n    shade: int | None\n", 1)
     ended = subprocess.run([sys.executable, "-P", "-c", PROGRAM], input=source, capture_output=True, text=True, timeout=60, check=False)
-    assert (ended.stdout, ended.stderr) == ("shade is a number of 0 to 10, not 11\n", "")
+    assert (ended.stdout, ended.stderr) == ("shade must be a number from 0 to 10, not 11\n", "")
 
 
 @pytest.mark.parametrize(
     ("own", "text"),
     [
-        ({"max_attempts": -1}, "max_attempts is a number of 0 to 65535, not -1"),
-        ({"max_attempts": True}, "max_attempts is a number of 0 to 65535, not True"),
-        ({"alarm_depth": -2}, "alarm_depth is a number of -1 to 4611686018427387904, not -2"),
-        ({"max_age_s": 0}, "max_age_s is a number of seconds above 0, or -1 for never, not 0"),
-        ({"max_age_s": float("nan")}, "max_age_s is a number of seconds above 0, or -1 for never, not nan"),
-        ({"max_age_s": None}, "max_age_s is a number of seconds above 0, or -1 for never, not None"),
-        ({"backoff_s": -1}, "backoff_s is a number of seconds, 0 to 3600, not -1"),
+        ({"max_attempts": -1}, "max_attempts must be a number from 0 to 65535, not -1"),
+        ({"max_attempts": True}, "max_attempts must be a number from 0 to 65535, not True"),
+        ({"alarm_depth": -2}, "alarm_depth must be a number from -1 to 4611686018427387904, not -2"),
+        ({"max_age_s": 0}, "max_age_s must be a number of seconds above 0, or -1 for never, not 0"),
+        ({"max_age_s": float("nan")}, "max_age_s must be a number of seconds above 0, or -1 for never, not nan"),
+        ({"max_age_s": None}, "max_age_s must be a number of seconds above 0, or -1 for never, not None"),
+        ({"backoff_s": -1}, "backoff_s must be a number of seconds from 0 to 3600, not -1"),
         ({"backoff_s": 300}, "backoff_s (300) is above backoff_max_s (120.0)"),
-        ({"dead_letter_topic": 3}, "dead_letter_topic is a topic's name, not 3"),
-        ({"tags": 7}, "tags is a text like 'a||b', not 7"),
-        ({"ordered": 1}, "ordered is true or false, not 1"),
+        ({"dead_letter_topic": 3}, "dead_letter_topic must be a topic's name, not 3"),
+        ({"tags": 7}, "tags must be a text like 'a||b', not 7"),
+        ({"ordered": 1}, "ordered must be true or false, not 1"),
     ],
 )
 def test_each_wrong_setting_of_a_channel_is_refused(own: dict[str, Any], text: str) -> None:
@@ -121,13 +121,13 @@ def test_each_wrong_setting_of_a_channel_is_refused(own: dict[str, Any], text: s
 @pytest.mark.parametrize(
     ("own", "text"),
     [
-        ({"keep_bytes": "x" * 99}, f"keep_bytes is a number of 0 to 2**62, or -1 for no bound, not '{'x' * 39}"),
-        ({"keep_s": -2}, "keep_s is a number of seconds, or -1 for no bound, not -2"),
-        ({"max_bytes": -2}, "max_bytes is a number of 0 to 2**62, or -1 for no bound, not -2"),
-        ({"max_bytes": 5}, "max_bytes is at least 8388608 (8 MiB, the largest block), or -1 for no bound, not 5"),
-        ({"max_s": 0.5}, "max_s is at least 1 s, or -1 for no bound, not 0.5"),
-        ({"when_full": "wait"}, "when_full is reject or drop-oldest, not 'wait'"),
-        ({"when_full": []}, "when_full is reject or drop-oldest, not []"),
+        ({"keep_bytes": "x" * 99}, f"keep_bytes must be a number from 0 to 2**62, or -1 for no bound, not '{'x' * 39}"),
+        ({"keep_s": -2}, "keep_s must be a number of seconds, or -1 for no bound, not -2"),
+        ({"max_bytes": -2}, "max_bytes must be a number from 0 to 2**62, or -1 for no bound, not -2"),
+        ({"max_bytes": 5}, "max_bytes must be at least 8388608 (8 MiB, the largest block), or -1 for no bound, not 5"),
+        ({"max_s": 0.5}, "max_s must be at least 1 s, or -1 for no bound, not 0.5"),
+        ({"when_full": "wait"}, "when_full must be reject or drop-oldest, not 'wait'"),
+        ({"when_full": []}, "when_full must be reject or drop-oldest, not []"),
     ],
 )
 def test_each_wrong_setting_of_a_topic_is_refused(own: dict[str, Any], text: str) -> None:

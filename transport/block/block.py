@@ -309,9 +309,9 @@ def check_columns(header: Header, columns: memoryview) -> None:
     (E_BAD_BLOCK) if the length is wrong.
     """
     if header.length != HEADER_BYTES + len(columns):
-        raise UsageError(E_BAD_BLOCK, f"a block says {header.length} bytes and has {HEADER_BYTES + len(columns)}")
+        raise UsageError(E_BAD_BLOCK, f"the header of a block says {header.length} bytes, but the block has {HEADER_BYTES + len(columns)}")
     if _TRAILER.unpack_from(columns, len(columns) - TRAILER_BYTES) != (header.length, TRAILER_MAGIC):
-        raise CorruptBlock(E_CHECKSUM, "the trailer of a block does not repeat its length")
+        raise CorruptBlock(E_CHECKSUM, "the trailer of a block does not match its length")
     if crc32c(columns[:-TRAILER_BYTES]) != header.columns_crc:
         raise CorruptBlock(E_CHECKSUM, f"the columns of block {header.producer_id:x}/{header.sequence} do not match their checksum")
 
@@ -327,7 +327,7 @@ def check_block(block: Block, limits: Limits | None = None) -> None:
             continue
         ends = column.offsets.tolist()
         if ends != sorted(ends):
-            raise UsageError(E_BAD_BLOCK, f"the {what} column's offsets go backwards")
+            raise UsageError(E_BAD_BLOCK, f"the offsets of the {what} column do not ascend")
         if len(column.data) > size_max:
             largest = max(map(sub, ends[1:], ends))
             if largest > size_max:
@@ -351,7 +351,7 @@ def _split(header: Header, columns: memoryview) -> tuple[tuple[Column | None, ..
     for has, nulls in present:
         if not has:
             if nulls:
-                raise UsageError(E_BAD_BLOCK, "a validity bitmap without its column")
+                raise UsageError(E_BAD_BLOCK, "a block has a validity bitmap without its column")
             found.append(None)
             continue
         validity = None
@@ -360,18 +360,18 @@ def _split(header: Header, columns: memoryview) -> tuple[tuple[Column | None, ..
             position += padded((count + 7) // 8)
         offsets_bytes = (count + 1) * 4
         if position + padded(offsets_bytes) > end:
-            raise UsageError(E_BAD_BLOCK, "a column's offsets leave the block")
+            raise UsageError(E_BAD_BLOCK, "the offsets of a column extend beyond the end of the block")
         offsets = columns[position : position + offsets_bytes].cast("i")
         position += padded(offsets_bytes)
         size = offsets[count] - offsets[0]
         if offsets[0] < 0 or size < 0 or position + padded(size) > end:
-            raise UsageError(E_BAD_BLOCK, "a column's bytes leave the block")
+            raise UsageError(E_BAD_BLOCK, "the bytes of a column extend beyond the end of the block")
         found.append(Column(offsets, columns[position : position + size], validity, position - padded(offsets_bytes)))
         position += padded(size)
     times = None
     if header.columns & HAS_TIMES:
         if position + count * 8 > end:
-            raise UsageError(E_BAD_BLOCK, "the times leave the block")
+            raise UsageError(E_BAD_BLOCK, "the times column extends beyond the end of the block")
         times = columns[position : position + count * 8].cast("q")
         position += count * 8
     if position != end:
@@ -396,7 +396,7 @@ def seal(
     """
     length = HEADER_BYTES + size + TRAILER_BYTES
     if length > BLOCK_BYTES_MAX:
-        raise UsageError(E_TOO_BIG, f"a block of {length} bytes is over the limit of {BLOCK_BYTES_MAX}; send smaller batches")
+        raise UsageError(E_TOO_BIG, f"a block of {length} bytes is over the limit of {BLOCK_BYTES_MAX} bytes; send smaller batches")
     pieces.append(_TRAILER.pack(length, TRAILER_MAGIC))
     payload = b"".join(pieces)
     view = memoryview(payload)
@@ -471,7 +471,7 @@ def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: 
     try:
         offsets = struct.pack(f"<{len(ends)}i", *ends)
     except struct.error:  # the size does not fit in 32 bits
-        text = f"a column of {ends[-1]} bytes is over the limit of a block, {BLOCK_BYTES_MAX}; send smaller batches"
+        text = f"a column of {ends[-1]} bytes is over the limit of a block, {BLOCK_BYTES_MAX} bytes; send smaller batches"
         raise UsageError(E_TOO_BIG, text) from None
     pieces += (offsets, pad(len(offsets)))
     pieces += values
@@ -505,7 +505,7 @@ def cut(block: Block, start: int, stop: int) -> Block:
     it keeps its checksum.
     """
     if not 0 <= start < stop <= block.count:
-        raise ValueError(f"cannot cut {start}:{stop} from a block of {block.count}")
+        raise ValueError(f"cannot cut messages {start} to {stop} from a block of {block.count} messages")
     if start == 0 and stop == block.count:
         return block
     block.check_messages(((start, stop),))

@@ -45,7 +45,7 @@ def join_columns(
     if not 1 <= count <= BLOCK_COUNT_MAX:
         raise UsageError(E_TOO_BIG if count > 0 else E_BAD_BLOCK, f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {count}")
     if body.validity is not None and slice_bitmap(body.validity, 0, count) is not None:
-        raise UsageError(E_BAD_ARGUMENT, f"message {_first_null(body.validity)} of the block is null; a message has a body, even if empty")
+        raise UsageError(E_BAD_ARGUMENT, f"the body of message {_first_null(body.validity)} of the block is null; use an empty body")
     pieces: list[Any] = []
     size = _add_values(pieces, count, body, limits.message_bytes_max, "message")
     bits = 0
@@ -59,7 +59,7 @@ def join_columns(
         if column.validity is not None:
             bitmap_bytes = (count + 7) // 8
             if len(column.validity) != bitmap_bytes:
-                raise UsageError(E_BAD_BLOCK, f"the {what} bitmap has {len(column.validity)} bytes, not {bitmap_bytes}")
+                raise UsageError(E_BAD_BLOCK, f"the {what} bitmap must have {bitmap_bytes} bytes, not {len(column.validity)}")
             bits |= nulls
             pieces += (column.validity, pad(bitmap_bytes))
             size += padded(bitmap_bytes)
@@ -72,9 +72,9 @@ def _add_values(pieces: list[Any], count: int, column: Column, size_max: int, wh
     offsets, data = column.offsets, column.data
     if offsets.itemsize != _OFFSET_BYTES or len(offsets) != count + 1:
         found = f"{len(offsets)} of {offsets.itemsize} bytes"
-        raise UsageError(E_BAD_BLOCK, f"the {what} column has {count + 1} offsets of {_OFFSET_BYTES} bytes, not {found}")
+        raise UsageError(E_BAD_BLOCK, f"the {what} column must have {count + 1} offsets of {_OFFSET_BYTES} bytes, not {found}")
     if offsets[0] < 0 or offsets[count] - offsets[0] != len(data):
-        raise UsageError(E_BAD_BLOCK, f"the {what} column's offsets say {offsets[count] - offsets[0]} bytes, there are {len(data)}")
+        raise UsageError(E_BAD_BLOCK, f"the offsets of the {what} column cover {offsets[count] - offsets[0]} bytes, but it has {len(data)}")
     if len(data) > size_max and (largest := _largest(offsets, len(data), size_max)) > size_max:
         raise UsageError(E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes")
     offsets_bytes = (count + 1) * _OFFSET_BYTES

@@ -106,21 +106,23 @@ def decode_header(buffer: Buffer, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -
     (E_TOO_BIG) if it exceeds a limit, and `CorruptBlock` (E_CHECKSUM) if its checksum is wrong.
     """
     if len(buffer) != HEADER_BYTES:
-        raise UsageError(E_BAD_BLOCK, f"a block header has {HEADER_BYTES} bytes, not {len(buffer)}")
+        raise UsageError(E_BAD_BLOCK, f"a block header must have {HEADER_BYTES} bytes, not {len(buffer)}")
     found, version, columns, *rest = _HEAD.unpack_from(buffer)
     if found != magic:
         raise UsageError(E_BAD_BLOCK, f"not a block: it starts with {found!r}, not {magic!r}")
     if crc32c(memoryview(buffer)[: _HEAD.size], seed) != _CRC.unpack_from(buffer, _HEAD.size)[0]:
-        raise CorruptBlock(E_CHECKSUM, "the checksum of a block header does not agree")
+        raise CorruptBlock(E_CHECKSUM, "the checksum of a block header does not match")
     if version != VERSION or columns & ~_COLUMN_BITS_KNOWN:
-        raise UsageError(E_BAD_BLOCK, f"block version {version}, columns {columns:#x}: only version {VERSION} is known; upgrade the reader")
+        text = f"block version {version}, columns {columns:#x}: this program reads only version {VERSION}; upgrade it"
+        raise UsageError(E_BAD_BLOCK, text)
     header = Header(columns, *rest)
     if header.flags & COMPRESSION_MASK:
-        raise UsageError(E_BAD_BLOCK, "compressed blocks are reserved, not built; send the columns as they are")
+        raise UsageError(E_BAD_BLOCK, "compressed blocks are not supported; send the columns uncompressed")
     if not (0 if header.flags & MARK else 1) <= header.count <= BLOCK_COUNT_MAX:
         raise UsageError(E_TOO_BIG if header.count else E_BAD_BLOCK, f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {header.count}")
     if header.length > BLOCK_BYTES_MAX:
-        raise UsageError(E_TOO_BIG, f"a block of {header.length} bytes is over the limit of {BLOCK_BYTES_MAX}; send smaller batches")
+        raise UsageError(E_TOO_BIG, f"a block of {header.length} bytes is over the limit of {BLOCK_BYTES_MAX} bytes; send smaller batches")
     if header.length < HEADER_BYTES + TRAILER_BYTES or header.length % 8:
-        raise UsageError(E_BAD_BLOCK, f"a block of {header.length} bytes cannot be")
+        least = HEADER_BYTES + TRAILER_BYTES
+        raise UsageError(E_BAD_BLOCK, f"the length of a block must be at least {least} bytes and a multiple of 8, not {header.length}")
     return header

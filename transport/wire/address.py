@@ -50,7 +50,7 @@ def url_last(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
             if given and len(given) + sum(name in options for name in names) > len(names) and "url" not in options:
                 maker, wanted = type(self).__name__, ", ".join(names)
                 if not _is_url(given[0]) and _is_url(given[-1]):  # the new order, followed by the URL
-                    text = f"the URL is given by name: write {maker}({wanted}, url=...), with what else there is by name too"
+                    text = f"give the URL and all other options by name: write {maker}({wanted}, url=...)"
                     raise UsageError(E_BAD_ARGUMENT, text)
                 text = f"{maker}(url, {wanted}) is deprecated; write {maker}({wanted}, url=url)"
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
@@ -128,7 +128,8 @@ class Address:
             path = _moved(path)
         found = str(path / "supervisor")
         if len(os.fsencode(found)) > IPC_PATH_BYTES_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"{found} is longer than {IPC_PATH_BYTES_MAX} bytes; use the path that run.json names")
+            text = f"the socket path {found} is longer than {IPC_PATH_BYTES_MAX} bytes, the limit; use the path that run.json names"
+            raise UsageError(E_BAD_ARGUMENT, text)
         return f"ipc://{found}"
 
 

@@ -89,10 +89,11 @@ def decode(frame: Any) -> Wire:
         raise UsageError(E_BAD_COMMAND, f"unknown command {reprlib.repr(fields)[:60]}")
     message, kinds = _PLANS[fields[0]]
     if len(fields) != len(kinds) + 1:
-        raise UsageError(E_BAD_COMMAND, f"{message.__name__} has {len(kinds)} fields, not {len(fields) - 1}")
+        raise UsageError(E_BAD_COMMAND, f"{message.__name__} must have {len(kinds)} fields, not {len(fields) - 1}")
     for value, kind in zip(fields[1:], kinds, strict=True):
         if type(value) is not kind:
-            raise UsageError(E_BAD_COMMAND, f"{message.__name__}: {reprlib.repr(value)[:40]} should be of type {kind.__name__}")
+            text = f"a field of {message.__name__} must be of type {kind.__name__}, not {reprlib.repr(value)[:40]}"
+            raise UsageError(E_BAD_COMMAND, text)
         if kind is dict and len(frame) > NESTED_MAX:
             _check_nested(bytes(frame), value)
             if message in _ASKING:
@@ -101,7 +102,7 @@ def decode(frame: Any) -> Wire:
 
 
 def _too_large(name: str, size: int) -> UsageError:
-    return UsageError(E_TOO_BIG, f"{name} of {size} bytes is over the limit of {OPTIONS_BYTES_MAX} for a command with options")
+    return UsageError(E_TOO_BIG, f"{name} of {size} bytes is over the limit of {OPTIONS_BYTES_MAX} bytes for a command with options")
 
 
 def _check_large(frame: Any) -> None:
@@ -126,7 +127,7 @@ def _check_count(message: type[Wire], options: Any) -> None:
     while level:
         count += len(level)
         if count > OPTIONS_NESTED_MAX:
-            raise UsageError(E_TOO_BIG, f"{message.__name__} has more than {OPTIONS_NESTED_MAX} lists and maps in its options")
+            raise UsageError(E_TOO_BIG, f"the options of {message.__name__} have more than {OPTIONS_NESTED_MAX} lists and maps, the limit")
         parts = chain.from_iterable((*one, *one.values()) if type(one) is dict else one for one in level)
         level = [part for part in parts if type(part) in _CONTAINERS]
 
@@ -165,7 +166,7 @@ def _check_nested(frame: bytes, found: Any) -> None:
             return
         parts = chain.from_iterable(level)
         level = [*parts] if kinds == {tuple} else [part for part in parts if type(part) in _CONTAINERS]
-    raise UsageError(E_BAD_COMMAND, f"a control frame is nested more than {NESTED_MAX} deep")
+    raise UsageError(E_BAD_COMMAND, f"a control frame is nested deeper than {NESTED_MAX} levels, the limit")
 
 
 def block_frames(blocks: Sequence[Block]) -> list[Any]:
@@ -183,14 +184,14 @@ def frames_blocks(frames: Sequence[Any]) -> list[Block]:
     Only headers are checked.
     """
     if len(frames) % 2 or len(frames) > FRAMES_MAX:
-        raise UsageError(E_BAD_COMMAND, f"blocks come as two frames each, at most {FRAMES_MAX} frames, not {len(frames)}")
+        raise UsageError(E_BAD_COMMAND, f"a message must have two frames for each block and at most {FRAMES_MAX} frames, not {len(frames)}")
     blocks = []
     for i in range(0, len(frames), 2):
         head, payload = frames[i], frames[i + 1]
         columns = memoryview(getattr(payload, "buffer", payload))
         header: Header = decode_header(getattr(head, "buffer", head))
         if header.length != len(columns) + len(getattr(head, "buffer", head)):
-            raise UsageError(E_BAD_COMMAND, f"a block says {header.length} bytes and came with {len(columns) + 64}")
+            raise UsageError(E_BAD_COMMAND, f"the header of a block says {header.length} bytes, but {len(columns) + 64} bytes arrived")
         blocks.append(Block(header, payload, columns))
     return blocks
 
@@ -201,7 +202,7 @@ def pack_headers(headers: Mapping[str, HeaderValue]) -> bytes:
     Raises `UsageError` (E_TOO_BIG) for more than HEADERS_MAX headers.
     """
     if len(headers) > HEADERS_MAX:
-        raise UsageError(E_TOO_BIG, f"{len(headers)} headers are over the limit of {HEADERS_MAX}")
+        raise UsageError(E_TOO_BIG, f"{len(headers)} headers are over the limit of {HEADERS_MAX} headers of a message")
     try:
         return bytes(msgpack.packb(dict(headers)))
     except (TypeError, ValueError, OverflowError) as error:
@@ -215,9 +216,9 @@ def unpack_headers(data: bytes | None) -> dict[str, HeaderValue]:
     try:
         found = _unpack(data)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise UsageError(E_BAD_ARGUMENT, f"message headers are no msgpack map: {error}") from None
+        raise UsageError(E_BAD_ARGUMENT, f"message headers are not a msgpack map: {error}") from None
     if type(found) is not dict:
-        raise UsageError(E_BAD_ARGUMENT, "message headers are no msgpack map")
+        raise UsageError(E_BAD_ARGUMENT, "message headers are not a msgpack map")
     return found
 
 

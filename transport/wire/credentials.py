@@ -83,18 +83,18 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
     except OSError as error:
         raise UsageError(E_BAD_KEY, f"the key file {path} cannot be read: {error.strerror or error}") from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        raise UsageError(E_BAD_KEY, f"{path} is no key file: `zsq keys` writes such files") from None
+        raise UsageError(E_BAD_KEY, f"{path} is not a key file; create one with `zsq keys`") from None
     keys: dict[str, str] = {}
     for name in names:
         value = said.get(name)
         if not isinstance(value, str) or not is_key(value):
-            what = "has no" if value is None else f"has something else than a key of {KEY_CHARS} characters as"
+            what = f"has no `{name}`" if value is None else f"has no key of {KEY_CHARS} characters as `{name}`"
             kind = (
-                "a server's key file: clients have files of their own"
+                "it may be a server's key file, but each client needs its own"
                 if "server" in names and "secret" in said
-                else "no key file of this kind"
+                else "it may be another kind of file"
             )
-            raise UsageError(E_BAD_KEY, f"{path} {what} `{name}`; it may be {kind} (see `zsq keys --help`)")
+            raise UsageError(E_BAD_KEY, f"{path} {what}; {kind} (see `zsq keys --help`)")
         keys[name] = value
     if "secret" in names:
         if why := open_to_others(path, found, secret=True):

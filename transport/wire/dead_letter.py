@@ -67,7 +67,7 @@ UNREADABLE: Final = f"{PREFIX}headers"  # own headers that were not a map, uncha
 
 ATTEMPTS: Final = "max_attempts"  # reasons
 REJECT: Final = "rejected"
-FOUND: Final = "it was out, or waited, when its channel ended; what became of its last delivery is not known"
+FOUND: Final = "its channel ended while it was in flight or waited; the result of its last delivery is not known"
 
 _ROOM: Final = 2  # headers that a redrive may add: its target channel, and one to spare
 _ROOM_BYTES: Final = 256  # ... with their bytes, and the additional bytes of longer names
@@ -111,7 +111,7 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     """
     found = unpack_headers(data)
     if not all(type(name) is str for name in found):
-        raise UsageError(E_BAD_ARGUMENT, "a header's name is text")
+        raise UsageError(E_BAD_ARGUMENT, "a header's name must be text")
     return {name: value for name, value in found.items() if not name.startswith(PREFIX) and name != CHANNEL_HEADER}
 
 

@@ -35,16 +35,17 @@ def verdict(events: int, address: Address) -> ZsqError | None:
     url, credentials = address.url, address.credentials
     if events & UNKNOWN_KEY:
         shown = credentials.public if credentials is not None else "none"
-        text = f"the broker at {url} does not know this client's public key, {shown}: it has to stand in its access file"
+        text = f"the broker at {url} does not know this client's public key, {shown}; add the key to its access file"
         return Refused(E_FORBIDDEN, text)
     if not events & OTHER_MECHANISM:
         return None
     if credentials is None:
         text = (
-            f"the broker at {url} wants a key and none was given: see {option('key_file')} and $ZSQ_KEY_FILE (`zsq keys client` makes one)"
+            f"the broker at {url} requires a key, and none was given; set {option('key_file')} or $ZSQ_KEY_FILE"
+            " (`zsq keys client` creates a key file)"
         )
     else:
-        text = f"the broker at {url} does not encrypt, so nothing is said to it with the key file {credentials.source}: leave that out, "
+        text = f"the broker at {url} does not encrypt, but this client uses the key file {credentials.source}; leave the key file out, "
         text += "or start the broker with --curve-key"
     return UsageError(E_BAD_KEY, text)
 
@@ -57,21 +58,21 @@ def what_answers(answer: bytes, url: str) -> tuple[str, bool]:
     port = f"clients connect to the port of `zsq serve --listen`, by default {DEFAULT_URL.rpartition(':')[2]}"
     head = answer.partition(b"\r\n\r\n")[0].lower()
     if answer.startswith(b"HTTP/"):
-        whose = "of a ZSQ broker (or of nsqd)" if b"x-nsq-content-type" in head else "of some server"
+        whose = "of a ZSQ broker (or of nsqd)" if b"x-nsq-content-type" in head else "of another server"
         return f"{url} is the HTTP port {whose}; {port}", True
     if b"E_BAD_PROTOCOL" in answer:
-        return f"{url} is the port of a ZSQ broker (or of nsqd) for NSQ's clients; {port}", True
+        return f"{url} is the port of a ZSQ broker (or of nsqd) for NSQ clients; {port}", True
     if answer.startswith(TLS_ALERT):
-        return f"{url} speaks TLS, perhaps it is the HTTPS port of a ZSQ broker; {port}", True
+        return f"{url} speaks TLS and may be the HTTPS port of a ZSQ broker; {port}", True
     if answer.startswith(ZMTP_BEGINS):
-        return f"{url} speaks ZeroMQ's protocol and does not answer; is it the push port of a broker? {port}", False
+        return f"{url} speaks ZeroMQ's protocol, but does not answer, and may be the push port of a broker; {port}", False
     if answer:
-        return f"{url} does not speak ZeroMQ's protocol, it says {answer[:20]!r}; {port}", False
+        return f"{url} does not speak ZeroMQ's protocol, but answers {answer[:20]!r}; {port}", False
     return "", False
 
 
 def suspicion(address: Address) -> str:
     """Return what it may mean that the other side just hung up."""
     if address.credentials is None:
-        return f"{address.url} hung up at once: perhaps it wants a key, see {option('key_file')}"
-    return f"{address.url} hung up during the handshake: perhaps `server` in {address.credentials.source} is not its public key"
+        return f"{address.url} closed the connection at once; it may require a key (see {option('key_file')})"
+    return f"{address.url} closed the connection during the handshake; `server` in {address.credentials.source} may not be its public key"

@@ -579,7 +579,7 @@ def check_stage_topic(name: str) -> str:
     for a bad name (E_BAD_NAME) or an ephemeral topic (E_UNSUPPORTED).
     """
     if is_ephemeral(check_name(name)):
-        text = f"a topic in memory takes no transactions, and {name!r} is one: they are kept until they are durable; use one on disk"
+        text = f"topic {name!r} exists only in memory and cannot take transactions, which must be durable; use one on disk"
         raise UsageError(E_UNSUPPORTED, text)
     return name
 
@@ -591,11 +591,11 @@ def check_transaction(app: str, version: int, kind: str) -> None:
     except UnicodeEncodeError:
         size = 0  # lone surrogates, as in file names, cannot be sent
     if not 1 <= size <= TRANSACTION_APP_BYTES_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction's app is text of 1 to {TRANSACTION_APP_BYTES_MAX} bytes, not {app!r:.60}")
+        raise UsageError(E_BAD_ARGUMENT, f"a transaction's app must be text of 1 to {TRANSACTION_APP_BYTES_MAX} bytes, not {app!r:.60}")
     if not isinstance(version, int) or not 0 <= version < 1 << 63:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction's version is a number from 0 to 2^63 - 1, not {version!r:.60}")
+        raise UsageError(E_BAD_ARGUMENT, f"a transaction's version must be a number from 0 to 2^63 - 1, not {version!r:.60}")
     if kind not in TRANSACTION_KINDS:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction is of kind {' or '.join(TRANSACTION_KINDS)}, not {kind!r:.60}")
+        raise UsageError(E_BAD_ARGUMENT, f"a transaction's kind must be {' or '.join(TRANSACTION_KINDS)}, not {kind!r:.60}")
 
 
 @dataclass(frozen=True, slots=True)

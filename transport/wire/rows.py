@@ -28,7 +28,7 @@ def check_rows(rows: Sequence[Any], width: int, what: str) -> None:
     except TypeError:
         good = False
     if not good:
-        raise UsageError(E_BAD_COMMAND, f"{what} are rows of {width} numbers, not {reprlib.repr(rows)[:80]}")
+        raise UsageError(E_BAD_COMMAND, f"{what} must be rows of {width} numbers from -1 to 2**62, not {reprlib.repr(rows)[:80]}")
 
 
 def heartbeat(told_ms: int) -> int:

@@ -217,7 +217,7 @@ def open_frames(frames: Sequence[Any]) -> tuple[list[bytes], Wire, list[Any]]:
             if index + 1 >= len(frames) or len(frames) > FRAMES_MAX + index + 2:
                 break
             return [part.bytes for part in frames[:index]], decode(frames[index + 1].buffer), list(frames[index + 2 :])
-    raise UsageError(E_BAD_COMMAND, "a message has an envelope, an empty frame and a control frame")
+    raise UsageError(E_BAD_COMMAND, "a message must have an envelope, an empty frame and a control frame")
 
 
 class Probe:

@@ -86,7 +86,7 @@ def test_what_is_said_about_a_channel_that_is_there_changes_nothing_and_is_told(
     said = shell("sub", "t", "plain", "-n", "2", "--start", "9", "--max-attempts", "4")
     assert said.startswith("message 0\nmessage 1\n")
     assert "it goes on where it is" in said
-    assert "was there before and has max_attempts 0, not 4; what this consumer was given changes nothing" in said
+    assert "already existed and has max_attempts 0, not 4; the settings of this consumer do not change it" in said
     assert len(said.splitlines()) == 4, "each is said once"
 
 
@@ -165,7 +165,7 @@ def test_wrong_words_are_wrong_usage(arguments: list[str], text: str, capsys: py
 
 
 def test_settings_that_make_no_sense_are_wrong_usage(shell: Shell) -> None:
-    assert "max_age_s is a number of seconds above 0" in shell("channel", "create", "t", "c", "--max-age", "0", code=2)
+    assert "max_age_s must be a number of seconds above 0" in shell("channel", "create", "t", "c", "--max-age", "0", code=2)
     assert "is above backoff_max_s" in shell("channel", "create", "t", "c", "--backoff", "5m", code=2)
     assert "E_NOT_FOUND" in shell("channel", "show", "t", "c", code=1)
     assert "E_NOT_FOUND" in shell("channel", "set", "t", "c", "--max-attempts", "1", code=1)

@@ -54,7 +54,7 @@ def test_a_channel_takes_only_its_tags_and_what_is_addressed_to_it(broker: Local
     [
         (("sub", "t", "paid", "--tags", "other", "-n", "1"), "has tags 'paid||refunded', not 'other'"),
         (("sub", "t", "paid", "--sample", "100"), "1<=x<=99"),
-        (("channel", "create", "t", "x", "--tags", "a||"), "tags are names with || between them"),
+        (("channel", "create", "t", "x", "--tags", "a||"), "tags must be names with || between them"),
         (("pub", "t", "--channel", "a b"), "channel name 'a b' is not legal"),
         (("pub", "t", "--tag", "x" * 257), "over the limit of 256 bytes"),
     ],

@@ -148,7 +148,7 @@ def test_messages_that_are_no_letters_stay_and_keep_none_back(broker: LocalBroke
     assert done.returncode == 1
     assert done.stdout.splitlines() == [
         "1 to mixed, for channel c",
-        "2 left: no dead letters of a channel: their headers name no topic, channel and uuid",
+        "2 left: not dead letters of a channel: their headers do not name topic, channel and uuid",
     ]
 
 

@@ -77,9 +77,9 @@ def test_what_is_no_file_of_keys_at_all_is_named(tmp_path: Path) -> None:
         load(str(tmp_path / "missing"))
     for content in (b"\xff\xfe", b"public", b"[" * 5_000):
         (tmp_path / "bad").write_bytes(content)
-        with pytest.raises(UsageError, match="no key file"):
+        with pytest.raises(UsageError, match="not a key file"):
             resolve(tmp_path / "bad")
-    with pytest.raises(UsageError, match="no key file"):
+    with pytest.raises(UsageError, match="not a key file"):
         Admin("tcp://h:1", key_file=tmp_path / "bad")
 
 
@@ -104,7 +104,7 @@ def test_a_failed_handshake_is_explained_by_its_cause() -> None:
     assert "my.key" in suspicion(keyed)
     for events, address, code, said in (
         (UNKNOWN_KEY, keyed, E_FORBIDDEN, PUBLIC),
-        (OTHER_MECHANISM | HUNG_UP, plain, E_BAD_KEY, "wants a key"),
+        (OTHER_MECHANISM | HUNG_UP, plain, E_BAD_KEY, "requires a key"),
         (OTHER_MECHANISM, keyed, E_BAD_KEY, "does not encrypt"),
     ):
         found = verdict(events, address)
@@ -155,6 +155,6 @@ def test_who_was_let_in_once_waits_where_a_new_one_is_refused() -> None:
         link._known = known
         link._shut_out(1, OTHER_MECHANISM)
         assert link.waiting == known
-        assert "wants a key" in link.trouble
+        assert "requires a key" in link.trouble
         engine.stop()
         engine.epoll.close()

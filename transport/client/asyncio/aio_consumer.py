@@ -231,7 +231,7 @@ class Consumer(ConsumerBase):
         if not is_coroutine_function(handler):
             text = (
                 "the handler must be a coroutine function (async def), an object whose __call__ is one, or a functools.partial of those; "
-                f"it is {handler!r:.80}. A plain function belongs to zsq.Consumer"
+                f"it is {handler!r:.80}. Use zsq.Consumer for a plain function"
             )
             raise UsageError(E_BAD_ARGUMENT, text)
         check_callable("on_error", on_error)
@@ -285,7 +285,7 @@ class Consumer(ConsumerBase):
                 if inspect.isawaitable(told):
                     await told
             else:
-                log.exception("handler of %s failed", message)
+                log.exception("handler failed for %s; the message is requeued unless it is answered", message)
             if not message.answered:
                 await message.requeue(**again(message, delay), error=error)
         else:

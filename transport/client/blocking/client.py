@@ -113,7 +113,7 @@ class Asker(AskerBase):
         """Return the reply and its blocks, or raise the error. The time-out begins now."""
         drive = self._made
         if drive is None or drive.pid != os.getpid():
-            raise Refused(E_CLOSING, "this client was closed, or belongs to the process that asked; make a new one")
+            raise Refused(E_CLOSING, "this client was closed, or the request belongs to another process; make a new client")
         return drive.carry_out(drive.engine.reply(request, self._timeout))
 
     def _make(self, inherited: Drive[RequestEngine] | None) -> Drive[RequestEngine]:

@@ -84,7 +84,7 @@ class Runner:
 
     def __init__(self, consumer: Consumer, handler: Handler, delay: Delay, on_error: Any) -> None:
         if is_coroutine_function(handler):
-            text = "the handler is a coroutine function, which nobody would await here; use zsq.aio.Consumer, or a plain function"
+            text = "the handler is a coroutine function, which this consumer cannot await; use zsq.aio.Consumer, or a plain function"
             raise UsageError(E_BAD_ARGUMENT, text)
         check_callable("on_error", on_error)
         self.consumer = consumer
@@ -112,14 +112,14 @@ class Runner:
             if self.on_error is not None:
                 self.on_error(message, error)
             else:
-                log.exception("handler of %s failed", message)
+                log.exception("handler failed for %s; the message is requeued unless it is answered", message)
             if not message.answered:
                 message.requeue(**again(message, self.delay), error=error)
         else:
             if inspect.iscoroutine(result):  # from a lambda or a partial: it has not run, so the message is not finished
                 result.close()
                 message.requeue()
-                raise UsageError(E_BAD_ARGUMENT, "the handler returned a coroutine, which nobody awaits here; use zsq.aio.Consumer")
+                raise UsageError(E_BAD_ARGUMENT, "the handler returned a coroutine, which this consumer cannot await; use zsq.aio.Consumer")
             if not message.answered:
                 message.finish()
 
@@ -149,16 +149,16 @@ log = logging.getLogger("zsq")
 
 READY: Final = 2500
 ANSWER_S: Final = 30.0  # time to wait for a reply, in a consumer without a time-out
-FOREIGN: Final = "this message was received by the process that forked this one; only that process can answer it"
+FOREIGN: Final = "the parent process received this message, and only that process can answer it"
 
 
 def make_session(ready: int, message_timeout: float | None, label: str | None, sample_rate: int) -> ConsumerSession:
     timeout_ms = 0 if message_timeout is None else int(message_timeout * 1000)
     if message_timeout is not None and not MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= MESSAGE_TIMEOUT_MS_MAX:
         limits = f"{MESSAGE_TIMEOUT_MS_MIN // 1000} to {MESSAGE_TIMEOUT_MS_MAX // 1000}"
-        raise UsageError(E_BAD_ARGUMENT, f"a message timeout of {message_timeout} s is outside of {limits} s")
+        raise UsageError(E_BAD_ARGUMENT, f"message_timeout must be {limits} s, not {message_timeout} s")
     if not 0 <= sample_rate <= 99:
-        raise UsageError(E_BAD_ARGUMENT, f"a sample rate is 1 to 99 percent, or 0 for all, not {sample_rate}")
+        raise UsageError(E_BAD_ARGUMENT, f"sample_rate must be 1 to 99 percent, or 0 for all messages, not {sample_rate}")
     return ConsumerSession(ready, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}", sample_rate)
 
 

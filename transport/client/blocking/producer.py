@@ -98,7 +98,7 @@ class ReceiptView:
 
     def __repr__(self) -> str:
         where = f"offset {self.offset}" if self.key is None else f"delayed, {self.key}"
-        state = where if self.done and not self.error else f"{self.error}" if self.done else "on its way"
+        state = where if self.done and not self.error else f"{self.error}" if self.done else "not answered yet"
         return f"<Receipt of {self.count}: {state}>"
 
 
@@ -121,19 +121,20 @@ class Receipt(ReceiptView):
 def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
     seconds = check_timeout(timeout)
     if seconds is not None and seconds <= 0:
-        text = f"{option('timeout')} takes seconds above 0, or None to wait for ever, not {timeout!r}"
+        text = f"{option('timeout')} must be a number of seconds above 0, or None to wait without limit, not {timeout!r}"
         raise UsageError(E_BAD_ARGUMENT, text)
     if heartbeat_ms is not None and not HEARTBEAT_MS_MIN <= heartbeat_ms <= HEARTBEAT_MS_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a heartbeat of {heartbeat_ms} ms is outside of {HEARTBEAT_MS_MIN} to {HEARTBEAT_MS_MAX}")
+        raise UsageError(E_BAD_ARGUMENT, f"heartbeat_ms must be {HEARTBEAT_MS_MIN} to {HEARTBEAT_MS_MAX}, not {heartbeat_ms}")
 
 
 def make_engine(
     address: Address, linger_ms: float, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, when_full: str
 ) -> ProducerEngine:
     if when_full not in WHEN_FULL:
-        raise UsageError(E_BAD_ARGUMENT, f"when_full is {' or '.join(WHEN_FULL)}, not {when_full!r}")
+        raise UsageError(E_BAD_ARGUMENT, f"when_full must be {' or '.join(WHEN_FULL)}, not {when_full!r}")
     if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
-        raise UsageError(E_BAD_ARGUMENT, "linger_ms is 0 or more, batch_bytes and batch_count are 1 or more")
+        given = f"{linger_ms}, {batch_bytes} and {batch_count}"
+        raise UsageError(E_BAD_ARGUMENT, f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {given}")
     return ProducerEngine(address, int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms, when_full == "wait")
 
 
@@ -171,7 +172,7 @@ class ProducerBase:
             raise Refused(E_CLOSING, "this producer is closed; make a new one")
 
 
-FOREIGN_RECEIPT: Final = "this receipt belongs to the process that published; wait for it there"
+FOREIGN_RECEIPT: Final = "this receipt belongs to the process that published the message; wait for it there"
 
 
 class Producer(ProducerBase):

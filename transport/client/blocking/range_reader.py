@@ -52,7 +52,8 @@ class RangeReader(Asker):
     ) -> None:
         super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=True, key_file=key_file)
         if not 0 <= start <= end or bytes_max < 1:
-            raise UsageError(E_BAD_ARGUMENT, f"a range of offsets is 0 <= start <= end, not {start} to {end}; bytes_max is 1 or more")
+            text = "a range must have 0 <= start <= end and bytes_max of at least 1"
+            raise UsageError(E_BAD_ARGUMENT, f"{text}, not start {start}, end {end} and bytes_max {bytes_max}")
         self.topic = topic
         self.start = start
         self.end = end
@@ -107,17 +108,17 @@ class RangeReader(Asker):
             return
         found = self._made.engine.uuid
         if found != self._uuid:
-            text = f"topic {self.topic} was deleted and made again (uuid {found}, not {self._uuid}): what was in it is not there any more"
+            text = f"topic {self.topic} was deleted and created again (uuid {found}, not {self._uuid}); its old messages no longer exist"
             raise DataLoss(E_DATA_LOSS, text)
 
     def _note(self, first: int, stop: int, found: Fetched) -> None:
         if self._fails:
             if first < found.start:
-                why = f"the topic now begins at {found.start}: they were removed by age or size, or finished by all channels"
+                why = f"the topic now begins at offset {found.start}, because retention removed older messages"
             elif first >= found.head:
-                why = f"the topic now ends at {found.head}"
+                why = f"the topic now ends at offset {found.head}"
             else:
-                why = "they were damaged and set aside; see the broker's log"
+                why = "they were damaged, and the broker moved them aside; see its log"
             raise DataLoss(E_DATA_LOSS, f"offsets {first} to {stop - 1} of topic {self.topic} cannot be read: {why}")
         self.lost += stop - first
         if len(self.gaps) < GAPS_MAX:

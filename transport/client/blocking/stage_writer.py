@@ -73,7 +73,7 @@ class StageWriter:
         check_times(timeout, heartbeat_ms)
         check_transaction(app, version, kind)
         if window_bytes < 1:
-            raise UsageError(E_BAD_ARGUMENT, f"a window of {window_bytes} bytes holds nothing")
+            raise UsageError(E_BAD_ARGUMENT, f"window_bytes must be at least 1, not {window_bytes}")
         self._address = parse(url, key_file)
         self._target = Target("stage", check_stage_topic(topic), create=create)
         self._transaction = (app, version, kind, partition, window_bytes)
@@ -175,7 +175,7 @@ class StageWriter:
             raise UsageError(E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks")
         made = self._made
         if made is not None and made.pid != os.getpid():
-            raise UsageError(E_BAD_ARGUMENT, "this stage belongs to the process that began it; make a writer in each process")
+            raise UsageError(E_BAD_ARGUMENT, "this stage belongs to the process that started it; make a writer in each process")
         return made or ours(lambda: self._made, self._make)
 
     def _make(self, inherited: Drive[StageEngine] | None) -> Drive[StageEngine]:
@@ -192,7 +192,7 @@ class StageWriter:
         timeout_ns = FAR_NS if seconds is None else int(seconds * 1e9)
         while not drive.wait(done, deadline := max(began_ns, engine.progress_ns) + timeout_ns):
             if drive.stopped:
-                raise Refused(E_CLOSING, "this writer was closed")
+                raise Refused(E_CLOSING, "this writer was closed while a call waited; make a new one")
             if max(began_ns, engine.progress_ns) + timeout_ns <= deadline:
                 raise engine.too_late(self._timeout)
 

@@ -45,7 +45,7 @@ def create_topic(name: str, sync: str, retention: RetentionSettings) -> Asking[M
 
 def configure_topic(name: str, retention: RetentionSettings) -> Asking[TopicConfigured]:
     if not retention:
-        raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(RetentionSettings.__annotations__)}")
+        raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {', '.join(RetentionSettings.__annotations__)}")
     return manage("configure", name, None, carried(retention))
 
 
@@ -55,7 +55,7 @@ def create_channel(topic: str, channel: str, settings: NewChannelOptions) -> Ask
 
 def configure_channel(topic: str, channel: str, settings: ChannelOptions) -> Asking[ChannelConfigured]:
     if not settings:
-        raise UsageError(E_BAD_ARGUMENT, f"say what to change: {', '.join(ChannelOptions.__annotations__)}")
+        raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {', '.join(ChannelOptions.__annotations__)}")
     return manage("configure", topic, channel, on_wire(settings))
 
 
@@ -122,7 +122,7 @@ def topics() -> Asking[dict[str, list[str]]]:
 
 def stats(topic: str | None, channel: str | None) -> Asking[dict[str, Any]]:
     if channel is not None and topic is None:
-        raise UsageError(E_BAD_ARGUMENT, "a channel is named together with its topic")
+        raise UsageError(E_BAD_ARGUMENT, "a channel needs its topic: give topic, too")
     names = ("" if topic is None else check_name(topic), "" if channel is None else check_name(channel, "channel"))
     return ask(Question(lambda number: Stats(number, *names)))
 

@@ -61,7 +61,7 @@ def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
     found: dict[str, SettingValue] = {}
     for name, value in options.items():
         if not isinstance(value, (int, float, str, type(None))) or (isinstance(value, int) and abs(value) > SETTING_MAX):
-            raise UsageError(E_BAD_ARGUMENT, f"{name} is a number up to 2**62, a word or None, not {repr(value)[:40]}")
+            raise UsageError(E_BAD_ARGUMENT, f"{name} must be a number up to 2**62, a text or None, not {repr(value)[:40]}")
         found[name] = value
     return found
 
@@ -102,5 +102,5 @@ def place(where: object) -> str | int | Time:
     if (isinstance(where, str) and where in ("earliest", "latest")) or (type(where) is int and 0 <= where <= SETTING_MAX):
         return where
     raise UsageError(
-        E_BAD_ARGUMENT, f"a place is 'earliest', 'latest', an offset, or a time (datetime, or seconds as float), not {where!r:.60}"
+        E_BAD_ARGUMENT, f"a place must be 'earliest', 'latest', an offset, or a time (datetime, or seconds as float), not {where!r:.60}"
     )

@@ -204,7 +204,7 @@ class ConsumerSession:
 
     def __init__(self, ready: int, message_timeout_ms: int = 0, label: str = "", sample_rate: int = 0) -> None:
         if not 0 < ready <= READY_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"ready {ready} is outside of 1 to {READY_MAX}")
+            raise UsageError(E_BAD_ARGUMENT, f"ready must be 1 to {READY_MAX}, not {ready}")
         self.state = _S.DOWN
         self.ready = ready
         self.label = label
@@ -289,7 +289,9 @@ class ConsumerSession:
         self.collect()
         confirm = Confirm()
         if not self._answerable(delivery):
-            confirm.error = LeaseLost(E_LEASE, "the link by which this message came is gone; it may be delivered again, to somebody else")
+            confirm.error = LeaseLost(
+                E_LEASE, "the link that delivered this message was lost; the message may be delivered again, to another consumer"
+            )
             confirm.done = True
             return confirm
         self._request += 1
@@ -329,7 +331,7 @@ class ConsumerSession:
 
     def set_ready(self, ready: int) -> None:
         if not 0 <= ready <= READY_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"ready {ready} is outside of 0 to {READY_MAX}")
+            raise UsageError(E_BAD_ARGUMENT, f"ready must be 0 to {READY_MAX}, not {ready}")
         self.ready = ready
         if self.state is _S.OPEN:
             self.words.append(Ready(ready))
@@ -350,7 +352,7 @@ class ConsumerSession:
             return self.on_subscribed(message)
         if type(message) is Failed:
             return self.on_failed(message)
-        raise UsageError(E_BAD_COMMAND, f"a consumer does not take {type(message).__name__}")
+        raise UsageError(E_BAD_COMMAND, f"a consumer does not accept {type(message).__name__}")
 
     def on_subscribed(self, message: Subscribed) -> Reaction:
         self._step(_E.SUBSCRIBED)
@@ -360,12 +362,12 @@ class ConsumerSession:
 
     def on_deliver(self, message: Deliver, blocks: list[Block], now_ns: int) -> Reaction:
         if len(blocks) != 1:
-            raise UsageError(E_BAD_COMMAND, f"a delivery carries one block, not {len(blocks)}")
+            raise UsageError(E_BAD_COMMAND, f"a delivery must carry one block, not {len(blocks)}")
         block = blocks[0]
         check_columns(block.header, block.columns)
         check_rows(message.runs, 3, "runs (first offset, count, attempts) of a delivery")
         if any(run[1] < 1 for run in message.runs):
-            raise UsageError(E_BAD_COMMAND, "a run of a delivery has a message")
+            raise UsageError(E_BAD_COMMAND, "each run of a delivery must have at least one message")
         if sum(run[1] for run in message.runs) != block.count:
             raise UsageError(E_BAD_BLOCK, f"the runs of a delivery do not add up to its {block.count} messages")
         self._step(_E.DELIVER)
@@ -389,7 +391,7 @@ class ConsumerSession:
         self.unconfirmed = max(0, self.unconfirmed - told)
         self._told = {request: count - told for request, count in self._told.items()}
         if message.refused:
-            confirm.error = LeaseLost(E_LEASE, "the lease ended before the finish came; the message was or will be delivered again")
+            confirm.error = LeaseLost(E_LEASE, "the lease ended before the finish arrived; the message was or will be delivered again")
         confirm.refused = message.refused
         confirm.done = True
         return Reaction.NOTHING
@@ -423,7 +425,7 @@ class ConsumerSession:
     def _step(self, event: ConsumerEvent) -> None:
         after = CONSUMER_TABLE[self.state].get(event)
         if after is None:
-            raise UsageError(E_BAD_COMMAND, f"{event.value} has no place while {self.state.value}")
+            raise UsageError(E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}")
         self.state = after
 
     def _answerable(self, delivery: LeasedBlock) -> bool:

@@ -185,14 +185,14 @@ class Lane:
             self.backoff.ended()
         if session.forgotten != self._forgotten:
             self._forgotten = session.forgotten
-            log.warning("topic %s %s; going on as a new producer", self.topic, self._why_forgotten())
+            log.warning("topic %s %s; the producer continues with a new producer id", self.topic, self._why_forgotten())
         return reaction
 
     def _why_forgotten(self) -> str:
         """Return why the topic knows less of this producer than it had confirmed."""
         if self._uuid and self._uuid != self.link.opened.get("uuid"):
-            return "was deleted and made anew, without what was published before"
-        return "lost blocks that it had answered as stored (not in sync mode always?)"
+            return "was deleted and created again, without the messages that were published before"
+        return "lost blocks that it had confirmed as stored (this can happen if its sync mode is not `always`)"
 
     def on_up(self, now_ns: int) -> None:
         self._uuid = self.link.opened.get("uuid", "")
@@ -354,7 +354,7 @@ class ProducerEngine(Engine):
 
     def too_late(self, timeout: float | None, sent: bool) -> BrokerUnreachable:
         """Return the error of a publish that was not answered in time."""
-        what = "whether it is stored is not known: it was sent, and is sent again if the broker comes back" if sent else "nothing was sent"
+        what = "it was sent, so it may be stored; it is sent again when the broker returns" if sent else "nothing was sent"
         text = f"{self.address.url} did not confirm within {so_long(timeout)} ({self.trouble() or 'no answer'}); {what}. {advice()}"
         return BrokerUnreachable(E_TIMEOUT, text)
 
@@ -396,7 +396,7 @@ def as_delay_ms(delay: Delay | None) -> int:
     if delay == 0:
         return 0
     if not 0 < delay * 1000 <= DELAY_MS_MAX:  # NaN is neither
-        raise UsageError(E_BAD_ARGUMENT, f"a delay of {delay} s is outside of 0 to {DELAY_MS_MAX // 1000} s, which is 366 days")
+        raise UsageError(E_BAD_ARGUMENT, f"the delay of a publish must be 0 to {DELAY_MS_MAX // 1000} s (366 days), not {delay} s")
     return math.ceil(delay * 1000)
 
 
@@ -404,7 +404,7 @@ def as_body(body: Any) -> bytes:
     """Return the body as immutable bytes. Raises `UsageError` for text, or if it is too large."""
     if type(body) is not bytes:
         if not isinstance(body, bytes | bytearray | memoryview):
-            raise UsageError(E_BAD_ARGUMENT, f"a body is bytes, not {type(body).__name__}; encode text first")
+            raise UsageError(E_BAD_ARGUMENT, f"a body must be bytes, not {type(body).__name__}; encode text first")
         body = bytes(body)
     found: bytes = body
     if len(body) > MESSAGE_BYTES_LARGEST:
@@ -440,7 +440,7 @@ def as_text(value: Any, size_max: int, what: str) -> bytes | None:
     if isinstance(value, str):
         value = value.encode()
     if not isinstance(value, bytes):
-        raise UsageError(E_BAD_ARGUMENT, f"a {what} is text or bytes, not {type(value).__name__}")
+        raise UsageError(E_BAD_ARGUMENT, f"a {what} must be text or bytes, not {type(value).__name__}")
     if len(value) > size_max:
         raise UsageError(E_TOO_BIG, f"{what} of {len(value)} bytes is over the limit of {size_max} bytes")
     return value
@@ -482,7 +482,7 @@ def pack_many(
     bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
     count = len(bodies)
     if not count:
-        raise UsageError(E_BAD_ARGUMENT, "publish_many wants at least one message")
+        raise UsageError(E_BAD_ARGUMENT, "publish_many needs at least one message")
     columns: dict[str, Column] = {
         "keys": _column(key, keys, count, "key", lambda value: as_text(value, KEY_BYTES_MAX, "key")),
         "tags": _column(tag, tags, count, "tag", lambda value: as_text(value, TAG_BYTES_MAX, "tag")),
@@ -510,11 +510,11 @@ def pack_many(
 def _column(one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]) -> Column:
     """Return a value for each message: the same one for all, or each its own."""
     if one is not None and each is not None:
-        raise UsageError(E_BAD_ARGUMENT, f"{what}= is for all messages and {what}s= has one for each; give one of them")
+        raise UsageError(E_BAD_ARGUMENT, f"{what}= applies to all messages and {what}s= has one value for each; give one of them")
     if one is not None:
         return [checked(one)] * count
     if isinstance(each, str | bytes):
-        raise UsageError(E_BAD_ARGUMENT, f"{what}s= has one {what} for each message; for the same one of all use {what}=")
+        raise UsageError(E_BAD_ARGUMENT, f"{what}s= needs one {what} for each message; to give all messages the same one, use {what}=")
     return None if each is None else [checked(value) for value in each]
 
 

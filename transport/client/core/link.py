@@ -100,7 +100,7 @@ def check_timeout(timeout: Any) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or math.isnan(timeout):
-        raise UsageError(E_BAD_ARGUMENT, f"{option('timeout')} takes a number of seconds, or None to wait for ever, not {timeout!r}")
+        raise UsageError(E_BAD_ARGUMENT, f"{option('timeout')} must be a number of seconds, or None to wait without limit, not {timeout!r}")
     return None if timeout == math.inf else max(0.0, float(timeout))
 
 
@@ -595,7 +595,7 @@ class Link:
                 _, message, payload = sockets.open_frames(frames)
                 self._on_word(message, frames_blocks(payload) if payload else [], now_ns)
             except (UsageError, CorruptBlock) as error:
-                log.warning("link to %s: %s; it is opened anew", self.target, error)
+                log.warning("link to %s: invalid message (%s); the link is closed and opened again", self.target, error)
                 self._die(now_ns, str(error))
             if self._socket is not socket:
                 break
@@ -613,7 +613,7 @@ class Link:
         if kind is Beat:
             return
         if kind is Bye:
-            self._die(now_ns, "the broker said goodbye", at_once=self.state is _S.UP and now_ns - self._since_ns > BACKOFF_MS_MAX * MS)
+            self._die(now_ns, "the broker closed the link", at_once=self.state is _S.UP and now_ns - self._since_ns > BACKOFF_MS_MAX * MS)
         elif type(message) is Failed and (message.code == E_HELLO or self.state is not _S.UP or _ends(message)):
             self._refuse(now_ns, from_wire(message.code, message.text))
         elif self.state is _S.LOOKING or self.state is _S.OPENING:
@@ -624,7 +624,7 @@ class Link:
             if reaction is Reaction.UP:
                 self._greeted(now_ns)
             elif reaction is not Reaction.NOTHING:
-                self._die(now_ns, "the session begins anew", at_once=reaction is Reaction.RENEW)
+                self._die(now_ns, "the session starts again", at_once=reaction is Reaction.RENEW)
                 if reaction is Reaction.LATER:
                     self._again_ns = now_ns + LATER_MS * MS
                     self.engine.sooner(self._again_ns)
@@ -633,7 +633,7 @@ class Link:
         if self.state is _S.LOOKING:
             endpoint = message.data.get(self.target.kind)
             if not isinstance(endpoint, str) or not endpoint:
-                self._die(now_ns, f"the supervisor does not know where {self.target} is")
+                self._die(now_ns, f"the supervisor does not know the address of {self.target}")
                 return
             self.opened = message.data
             self._disconnect()
@@ -665,7 +665,7 @@ class Link:
             if self._monitor is not None:
                 self._die(now_ns, "the connection was lost")
         elif self.unheard:
-            self.trouble = f"nothing listens at {self.address.url}" if self.address.local else f"nobody answers at {self.address.url}"
+            self.trouble = f"nothing listens at {self.address.url}" if self.address.local else f"nothing answers at {self.address.url}"
 
     def _shut_out(self, now_ns: int, events: int) -> None:
         """Process a failed handshake. A client that was connected before tries again."""
@@ -712,7 +712,7 @@ class Link:
             return FAR_NS
         heartbeat_ns = self.heartbeat_ms * MS
         if now_ns - self.heard_ns > 2 * heartbeat_ns:
-            self._die(now_ns, f"nothing came for {2 * self.heartbeat_ms} ms")
+            self._die(now_ns, f"nothing arrived for {2 * self.heartbeat_ms} ms, two heartbeats")
             return self._again_ns
         quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)  # silence of either side requires a beat, but only one
         if now_ns - quiet_ns >= heartbeat_ns:

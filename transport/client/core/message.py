@@ -29,7 +29,7 @@ def as_seconds(delay: Any) -> float:
     if isinstance(delay, timedelta):
         return delay.total_seconds()
     if isinstance(delay, bool) or not isinstance(delay, numbers.Real):
-        raise UsageError(E_BAD_ARGUMENT, f"a delay is a number of seconds or a timedelta, not {delay!r:.60}")
+        raise UsageError(E_BAD_ARGUMENT, f"a delay must be a number of seconds or a timedelta, not {delay!r:.60}")
     return float(delay)
 
 
@@ -38,10 +38,10 @@ def when_again(delay: Delay, backoff: bool) -> int:
     delay = as_seconds(delay)
     if backoff:
         if delay:
-            raise UsageError(E_BAD_ARGUMENT, "the channel's backoff and a delay of one's own exclude each other: give one of them")
+            raise UsageError(E_BAD_ARGUMENT, "give a delay or backoff=True to requeue, not both")
         return BACKOFF
     if not 0 <= delay * 1000 <= REQUEUE_DELAY_MS_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a delay of {delay} s is outside of 0 to {REQUEUE_DELAY_MS_MAX // 1000}")
+        raise UsageError(E_BAD_ARGUMENT, f"the delay of a requeue must be 0 to {REQUEUE_DELAY_MS_MAX // 1000} s, not {delay} s")
     return int(delay * 1000)
 
 
@@ -57,7 +57,7 @@ def as_error(error: Reason) -> str:
         except Exception:
             error = type(error).__name__
     if not isinstance(error, str):
-        raise UsageError(E_BAD_ARGUMENT, f"an error is a text or an exception, not {type(error).__name__}")
+        raise UsageError(E_BAD_ARGUMENT, f"error must be a text or an exception, not {type(error).__name__}")
     if len(error) > ERROR_TEXT_MAX:
         error = error[: ERROR_TEXT_MAX - 3] + "..."
     return error.encode(errors="backslashreplace").decode()[:ERROR_TEXT_MAX]  # lone surrogates, as in file names, cannot be sent
@@ -105,11 +105,12 @@ def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
     """
     block = found.blocks[0] if found.blocks else None
     if block is None or not block.first_offset <= offset < block.next_offset:
-        why = f"it is lost: damaged and set aside; the next one is {found.next_offset if block is None else block.first_offset}"
+        following = found.next_offset if block is None else block.first_offset
+        why = f"it was damaged, and the broker moved it aside; the next message has offset {following}"
         if offset < found.start:
-            why = f"the topic begins at {found.start}: what lies before was removed"
+            why = f"the topic begins at offset {found.start}; older messages were removed"
         elif offset >= found.head:
-            why = f"the topic ends at {found.head}"
+            why = f"the topic ends at offset {found.head}"
         raise NotFound(E_NOT_FOUND, f"topic {topic} has no message {offset}: {why}")
     return message_at(topic, block, offset - block.first_offset)
 
@@ -230,7 +231,7 @@ class MessageView:
 
     def _answer(self) -> None:
         if self._answered:
-            raise UsageError(E_BAD_ARGUMENT, f"message {self.offset} was answered before; finish, requeue or reject it once")
+            raise UsageError(E_BAD_ARGUMENT, f"message {self.offset} is already answered; finish, requeue or reject a message only once")
         self._batch.delivery.check_open()
         self._answered = True
 

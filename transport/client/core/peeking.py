@@ -71,7 +71,7 @@ class Peek(NamedTuple):
 
 def check_count(count: int) -> int:
     if type(count) is not int or not 1 <= count <= PEEK_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a peek shows 1 to {PEEK_MAX} messages of each kind, not {count!r:.40}")
+        raise UsageError(E_BAD_ARGUMENT, f"the count of a peek must be 1 to {PEEK_MAX} messages of each state, not {count!r:.40}")
     return count
 
 

@@ -211,7 +211,7 @@ class ProducerSession:
             return self.on_delayed(message)
         if type(message) is Welcome:
             return self.on_welcome(message)
-        raise UsageError(E_BAD_COMMAND, f"a producer does not take {type(message).__name__}")
+        raise UsageError(E_BAD_COMMAND, f"a producer does not accept {type(message).__name__}")
 
     def on_welcome(self, message: Welcome) -> Reaction:
         oldest = self.next_sequence
@@ -328,7 +328,7 @@ class ProducerSession:
     def _step(self, event: ProducerEvent) -> None:
         after = PRODUCER_TABLE[self.state].get(event)
         if after is None:
-            raise UsageError(E_BAD_COMMAND, f"{event.value} has no place while {self.state.value}")
+            raise UsageError(E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}")
         self.state = after
 
     def _found_room(self) -> None:

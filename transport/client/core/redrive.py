@@ -22,12 +22,12 @@ CHANNEL: Final = "redrive"
 POLL_S: Final = 0.5  # silence after which nothing more is expected
 READY: Final = 1_000  # messages that are taken ahead, and the most in one publish
 ROUTES_MAX: Final = 1_000  # of one run: each forged letter may name a new route
-TOO_MANY: Final = f"they name more than {ROUTES_MAX} different places; --to says where to send them"
-NO_LETTER: Final = "no dead letters of a channel: their headers name no topic, channel and uuid"
+TOO_MANY: Final = f"they name more than {ROUTES_MAX} different targets; choose one with --to"
+NO_LETTER: Final = "not dead letters of a channel: their headers do not name topic, channel and uuid"
 _LEFT_FOR: Final = frozenset(
     {E_BAD_ARGUMENT, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND}
 )  # error codes in the broker's reply that concern one route only
-NOT_COME: Final = f"they did not come within the time-out: another consumer of channel {CHANNEL} holds them, or it is paused; try again"
+NOT_COME: Final = f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds them, or it is paused; try again"
 
 
 class ChannelName(NamedTuple):

@@ -101,7 +101,7 @@ class RequestEngine(Engine):
         """Return the reply and its blocks, or raise the error. The time-out begins now."""
         # A forked child has the requests of its parent, but not their replies.
         if not request.done and self._requests.get(request.number) is not request:
-            raise Refused(E_CLOSING, "this client was closed, or the request belongs to the process that asked; ask again")
+            raise Refused(E_CLOSING, "this client was closed, or the request belongs to another process; send the request again")
         if not (yield (lambda: request.done, until_ns(timeout))):
             self.give_up(request)
             raise self.too_late(timeout)
@@ -143,7 +143,7 @@ class RequestEngine(Engine):
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         if not isinstance(message, Done | Failed | Blocks):
-            raise UsageError(E_BAD_COMMAND, f"{type(message).__name__} answers no request")
+            raise UsageError(E_BAD_COMMAND, f"{type(message).__name__} is not a reply to a request")
         for block in blocks:
             check_columns(block.header, block.columns)
         request = self._requests.pop(message.request, None)
@@ -170,7 +170,9 @@ class RequestEngine(Engine):
         for number, request in list(self._requests.items()):
             if request.sent and not request.repeatable:
                 del self._requests[number]
-                text = f"the link to {self.address.url} was lost before the answer; look whether {self.target} did it before you ask again"
+                text = (
+                    f"the link to {self.address.url} was lost before the reply arrived; check whether it took effect before you repeat it"
+                )
                 request.settle(error=BrokerUnreachable(E_UNREACHABLE, text))
             request.sent = False
 

@@ -101,7 +101,9 @@ class StageEngine(Engine):
         if self.link.up and not session.ended:
             out_bytes = session.out_bytes
             if session.on_time(now_ns) is Reaction.RENEW:
-                self._stalled = f"of {out_bytes} bytes that were pushed to {self._push_endpoint} none arrived; is that port open?"
+                self._stalled = (
+                    f"none of the {out_bytes} bytes that were pushed to {self._push_endpoint} arrived; check that the port is open"
+                )
                 self.link.restart(now_ns, self._stalled, at_once=True)
             else:
                 self.pump(now_ns)
@@ -182,6 +184,6 @@ class StageEngine(Engine):
         where = f"{link.target} at {self.address.url}"
         have = f"{session.received} of {session.total} blocks have arrived, {session.base} are durable"
         if refusal is not None and refusal.code in PASSING:
-            return Refused(refusal.code, f"{where} did not take the rows for {so_long(timeout)}: {refusal.text} ({have})")
+            return Refused(refusal.code, f"{where} accepted no more blocks for {so_long(timeout)}: {refusal.text} ({have})")
         why = self._stalled or link.trouble or ("no answer" if link.up else link.state.value)
-        return BrokerUnreachable(E_TIMEOUT, f"{where}: nothing moved for {so_long(timeout)} ({why}); {have}. {advice()}")
+        return BrokerUnreachable(E_TIMEOUT, f"{where}: no progress for {so_long(timeout)} ({why}); {have}. {advice()}")

@@ -256,7 +256,7 @@ class StageSession:
             return self._on_missing(message, now_ns)
         if type(message) is Failed:
             return self._on_failed(message, now_ns)
-        raise UsageError(E_BAD_COMMAND, f"a stage's writer does not take {type(message).__name__}")
+        raise UsageError(E_BAD_COMMAND, f"a stage writer does not accept {type(message).__name__}")
 
     def _on_staged(self, stage: bytes, received: int, now_ns: int) -> Reaction:
         if stage != self.stage:
@@ -304,13 +304,13 @@ class StageSession:
             return Reaction.UP
         expected, sealed, credit_bytes = (data.get(name) for name in ("expected", "sealed", "credit_bytes"))
         if not (isinstance(expected, int) and isinstance(sealed, int) and isinstance(credit_bytes, int)):
-            raise UsageError(E_BAD_COMMAND, "an answer to OpenStage says expected, sealed and credit_bytes")
+            raise UsageError(E_BAD_COMMAND, "the reply to OpenStage must contain the numbers expected, sealed and credit_bytes")
         if expected < self.base:
-            text = (f"the {self.base} blocks of this stage that were durable are gone (it was aborted, or not used for too long);"
+            text = (f"{self.base} durable blocks of this stage no longer exist (it was aborted, or not used for too long);"
                     " write the partition again as a new stage")  # fmt: skip
             return self.fail(NotFound(E_NOT_FOUND, text))
         if not sealed <= expected <= self.total:
-            text = f"the broker expects block {expected} of a stage of {self.total}, {sealed} sealed; somebody else writes to it"
+            text = f"the broker expects block {expected} of a stage of {self.total}, {sealed} sealed; another writer may use this stage"
             return self.fail(UsageError(E_BAD_COMMAND, text))
         self._step(_E.OPENED)
         self.credit_bytes = credit_bytes
@@ -376,7 +376,7 @@ class StageSession:
     def _step(self, event: StageEvent) -> None:
         after = STAGE_TABLE[self.state].get(event)
         if after is None:
-            raise UsageError(E_BAD_COMMAND, f"{event.value} has no place while {self.state.value}")
+            raise UsageError(E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}")
         self.state = after
 
     def _end(self, event: StageEvent) -> None:

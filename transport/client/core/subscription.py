@@ -26,7 +26,7 @@ log = logging.getLogger("zsq")
 
 TELL_NS: Final = 20_000_000  # plain finishes are sent at the latest after this
 TELL_SHARE: Final = 4  # while more messages are at hand, finishes are sent at this part of the credit: fewer wake-ups
-CLOSED: Final = "the consumer of this message is closed: the message was given back, and is delivered again"
+CLOSED: Final = "the consumer of this message is closed; the message was returned to the channel and is delivered again"
 WORDS_MAX: Final = 5_000  # sent at a time, before the socket is drained
 
 
@@ -101,7 +101,7 @@ class ConsumerEngine(Engine):
         asked = [(row.name, self.target.settings.get(row.name)) for row in CHANNEL if row.name in settings and not row.fixed]
         differ = [f"{name} {settings[name]!r}, not {value!r}" for name, value in asked if value is not None and settings[name] != value]
         if differ:
-            text = "channel %s/%s was there before and has %s; what this consumer was given changes nothing (see `zsq channel set`)"
+            text = "channel %s/%s already existed and has %s; the settings of this consumer do not change it (use `zsq channel set`)"
             log.warning(text, self.target.topic, self.target.channel, ", ".join(differ))
 
     def on_received(self, now_ns: int) -> None:
@@ -210,12 +210,12 @@ class ConsumerEngine(Engine):
         with contextlib.suppress(LeaseLost):  # counted by the session, and reported below
             yield from self._confirmed(session.barrier(), timeout)
         if missed := session.take_missed():
-            raise LeaseLost(E_LEASE, f"{missed} finishes were not confirmed or came too late; those messages may be delivered again")
+            raise LeaseLost(E_LEASE, f"{missed} finishes were not confirmed or arrived too late; those messages may be delivered again")
 
     def _confirmed(self, confirm: Confirm, timeout: float) -> Steps[None]:
         self.tell(time.monotonic_ns())
         if not (yield (lambda: confirm.done, until_ns(timeout))):
-            raise self.too_late(timeout, "no confirmation by")
+            raise self.too_late(timeout, "no confirmation from")
         if confirm.error is not None:
             raise confirm.error
 
@@ -241,7 +241,7 @@ class ConsumerEngine(Engine):
             yield (lambda: confirm.done, deadline_ns)
             # Includes finishes that were lost since the last flush: nothing else reports them.
             if missed := session.take_missed() + session.unconfirmed:
-                text = "%s: the consumer ends, and %d finishes were not confirmed or came too late; those messages may be delivered again"
+                text = "%s: consumer closed, but %d finishes were not confirmed or arrived too late; those messages may be delivered again"
                 log.warning(text, f"{self.target.topic}/{self.target.channel}", missed)
         finally:
             session.over = CLOSED

@@ -30,8 +30,8 @@ def test_what_may_be_chosen() -> None:
         ({"max_bytes": MAX + 1}, "not 67108865 bytes; use a topic on disk"),
         ({"keep_bytes": -1}, "keep_bytes of a topic in memory"),
         ({"keep_bytes": MAX + 1}, "keep_bytes of a topic in memory"),
-        ({"max_bytes": 5}, "max_bytes is at least"),
-        ({"colour": 5}, "unknown setting colour"),
+        ({"max_bytes": 5}, "max_bytes must be at least"),
+        ({"colour": 5}, "no setting colour"),
     ],
 )
 def test_nothing_is_without_a_bound(own: dict[str, Any], said: str) -> None:

@@ -31,10 +31,10 @@ TOPIC: dict[str, Any] = {"depth": 0, "delayed_count": 0, "channels": [CHANNEL]}
         (TOPIC | {"channels": [CHANNEL | {"deferred_count": 1, "client_count": 0}]}, ["channel c (1 deferred, no consumer)"]),
         (TOPIC | {"channels": [CHANNEL | {"depth": 1, "paused": True}]}, ["channel c (1 waiting, paused)"]),
         (TOPIC | {"channels": [CHANNEL | {"dying_count": 1}]}, ["channel c (1 dying)"]),
-        (TOPIC | {"channels": [CHANNEL | {"health": "starting"}]}, ["channel c (it is starting, so what it holds is not known)"]),
-        (TOPIC | {"channels": [], "depth": 3}, ["3 messages that no channel has taken (make one and read them, or zsq topic empty)"]),
-        (TOPIC | {"depth": 3}, ["3 messages behind its pause (zsq topic unpause)"]),
-        (TOPIC | {"delayed_count": 2}, ["2 delayed messages until they are due (or zsq delayed cancel)"]),
+        (TOPIC | {"channels": [CHANNEL | {"health": "starting"}]}, ["channel c (it is starting, so its messages cannot be counted)"]),
+        (TOPIC | {"channels": [], "depth": 3}, ["3 messages that wait for a first channel (create one and consume them, or run `zsq topic empty`)"]),
+        (TOPIC | {"depth": 3}, ["3 messages that wait because the topic is paused (run `zsq topic unpause`)"]),
+        (TOPIC | {"delayed_count": 2}, ["2 delayed messages that are not due yet (or run `zsq delayed cancel`)"]),
     ],
 )
 def test_what_is_still_to_be_drained(topic: dict[str, Any], left: list[str]) -> None:
@@ -91,7 +91,7 @@ def test_retiring_waits_until_all_is_drained_and_says_what_for(broker: Broker) -
         said = [retiring.stderr.readline() for _ in range(2)]
         assert said == [
             "zsq: b is closed to publishers\n",
-            "zsq: waiting for channel c (3 waiting, no consumer); 1 delayed messages until they are due (or zsq delayed cancel)\n",
+            "zsq: waiting for channel c (3 waiting, no consumer); 1 delayed messages that are not due yet (or run `zsq delayed cancel`)\n",
         ]
         assert closed(broker, "b") == "publishers"
         with zsq.Consumer("b", "c", url=broker.ipc) as consumer:

@@ -113,7 +113,7 @@ def test_of_many_gaps_some_are_listed_and_all_are_counted(broker: Broker, monkey
 
 def test_beyond_the_end_is_loss(broker: Broker) -> None:
     fill(broker, 3)
-    with RangeReader(broker.url, "t", 10, 40) as reader, pytest.raises(DataLoss, match=r"offsets 30 to 39 .* now ends at 30"):
+    with RangeReader(broker.url, "t", 10, 40) as reader, pytest.raises(DataLoss, match=r"offsets 30 to 39 .* now ends at offset 30"):
         offsets(reader)
     with RangeReader(broker.url, "t", 40, 50, fail_on_data_loss=False) as reader:
         assert offsets(reader) == []
@@ -124,7 +124,7 @@ def test_a_topic_with_another_uuid_is_data_loss(broker: Broker) -> None:
     fill(broker, 3)
     with RangeReader(broker.url, "t", 0, 30, uuid="0") as reader:
         assert len(offsets(reader)) == 30
-    with RangeReader(broker.url, "t", 0, 30, uuid="1", fail_on_data_loss=False) as reader, pytest.raises(DataLoss, match="made again"):
+    with RangeReader(broker.url, "t", 0, 30, uuid="1", fail_on_data_loss=False) as reader, pytest.raises(DataLoss, match="created again"):
         offsets(reader)
 
 

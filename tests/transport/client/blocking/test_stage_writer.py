@@ -140,7 +140,7 @@ def test_a_sealed_stage_can_be_committed_after_storage_died(storage: FakeStages)
 def test_credit_holds_the_writer_back(storage: FakeStages) -> None:
     storage.hold = True
     writer = StageWriter(storage.url, "t", "app", 1, window_bytes=1 << 20, timeout=0.5)
-    with pytest.raises(zsq.BrokerUnreachable, match=r"nothing moved for 0.5 s .*0 of 52 blocks have arrived"):
+    with pytest.raises(zsq.BrokerUnreachable, match=r"no progress for 0.5 s .*0 of 52 blocks have arrived"):
         push(writer, 100)
     drive = writer._made
     assert drive is not None
@@ -169,7 +169,7 @@ def test_a_link_that_comes_and_goes_is_no_progress(storage: FakeStages, monkeypa
     helper.start()
     with StageWriter(storage.url, "t", "app", 1, timeout=0.9) as writer:
         push(writer, 1)
-        with pytest.raises(zsq.BrokerUnreachable, match=r"nothing moved for 0\.9 s"):
+        with pytest.raises(zsq.BrokerUnreachable, match=r"no progress for 0\.9 s"):
             writer.seal()
         assert storage.count(p.OpenStage) > 1
     over.set()
@@ -198,7 +198,7 @@ def test_a_disk_that_stays_full_is_reported_after_the_timeout(storage: FakeStage
     storage.failures.extend([E_DISK_FULL] * 100)
     with StageWriter(storage.url, "t", "app", 1, timeout=0.5) as writer:
         push(writer, 10)
-        with pytest.raises(zsq.Refused, match=r"E_DISK_FULL .*did not take the rows for 0.5 s"):
+        with pytest.raises(zsq.Refused, match=r"E_DISK_FULL .*accepted no more blocks for 0.5 s"):
             writer.seal()
 
 
@@ -281,7 +281,7 @@ def test_closing_without_a_seal_gives_the_stage_up(storage: FakeStages) -> None:
 
 def test_writer_and_committer_report_an_unreachable_broker(tmp_path: Path) -> None:
     with StageWriter(f"ipc://{tmp_path}/none", "t", "app", 1, timeout=0.3) as writer:
-        with pytest.raises(zsq.BrokerUnreachable, match=r"E_TIMEOUT stage t at ipc://.*/none: nothing moved for 0.3 s .*zsq serve"):
+        with pytest.raises(zsq.BrokerUnreachable, match=r"E_TIMEOUT stage t at ipc://.*/none: no progress for 0.3 s .*zsq serve"):
             writer.push(block(0))
         with pytest.raises(zsq.BrokerUnreachable):
             writer.push(block(0))

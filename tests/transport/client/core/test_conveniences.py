@@ -115,13 +115,13 @@ def test_settings_that_do_not_hold_are_warned_of_once(broker: Broker, caplog: py
         broker.start()
         broker.put(b"a")
         assert consumer.receive(20) is not None, "subscribed again"
-    told = [record for record in caplog.records if "was there before" in record.getMessage()]
+    told = [record for record in caplog.records if "already existed" in record.getMessage()]
     assert [record.levelno for record in told] == [logging.WARNING]
-    assert "channel t/c was there before and has max_attempts 5, not 7;" in told[0].getMessage()
+    assert "channel t/c already existed and has max_attempts 5, not 7;" in told[0].getMessage()
     caplog.clear()
     with zsq.Consumer("t", "c", url=broker.url, max_attempts=5):
         pass
-    assert "was there before" not in caplog.text
+    assert "already existed" not in caplog.text
 
 
 @pytest.mark.parametrize("kind", [zsq.Consumer, zsq.aio.Consumer])

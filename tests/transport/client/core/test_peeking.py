@@ -169,7 +169,7 @@ def test_seek_takes_offsets_names_and_times_and_refuses_others(broker: Any) -> N
         for place in places:
             admin.seek("t", "c", place)
         for wrong in (-1, "soon", True, None, 1e300, float("nan")):
-            with pytest.raises(zsq.UsageError, match="a place is"):
+            with pytest.raises(zsq.UsageError, match="a place must be"):
                 admin.seek("t", "c", wrong)  # type: ignore[arg-type]
 
     async def the_same() -> None:
