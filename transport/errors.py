@@ -1,14 +1,14 @@
-"""Errors, sorted by what the caller can do about them; a code for machines, a sentence for people.
+"""Errors: one class for each reaction of the caller, a code for programs, and a sentence for people.
 
-The wire carries `(code, text)`; `from_wire` turns it into the class that stands for the right reaction:
+The wire carries `(code, text)`. `from_wire` selects the class:
 
-* `UsageError`: the call is wrong; change it. Retrying is useless.
-* `NotFound`: the topic, the channel or the offset does not exist.
-* `Refused`: the broker cannot do it now (disk full, a limit, stopping); later it may.
-* `LeaseLost`: the message is not yours any more; nothing was changed.
-* `CorruptBlock`: a checksum failed; the bytes were not used.
-* `BrokerUnreachable`: nobody answered in time; it is not known whether the request took effect.
-* `DataLoss`: offsets that were asked for are not there any more.
+* `UsageError`: The call is wrong. The same call fails again.
+* `NotFound`: The topic, the channel or the offset does not exist.
+* `Refused`: The broker does not do it now (disk full, a limit, stopping). It may do it later.
+* `LeaseLost`: The lease of the message ended. The answer changed nothing.
+* `CorruptBlock`: A checksum does not match. The bytes were not used.
+* `BrokerUnreachable`: No broker answered in time. The request may still take effect.
+* `DataLoss`: The requested offsets no longer exist.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ E_BAD_NAME: Final = "E_BAD_NAME"
 E_BAD_BLOCK: Final = "E_BAD_BLOCK"
 E_BAD_COMMAND: Final = "E_BAD_COMMAND"
 E_BAD_ARGUMENT: Final = "E_BAD_ARGUMENT"
-E_BAD_KEY: Final = "E_BAD_KEY"  # no keys, or those of somebody else
+E_BAD_KEY: Final = "E_BAD_KEY"  # no keys, or keys that the broker does not accept
 E_CHECKSUM: Final = "E_CHECKSUM"
-E_CLOSED: Final = "E_CLOSED"  # a topic was closed by a person, to publishers or to consumers
+E_CLOSED: Final = "E_CLOSED"  # a user closed the topic to publishers or to consumers
 E_CLOSING: Final = "E_CLOSING"
 E_DATA_LOSS: Final = "E_DATA_LOSS"
 E_DISK_FULL: Final = "E_DISK_FULL"
 E_EXISTS: Final = "E_EXISTS"
-E_FORBIDDEN: Final = "E_FORBIDDEN"  # this client may not; the access file says who may
+E_FORBIDDEN: Final = "E_FORBIDDEN"  # the access file does not permit this to the client
 E_HELLO: Final = "E_HELLO"
 E_INTERNAL: Final = "E_INTERNAL"
 E_IN_USE: Final = "E_IN_USE"
@@ -60,12 +60,12 @@ def options_as_flags() -> Iterator[None]:
 
 
 def option(name: str) -> str:
-    """The name of an argument as whoever reads an error knows it."""
+    """Return the name of an argument as an error text shows it. See `options_as_flags`."""
     return f"--{name.replace('_', '-')}" if _flags else f"{name}="
 
 
 def advice() -> str:
-    """The end of each error and warning that says that there is no broker."""
+    """Return the last sentence of errors and warnings about a missing broker."""
     return f"Check that `zsq serve` runs there, and check {option('url')} or $ZSQ_URL"
 
 
@@ -138,5 +138,5 @@ _CLASS_OF: Final[dict[str, type[ZsqError]]] = {
 
 
 def from_wire(code: str, text: str) -> ZsqError:
-    """The exception for a code that came over the wire; codes not listed above are `Refused`."""
+    """Return the exception for a code from the wire. Codes that are not listed above are `Refused`."""
     return _CLASS_OF.get(code, Refused)(code, text)

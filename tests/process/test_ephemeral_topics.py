@@ -199,7 +199,7 @@ def test_transactions_are_refused_and_make_no_topic(broker: Broker, way: str, kn
     """Also to a client that does not know it: over TCP the gateway does; a local one makes the topic, and storage refuses."""
     if not knows:
         monkeypatch.setattr(stage_writer, "check_stage_topic", lambda name: name)
-    with pytest.raises(zsq.UsageError, match="E_UNSUPPORTED .*transactions.*use one on disk"):
+    with pytest.raises(zsq.UsageError, match=r"E_UNSUPPORTED .*transactions.*use one on disk"):
         stage(getattr(broker, way))
     if knows or way == "tcp":
         assert not topics(broker)

@@ -128,7 +128,7 @@ class Address:
             path = _moved(path)
         found = str(path / "supervisor")
         if len(os.fsencode(found)) > IPC_PATH_BYTES_MAX:
-            text = f"the socket path {found} is longer than {IPC_PATH_BYTES_MAX} bytes, the limit; use the path that run.json names"
+            text = f"the socket path {found} is longer than the limit of {IPC_PATH_BYTES_MAX} bytes; use the path that run.json names"
             raise UsageError(E_BAD_ARGUMENT, text)
         return f"ipc://{found}"
 

@@ -127,7 +127,7 @@ def _check_count(message: type[Wire], options: Any) -> None:
     while level:
         count += len(level)
         if count > OPTIONS_NESTED_MAX:
-            raise UsageError(E_TOO_BIG, f"the options of {message.__name__} have more than {OPTIONS_NESTED_MAX} lists and maps, the limit")
+            raise UsageError(E_TOO_BIG, f"the options of {message.__name__} must not have more than {OPTIONS_NESTED_MAX} lists and maps")
         parts = chain.from_iterable((*one, *one.values()) if type(one) is dict else one for one in level)
         level = [part for part in parts if type(part) in _CONTAINERS]
 
@@ -166,7 +166,7 @@ def _check_nested(frame: bytes, found: Any) -> None:
             return
         parts = chain.from_iterable(level)
         level = [*parts] if kinds == {tuple} else [part for part in parts if type(part) in _CONTAINERS]
-    raise UsageError(E_BAD_COMMAND, f"a control frame is nested deeper than {NESTED_MAX} levels, the limit")
+    raise UsageError(E_BAD_COMMAND, f"a control frame is nested deeper than the limit of {NESTED_MAX} levels")
 
 
 def block_frames(blocks: Sequence[Block]) -> list[Any]:
@@ -202,7 +202,7 @@ def pack_headers(headers: Mapping[str, HeaderValue]) -> bytes:
     Raises `UsageError` (E_TOO_BIG) for more than HEADERS_MAX headers.
     """
     if len(headers) > HEADERS_MAX:
-        raise UsageError(E_TOO_BIG, f"{len(headers)} headers are over the limit of {HEADERS_MAX} headers of a message")
+        raise UsageError(E_TOO_BIG, f"a message has {len(headers)} headers; the limit is {HEADERS_MAX}")
     try:
         return bytes(msgpack.packb(dict(headers)))
     except (TypeError, ValueError, OverflowError) as error:

@@ -66,8 +66,8 @@ class Turner(Generic[_EngineT]):
         self.stopped = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_ns = FAR_NS
-        # An epoll set can be waited for like any descriptor. It stays readable as long as one of
-        # its own is.
+        # An epoll set can be waited for like any descriptor. It stays readable while one of
+        # its descriptors is.
         self.loop.add_reader(engine.epoll.fileno(), self._on_ready)
 
     def _on_ready(self) -> None:

@@ -97,8 +97,8 @@ class Runner:
         consumer = self.consumer
         try:
             with consumer._running():
-                # Messages that came while `close` began are given back: `close` did not know of
-                # their handling.
+                # A message that arrives while `close` begins is not handled but returned to the
+                # channel, because `close` does not wait for its handler.
                 while (message := consumer._outside(consumer.receive)) is not None and not consumer._closing:
                     self.handle(message)
         except ZsqError as error:
@@ -212,7 +212,7 @@ class ConsumerBase:
         self._timeout = timeout
         make_session(ready, message_timeout, label, sample_rate)
         self._made: Any = None
-        self._messages: deque[Any] = deque()  # of deliveries that are handed out message by message
+        self._messages: deque[Any] = deque()  # the rest of a delivery that is handed out message by message
         self._workers: set[Any] = set()  # threads or tasks of `run`
         self._closing = False
         self._begin()
@@ -291,7 +291,7 @@ class Consumer(ConsumerBase):
     _messages: deque[Message]
 
     def _begin(self) -> None:
-        self._busy: set[int] = set()  # threads that iterate and are in the person's code
+        self._busy: set[int] = set()  # threads that iterate and run the user's code
         self._ended = threading.Event()
         remember(self)
 
@@ -300,7 +300,7 @@ class Consumer(ConsumerBase):
         self._busy = set()
 
     def _drive(self) -> Drive[ConsumerEngine]:
-        """This process's drive, with its link begun."""
+        """Return this process's drive. Create it if it does not exist yet."""
         made = self._made
         return made if made is not None and made.pid == os.getpid() else ours(lambda: self._made, self._make)
 
@@ -308,7 +308,7 @@ class Consumer(ConsumerBase):
         self._made = Drive(self._engine(), keeper="zsq consumer", hasty=isinstance(self._timeout, DefaultTimeout))
         return self._made
 
-    # Taking
+    # Receiving
 
     def subscribe(self, timeout: float | None = None) -> None:
         """Wait until the channel has accepted this consumer. The channel exists from then on."""
@@ -338,16 +338,19 @@ class Consumer(ConsumerBase):
                 message = messages.popleft()
             except IndexError:
                 message = None
-            if message is None:  # not in the handler above: an error would name that one as its cause
+            if message is None:  # outside of the `except` above, so that an error here does not get IndexError as its context
                 if not self._fill(deadline_ns):
                     return None
                 messages = self._messages
             elif not message._batch.delivery.expired(time.monotonic_ns()):
-                return message  # what expired while it waited here was given to somebody else
+                return message  # otherwise its lease ended while it waited here, and it is delivered again
         return None
 
     def _fill(self, deadline_ns: int) -> bool:
-        """Open the next delivery, unless other threads left messages; False after the time-out or at the end."""
+        """Take the next delivery into `_messages`, unless messages of another thread remain there.
+
+        Return False after the deadline or when the consumer closes.
+        """
         delivery = self._take(deadline_ns, self._is_shared)
         if delivery is None:
             return not self._closing and (self._is_shared() or time.monotonic_ns() < deadline_ns)
@@ -359,6 +362,7 @@ class Consumer(ConsumerBase):
         return True
 
     def _take(self, deadline_ns: int, shared: Callable[[], bool] = bool) -> LeasedBlock | None:
+        """Return the next delivery, see `ConsumerEngine.take`."""
         if self._closing:
             return None
         drive = self._drive()
@@ -371,7 +375,10 @@ class Consumer(ConsumerBase):
                 yield batch
 
     def __iter__(self) -> Iterator[Message]:
-        """All messages, until `close`. Those of a delivery that nobody took go to the next who asks."""
+        """Iterate over all messages, until `close`.
+
+        If the iteration ends earlier, the next call that receives gets the rest of the delivery.
+        """
         with self._iterating():
             while not self._closing:
                 try:
@@ -385,7 +392,10 @@ class Consumer(ConsumerBase):
 
     @contextlib.contextmanager
     def _iterating(self) -> Iterator[None]:
-        """`close` from another thread waits until this one has come back from the person's code."""
+        """Mark this thread as iterating.
+
+        `close` in another thread waits until this thread has left the user's code.
+        """
         me = threading.get_ident()
         self._busy.add(me)
         try:
@@ -399,7 +409,10 @@ class Consumer(ConsumerBase):
 
     @contextlib.contextmanager
     def _running(self) -> Iterator[None]:
-        """A thread of `run`: `close` waits for its handler, and called by the handler it only ends the taking."""
+        """Mark this thread as a thread of `run`. `close` waits for its handler.
+
+        If the handler itself calls `close`, that only stops the receiving.
+        """
         me = threading.get_ident()
         self._workers.add(me)
         try:
@@ -409,7 +422,7 @@ class Consumer(ConsumerBase):
             self._workers.discard(me)
 
     def _outside(self, take: Callable[[], Any]) -> Any:
-        """Take more: meanwhile this thread is not in the person's code."""
+        """Call `take` with this thread marked as outside of the user's code."""
         me = threading.get_ident()
         self._busy.discard(me)
         try:
@@ -494,7 +507,7 @@ class Consumer(ConsumerBase):
             raise runner.error
 
     def _stop_taking(self) -> None:
-        """Safe in a signal handler: no lock is taken."""
+        """Stop receiving. Safe in a signal handler, because it takes no lock."""
         self._closing = True
         if self._made is not None:
             self._made.nudge()

@@ -63,7 +63,7 @@ class Drive(Generic[_EngineT]):
         self._keeper_name = keeper
         self._keeper: threading.Thread | None = None
         self._keeper_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._keeper_until_ns = 0  # it checks by then
+        self._keeper_until_ns = 0  # the latest time of its next check
         self._keeper_drives = False
 
     # Waiting
@@ -257,7 +257,7 @@ _making: threading.Lock = threading.Lock()  # several threads may use a client f
 
 def _after_fork() -> None:
     global _making
-    _making = threading.Lock()  # a thread that held it does not exist here
+    _making = threading.Lock()  # a thread that held the old one does not exist in the child
     for client in list(_consumers):
         client._forked()
 

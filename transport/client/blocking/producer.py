@@ -206,7 +206,7 @@ class Producer(ProducerBase):
         remember(self)
 
     def _drive(self) -> Drive[ProducerEngine]:
-        """This process's drive: made when first needed."""
+        """Return this process's drive. Create it if it does not exist yet."""
         self._check_open()
         made = self._made
         return made if made is not None and made.pid == os.getpid() else ours(lambda: self._made, self._make)
@@ -294,7 +294,11 @@ class Producer(ProducerBase):
         drive.carry_out(drive.engine.check_size(topic, size, self._timeout))
 
     def _await(self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None) -> None:
-        """Wait until all are answered, or raise."""
+        """Wait until these blocks are answered.
+
+        Raises `BrokerUnreachable` (E_TIMEOUT) after the timeout. Raises `UsageError` in a process
+        that did not publish them.
+        """
         drive = self._made
         if drive is None or drive.pid != os.getpid():
             raise UsageError(E_BAD_ARGUMENT, FOREIGN_RECEIPT)

@@ -75,7 +75,7 @@ class RangeReader(Asker):
                 found = fetched(self._reply(ahead))
                 self._check_topic()
                 reached = found.next_offset
-                # An answer that leads nowhere: the end of what is there.
+                # An answer that does not lead further means the end of the topic.
                 ahead = self._fetch(reached) if offset < reached < self.end else None
                 for block in found.blocks:
                     if block.first_offset >= self.end:
@@ -97,7 +97,7 @@ class RangeReader(Asker):
         return self._send(fetch(offset, self._bytes_max))
 
     def _forget(self, request: Request) -> None:
-        """Its answer is of no use any more."""
+        """Ignore the reply to this request, because it is not needed any more."""
         drive = self._made
         if drive is not None and drive.pid == os.getpid():
             with drive.lock:
@@ -119,7 +119,8 @@ class RangeReader(Asker):
                 why = f"the topic now ends at offset {found.head}"
             else:
                 why = "they were damaged, and the broker moved them aside; see its log"
-            raise DataLoss(E_DATA_LOSS, f"offsets {first} to {stop - 1} of topic {self.topic} cannot be read: {why}")
+            advice = "To leave them out, set fail_on_data_loss=False (Spark: failOnDataLoss=false)"
+            raise DataLoss(E_DATA_LOSS, f"offsets {first} to {stop - 1} of topic {self.topic} cannot be read: {why}. {advice}")
         self.lost += stop - first
         if len(self.gaps) < GAPS_MAX:
             self.gaps.append((first, stop - first))

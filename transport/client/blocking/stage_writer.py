@@ -166,7 +166,7 @@ class StageWriter:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    # Inside
+    # Internal
 
     def _drive(self) -> Drive[StageEngine]:
         if self._closed:
@@ -179,13 +179,17 @@ class StageWriter:
         return made or ours(lambda: self._made, self._make)
 
     def _make(self, inherited: Drive[StageEngine] | None) -> Drive[StageEngine]:
-        # The name is drawn here, not in the constructor: a writer that is copied by a fork before its first push gets one in each.
+        # The stage's id is created here, not in the constructor. So a writer that a fork copies
+        # before its first push gets another id in each process.
         session = StageSession(uuid.uuid4().bytes, *self._transaction)
         self._made = Drive(StageEngine(self._address, self._target, session, self._heartbeat_ms), keeper="zsq stage")
         return self._made
 
     def _wait(self, drive: Drive[StageEngine], done: Callable[[], bool]) -> None:
-        """Until `done()`; raises after the time-out without progress."""
+        """Wait until `done()`.
+
+        Raises `BrokerUnreachable` or `Refused` after the time-out without progress.
+        """
         engine = drive.engine
         began_ns = time.monotonic_ns()
         seconds = check_timeout(self._timeout)

@@ -170,9 +170,8 @@ class RequestEngine(Engine):
         for number, request in list(self._requests.items()):
             if request.sent and not request.repeatable:
                 del self._requests[number]
-                text = (
-                    f"the link to {self.address.url} was lost before the reply arrived; check whether it took effect before you repeat it"
-                )
+                text = f"the link to {self.address.url} was lost before {self.target} replied"
+                text += "; check whether the request took effect before you repeat it"
                 request.settle(error=BrokerUnreachable(E_UNREACHABLE, text))
             request.sent = False
 

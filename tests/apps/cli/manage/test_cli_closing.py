@@ -32,7 +32,10 @@ TOPIC: dict[str, Any] = {"depth": 0, "delayed_count": 0, "channels": [CHANNEL]}
         (TOPIC | {"channels": [CHANNEL | {"depth": 1, "paused": True}]}, ["channel c (1 waiting, paused)"]),
         (TOPIC | {"channels": [CHANNEL | {"dying_count": 1}]}, ["channel c (1 dying)"]),
         (TOPIC | {"channels": [CHANNEL | {"health": "starting"}]}, ["channel c (it is starting, so its messages cannot be counted)"]),
-        (TOPIC | {"channels": [], "depth": 3}, ["3 messages that wait for a first channel (create one and consume them, or run `zsq topic empty`)"]),
+        (
+            TOPIC | {"channels": [], "depth": 3},
+            ["3 messages that wait for a first channel (create one and consume them, or run `zsq topic empty`)"],
+        ),
         (TOPIC | {"depth": 3}, ["3 messages that wait because the topic is paused (run `zsq topic unpause`)"]),
         (TOPIC | {"delayed_count": 2}, ["2 delayed messages that are not due yet (or run `zsq delayed cancel`)"]),
     ],
