@@ -62,7 +62,7 @@ def test_something_else_is_told_in_the_time_out() -> None:
         greeting.start()
         url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         try:
-            with zsq.Admin(url, timeout=3) as admin, pytest.raises(zsq.BrokerUnreachable, match=r"it says b'SSH-2\.0"):
+            with zsq.Admin(url, timeout=3) as admin, pytest.raises(zsq.BrokerUnreachable, match=r"answers b'SSH-2\.0"):
                 admin.topics()
         finally:
             server.shutdown(socket.SHUT_RDWR)
