@@ -103,7 +103,7 @@ function show({ parts, query: asked }) {
 function nothingHere() {
   return {
     title: "Not found",
-    element: h("div.empty.panel", {}, h("strong", {}, "There is no such page"), h("a.linked", { href: "#/" }, "All topics")),
+    element: h("div.empty.panel", {}, h("strong", {}, "This page does not exist"), h("a.linked", { href: "#/" }, "All topics")),
   };
 }
 

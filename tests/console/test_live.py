@@ -85,8 +85,8 @@ def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Pat
         page = window.open("#/")
         window.wait_cell("clicks", "backlog", "1")
         broker.stop()
-        page.locator(".banner").get_by_text("Not live:").wait_for()
-        page.locator(".banner").get_by_text("What you see is as of").wait_for()
+        page.locator(".banner").get_by_text("Not connected:").wait_for()
+        page.locator(".banner").get_by_text("The page shows the state of").wait_for()
         assert window.cell("clicks", "backlog") == "1", "what was known stays, and is said to be old"
         broker.start()
         with zsq.Producer(broker.ipc) as producer:
@@ -108,10 +108,10 @@ def test_a_token_is_asked_for_and_kept(window_of: WindowOf, guarded: Broker) -> 
     window.page.on("request", lambda request: asked.append(request))
     page = window.open("#/")
     window.dialog().locator("input").fill("wrong")
-    window.dialog().get_by_role("button", name="Go on").click()
+    window.dialog().get_by_role("button", name="Continue").click()
     window.dialog().get_by_text("Enter another token.").wait_for()
     page.keyboard.press("Escape")
-    window.agree("Go on", ADMIN)
+    window.agree("Continue", ADMIN)
     window.row("secret").wait_for()
     assert page.evaluate("sessionStorage.getItem('zsq.token')") == ADMIN
     assert page.evaluate("localStorage.length") == 0
@@ -127,14 +127,14 @@ def test_who_may_only_look_is_told_so(window_of: WindowOf, guarded: Broker) -> N
             admin.create_topic(topic)
     window = window_of(guarded)
     page = window.open("#/topics/clicks")
-    window.agree("Go on", VIEWER)
+    window.agree("Continue", VIEWER)
     window.wait_figure("messages", "0")
     for name in ("Publish", "Pause", "Empty", "Delete"):
         button = page.get_by_role("button", name=name, exact=True)
         assert button.is_disabled()
         assert "does not permit" in str(button.get_attribute("title"))
     page.get_by_role("link", name="Messages").click()
-    window.sees("it needs subscribe")
+    window.sees("It needs the permission subscribe")
     page.get_by_role("link", name="ZSQ: all topics").click()
     window.row("clicks").wait_for()
     assert page.locator("tbody tr").count() == 1, "others are not shown"

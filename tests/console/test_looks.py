@@ -131,7 +131,7 @@ def test_topics_can_be_filtered_and_sorted(window: Window) -> None:
     window.until(lambda: page.locator("tbody tr").count() == 1, "the filter of the address")
     field = page.get_by_label("Filter topics")
     field.fill("nothing like it")
-    window.sees("Nothing here matches")
+    window.sees("Nothing matches")
     field.press("Escape")
     window.until(lambda: page.locator("tbody tr").count() == 6, "all of them")
     page.get_by_role("button", name="Backlog").click()
@@ -163,7 +163,7 @@ def test_the_theme_follows_the_system_until_one_is_chosen(window_of: Callable[..
     page = window.open("#/")
     dark = page.evaluate(paper)
     assert dark != bright
-    page.get_by_label("Theme: as the system; switch").click()
+    page.get_by_label("Theme: system setting; switch").click()
     assert page.evaluate(paper) == bright
     page.reload()
     assert page.evaluate(paper) == bright, "what was chosen is kept"

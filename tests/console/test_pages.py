@@ -74,7 +74,7 @@ def test_a_missing_topic_or_page_says_so(window: Window) -> None:
     window.sees("There is no topic nothing")
     window.sees("echo 'hello' | zsq pub nothing")
     window.open("#/nowhere/at/all")
-    window.sees("There is no such page")
+    window.sees("This page does not exist")
 
 
 def test_the_chunks_page_shows_chunks_and_cursors(window: Window) -> None:
@@ -110,8 +110,8 @@ def test_messages_are_shown_as_text_json_or_hex(window: Window) -> None:
     [
         ("offset", "40", "Message 40"),
         ("id", "0000000000000007", "Message 7"),
-        ("offset", "x", "An offset is a whole number."),
-        ("id", "7", "An id has 16 hex digits."),
+        ("offset", "x", "Enter an offset: a whole number."),
+        ("id", "7", "Enter an id: 16 hexadecimal digits."),
     ],
 )
 def test_each_offset_or_id_finds_its_message_or_is_refused(window: Window, way: str, value: str, wanted: str) -> None:
@@ -152,7 +152,7 @@ def test_a_channels_page_shows_what_waits_and_what_is_held(window: Window) -> No
     window.wait_figure("depth", "42")
     assert window.figure("consumers") == "1"
     window.until(lambda: "/ 20" in page.locator("tbody tr td.c-in_flight").inner_text(), "what the consumer holds")
-    page.get_by_role("link", name="What it holds").click()
+    page.get_by_role("link", name="Held messages").click()
     page.locator("tbody tr").filter(has_text="in flight").first.wait_for()
     assert page.locator("tbody tr").first.locator("td.c-state").inner_text() == "in flight"
     page.get_by_role("link", name="Settings and counters").click()
@@ -168,8 +168,8 @@ def test_the_alarms_page_shows_raised_and_recent_alarms(window: Window) -> None:
     raised = page.get_by_label("Raised now").locator("li")
     window.until(lambda: raised.count() == 2, "both alarms")
     assert "messages waiting (alarm above 40)" in " ".join(raised.all_inner_texts())
-    page.get_by_label("Lately").locator("li").first.wait_for()
-    window.sees("Nobody is told")
+    page.get_by_label("Recent").locator("li").first.wait_for()
+    window.sees("No receivers")
 
 
 def test_the_processes_page_shows_processes_and_the_audit_log(window: Window) -> None:

@@ -20,21 +20,21 @@ export class Wrong extends Error {}
 const ADVICE = {
   AUTH_FIRST: "Enter a token.",
   AUTH_FAILED: "Enter another token.",
-  UNAUTHORIZED: "Your token does not permit this. Ask who runs the broker for the permission in its access file.",
-  E_UNAUTHORIZED: "Your token does not permit this. Ask who runs the broker for the permission in its access file.",
-  E_DISK_FULL: "Make room on the broker's disk; publishing goes on by itself.",
-  E_TOPIC_FULL: "Let its channels catch up, empty one that nobody reads, or raise the topic's bound.",
-  E_TIMEOUT: "Look whether it took effect before you repeat it.",
+  UNAUTHORIZED: "Your token does not permit this. Ask the operator for the permission in the access file.",
+  E_UNAUTHORIZED: "Your token does not permit this. Ask the operator for the permission in the access file.",
+  E_DISK_FULL: "Free space on the broker's disk. Publishing then works again by itself.",
+  E_TOPIC_FULL: "Let its channels catch up, empty a channel without consumers, or raise the topic's limit.",
+  E_TIMEOUT: "Check whether it took effect before you try again.",
   E_NOT_EMPTY: "Drain it first, or delete it with its messages.",
-  E_CLOSED: "Open the topic again to go on.",
+  E_CLOSED: "Open the topic again to continue.",
   E_BAD_NAME: "Use 1 to 64 of A-Z a-z 0-9 . _ - (and #ephemeral at the end).",
 };
 
 /** A sentence or two for a person. */
 export function explain(error) {
   if (error instanceof Wrong) return error.message;
-  if (!(error instanceof Refused)) return `The console has a defect: ${error.message}. Reload the page.`;
-  if (error.status === 0) return `The broker was not reached: ${error.text || error.message}. Is zsq serve running?`;
+  if (!(error instanceof Refused)) return `The console failed: ${error.message}. Reload the page.`;
+  if (error.status === 0) return `The broker was not reached: ${error.text || error.message}. Check that zsq serve is running.`;
   const advice = ADVICE[error.code] ?? (error.status === 403 ? ADVICE.UNAUTHORIZED : "");
   const said = error.text ? `${error.text.replace(/[.\s]*$/, "")}.` : "";
   return [said || (advice ? "" : `The broker answered ${error.status}${error.code && ` ${error.code}`}.`), advice].filter(Boolean).join(" ");

@@ -11,16 +11,16 @@ export function alarmsPage({ model, signal }) {
   const raised = h("ul.alarm-list");
   const recent = h("ul.alarm-list");
   const failed = h("p.note.warn", { hidden: true });
-  const calm = empty("Nothing is raised", "A channel's backlog is an alarm above a depth or an age that you set:", "zsq channel set clicks archive --alarm-depth 100000 --alarm-age 15m");
-  const quiet = empty("Nothing was raised lately", "");
+  const calm = empty("No alarm is raised", "Set the depth or age of a channel's backlog that raises an alarm:", "zsq channel set clicks archive --alarm-depth 100000 --alarm-age 15m");
+  const quiet = empty("No recent alarms", "");
   const waiting = skeleton(2);
   const receivers = new Table({
     label: "Receivers", id: (one) => one.name, sort: ["name", 1],
-    empty: empty("Nobody is told", "Name who is to be told when the broker is started:", "zsq serve --data-dir DIR --alarm-depth 100000 --alarm-webhook https://chat.example.org/hook"),
+    empty: empty("No receivers", "Receivers of alarms are options of the broker:", "zsq serve --data-dir DIR --alarm-depth 100000 --alarm-webhook https://chat.example.org/hook"),
     columns: [
       { key: "name", title: "Receiver", value: (one) => one.name, show: (cell, one) => { cell.textContent = one.name; cell.title = one.name; } },
-      figure("told_count", "Told"), figure("waiting", "Waiting"), figure("given_up_count", "Given up", "alarm"),
-      { key: "trouble", title: "Trouble", width: "34%", show: (cell, one) => { cell.textContent = one.trouble || "–"; cell.title = one.trouble || ""; cell.classList.toggle("alarm", Boolean(one.trouble)); } },
+      figure("told_count", "Sent"), figure("waiting", "Waiting"), figure("given_up_count", "Given up", "alarm"),
+      { key: "trouble", title: "Last error", width: "34%", show: (cell, one) => { cell.textContent = one.trouble || "–"; cell.title = one.trouble || ""; cell.classList.toggle("alarm", Boolean(one.trouble)); } },
     ],
   });
   const section = (title, ...inner) => h("section.panel", { "aria-label": title }, h("header", {}, h("h2", {}, title)), inner);
@@ -43,7 +43,7 @@ export function alarmsPage({ model, signal }) {
     draw(model.alarms);
   }), signal);
   return {
-    element: h("div.stack", {}, h("h1", {}, "Alarms"), failed, section("Raised now", waiting, raised, calm), section("Lately", recent, quiet), section("Who is told", receivers.element)),
+    element: h("div.stack", {}, h("h1", {}, "Alarms"), failed, section("Raised now", waiting, raised, calm), section("Recent", recent, quiet), section("Receivers", receivers.element)),
     title: "Alarms", up: "#/", follow: {}, update: () => model.alarms && draw(model.alarms), close: () => receivers.close(), stays: () => true,
   };
 }

@@ -11,7 +11,7 @@ export function auditPage({ signal }) {
   const waiting = skeleton(6);
   const table = new Table({
     label: "Admin actions", columns: columns(), id: (one) => one.key, words: (one) => JSON.stringify(one), sort: ["time", -1],
-    empty: empty("Nobody has changed anything yet", "What is created, configured, paused, emptied, moved or deleted is written down here, with who did it."),
+    empty: empty("No changes yet", "This log shows who created, configured, paused, emptied, moved or deleted topics and channels."),
   });
   show(table.element, false);
   void every(5000, () => asked(failed, signal, async () => {

@@ -14,21 +14,21 @@ import { countersTab } from "../tabs/counters.js";
 import { heldTab } from "../tabs/held.js";
 
 const FRESH_MS = 3000;
-const TABS = { consumers: ["Consumers", consumersTab], held: ["What it holds", heldTab], settings: ["Settings and counters", countersTab] };
+const TABS = { consumers: ["Consumers", consumersTab], held: ["Held messages", heldTab], settings: ["Settings and counters", countersTab] };
 const FIGURES = [
   { key: "depth", name: "Waiting", hint: "neither in flight nor deferred" }, { key: "in_flight", name: "In flight", hint: "with consumers, not yet answered" },
   { key: "deferred", name: "Deferred", hint: "requeued with a delay that is not over" }, { key: "oldest", name: "Oldest unfinished" },
-  { key: "drain", name: "Time to drain", hint: "until it is empty, as the rates are" }, { key: "consumers", name: "Consumers" },
+  { key: "drain", name: "Time to drain", hint: "until it is empty, at the present rates" }, { key: "consumers", name: "Consumers" },
 ];
 const MINOR = [
-  { key: "came", name: "Received", hint: "messages that the channel received" }, { key: "delivered", name: "Delivered", hint: "with repeated deliveries" }, { key: "finished", name: "Finished" },
+  { key: "came", name: "Received", hint: "messages that the channel received" }, { key: "delivered", name: "Delivered", hint: "with redeliveries" }, { key: "finished", name: "Finished" },
   { key: "requeued", name: "Requeued", hint: "given back by consumers" }, { key: "timed_out", name: "Timed out", hint: "not answered in time" }, { key: "dead", name: "Dead", hint: "moved to the dead-letter topic" },
   { key: "passed_over", name: "Filtered", hint: "left out by tags or sampling, or meant for another channel" }, { key: "expired", name: "Expired", hint: "skipped: too old" }, { key: "dropped", name: "Dropped", hint: "removed unfinished by a bound of the topic" }, { key: "lost", name: "Lost", hint: "to damage on disk" },
 ];
 const BAD = { timed_out: "warn", dead: "warn", dropped: "alarm", lost: "alarm" };
 const ms = (value) => duration(typeof value === "number" ? value / 1000 : value);
 const CHARTS = [
-  { title: "Messages a second", format: rate, series: [{ key: "in", name: "came", kind: "in" }, { key: "out", name: "finished", kind: "out", area: true }, { key: "again", name: "again", kind: "wait" }] },
+  { title: "Messages a second", format: rate, series: [{ key: "in", name: "received", kind: "in" }, { key: "out", name: "finished", kind: "out", area: true }, { key: "again", name: "redelivered", kind: "wait" }] },
   { title: "Depth", format: count, least: 10, series: [{ key: "depth", name: "waiting", kind: "wait", area: true }, { key: "in_flight", name: "in flight", kind: "in" }] },
   { title: "From publish to finish", format: ms, series: [{ key: "p50_ms", name: "median", kind: "in" }, { key: "p95_ms", name: "95 %", kind: "out" }, { key: "p99_ms", name: "99 %", kind: "third" }] },
 ];
@@ -52,7 +52,7 @@ export function channelPage({ model, params, signal }) {
   const place = h("div.stack.tab-place");
   const content = h("div.stack", {}, trouble, letters, h("section.panel", { "aria-label": "Figures" }, figures.element, minor.element), history.element,
     h("nav.tabs", { "aria-label": "About this channel" }, links.map((one) => one.element)), place);
-  const missing = h("div.panel", { hidden: true }, empty(`There is no channel ${name} of ${topic}`, "It was deleted, or its topic was; or your token does not permit you to see it. It is made by its first consumer:", `zsq sub ${topic} ${name}`, h("a.linked", { href: link("topics", topic) }, topic)));
+  const missing = h("div.panel", { hidden: true }, empty(`There is no channel ${name} of ${topic}`, "The channel or its topic was deleted, or your token does not permit you to see it. A consumer creates it:", `zsq sub ${topic} ${name}`, h("a.linked", { href: link("topics", topic) }, topic)));
   let tab = null;
   let shown = "";
 
@@ -91,8 +91,8 @@ export function channelPage({ model, params, signal }) {
     figures.set("in_flight", count(channel.in_flight), { under: channel.dying ? `${count(channel.dying).text} on their way to the dead letters` : "" });
     figures.set("deferred", count(channel.deferred));
     const stuck = channel.drain_s === null && channel.depth > 0;
-    figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: stuck ? "it did not get less within 10 s" : "" });
-    figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "nobody takes what waits", state: channel.consumers || !channel.depth ? "" : "warn" });
+    figures.set("drain", drain(channel.drain_s), { state: stuck ? "warn" : "", under: stuck ? "it did not shrink in the last 10 s" : "" });
+    figures.set("consumers", count(channel.consumers), { under: channel.consumers || !channel.depth ? "" : "messages wait, but no consumer is connected", state: channel.consumers || !channel.depth ? "" : "warn" });
     figures.set("oldest", age(channel, model.now()), { state: isAlarm(channel, "age_s") ? "alarm" : "" });
     for (const { key } of MINOR) minor.set(key, count(channel[key]), { state: channel[key] ? (BAD[key] ?? "") : "" });
     deadLetters(letters, channel, topic, fresh);
@@ -129,5 +129,5 @@ function deadLetters(place, channel, topic, fresh) {
   if (place.said === said) return;
   place.said = said;
   show(place, said !== "");
-  if (said) put(place, `${plural(channel.dead, "message")} had all attempts. They are in `, h("a.linked", { href: link("topics", where, "messages") }, where), ": look why, mend it, and redrive them from there.");
+  if (said) put(place, `${plural(channel.dead, "message")} were given up. They are in `, h("a.linked", { href: link("topics", where, "messages") }, where), ". Find the cause, fix it, and redrive them from there.");
 }

@@ -12,7 +12,7 @@ export function channelsPage({ model, query }) {
   const table = new Table({
     label: "Channels", columns: channelColumns(model, { topics: true }), id: (channel) => `${channel.topic}/${channel.name}`,
     words: (channel) => `${channel.topic}/${channel.name} ${channel.paused ? "paused" : ""} ${channel.health} ${isAlarm(channel) ? "alarm" : ""} ${channel.consumers ? "" : "no consumers"}`,
-    sort: ["depth", -1], empty: empty("No channel yet", "A channel is made by its first consumer:", "zsq sub clicks archive"),
+    sort: ["depth", -1], empty: empty("No channel yet", "A consumer creates its channel:", "zsq sub clicks archive"),
   });
   const number = h("span.quiet", { role: "status" });
   const filter = filterField(() => table, "Filter channels", (text) => {

@@ -8,7 +8,7 @@ import { filterField, skeleton, Table } from "../view/table.js";
 
 const FIGURES = [
   { key: "count", name: "Processes" }, { key: "memory", name: "Memory of their own", hint: "private memory of all of them together" },
-  { key: "restarts", name: "Restarts", hint: "of actors that ended by themselves" }, { key: "uptime", name: "Up for" },
+  { key: "restarts", name: "Restarts", hint: "of processes that ended unexpectedly" }, { key: "uptime", name: "Up for" },
 ];
 
 export function processesPage({ model, signal }) {
@@ -16,7 +16,7 @@ export function processesPage({ model, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const waiting = skeleton(8);
   const number = h("span.quiet", { role: "status" });
-  const table = new Table({ label: "Processes", columns: columns(), id: (one) => `${one.name} ${one.kind}`, words: (one) => `${one.name} ${one.kind} ${one.pid} ${one.state}`, sort: ["memory_bytes", -1], empty: empty("No process is told", "") });
+  const table = new Table({ label: "Processes", columns: columns(), id: (one) => `${one.name} ${one.kind}`, words: (one) => `${one.name} ${one.kind} ${one.pid} ${one.state}`, sort: ["memory_bytes", -1], empty: empty("No processes to show", "") });
   show(table.element, false);
   const tell = () => setText(number, table.shown === table.size ? plural(table.size, "process", "processes") : `${table.shown} of ${plural(table.size, "process", "processes")}`);
   const element = h("div.stack", {}, h("div.toolbar", {}, h("h1", {}, "Processes"), filterField(() => table, "Filter processes", tell), number, h("div.end", {}, h("a.linked", { href: "#/audit" }, "Audit log"))),

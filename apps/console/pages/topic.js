@@ -23,8 +23,8 @@ const TABS = {
   producers: ["Producers", producersTab], keeping: ["Retention", keepingTab], removal: ["Retire", removalTab],
 };
 const FIGURES = [
-  { key: "messages", name: "Published", hint: "messages, since the topic was made" }, { key: "offsets", name: "Offsets", hint: "oldest kept and next to come" },
-  { key: "backlog", name: "Backlog", hint: "of its fullest channel: waiting, in flight and deferred" }, { key: "oldest", name: "Oldest", hint: "how long the oldest unfinished message has been here" },
+  { key: "messages", name: "Published", hint: "messages, since the topic was created" }, { key: "offsets", name: "Offsets", hint: "oldest kept and next to come" },
+  { key: "backlog", name: "Backlog", hint: "of its fullest channel: waiting, in flight and deferred" }, { key: "oldest", name: "Oldest", hint: "age of the oldest unfinished message" },
   { key: "in_flight", name: "In flight" }, { key: "deferred", name: "Deferred" }, { key: "delayed", name: "Delayed", hint: "published with a delay that is not over" },
   { key: "consumers", name: "Consumers" }, { key: "log", name: "On disk" },
 ];
@@ -53,7 +53,7 @@ export function topicPage({ model, params, query, signal }) {
   const jobs = new Jobs(name, model);
   const content = h("div.stack", {}, trouble, jobs.element, h("section.panel", { "aria-label": "Figures" }, figures.element), history.element,
     h("nav.tabs", { "aria-label": "About this topic" }, links.map((one) => one.element)), place);
-  const missing = h("div.panel", { hidden: true }, empty(`There is no topic ${name}`, "It was deleted, or has another name; or your token does not permit you to see it. It is made by its first message:", `echo 'hello' | zsq pub ${name}`, h("a.linked", { href: "#/" }, "All topics")));
+  const missing = h("div.panel", { hidden: true }, empty(`There is no topic ${name}`, "It was deleted, it has another name, or your token does not permit you to see it. Its first message creates it:", `echo 'hello' | zsq pub ${name}`, h("a.linked", { href: "#/" }, "All topics")));
   let tab = null;
   let shown = "";
 
@@ -131,7 +131,7 @@ class Jobs {
 }
 
 function words(job) {
-  const state = { running: "Redrive goes on", done: "Redrive is done", stopped: "Redrive was stopped", failed: "Redrive failed" }[job.state] ?? job.state;
+  const state = { running: "Redrive is running", done: "Redrive is done", stopped: "Redrive was stopped", failed: "Redrive failed" }[job.state] ?? job.state;
   const places = (job.places ?? []).map((one) => `${one.count} to ${one.topic}${one.channel ? ` / ${one.channel}` : ""}`).join(", ");
   const reasons = Object.entries(job.reasons ?? {}).map(([why, number]) => `${number} stayed: ${why}`).join("; ");
   return [`${state}: ${job.sent} of ${job.total} sent`, places && ` (${places})`, ". ", reasons && `${reasons}. `, job.error && `${job.error} `].filter(Boolean).join("");

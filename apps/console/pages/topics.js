@@ -139,7 +139,7 @@ function columns(model, trails) {
     sparked("backlog", "Backlog", "wait", count, "of its fullest channel: waiting, in flight and deferred"),
     plain("in_flight", "In flight", count, "84px", 3, "with consumers, not yet answered"),
     {
-      key: "oldest", title: "Oldest", hint: "how long the oldest unfinished message has been here", num: true, width: "92px", rank: 2, value: (topic) => (topic.oldest_ms ? -topic.oldest_ms : null),
+      key: "oldest", title: "Oldest", hint: "age of the oldest unfinished message", num: true, width: "92px", rank: 2, value: (topic) => (topic.oldest_ms ? -topic.oldest_ms : null),
       show: (cell, topic) => {
         const age = topic.oldest_ms ? Math.max(0, (model.now() - topic.oldest_ms) / 1000) : topic.oldest_ms;
         figureCell(cell, topic.oldest_ms === 0 ? { text: "–", exact: "everything is finished" } : duration(age >= 1 ? Math.round(age) : age), topic.oldest_ms, isAlarm(topic, "age_s") ? "alarm" : "");
@@ -152,6 +152,6 @@ function columns(model, trails) {
 }
 
 function nothing() {
-  return empty("No topic yet", "A topic is made by its first message:", "echo 'hello' | zsq pub clicks",
-    h("span", {}, "Read it by a channel, which is made by its first consumer:"), h("div.command", {}, h("code", {}, "zsq sub clicks archive")));
+  return empty("No topic yet", "The first message creates a topic:", "echo 'hello' | zsq pub clicks",
+    h("span", {}, "Consume it through a channel, which its first consumer creates:"), h("div.command", {}, h("code", {}, "zsq sub clicks archive")));
 }

@@ -12,10 +12,10 @@ const CHUNK_BYTES = 256 * 1024 * 1024; // of a broker that was not told otherwis
 export function chunksTab({ topic, model, signal }) {
   const map = h("div.chunk-map", { role: "group", "aria-label": "Chunks, oldest first" });
   const cells = new Map();
-  const key = h("div.map-key", {}, [["active", "written to now"], ["unfinished", "some channel has not finished it"], ["kept", "finished, kept to be read again"], ["round.writes", "writes"], ["round.reads", "reads"], ["none", "▲ where a channel goes on"]].map(([kind, text]) => h("span", {}, h(`i.${kind}`, { "aria-hidden": "true" }), text)));
+  const key = h("div.map-key", {}, [["active", "written to now"], ["unfinished", "not finished by all channels"], ["kept", "finished and kept"], ["round.writes", "writes"], ["round.reads", "reads"], ["none", "▲ position of a channel"]].map(([kind, text]) => h("span", {}, h(`i.${kind}`, { "aria-hidden": "true" }), text)));
   const sum = h("span.quiet");
   const failed = h("p.note.warn", { hidden: true });
-  const table = new Table({ label: `Chunks of ${topic}`, columns: columns(), id: (chunk) => String(chunk.first_offset), sort: ["first", -1], empty: empty("No chunk yet", "The first message makes one.") });
+  const table = new Table({ label: `Chunks of ${topic}`, columns: columns(), id: (chunk) => String(chunk.first_offset), sort: ["first", -1], empty: empty("No chunk yet", "The first message creates one.") });
   const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Map of the log" }, h("header", {}, h("h2", {}, "The log, oldest to newest"), sum), h("div.body", {}, map, key)),
     h("section.panel", { "aria-label": "Chunks" }, table.element));
 
@@ -45,7 +45,7 @@ export function chunksTab({ topic, model, signal }) {
       const told = `Offsets ${count(chunk.first_offset).exact} to ${count(chunk.first_offset + chunk.messages).exact}, ${bytes(chunk.bytes).text}, ${WORDS[chunk.kind]}${chunk.bad ? ", damaged" : ""}`;
       const here = cursors.filter(([, offset]) => at(offset, chunk, chunk === last)).map(([name]) => name);
       setText(cell.cursors, here.length ? `▲ ${here.join(", ")}` : "");
-      setAttr(cell.cursors, "title", here.length ? `Here are: ${here.join(", ")}` : null);
+      setAttr(cell.cursors, "title", here.length ? `Channels at this chunk: ${here.join(", ")}` : null);
       setAttr(cell.element, "title", told);
       setAttr(cell.element, "aria-label", told);
     }
@@ -69,7 +69,7 @@ function at(offset, chunk, last) {
   return offset >= chunk.first_offset && (last || offset < chunk.first_offset + chunk.messages);
 }
 
-const WORDS = { active: "written to now", "waiting-for": "some channel has not finished it", kept: "finished, kept to be read again" };
+const WORDS = { active: "written to now", "waiting-for": "not finished by all channels", kept: "finished and kept" };
 
 function makeCell(offset, table) {
   const fill = h("i.fill");

@@ -9,7 +9,7 @@ export function consumersTab({ topic, channel, model }) {
   const failed = h("p.note.warn", { hidden: true });
   const table = new Table({
     label: `Consumers of ${channel}`, columns: columns(model), id: (one) => `${one.name} ${one.address} ${one.connected_ms}`, words: (one) => `${one.name} ${one.address} ${one.agent}`, sort: ["name", 1],
-    empty: empty("No consumer is connected", "What comes waits for one:", `zsq sub ${topic} ${channel}`),
+    empty: empty("No consumer is connected", "Messages wait for a consumer:", `zsq sub ${topic} ${channel}`),
   });
   return {
     element: h("div.stack", {}, failed, h("section.panel", { "aria-label": "Consumers" }, table.element)),
@@ -41,7 +41,7 @@ function columns(model) {
       },
     },
     { key: "address", title: "Address", rank: 3, value: (one) => one.address, show: (cell, one) => { setText(cell, one.address); cell.title = one.agent ?? ""; } },
-    { ...plain("in_flight", "Holds", "104px", undefined, "in flight, of what it is ready for"), show: (cell, one) => figureCell(cell, { text: `${count(one.in_flight).text} / ${count(one.ready).text}`, exact: `${one.in_flight} in flight, ready for ${one.ready}` }, one.in_flight) },
+    { ...plain("in_flight", "Holds", "104px", undefined, "messages in flight, of its ready count"), show: (cell, one) => figureCell(cell, { text: `${count(one.in_flight).text} / ${count(one.ready).text}`, exact: `${one.in_flight} in flight, ready for ${one.ready}` }, one.in_flight) },
     plain("out", "Finished/s", "92px", undefined, undefined, rate),
     plain("finished", "Finished", "92px", 2),
     plain("requeued", "Requeued", "88px", 3),

@@ -19,15 +19,15 @@ export function delayedTab({ topic, model, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const cancel = async (message) => {
     const answer = await confirm({
-      title: "Cancel this message?", text: `Due ${moment(message.due_ms).text}: “${oneLine(message.body).slice(0, 80)}”. It will not be published, and it is gone.`, submit: "Cancel the message",
+      title: "Cancel this message?", text: `Due ${moment(message.due_ms).text}: “${oneLine(message.body).slice(0, 80)}”. It will not be published. This cannot be undone.`, submit: "Cancel the message",
       act: () => post("/api/delayed/cancel", { topic }, { keys: [message.key] }),
     });
-    if (answer) tell(answer.cancelled === 0 ? "It was due in the meantime: it is in the topic." : "Cancelled.", answer.cancelled === 0);
+    if (answer) tell(answer.cancelled === 0 ? "Not cancelled: the message was due and is in the topic now." : "Cancelled.", answer.cancelled === 0);
     void load();
   };
   const table = new Table({
     label: `Delayed messages of ${topic}`, columns: columns(model, topic, cancel), id: (message) => message.key, sort: ["due", 1],
-    empty: empty("Nothing is delayed", "A message can be published to come later:", `echo 'wake up' | zsq pub ${topic} --delay 10m`),
+    empty: empty("Nothing is delayed", "Publish a message with a delay:", `echo 'wake up' | zsq pub ${topic} --delay 10m`),
   });
   const all = button("Cancel all", async () => {
     const answer = await confirm({ title: `Cancel all delayed messages of ${topic}?`, query: { action: "delayed.cancel", topic }, name: topic, submit: "Cancel all of them", act: () => post("/api/delayed/cancel", { topic }, { all: true }) });

@@ -22,7 +22,7 @@ export function messagesTab({ topic, model, query, signal }) {
   const where = h("span.quiet", { role: "status" });
   const failed = h("p.note.warn", { hidden: true, role: "alert" });
   const detail = h("div");
-  const none = h("div.empty", {}, h("span", {}, "Choose a message to see it whole."));
+  const none = h("div.empty", {}, h("span", {}, "Choose a message to see all of it."));
   put(detail, none);
   let shown = { start: 0, head: 0, from: 0, next_offset: 0, messages: [] };
   let chosen = null;
@@ -34,7 +34,7 @@ export function messagesTab({ topic, model, query, signal }) {
     }
     put(detail, messageView(message, topic, moment(message.time_ms)));
   };
-  const table = new Table({ label: `Messages of ${topic}`, columns: columns(choose), id: (message) => String(message.offset), sort: ["offset", -1], empty: empty("No message here", "The first one is published so:", `echo 'hello' | zsq pub ${topic}`) });
+  const table = new Table({ label: `Messages of ${topic}`, columns: columns(choose), id: (message) => String(message.offset), sort: ["offset", -1], empty: empty("No messages", "Publish the first one:", `echo 'hello' | zsq pub ${topic}`) });
   const form = h("form.toolbar", {}, way, value, look, h("div.end", {}, where, older, newer));
   const list = h("div.list", {}, table.element);
   list.addEventListener("click", (event) => {
@@ -55,8 +55,8 @@ export function messagesTab({ topic, model, query, signal }) {
   };
   const asked = () => {
     const text = value.value.trim();
-    if (way.value === "offset") return /^\d+$/.test(text) ? { offset: text } : "An offset is a whole number.";
-    if (way.value === "id") return /^[0-9a-f]{16}$/i.test(text) ? { id: text.toLowerCase() } : "An id has 16 hex digits.";
+    if (way.value === "offset") return /^\d+$/.test(text) ? { offset: text } : "Enter an offset: a whole number.";
+    if (way.value === "id") return /^[0-9a-f]{16}$/i.test(text) ? { id: text.toLowerCase() } : "Enter an id: 16 hexadecimal digits.";
     if (way.value === "time") return value.value ? { time_ms: new Date(value.value).getTime() } : "Choose a date and a time.";
     return { latest: 1 };
   };
@@ -108,7 +108,7 @@ export function messagesTab({ topic, model, query, signal }) {
     update() {
       if (begun) return;
       begun = true;
-      if (!may(model.topic(topic), "s")) return complain("Your token does not permit you to read the bodies of this topic: it needs subscribe.");
+      if (!may(model.topic(topic), "s")) return complain("Your token does not permit reading the bodies of this topic. It needs the permission subscribe.");
       const wanted = query.time_ms ? { time_ms: query.time_ms } : asked();
       if (typeof wanted === "string" || wanted.latest) void load({ latest: 1 }, -1);
       else void load(wanted, 1);

@@ -13,7 +13,7 @@ import { attempt, tell } from "../view/toast.js";
 export function removalTab({ topic, model, signal }) {
   const failed = h("p.note.warn", { hidden: true });
   const steps = h("ol.steps");
-  const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Safe removal" }, h("header", {}, h("h2", {}, "Take it out of use without losing a message")), h("div.body", {}, steps)));
+  const element = h("div.stack", {}, failed, h("section.panel", { "aria-label": "Safe removal" }, h("header", {}, h("h2", {}, "Remove the topic without losing a message")), h("div.body", {}, steps)));
   let drawn = "";
   let now = { state: "", left: [], drained: false };
   const load = () => asked(failed, signal, async () => {
@@ -29,13 +29,13 @@ export function removalTab({ topic, model, signal }) {
   const first = async () => {
     const done = await confirm({
       title: `Close ${topic} to publishers?`, query: { action: "topic.close", topic }, submit: "Close to publishers", danger: false,
-      text: "Publishes are refused from now on, with E_CLOSED. Consumers go on and drain it. You can open it again at any time.", act: () => post("/api/topic/close", { topic }, { to: "publishers" }),
+      text: "Publishes are then refused with E_CLOSED. Consumers continue and drain the topic. You can open it again at any time.", act: () => post("/api/topic/close", { topic }, { to: "publishers" }),
     });
     if (done) tell("Closed to publishers.");
     await load();
   };
   const last = async () => {
-    const done = await confirm({ title: `Delete ${topic}?`, query: { action: "topic.delete", topic }, name: topic, text: "It is drained and closed. Its log, and what was kept to be read again, goes for good.", submit: "Delete it", act: () => post("/api/topic/delete", { topic }, { force: false }) });
+    const done = await confirm({ title: `Delete ${topic}?`, query: { action: "topic.delete", topic }, name: topic, text: "The topic is drained and closed. Its log is deleted, with all messages that were kept. This cannot be undone.", submit: "Delete it", act: () => post("/api/topic/delete", { topic }, { force: false }) });
     if (!done) return load();
     tell(`${topic} is deleted.`);
     return go("#/");
@@ -53,12 +53,12 @@ export function removalTab({ topic, model, signal }) {
       return made;
     };
     const step = (number, title, text, ...actions) => h(`li${number < at ? ".done" : number === at ? ".now" : ".later"}`, { "aria-current": number === at ? "step" : null }, h("h2", {}, title), text, number === at && h("div.actions", {}, actions));
-    const waits = left.length ? h("ul", {}, left.map((one) => h("li.quiet", {}, one))) : h("p.quiet", {}, "Every channel has finished everything.");
+    const waits = left.length ? h("ul", {}, left.map((one) => h("li.quiet", {}, one))) : h("p.quiet", {}, "All channels have finished all messages.");
     put(steps,
-      step(0, "Close it to publishers", h("p.quiet", {}, "Publishes are refused; consumers go on. Everything a publisher was answered for is stored."), action("Close to publishers", first)),
-      step(1, "Let it drain", at === 1 ? waits : h("p.quiet", {}, "Until every channel has finished everything and nothing is delayed any more."), action("Open again", () => open("publishers"), ""), action("Delete it all the same", () => deleteTopic(topic), "danger")),
-      step(2, "Close it to consumers", h("p.quiet", {}, "Consumers that are there end with E_CLOSED; new ones are refused."), action("Close to consumers", () => close("consumers")), action("Open again", () => open("publishers"), "")),
-      step(3, "Delete it", h("p.quiet", {}, "Refused by the broker if something is unfinished after all."), action("Delete it", last, "danger"), action("Open to consumers", () => open("consumers"), ""), action("Open again", () => open("publishers"), "")));
+      step(0, "Close it to publishers", h("p.quiet", {}, "Publishes are refused, and consumers continue. All acknowledged messages are stored."), action("Close to publishers", first)),
+      step(1, "Let it drain", at === 1 ? waits : h("p.quiet", {}, "Wait until all channels have finished all messages and no message is delayed."), action("Open again", () => open("publishers"), ""), action("Delete it anyway", () => deleteTopic(topic), "danger")),
+      step(2, "Close it to consumers", h("p.quiet", {}, "Connected consumers end with E_CLOSED, and new ones are refused."), action("Close to consumers", () => close("consumers")), action("Open again", () => open("publishers"), "")),
+      step(3, "Delete it", h("p.quiet", {}, "The broker refuses this if messages are unfinished."), action("Delete it", last, "danger"), action("Open to consumers", () => open("consumers"), ""), action("Open again", () => open("publishers"), "")));
   };
   void every(2000, load, signal);
   return { element, update: draw };

@@ -46,7 +46,7 @@ function position(options, chosen, changed) {
       return { body: { time_ms: ms }, text: `time:${ms}` };
     }
     if (element.value === "offset") {
-      if (!/^\d+$/.test(offset.value.trim())) throw new Wrong("An offset is a whole number.");
+      if (!/^\d+$/.test(offset.value.trim())) throw new Wrong("Enter an offset: a whole number.");
       return { body: Number(offset.value), text: offset.value.trim() };
     }
     return { body: element.value || undefined, text: element.value };
@@ -57,7 +57,7 @@ function position(options, chosen, changed) {
 
 export async function createChannel(topic) {
   const name = nameInput("channel");
-  const start = position([["", "as usual", "the first channel gets all that waits, a later one what comes from now on"], ["earliest", "earliest", "all that is still in the log"], ["latest", "latest", "what comes from now on"], ["offset", "at an offset"], ["time", "at a time"]], "");
+  const start = position([["", "default", "the first channel gets all waiting messages, a later one only new messages"], ["earliest", "earliest", "all messages in the log"], ["latest", "latest", "only new messages"], ["offset", "at an offset"], ["time", "at a time"]], "");
   const form = settingsForm(CHANNEL.filter((row) => row.fixed));
   const made = await dialog({
     title: `New channel of ${topic}`, submit: "Create", wide: true,
@@ -72,7 +72,7 @@ export function pauseChannel(topic, channel, on) {
   if (!on) return attempt(`${channel} is unpaused.`, () => post("/api/channel/unpause", query));
   return confirm({
     title: `Pause ${channel}?`, query: { action: "channel.pause", ...query }, submit: "Pause", danger: false,
-    text: "Its consumers get nothing new until it is unpaused; what comes meanwhile waits.", act: () => post("/api/channel/pause", query),
+    text: "Its consumers get no new messages until it is unpaused. Messages wait meanwhile.", act: () => post("/api/channel/pause", query),
   });
 }
 
@@ -85,7 +85,7 @@ export async function emptyChannel(topic, channel) {
 export async function deleteChannel(topic, channel) {
   const query = { topic, channel };
   const done = await confirm({
-    title: `Delete ${channel}?`, text: "The channel and its place in the topic go; the messages stay for the other channels. This cannot be undone.",
+    title: `Delete ${channel}?`, text: "The channel and its position are deleted. The messages stay for the other channels. This cannot be undone.",
     query: { action: "channel.delete", ...query }, name: channel, submit: "Delete for good", act: () => post("/api/channel/delete", query, { force: true }),
   });
   if (!done) return;
@@ -101,41 +101,41 @@ export async function seekChannel(topic, channel) {
       void loss.ask({ action: "channel.seek", ...query, to: to.asked().text });
     } catch (error) {
       if (!(error instanceof Wrong)) throw error;
-      loss.say("Say where to, and here stands what that does.");
+      loss.say("Choose a position to see what the seek does.");
     }
   };
-  const to = position([["earliest", "earliest", "everything that is still in the log comes again"], ["latest", "latest", "what waits is skipped"], ["offset", "to an offset"], ["time", "to a time"]], "earliest", () => ask());
+  const to = position([["earliest", "earliest", "all messages in the log are delivered again"], ["latest", "latest", "waiting messages are skipped"], ["offset", "to an offset"], ["time", "to a time"]], "earliest", () => ask());
   ask();
   let answer = null;
   const done = await dialog({
-    title: `Seek ${channel}`, submit: "Seek", danger: true, fields: [h("p.quiet", {}, "Moves the channel: what lies after is delivered (again), what lies before is not."), to, loss.element],
+    title: `Seek ${channel}`, submit: "Seek", danger: true, fields: [h("p.quiet", {}, "Moves the channel to a position. Messages from there on are delivered (again); messages before it are not."), to, loss.element],
     act: async () => { answer = await post("/api/channel/seek", query, { to: to.asked().body }); },
   });
-  if (done) tell(typeof answer?.offset === "number" ? `${channel} goes on at offset ${answer.offset}.` : `${channel} has moved.`);
+  if (done) tell(typeof answer?.offset === "number" ? `${channel} continues at offset ${answer.offset}.` : `${channel} has moved.`);
 }
 
 /** Send dead letters back where they came from; it goes on in the broker, and the page shows how far it is. */
 export async function redrive(topic, waiting) {
-  const number = h("input", { inputmode: "numeric", autocomplete: "off", placeholder: waiting ? `all (${count(waiting).exact})` : "all that are there now" });
-  const other = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "where each came from" });
+  const number = h("input", { inputmode: "numeric", autocomplete: "off", placeholder: waiting ? `all (${count(waiting).exact})` : "all that exist now" });
+  const other = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "its original topic" });
   const loss = losses({ action: "redrive", topic });
   const done = await dialog({
     title: `Redrive ${topic}`, submit: "Redrive", wide: true,
     fields: [
-      h("p.quiet", {}, "Each dead letter is published again to the topic and for the channel it came from, with attempts from 1, and finished here when that is durable. Mend first what killed them."),
+      h("p.quiet", {}, "Each dead letter is published again to its original topic, for the channel that gave it up, with attempts from 1. It is finished here when that is durable. First fix what made the messages fail."),
       loss.element, h("div.pair", {}, field("How many", number), field("To another topic", other)),
     ],
     act: () => {
       const body = {};
       if (number.value.trim()) {
-        if (!/^[1-9]\d*$/.test(number.value.trim())) throw new Wrong("How many is a whole number.");
+        if (!/^[1-9]\d*$/.test(number.value.trim())) throw new Wrong("Enter how many: a whole number of 1 or more, or nothing for all.");
         body.count = Number(number.value);
       }
       if (other.value.trim()) body.to = other.value.trim();
       return post("/api/redrive", { topic }, body);
     },
   });
-  if (done) tell("Redrive began.");
+  if (done) tell("Redrive started.");
   return done;
 }
 
@@ -144,7 +144,7 @@ export async function configureChannel(topic, channel, now) {
   const fixed = shownSettings(CHANNEL.filter((row) => row.fixed), now).map(([label, text]) => `${label}: ${text}`).join("; ");
   const done = await dialog({
     title: `Settings of ${channel}`, submit: "Save", wide: true,
-    fields: [h("p.quiet", {}, `Made for good when it was created: ${fixed}. An emptied field goes back to the default.`), h("div.pair", {}, form.elements)],
+    fields: [h("p.quiet", {}, `Cannot be changed after creation: ${fixed}. An empty field means the default.`), h("div.pair", {}, form.elements)],
     act: () => post("/api/channel/configure", { topic, channel }, form.changes()),
   });
   if (done) tell("Saved.");

@@ -19,8 +19,8 @@ export function age(thing, now) {
 
 /** Time to drain; null: the backlog did not get less within the last ten seconds. */
 export function drain(seconds) {
-  if (seconds === 0) return { text: "–", exact: "nothing waits" };
-  if (seconds === null || seconds === undefined) return { text: "not now", exact: "within the last 10 s the backlog did not get less" };
+  if (seconds === 0) return { text: "–", exact: "no messages wait" };
+  if (seconds === null || seconds === undefined) return { text: "not now", exact: "the backlog did not shrink in the last 10 s" };
   return duration(seconds >= 1 ? Math.round(seconds) : seconds);
 }
 
@@ -57,8 +57,8 @@ export function channelColumns(model, { topics = false, trails = null } = {}) {
     sparked("out", "Finished/s", "out", rate, undefined, 2),
     plain("in_flight", "In flight", "84px", 2, "with consumers, not yet answered"),
     plain("deferred", "Deferred", "84px", 3, "requeued with a delay that is not over"),
-    { key: "oldest", title: "Oldest", hint: "how long the oldest unfinished message has been here", num: true, width: "92px", rank: 2, value: (channel) => (channel.oldest_ms ? -channel.oldest_ms : null), show: (cell, channel) => figureCell(cell, age(channel, model.now()), channel.oldest_ms, isAlarm(channel, "age_s") ? "alarm" : "") },
-    { key: "drain", title: "To drain", hint: "until it is empty, as the rates are", num: true, width: "92px", rank: 3, value: (channel) => channel.drain_s ?? Infinity, show: (cell, channel) => figureCell(cell, drain(channel.drain_s), channel.drain_s, channel.drain_s === null && channel.depth >= MANY ? "warn" : "") },
+    { key: "oldest", title: "Oldest", hint: "age of the oldest unfinished message", num: true, width: "92px", rank: 2, value: (channel) => (channel.oldest_ms ? -channel.oldest_ms : null), show: (cell, channel) => figureCell(cell, age(channel, model.now()), channel.oldest_ms, isAlarm(channel, "age_s") ? "alarm" : "") },
+    { key: "drain", title: "To drain", hint: "until it is empty, at the present rates", num: true, width: "92px", rank: 3, value: (channel) => channel.drain_s ?? Infinity, show: (cell, channel) => figureCell(cell, drain(channel.drain_s), channel.drain_s, channel.drain_s === null && channel.depth >= MANY ? "warn" : "") },
     plain("requeued", "Requeued", "98px", 3),
     plain("dead", "Dead", "64px", 3, "moved to the dead-letter topic"),
     plain("consumers", "Consumers", "104px", undefined, undefined, (channel) => (channel.consumers === 0 && channel.depth > 0 ? "warn" : "")),

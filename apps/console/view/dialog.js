@@ -88,7 +88,7 @@ export function losses(query, known = () => {}) {
       const said = await get("/api/preview", wanted);
       if (mine !== round) return;
       const lines = [...(said.says ?? [])];
-      if (said.unknown) lines.push("A part of the broker is being started: it may be more than is said here.");
+      if (said.unknown) lines.push("A part of the broker is starting, so more may be affected than this shows.");
       setAttr(element, "class", said.harmless ? "note" : "note alarm");
       put(element, h("ul.loses", {}, (lines.length ? lines : ["Nothing is lost."]).map((line) => h("li", {}, line))));
       known(said);
@@ -117,8 +117,8 @@ export function confirm({ title, text = "", query, name = "", submit, danger = t
   let ready = true;
   if (name) {
     ready = false;
-    const input = h("input", { autocomplete: "off", spellcheck: "false", autocapitalize: "off", "aria-label": `Type ${name} to go on` });
-    asked = h("label.field", {}, h("span", {}, "Type ", h("code", {}, name), " to go on"), input);
+    const input = h("input", { autocomplete: "off", spellcheck: "false", autocapitalize: "off", "aria-label": `Type ${name} to confirm` });
+    asked = h("label.field", {}, h("span", {}, "Type ", h("code", {}, name), " to confirm"), input);
     asked.opened = (element) => input.addEventListener("input", () => element.enable(input.value.trim() === name));
     fields.push(asked);
   }

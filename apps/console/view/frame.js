@@ -57,7 +57,7 @@ export class Frame {
     if (!lost) return;
     const seconds = Math.max(0, Math.ceil((this.state.retry_at - Date.now()) / 1000));
     const text = /[.?!]$/.test(this.state.text) ? this.state.text : `${this.state.text}.`;
-    setText(this.bannerText, `Not live: ${text} What you see is as of ${relative(this.lostAt).text}. ${seconds ? `Trying again in ${seconds} s.` : "Trying …"}`);
+    setText(this.bannerText, `Not connected: ${text} The page shows the state of ${relative(this.lostAt).text}. ${seconds ? `Trying again in ${seconds} s.` : "Trying …"}`);
   }
 
   update(model) {
@@ -79,7 +79,7 @@ export class Frame {
 
   theme(name) {
     put(this.themeButton, { system: auto(), light: sun(), dark: moon() }[name]);
-    const text = { system: "as the system", light: "light", dark: "dark" }[name];
+    const text = { system: "system setting", light: "light", dark: "dark" }[name];
     setAttr(this.themeButton, "title", `Theme: ${text} (d)`);
     setAttr(this.themeButton, "aria-label", `Theme: ${text}; switch`);
   }

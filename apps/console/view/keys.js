@@ -8,8 +8,8 @@ const GO = { t: ["#/", "Topics"], c: ["#/channels", "Channels"], a: ["#/alarms",
 const SEQUENCE_MS = 1500;
 
 const HELP = [
-  [["j", "↓"], "next row"], [["k", "↑"], "row before"], [["Enter"], "open it"], [["/"], "filter"], [["Esc"], "clear the filter, close, or one page up"],
-  ...Object.entries(GO).map(([key, [, name]]) => [["g", key], `go to ${name}`]), [["["], "tab before"], [["]"], "next tab"], [["d"], "light, dark, or as the system"], [["?"], "this list"],
+  [["j", "↓"], "next row"], [["k", "↑"], "previous row"], [["Enter"], "open the row"], [["/"], "filter"], [["Esc"], "clear the filter, close a dialog, or go one page up"],
+  ...Object.entries(GO).map(([key, [, name]]) => [["g", key], `go to ${name}`]), [["["], "previous tab"], [["]"], "next tab"], [["d"], "theme: light, dark, or system setting"], [["?"], "this list"],
 ];
 
 export function help() {

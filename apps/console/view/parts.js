@@ -32,10 +32,10 @@ export function states(thing) {
   if (isAlarm(thing)) found.push(["alarm", "alarm", thing.alarms.map(alarmText).join("; ")]);
   if (!isHealthy(thing)) found.push([thing.health === "starting" ? "starting" : "unwell", thing.health === "starting" ? "warn" : "alarm", thing.health]);
   if (thing.state && thing.state !== "up") found.push([thing.state, "warn", `its processes are ${thing.state}`]);
-  if (thing.paused) found.push(["paused", "held", "nothing is delivered until it is unpaused"]);
+  if (thing.paused) found.push(["paused", "held", "no messages are delivered until it is unpaused"]);
   if (thing.closed === "consumers") found.push(["closed", "held", "closed to publishers and to consumers"]);
   else if (thing.closed) found.push(["closed to publishers", "held", "publishers are refused; consumers drain it"]);
-  if (thing.name?.endsWith("#ephemeral")) found.push(["in memory", "", "ephemeral: it ends with its last user, and with the broker"]);
+  if (thing.name?.endsWith("#ephemeral")) found.push(["in memory", "", "ephemeral: deleted with its last user, and when the broker stops"]);
   if (thing.lost) found.push(["lost messages", "alarm", `${thing.lost} messages were lost to damage on disk`]);
   return found;
 }
@@ -95,7 +95,7 @@ export async function copied(text) {
     await navigator.clipboard.writeText(text);
     tell("Copied.");
   } catch {
-    tell("The browser did not let the console copy; select the text instead.", true);
+    tell("The browser does not permit copying. Select the text and copy it.", true);
   }
 }
 
@@ -104,7 +104,7 @@ export function head(title, crumbs = [], actions = []) {
   const marks = h("span.pills");
   const element = h("div.head", {},
     h("div.title", {},
-      crumbs.length ? h("nav.crumbs", { "aria-label": "Where this is" }, crumbs.map(([text, href], at) => [at ? h("span", { "aria-hidden": "true" }, "/") : null, h("a", { href }, text)])) : null,
+      crumbs.length ? h("nav.crumbs", { "aria-label": "Breadcrumbs" }, crumbs.map(([text, href], at) => [at ? h("span", { "aria-hidden": "true" }, "/") : null, h("a", { href }, text)])) : null,
       h("div.title-line", {}, h("h1", {}, title), marks)),
     h("div.actions", {}, actions));
   return { element, marks };
@@ -117,7 +117,7 @@ export function button(text, act, { kind = "", title = null, disabled = false } 
 /** An action that may not be permitted: then it says so instead of working. */
 export function permit(element, permitted, need) {
   element.disabled = !permitted;
-  if (!permitted) setAttr(element, "title", `Your token does not permit this: it needs ${need}.`);
+  if (!permitted) setAttr(element, "title", `Your token does not permit this. It needs ${need}.`);
   else if (element.title.startsWith("Your token")) setAttr(element, "title", null);
 }
 
@@ -154,5 +154,5 @@ export function markTab(links, key) {
 /** What is wrong with a topic or channel, as a line; "" where nothing is. */
 export function troubles(thing) {
   const alarms = (thing.alarms ?? []).map((one) => `Alarm${one.channel && one.channel !== thing.name ? ` of ${one.channel}` : ""}: ${alarmText(one)}.`);
-  return [isHealthy(thing) ? "" : `It says: ${thing.health}.`, ...alarms].filter(Boolean).join(" ");
+  return [isHealthy(thing) ? "" : `Health: ${thing.health}.`, ...alarms].filter(Boolean).join(" ");
 }

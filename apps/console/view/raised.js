@@ -8,7 +8,7 @@ const MOST = 5;
 
 /** "121k messages waiting (alarm above 100k)" as parts of a line; of the broker itself: that its disk is full. */
 export function alarmWords({ figure, value, threshold }) {
-  if (figure === "free_bytes") return ["the disk is full: ", h("b", { title: bytes(value).exact }, bytes(value).text), ` free, ${bytes(threshold).text} of them are kept free`];
+  if (figure === "free_bytes") return ["the disk is full: ", h("b", { title: bytes(value).exact }, bytes(value).text), ` free; the reserve is ${bytes(threshold).text}`];
   const depth = figure === "depth";
   const part = (one) => (depth ? count(one) : duration(one));
   const size = h("b", { title: part(value).exact }, part(value).text);

@@ -11,7 +11,7 @@ const FORMAT = { count, seconds: duration, bytes };
 
 /** What a setting's value means, for people. */
 function shown(row, value) {
-  if (value === null || value === undefined) return "as the broker says";
+  if (value === null || value === undefined) return "as set for the broker";
   if (row.kind === "flag") return value ? `yes: ${row.hint}` : row.none_label;
   if (value === "" || value === row.no_bound) return row.none_label;
   return row.choices[value] ?? FORMAT[row.kind]?.(value).text ?? value;
@@ -33,7 +33,7 @@ function parsed(row, text) {
   if (text === "") return null;
   if (row.no_bound === -1 && (text === "none" || text === "never")) return -1;
   const value = PARSE[row.kind] ? PARSE[row.kind](text) : text;
-  if (value === null) throw new Wrong(`“${text}” is not a value for “${row.label}”.`);
+  if (value === null) throw new Wrong(`“${text}” is not a valid value for “${row.label}”.`);
   return value;
 }
 

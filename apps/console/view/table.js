@@ -156,7 +156,7 @@ export class Table {
     show(this.table, this.rows.size > 0);
     if (this.empty) show(this.empty, this.rows.size === 0);
     show(this.none, this.rows.size > 0 && wanted.length === 0);
-    setText(this.none, `Nothing here matches “${this.asked}”. Esc clears the filter.`);
+    setText(this.none, `Nothing matches “${this.asked}”. Press Esc to clear the filter.`);
   }
 
   #wanted() {

@@ -17,8 +17,8 @@ export function nameInput(label) {
 
 export async function createTopic() {
   const name = nameInput("topic");
-  const sync = choices("How a publish is answered", Object.entries(SYNC_MODES).map(([mode, text]) => [mode, mode, text]), "always");
-  const help = "1 to 64 of A-Z a-z 0-9 . _ - ; with #ephemeral at the end it lives in memory only";
+  const sync = choices("When a publish is acknowledged", Object.entries(SYNC_MODES).map(([mode, text]) => [mode, mode, text]), "always");
+  const help = "1 to 64 of A-Z a-z 0-9 . _ - ; with #ephemeral at the end, the topic is in memory only";
   const made = await dialog({
     title: "New topic", submit: "Create", fields: [field("Name", name, help), h("fieldset.field", {}, h("span", {}, "Sync"), sync)],
     act: () => post("/api/topic/create", { topic: name.value }, name.value.endsWith("#ephemeral") ? {} : { sync: sync.value }),
@@ -33,8 +33,8 @@ function parseHeaders(text) {
   const found = {};
   for (const line of text.split("\n").filter((one) => one.trim())) {
     const [, name, value] = HEADER.exec(line) ?? [];
-    if (name === undefined) throw new Wrong(`“${line.slice(0, 60)}” is not a header: write “name: value”, a header a line.`);
-    if (Object.hasOwn(found, name)) throw new Wrong(`The header “${name}” is there twice.`);
+    if (name === undefined) throw new Wrong(`“${line.slice(0, 60)}” is not a header. Write “name: value”, one header per line.`);
+    if (Object.hasOwn(found, name)) throw new Wrong(`The header “${name}” is given twice.`);
     Object.defineProperty(found, name, { value, enumerable: true }); // also where the name is __proto__
   }
   return found;
@@ -42,7 +42,7 @@ function parseHeaders(text) {
 
 export async function publish(topic) {
   const body = h("textarea", { name: "body", rows: "6", spellcheck: "false", "aria-label": "Body" });
-  const lines = checkbox("A message a line (empty lines are left out)");
+  const lines = checkbox("One message per line (empty lines are skipped)");
   const key = h("input", { name: "key", autocomplete: "off", spellcheck: "false", placeholder: "none" });
   const tag = h("input", { name: "tag", autocomplete: "off", spellcheck: "false", placeholder: "none" });
   const headers = h("textarea", { name: "headers", rows: "2", spellcheck: "false", placeholder: "none", "aria-label": "Headers" });
@@ -51,14 +51,14 @@ export async function publish(topic) {
     title: `Publish to ${topic}`, submit: "Publish", wide: true,
     fields: [
       field("Body", body), lines,
-      h("div.pair", {}, field("Key", key, "an ordered channel keeps messages of one key in order"), field("Tag", tag, "a channel with tags takes only its own")),
-      field("Headers", headers, "name: value, a header a line"), field("Delay", delay, "such as 30s, 10m or 7d; at most 366d"),
+      h("div.pair", {}, field("Key", key, "an ordered channel keeps messages of one key in order"), field("Tag", tag, "a channel with tags receives only messages with these tags")),
+      field("Headers", headers, "name: value, one header per line"), field("Delay", delay, "such as 30s, 10m or 7d; at most 366d"),
     ],
     act: () => {
       const wait = delay.value.trim() ? parseDuration(delay.value) : 0;
-      if (wait === null) throw new Wrong("A delay is a number with s, m, h or d, such as 30s.");
+      if (wait === null) throw new Wrong("Enter a delay: a number with s, m, h or d, such as 30s.");
       const bodies = body.value.split("\n").filter(Boolean);
-      if (lines.input.checked && !bodies.length) throw new Wrong("There is no line to publish.");
+      if (lines.input.checked && !bodies.length) throw new Wrong("There is no line to publish. Enter a message.");
       const named = parseHeaders(headers.value);
       return post("/api/topic/publish", { topic }, {
         ...(lines.input.checked ? { bodies } : { body: body.value }),
@@ -84,18 +84,18 @@ export function pauseTopic(topic, on) {
   if (!on) return attempt(`${topic} is unpaused.`, () => post("/api/topic/unpause", { topic }));
   return confirm({
     title: `Pause ${topic}?`, query: { action: "topic.pause", topic }, submit: "Pause", danger: false,
-    text: "Publishers go on. Channels get what was published before, and nothing that comes from now on until it is unpaused.", act: () => post("/api/topic/pause", { topic }),
+    text: "Publishers continue. Channels get no messages that are published from now on, until the topic is unpaused.", act: () => post("/api/topic/pause", { topic }),
   });
 }
 
 export async function emptyTopic(topic) {
-  const text = "Clears what waits for a first channel, or behind the topic's pause. Channels keep what they have.";
+  const text = "Clears the messages that wait for a first channel or because the topic is paused. Channels keep their messages.";
   const done = await confirm({ title: `Empty ${topic}?`, text, query: { action: "topic.empty", topic }, name: topic, submit: "Empty", act: () => post("/api/topic/empty", { topic }) });
   if (done) tell(`${topic} is empty.`);
 }
 
 export async function deleteTopic(topic) {
-  const text = "The topic, its channels and its log go, and their space is free. This cannot be undone.";
+  const text = "The topic, its channels and its log are deleted, and their space is freed. This cannot be undone.";
   const done = await confirm({ title: `Delete ${topic}?`, text, query: { action: "topic.delete", topic }, name: topic, submit: "Delete for good", act: () => post("/api/topic/delete", { topic }, { force: true }) });
   if (!done) return;
   tell(`${topic} is deleted.`);
@@ -103,11 +103,11 @@ export async function deleteTopic(topic) {
 }
 
 export async function configureTopic(topic, now) {
-  const form = settingsForm(TOPIC, now, "as the broker says");
+  const form = settingsForm(TOPIC, now, "as set for the broker");
   const done = await dialog({
     title: `How long ${topic} keeps messages`, submit: "Save", wide: true,
     fields: [
-      h("p.quiet", {}, "What all channels have finished goes when any of the first three is passed; none is written as “none”, and empty means as the broker was started. What is unfinished goes only if you say so here."),
+      h("p.quiet", {}, "Finished messages are removed when one of the first three limits is exceeded. “none” means no limit, and an empty field means the broker's setting. Unfinished messages are removed only if you set it here."),
       h("div.pair", {}, form.elements),
     ],
     act: () => post("/api/topic/configure", { topic }, form.changes()),
