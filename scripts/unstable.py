@@ -25,7 +25,7 @@ def main(first: str, second: str) -> int:
     for test in unstable:
         print(f"unstable: {test} failed once and passed alone")
     if len(unstable) > UNSTABLE_MAX:
-        print(f"unstable: {len(unstable)} tests, and at most {UNSTABLE_MAX} are allowed")
+        print(f"unstable: {len(unstable)} tests; the limit is {UNSTABLE_MAX}")
     return len(unstable) > UNSTABLE_MAX
 
 

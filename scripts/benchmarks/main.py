@@ -85,7 +85,7 @@ def _run(
     except KeyboardInterrupt:
         sys.exit("bench: interrupted")
     if report.machine["nats-server"] != "not found":
-        report.notes.append("nats-server is here, but compared nowhere: no budget names it")
+        report.notes.append("nats-server was found but not compared: no budget names it")
     if common["as_json"]:
         click.echo(report.as_json())
     else:

@@ -53,5 +53,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     """Refuse a page that makes a browser fetch something from another server."""
     asks = FETCHED.search(output)
     if asks is not None:
-        raise PluginError(f"{page.file.src_uri} makes a browser ask another server: {output[asks.start() : asks.end() + 60]}")
+        raise PluginError(
+            f"{page.file.src_uri} makes browsers load something from another server: {output[asks.start() : asks.end() + 60]}"
+        )
     return output

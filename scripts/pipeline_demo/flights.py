@@ -53,7 +53,7 @@ def read_rows(archive: Path) -> list[bytes]:
         with zipfile.ZipFile(io.BytesIO(member.read())) as zipped:
             head, *rows = zipped.read("flights.csv").splitlines()
     if tuple(head.decode().split(",")) != COLUMNS[1:]:
-        raise ValueError(f"not the flights that were expected: {head!r}")
+        raise ValueError(f"the CSV has other columns than expected: {head!r}")
     return rows
 
 

@@ -150,7 +150,7 @@ class Demo:
         now = time.monotonic()
         if now > self._deadline:
             done = f"workers {self.crew.sum_of(work.HANDLED):,}, totals {self.crew.totals(work.HANDLED):,}"
-            raise BrokerFailed(f"not done after {TIME_LIMIT_S:.0f} s: {done}")
+            raise BrokerFailed(f"not done after {TIME_LIMIT_S:.0f} s; handled so far: {done}")
         self.broker.check()
         self.crew.check()
         self.bars.show(f"channel {work.WORKERS}", self.crew.sum_of(work.HANDLED))
@@ -219,12 +219,12 @@ def main() -> None:
             except SPARK_ERRORS as error:
                 console.print("\n".join((broker.folder / "spark.log").read_text(errors="replace").splitlines()[-40:]), markup=False)
                 console.print("\n".join(str(error).splitlines()[:60]), markup=False)
-                raise BrokerFailed("Spark failed; above: the last it said") from error
+                raise BrokerFailed("Spark failed; its last output is above") from error
     except KeyboardInterrupt:
         console.print("interrupted; the broker is stopped and its directory removed")
         sys.exit(1)
     except (BrokerFailed, OSError, ValueError) as error:
         console.print(f"[red]{error}")
         sys.exit(1)
-    console.print(f"{'all good' if good else '[red]SOMETHING IS WRONG'}, {time.monotonic() - start:.1f} s")
+    console.print(f"{'all good' if good else '[red]SOME CHECKS FAILED'}, {time.monotonic() - start:.1f} s")
     sys.exit(0 if good else 1)

@@ -134,5 +134,5 @@ def print_rates(console: Console, outcome: Outcome) -> None:
     row(f"Spark streams it back, {times.batches} micro-batches, summed up", count, times.stream)
     console.print(table)
     if outcome.chaos:
-        killed = f"killed pid {outcome.killed}" if outcome.killed else "came too late: nothing was killed"
+        killed = f"killed pid {outcome.killed}" if outcome.killed else "nothing was killed: no Python worker was found in time"
         console.print(f"chaos: {killed}; failed task attempts, by Spark's count: {outcome.failed_tasks}")

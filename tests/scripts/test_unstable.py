@@ -50,7 +50,7 @@ def test_more_than_two_unstable_tests_are_too_many(
     assert unstable.main(str(first), str(tmp_path / FAILED)) == code
     said = capsys.readouterr().out.splitlines()
     assert said[:flaky] == [f"unstable: test_a.py::test_flaky[{number}] failed once and passed alone" for number in range(flaky)]
-    assert said[flaky:] == (["unstable: 3 tests, and at most 2 are allowed"] if code else [])
+    assert said[flaky:] == (["unstable: 3 tests; the limit is 2"] if code else [])
 
 
 def test_without_a_failure_nothing_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -125,7 +125,7 @@ def every(
 
 
 def _peers() -> dict[str, str]:
-    here = "here, but no budget names it"
+    here = "found, but no budget names it"
     found = {peer: "compared" if shutil.which(peer) else "not on PATH: not compared" for peer in machine.PEERS}
     return found | ({NO_BUDGET_NAMES: here} if found[NO_BUDGET_NAMES] == "compared" else {})
 

@@ -79,7 +79,7 @@ def no_spark() -> str | None:
     home = os.environ.get("JAVA_HOME", "")
     java = os.path.exists(f"{home}/bin/java") if home else shutil.which("java") is not None
     missing += [] if java else ["Java"]
-    return f"{', '.join(missing)} is not here" if missing else None
+    return f"{', '.join(missing)} was not found" if missing else None
 
 
 def console(work: Work) -> Found:

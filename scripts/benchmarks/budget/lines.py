@@ -102,7 +102,7 @@ def by_round(values: Sequence[float], rounds: int) -> list[float]:
     """Return the median of each round. All rounds have the same number of values."""
     count, rest = divmod(len(values), rounds)
     if rest or not count:
-        raise ValueError(f"{len(values)} values are not those of {rounds} rounds")
+        raise ValueError(f"{len(values)} values cannot be divided into {rounds} rounds")
     return [statistics.median(values[first : first + count]) for first in range(0, len(values), count)]
 
 

@@ -96,5 +96,5 @@ def delayed(load: Load) -> list[Plot]:
                 plot.add(AT_ONCE, count, _through(broker, shape))
             found = admin.delayed_count(TOPIC)
             if found["messages"] != there:
-                raise ValueError(f"{there:,} messages were delayed, the broker counts {found['messages']:,}")
+                raise ValueError(f"{there:,} messages were delayed, but the broker counts {found['messages']:,}")
     return [plot]

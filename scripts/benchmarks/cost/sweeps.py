@@ -142,7 +142,7 @@ def _crowd(broker: LocalBroker, places: list[tuple[str, str]], names: list[str],
             for topic in names:
                 admin.delete_topic(topic, force=True)
     if (seen := sum(count for count, _ in consumed)) != expected:
-        raise ValueError(f"{seen:,} of {expected:,} messages came")
+        raise ValueError(f"{seen:,} of {expected:,} messages arrived")
     return shape.messages / (max(end for _, end in consumed) - begin)
 
 

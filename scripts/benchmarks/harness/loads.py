@@ -101,7 +101,7 @@ def consume(start: Start, url: str, topic: str, channel: str, shape: Shape, expe
             batch = consumer.receive_batch(timeout=1.0)
             if batch is None:
                 if time.monotonic() > deadline:
-                    raise ValueError(f"{seen:,} of {expected:,} messages came in {WAIT_S:.0f} s")
+                    raise ValueError(f"{seen:,} of {expected:,} messages arrived within {WAIT_S:.0f} s")
                 continue
             if shape.single:
                 for message in batch.messages():
@@ -114,5 +114,5 @@ def consume(start: Start, url: str, topic: str, channel: str, shape: Shape, expe
         consumer.flush()
         end = time.monotonic()
     if total != shape.bytes + (expected - shape.messages) * len(b"warm"):
-        raise ValueError(f"{expected:,} messages had {total:,} bytes in all")
+        raise ValueError(f"the {expected:,} messages have {total:,} bytes in all, which is not what was published")
     return end

@@ -46,7 +46,7 @@ def in_turn(parts: Mapping[str, Callable[[], Result]], seconds: float) -> Turns[
     for name, part in parts.items():
         started = time.monotonic()
         if started - begin > seconds:
-            turns.notes.append(f"{name}: left out, the time was over")
+            turns.notes.append(f"{name}: left out; the time limit was reached")
             continue
         click.echo(f"{name} ...", err=True, nl=False)
         try:

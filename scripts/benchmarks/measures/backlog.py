@@ -82,7 +82,7 @@ def _drain(start: Start, url: str, topic: str, channel: str, count: int) -> floa
                 batch.finish()
         consumer.flush()
     if seen < count:
-        raise ValueError(f"{seen:,} of {count:,} messages came in {WAIT_S:.0f} s")
+        raise ValueError(f"{seen:,} of {count:,} messages arrived within {WAIT_S:.0f} s")
     return time.monotonic()
 
 

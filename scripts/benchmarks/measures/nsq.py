@@ -119,7 +119,7 @@ def _ours(broker: LocalBroker, port: int) -> Iterator[Server]:
 def _nothing_left(admin: Admin) -> None:
     [row] = admin.stats(TOPIC)["topics"][0]["channels"]
     if row["depth"] or row["timeout_count"] or row["requeue_count"]:
-        raise nsq_client.NsqFailed(f"not all of it went smoothly: {row}")
+        raise nsq_client.NsqFailed(f"the channel has unfinished messages, or had time-outs or requeues: {row}")
 
 
 def _loads(server: Server, report: Report, load: Load, *, limit: bool) -> None:

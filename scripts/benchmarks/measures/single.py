@@ -74,7 +74,7 @@ def _receive_stamps(start: Start, url: str, topic: str, count: int) -> list[floa
         while len(taken) < count:
             message = consumer.receive(timeout=WAIT_S)
             if message is None:
-                raise ValueError(f"{len(taken)} of {count} messages came")
+                raise ValueError(f"{len(taken)} of {count} messages arrived")
             taken.append(time.monotonic() - int(message.body[:20]) / 1e9)
             message.finish()
     return taken

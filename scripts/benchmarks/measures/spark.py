@@ -66,7 +66,7 @@ def _round(session: SparkSession, admin: Admin, url: str, report: Report, rows: 
     )
     [found] = admin.stats(topic)["topics"]
     if found["head"] != rows:
-        raise AssertionError(f"{rows} rows were written, the topic has {found['head']}")
+        raise AssertionError(f"{rows} rows were written, but the topic has {found['head']}")
 
     prebuilt = session.read.format(Prebuilt.name()).options(rows=rows, size=size, batch=BATCH_ROWS, partitions=PARTITIONS)
     measure(SOURCE, rows, lambda: noop(prebuilt.options(how="arrow").load()))

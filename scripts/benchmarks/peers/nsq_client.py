@@ -202,7 +202,7 @@ class Frames:
                 at += len(HEARTBEAT)
                 beats += 1
             elif len(data) - at >= self.size or (len(data) - at >= 8 and data[at : at + 8] != self._begin and data[at + 7] != 0):
-                raise NsqFailed(f"no message of this load: {data[at : at + 80]!r}")
+                raise NsqFailed(f"not a message of this load: {data[at : at + 80]!r}")
             else:
                 return ids, data[at:], beats
 
@@ -230,12 +230,12 @@ class Frames:
     def check(self, expected: int, different: int) -> None:
         """Raise `NsqFailed` unless every message came exactly once."""
         if len(self.ids) != expected or len(set(self.ids)) != expected:
-            raise NsqFailed(f"{len(self.ids):,} messages came with {len(set(self.ids)):,} ids; {expected:,} were published")
+            raise NsqFailed(f"{len(self.ids):,} messages arrived with {len(set(self.ids)):,} different ids; {expected:,} were published")
         times, more = divmod(expected, different)
         found = Counter(self.numbers)
         wrong = [number for number in range(different) if found.pop(b"%016d" % number, 0) != times + (number < more)]
         if wrong or found:
-            raise NsqFailed(f"not each message came once: {[*wrong, *found][:5]} and others")
+            raise NsqFailed(f"not every message arrived exactly once: {[*wrong, *found][:5]} and others")
 
 
 def _ready(poll: select.epoll) -> list[int]:

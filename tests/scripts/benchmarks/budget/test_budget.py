@@ -183,7 +183,7 @@ def test_what_fails_is_told_and_the_others_are_measured() -> None:
 @pytest.mark.usefixtures("groups")
 def test_nothing_begins_when_the_time_is_over() -> None:
     outcome = command.measured(["quick"], Work(None, 1), -1.0, {})
-    assert (outcome.lines, outcome.notes) == ([], ["quick: left out, the time was over"])
+    assert (outcome.lines, outcome.notes) == ([], ["quick: left out; the time limit was reached"])
 
 
 @pytest.mark.parametrize(
