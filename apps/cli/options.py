@@ -107,7 +107,7 @@ def _chosen(context: click.Context, parameter: click.Parameter, value: float) ->
 def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> str:
     found = value or context.find_root().params.get("url") or os.environ.get("ZSQ_URL") or DEFAULT_URL
     if not found.startswith(("tcp://", "ipc://")):
-        raise click.BadParameter(f"{found!r} is neither tcp://host:port nor ipc://DATA_DIR/run")
+        raise click.BadParameter(f"{found!r} is not a broker's address; use tcp://HOST:PORT or ipc://DATA_DIR/run")
     if found.startswith("tcp://") and not context.resilient_parsing and sys.stderr.isatty():
         patience = threading.Timer(HINT_S, hint, (found,))
         patience.daemon = True
@@ -126,7 +126,7 @@ def hint(url: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), HINT_S).close()
     except OSError as error:
-        click.echo(f"zsq: nobody answers at {url} yet ({error.strerror or error}); still trying", err=True)
+        click.echo(f"zsq: no broker answers at {url} yet ({error.strerror or error}); still trying", err=True)
     except (ValueError, OverflowError):  # the client reports what is wrong with the address
         return
 
@@ -161,11 +161,11 @@ def confirm(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(E_BAD_ARGUMENT, f"this would {what}. Say --yes to do it without a question")
+        raise UsageError(E_BAD_ARGUMENT, f"this would {what}. Use --yes to do it without confirmation")
     from ...actors.runtime.logs import escaped
 
-    if not click.confirm(f"This will {escaped(what)}. Go on?", err=True):
-        raise ZsqError("E_INTERRUPTED", "nothing was done")
+    if not click.confirm(f"This will {escaped(what)}. Continue?", err=True):
+        raise ZsqError("E_INTERRUPTED", "not confirmed; nothing was done")
 
 
 class Stopping(threading.Event):

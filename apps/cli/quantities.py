@@ -40,10 +40,10 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in UNITS_BYTES:
-        raise ValueError(f"{text!r} is not a size: write a number of bytes, or one with KiB, MiB, GiB, TiB (or kB, MB, GB, TB)")
+        raise ValueError(f"{text!r} is not a size; use a number of bytes, or a number with KiB, MiB, GiB, TiB (or kB, MB, GB, TB)")
     found = float(match[1]) * UNITS_BYTES[match[2]] if "." in match[1] else int(match[1]) * UNITS_BYTES[match[2]]
     if found > BYTES_MAX:
-        raise ValueError(f"{text!r} is larger than any disk")
+        raise ValueError(f"{text!r} is larger than the limit of 4 EiB (2**62 bytes)")
     return round(found)
 
 
@@ -62,9 +62,9 @@ def parse_seconds(text: str) -> float:
             break
         total, at = total + float(match[1]) * UNITS_S[match[2]], match.end()
     if not given or at < len(given):
-        raise ValueError(f"{text!r} is not a time: write seconds, or numbers with s, m, h, d, w, as in 90, 15m, 1h30m, 7d")
+        raise ValueError(f"{text!r} is not a time; use seconds, or numbers with s, m, h, d, w, as in 90, 15m, 1h30m, 7d")
     if total > SECONDS_MAX:
-        raise ValueError(f"{text!r} is longer than a hundred years")
+        raise ValueError(f"{text!r} is longer than the limit of 100 years")
     return total
 
 
@@ -82,9 +82,9 @@ def spelled(seconds: float) -> str:
 def parse_count(text: str) -> int:
     """Return a number of 0 or more. Raises `ValueError`, which says what is wrong."""
     if not (text.isascii() and text.strip().isdecimal()):
-        raise ValueError(f"{text!r} is not a number of 0 or more")
+        raise ValueError(f"{text!r} is not a whole number of 0 or more")
     if len(text.strip()) > COUNT_DIGITS_MAX:
-        raise ValueError(f"{text.strip()[:COUNT_DIGITS_MAX]}... is more than can be counted here")
+        raise ValueError(f"{text.strip()[:COUNT_DIGITS_MAX]}... is too large; use at most {COUNT_DIGITS_MAX} digits")
     return int(text)
 
 
@@ -146,8 +146,8 @@ class Number(click.FloatRange):
     name = "number"
 
     def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        low = f" from {self.min:g}" if self.min is not None else ""
-        high = f" to {self.max:g}" if self.max is not None else " on" if low else ""
+        low = "" if self.min is None else f" from {self.min:g}" if self.max is not None else f" of at least {self.min:g}"
+        high = "" if self.max is None else f" to {self.max:g}"
         try:
             number = float(str(value))
         except ValueError:
@@ -203,7 +203,7 @@ def parse_place(text: str, now: Callable[[], float] = time.time) -> str | int | 
             return datetime.fromisoformat(given).astimezone()
         if _AGE.fullmatch(given):
             return datetime.fromtimestamp(now(), UTC) - timedelta(seconds=parse_seconds(given))
-    raise ValueError(f"{text!r:.60} is not a place to start: write {PLACES}")
+    raise ValueError(f"{text!r:.60} is not a position; use {PLACES}")
 
 
 class TopicPosition(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only

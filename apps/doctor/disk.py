@@ -50,22 +50,24 @@ def directory(data_dir: Path) -> Iterator[CheckResult]:
     path = data_dir.absolute()
     if not path.exists():
         if path.parent.is_dir() and os.access(path.parent, os.W_OK | os.X_OK):
-            yield CheckResult(OK, "data directory", f"{path} is made by the first start")
+            yield CheckResult(OK, "data directory", f"{path} does not exist; zsq serve creates it")
         else:
             yield CheckResult(
                 PROBLEM,
                 "data directory",
-                f"{path} is not there, and cannot be made",
-                f"make {path.parent}, writable for who runs the broker",
+                f"{path} does not exist and cannot be created",
+                f"create {path.parent}, writable by the user who runs the broker",
             )
         return
     if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        yield CheckResult(PROBLEM, "data directory", f"{path} cannot be read and written by this user", "chown it, or run as its owner")
+        text = f"{path} cannot be read and written by this user"
+        yield CheckResult(PROBLEM, "data directory", text, "change its owner with chown, or run as its owner")
         return
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
         yield CheckResult(ADVICE, "data directory", f"{path} is open to other users", f"chmod 700 {path}")
     if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX - 21:
-        yield CheckResult(OK, "data directory", "its path is too long for sockets: they lie elsewhere, and run.json says where")
+        text = "its path is too long for sockets; the broker puts them elsewhere, and names the place in run.json"
+        yield CheckResult(OK, "data directory", text)
     yield _content(path)
 
 
@@ -74,21 +76,24 @@ def _content(path: Path) -> CheckResult:
     if REGISTRY_NAME not in names:
         if not names - {"lock", "log", "lost+found"}:
             return CheckResult(OK, "data directory", f"{path} is empty")
-        text = f"{path} is not empty, and has no {REGISTRY_NAME}"
+        text = f"{path} is not empty and has no {REGISTRY_NAME}"
         return CheckResult(
-            PROBLEM, "data directory", text, "another directory; or, if it was one of zsq: zsq fsck DIR --repair, or zsq restore"
+            PROBLEM, "data directory", text, "use another directory; if it was a data directory: zsq fsck DIR --repair, or zsq restore"
         )
     try:
         content = decode((path / REGISTRY_NAME).read_bytes()[:REGISTRY_BYTES_MAX], str(path / REGISTRY_NAME))
     except ForeignDirectory as error:
-        return CheckResult(PROBLEM, "data directory", str(error), f"zsq fsck {path} --repair, or zsq restore")
+        return CheckResult(PROBLEM, "data directory", str(error), f"run zsq fsck {path} --repair, or zsq restore")
     left = [name for name, row in content.topics.items() if row.state == "live" and not (path / "topics" / f"{row.number:06d}").is_dir()]
     if left:
         return CheckResult(
-            PROBLEM, "data directory", f"the directories of {', '.join(sorted(left)[:5])} are missing", "mount them, or zsq restore"
+            PROBLEM,
+            "data directory",
+            f"the directories of topics {', '.join(sorted(left)[:5])} are missing",
+            "mount them, or use zsq restore",
         )
     pid = holder(path)
-    held = f"process {pid} serves it" if pid else "no broker runs on it"
+    held = f"its broker is process {pid}" if pid else "no broker runs on it"
     return CheckResult(OK, "data directory", f"{path}: {len(content.topics)} topics, {held}")
 
 
@@ -131,24 +136,24 @@ def file_system(data_dir: Path, table: str | None = None) -> Iterator[CheckResul
     path = os.path.realpath(there(data_dir))
     mount = mount_of(path, mounts(Path("/proc/mounts").read_text() if table is None else table))
     if mount is None:
-        yield CheckResult(ADVICE, "file system", f"it is not known what {path} lies on", "look with `findmnt`")
+        yield CheckResult(ADVICE, "file system", f"the file system of {path} is unknown", "check with `findmnt`")
         return
     text = f"{mount.kind} at {mount.where}"
     if "ro" in mount.options:
-        yield CheckResult(PROBLEM, "file system", f"{text}, read-only", "mount it to be written")
+        yield CheckResult(PROBLEM, "file system", f"{text}, read-only", "mount it read-write")
     elif mount.kind in MEMORY_SYSTEMS:
-        yield CheckResult(PROBLEM, "file system", f"{text}: all of it is gone with the machine", "a directory on a disk")
+        yield CheckResult(PROBLEM, "file system", f"{text}: its data is lost when the machine stops", "use a directory on a disk")
     elif mount.kind in NETWORK_SYSTEMS or mount.kind.startswith("fuse"):
-        advice = "a local disk: locks, mapped files and syncs of a network's or user's file system may not hold what they promise"
+        advice = "use a local disk: locks, mapped files and syncs may not be reliable on a network or FUSE file system"
         yield CheckResult(ADVICE, "file system", text, advice)
     elif mount.kind in LAYER_SYSTEMS:
-        yield CheckResult(ADVICE, "file system", f"{text}: a layer of a container, gone with it", "a volume")
+        yield CheckResult(ADVICE, "file system", f"{text}: a layer of a container, removed with it", "use a volume")
     elif unsafe := sorted(mount.options & DANGEROUS):
         yield CheckResult(
             PROBLEM,
             "file system",
-            f"{text}, mounted with {', '.join(unsafe)}: a sync may return before the disk has it",
-            "mount it without",
+            f"{text}, mounted with {', '.join(unsafe)}: a sync may return before the data is on disk",
+            f"mount it without {', '.join(unsafe)}",
         )
     else:
         yield CheckResult(OK, "file system", text)
@@ -161,14 +166,17 @@ def space(data_dir: Path) -> Iterator[CheckResult]:
     reserve = min(RESERVE_BYTES_MAX, total // RESERVE_SHARE)
     text = f"{free / 2**30:,.1f} of {total / 2**30:,.1f} GiB free; publishing stops below {reserve / 2**30:,.2f} GiB"
     if free <= reserve:
-        yield CheckResult(PROBLEM, "disk space", text, "make room: publishes are refused with E_DISK_FULL")
+        yield CheckResult(PROBLEM, "disk space", text, "free space: publishes are refused with E_DISK_FULL")
     elif free < max(2 * reserve, total // FREE_SHARE):
-        yield CheckResult(ADVICE, "disk space", text, "make room, or bound topics: zsq topic set NAME --max-bytes, --keep-bytes")
+        yield CheckResult(ADVICE, "disk space", text, "free space, or limit topics with zsq topic set NAME --max-bytes or --keep-bytes")
     else:
         yield CheckResult(OK, "disk space", text)
     if found.f_files and found.f_favail < 10_000:
         yield CheckResult(
-            ADVICE, "disk space", f"only {found.f_favail:,} files can be made", "a file system with more inodes: a topic has some ten files"
+            ADVICE,
+            "disk space",
+            f"only {found.f_favail:,} more files can be created",
+            "use a file system with more inodes: a topic has about ten files",
         )
 
 
@@ -197,12 +205,12 @@ def sync_times(path: Path, count: int = SYNCS) -> list[float]:
 def syncs(data_dir: Path) -> Iterator[CheckResult]:
     times = sync_times(there(data_dir))
     p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
-    text = f"a small write with fdatasync takes {_ms(p50)} (p50), {_ms(p99)} (p99), of {len(times)}"
+    text = f"a small write with fdatasync takes {_ms(p50)} (p50), {_ms(p99)} (p99) in {len(times)} tries"
     if p50 < P50_FAST_S:
-        advice = "does the disk lose what it has in memory when the power fails? (a RAM disk, a virtual disk with an unsafe cache)"
-        yield CheckResult(ADVICE, "sync latency", f"{text}: faster than disks are", advice)
+        advice = "check that synced data survives a power failure: this may be a RAM disk, or a virtual disk with an unsafe cache"
+        yield CheckResult(ADVICE, "sync latency", f"{text}: faster than a disk is", advice)
     elif p99 > P99_SLOW_S:
-        advice = "a faster disk; or publish many at a time (one sync is for all that wait), or --sync interval"
+        advice = "use a faster disk, publish in batches (waiting publishes share one sync), or use --sync interval"
         yield CheckResult(ADVICE, "sync latency", text, advice)
     else:
         yield CheckResult(OK, "sync latency", text)

@@ -36,16 +36,16 @@ def ports(places: Sequence[str], broker_pid: int) -> Iterator[CheckResult]:
             yield CheckResult(
                 PROBLEM,
                 "ports",
-                f"nobody can listen at {place}: {os.strerror(failure)}",
-                "another place: --listen, --nsq-listen, --http-listen",
+                f"cannot listen at {place}: {os.strerror(failure)}",
+                "use another address: --listen, --nsq-listen, --http-listen",
             )
         else:
             pids = owners(int(port))
             if broker_pid and any(_is_below(pid, broker_pid) for pid in pids):
-                yield CheckResult(OK, "ports", f"{place}: the broker of this directory listens")
+                yield CheckResult(OK, "ports", f"{place}: used by this directory's broker")
                 continue
-            who = ", ".join(f"{_name(pid)} (pid {pid})" for pid in sorted(pids)) or "another user's process, or one of another container"
-            yield CheckResult(ADVICE, "ports", f"{place} is taken: {who}", "end that one, or listen elsewhere")
+            who = ", ".join(f"{_name(pid)} (pid {pid})" for pid in sorted(pids)) or "a process of another user or container"
+            yield CheckResult(ADVICE, "ports", f"{place} is in use by {who}", "stop that process, or use another address")
     if free:
         yield CheckResult(OK, "ports", f"free: {', '.join(free)}")
 
@@ -123,8 +123,8 @@ def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResul
         yield CheckResult(
             level,
             "broker",
-            f"none answers at {url}: {error.text}" if expected else "none runs",
-            "zsq serve; its log says why it ended" if expected else "",
+            f"no broker answers at {url}: {error.text}" if expected else "no broker runs",
+            "see the broker's log, and start it with zsq serve" if expected else "",
         )
         return
     yield from health(found)
@@ -136,24 +136,22 @@ def health(found: BrokerStats) -> Iterator[CheckResult]:
     text = f"version {found['version']}, pid {found['pid']}: {len(found['topics'])} topics, {len(actors)} processes"
     yield CheckResult(OK, "broker", text)
     if found["version"] != __version__:
-        yield CheckResult(
-            ADVICE, "broker", f"it has version {found['version']}, and this is {__version__}", "restart it with what is installed"
-        )
+        yield CheckResult(ADVICE, "broker", f"it runs version {found['version']}, but {__version__} is installed", "restart the broker")
     if disk_full := found.get("disk", {}).get("full"):
-        yield CheckResult(PROBLEM, "broker", disk_full, "see docs/operations.md, A full disk")
+        yield CheckResult(PROBLEM, "broker", disk_full, "free space; see docs/operations.md, A full disk")
     for topic in found["topics"]:
         if topic.get("health", "OK") != "OK" and not (disk_full and topic["health"] == REFUSED_TEXT):
             yield CheckResult(
                 PROBLEM,
                 "broker",
                 f"topic {topic['topic_name']}: {topic['health']}",
-                "its log says more; see docs/operations.md, What to do",
+                "see the broker's log, and docs/operations.md, What to do",
             )
     for alarm in found.get("alarms", ()):
         if disk_full and not alarm.get("topic"):
             continue  # the alarm about the full disk
         name = "/".join(filter(None, (alarm.get("topic"), alarm.get("channel"))))
-        yield CheckResult(ADVICE, "broker", " ".join(filter(None, ("alarm:", name, alarm.get("text")))), "zsq alarms")
+        yield CheckResult(ADVICE, "broker", " ".join(filter(None, ("alarm:", name, alarm.get("text")))), "see zsq alarms")
     restarted = sorted({actor["name"] for actor in actors if "name" in actor and actor.get("restarts", 0) >= RESTARTS_MANY})
     if restarted:
-        yield CheckResult(ADVICE, "broker", f"started again often: {', '.join(restarted[:5])}", "its log says why")
+        yield CheckResult(ADVICE, "broker", f"restarted {RESTARTS_MANY} times or more: {', '.join(restarted[:5])}", "see the broker's log")

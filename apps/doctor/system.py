@@ -56,7 +56,7 @@ def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
         try:
             found += check()
         except Exception as error:  # the system may differ from all that the checks expect
-            found.append(CheckResult(ADVICE, name, f"could not be looked at: {error or type(error).__name__}", "look yourself"))
+            found.append(CheckResult(ADVICE, name, f"the check failed: {error or type(error).__name__}", "check it by hand"))
     return found
 
 
@@ -70,7 +70,7 @@ def worst(findings: list[CheckResult]) -> str:
 def python() -> Iterator[CheckResult]:
     version = sys.version.split()[0]
     if sys.version_info < (3, 11, 1):  # the environment may be older than the package allows
-        yield CheckResult(PROBLEM, "python", f"{version} ({sys.executable})", "3.11.1 or later is needed")
+        yield CheckResult(PROBLEM, "python", f"{version} ({sys.executable})", "install Python 3.11.1 or later")
     else:
         yield CheckResult(OK, "python", f"{version} ({sys.executable})")
 
@@ -83,10 +83,10 @@ def libzmq() -> Iterator[CheckResult]:
     if version < LIBZMQ_MIN:
         wanted = ".".join(map(str, LIBZMQ_MIN))
         yield CheckResult(
-            PROBLEM, "libzmq", text, f"{wanted} or later is needed: install pyzmq's own wheel (pip install --force-reinstall pyzmq)"
+            PROBLEM, "libzmq", text, f"ZSQ needs {wanted} or later; install pyzmq's wheel: pip install --force-reinstall pyzmq"
         )
     elif missing := [name for name in ("ipc", "curve") if not zmq.has(name)]:
-        advice = "install pyzmq's own wheel; without ipc no broker runs, without curve none is safe in a network"
+        advice = "install pyzmq's wheel; a broker needs ipc to run, and curve for encryption and authentication"
         yield CheckResult(PROBLEM if "ipc" in missing else ADVICE, "libzmq", f"{text}, without {', '.join(missing)}", advice)
     else:
         yield CheckResult(OK, "libzmq", text)
@@ -108,14 +108,14 @@ def libraries() -> Iterator[CheckResult]:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             if extra is None:
-                yield CheckResult(PROBLEM, "libraries", f"{name} is missing", "pip install zsq again")
+                yield CheckResult(PROBLEM, "libraries", f"{name} is missing", "reinstall zsq with pip")
             continue
         if not satisfies(version, requirement):
             level = PROBLEM if extra is None else ADVICE
             yield CheckResult(
                 level,
                 "libraries",
-                f"{name} {version} is there, and {requirement.strip()} is needed",
+                f"{name} {version} is installed, but {requirement.strip()} is needed",
                 f"pip install '{requirement.strip()}'",
             )
         elif extra is None and name != "pyzmq":
@@ -123,13 +123,13 @@ def libraries() -> Iterator[CheckResult]:
     yield CheckResult(OK, "libraries", ", ".join(there))
     for extra_name, module, what in (
         ("http", "starlette", "the HTTP API and the console"),
-        ("nsq", "cramjam", "snappy for NSQ's clients"),
-        ("nsq", "google-re2", "permissions by NSQ's auth servers"),
+        ("nsq", "cramjam", "snappy for NSQ clients"),
+        ("nsq", "google-re2", "permissions from NSQ auth servers"),
     ):
         try:
             metadata.version(module)
         except metadata.PackageNotFoundError:
-            yield CheckResult(ADVICE, "libraries", f"{what} cannot be served", f"pip install 'zsq[{extra_name}]', if that is wanted")
+            yield CheckResult(ADVICE, "libraries", f"not installed: {what}", f"pip install 'zsq[{extra_name}]', if you need it")
 
 
 def satisfies(version: str, requirement: str) -> bool:
@@ -155,8 +155,8 @@ def _numbers(version: str) -> tuple[int, ...]:
 def open_files() -> Iterator[CheckResult]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1 << 20 if hard == resource.RLIM_INFINITY else hard
-    text = f"{soft:,}, and `zsq serve` raises that to {most:,}"
-    advice = "LimitNOFILE=65536 in the unit, or a line `USER hard nofile 65536` in /etc/security/limits.conf"
+    text = f"{soft:,}; `zsq serve` raises the limit to {most:,}"
+    advice = "set LimitNOFILE=65536 in the systemd unit, or add `USER hard nofile 65536` to /etc/security/limits.conf"
     yield CheckResult(
         PROBLEM if most < FILES_MIN else ADVICE if most < FILES_WANTED else OK, "open files", text, "" if most >= FILES_WANTED else advice
     )
@@ -181,10 +181,10 @@ def processes(root: Path = Path("/")) -> Iterator[CheckResult]:
         return
     name, most = min(bounds.items(), key=lambda bound: bound[1])
     topics = most // (PROCESSES_A_TOPIC * TASKS_A_PROCESS)
-    text = f"{most:,} processes and threads ({name}): room for some {topics:,} topics, or as many pairs of channels"
+    text = f"{most:,} processes and threads ({name}): enough for about {topics:,} topics, or {2 * topics:,} channels"
     if most < TASKS_WANTED:
         yield CheckResult(
-            ADVICE, "processes", text, "TasksMax=infinity and LimitNPROC= in the unit, ulimit -u, or --pids-limit of the container"
+            ADVICE, "processes", text, "raise TasksMax= and LimitNPROC= of the systemd unit, ulimit -u, or --pids-limit of the container"
         )
     else:
         yield CheckResult(OK, "processes", text)
@@ -200,21 +200,25 @@ def memory(root: Path = Path("/")) -> Iterator[CheckResult]:
     free = min(free, int(bound)) if bound.isdecimal() else free
     text = f"{free >> 20:,} MiB available: enough for {free // ACTOR_BYTES:,} actors (two a topic, one a channel), page cache not counted"
     yield CheckResult(
-        OK if free >= MEMORY_MIN else ADVICE, "memory", text, "" if free >= MEMORY_MIN else "give it more: 1 GiB is a good beginning"
+        OK if free >= MEMORY_MIN else ADVICE,
+        "memory",
+        text,
+        "" if free >= MEMORY_MIN else "give the machine or the container more memory, such as 1 GiB",
     )
     if _read(root / "proc/sys/vm/overcommit_memory") == "2":
-        advice = "sysctl vm.overcommit_memory=0: each process maps its files, and most of that is never memory"
-        yield CheckResult(ADVICE, "memory", "the system promises no more memory than it has (vm.overcommit_memory is 2)", advice)
+        advice = "set vm.overcommit_memory to 0 with sysctl: each process maps its files, and most of that never uses memory"
+        yield CheckResult(ADVICE, "memory", "the system does not overcommit memory (vm.overcommit_memory is 2)", advice)
 
 
 def clock() -> Iterator[CheckResult]:
     year = time.gmtime().tm_year
     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     if year < YEAR_MIN:
-        yield CheckResult(PROBLEM, "clock", f"it says {now}", "set it before the first start: times of messages and delays go by it")
+        advice = "set the clock before the first start: message times and delays depend on it"
+        yield CheckResult(PROBLEM, "clock", f"the clock shows {now}", advice)
     elif _unsynchronised():
-        advice = "run chrony or systemd-timesyncd: ages, delays and times of messages go by it"
-        yield CheckResult(ADVICE, "clock", f"{now}, and the kernel does not know of any time server", advice)
+        advice = "run chrony or systemd-timesyncd: message times, ages and delays depend on the clock"
+        yield CheckResult(ADVICE, "clock", f"{now}; the kernel reports the clock as not synchronised", advice)
     else:
         yield CheckResult(OK, "clock", now)
 

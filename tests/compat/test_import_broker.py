@@ -38,7 +38,7 @@ def consumed(broker: Broker, topic: str, channel: str, count: int) -> list[tuple
 def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path) -> None:
     source = fixture("clean", tmp_path)
     out, err = cli("import-nsqd", source, "--data-dir", tmp_path / "data")
-    assert "clicks: 1100 messages (archive 500, metrics.v2 600; 0 for all)" in out
+    assert "clicks: 1100 messages (archive 500, metrics.v2 600; 0 for all channels)" in out
     assert not err
     broker = Broker(tmp_path / "data").start()
     try:
@@ -61,7 +61,7 @@ def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path)
         assert cli("import-nsqd", source, "--data-dir", tmp_path / "data", code=1)[1].startswith("zsq: E_CLOSING"), "the broker runs"
     finally:
         broker.close()
-    assert "was taken over before" in cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
+    assert "was imported before" in cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
     out, err = cli("export-nsqd", tmp_path / "out", "--data-dir", tmp_path / "data")
     assert "clicks:archive: 1 messages" in out
     assert "waiting:first: 0 messages" in out
@@ -115,7 +115,7 @@ def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
         running.wait()
         assert '"topics": {}' in (tmp_path / "data/registry.json").read_text()
     out = cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
-    assert out.splitlines() == [f"{name}: 20000 messages (c 20000; 0 for all)" for name in "abc"]
+    assert out.splitlines() == [f"{name}: 20000 messages (c 20000; 0 for all channels)" for name in "abc"]
     assert {name: len(one.channels["c"]) for name, one in backlogs(tmp_path / "data").items()} == dict.fromkeys("abc", 20_000)
     assert len(list((tmp_path / "data/topics").iterdir())) == 3
 
@@ -137,7 +137,7 @@ def test_a_broker_started_after_a_killed_import_takes_its_space_back(tmp_path: P
         assert '"begun"' not in (tmp_path / "data/registry.json").read_text()
     finally:
         broker.close()
-    assert cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0] == "a: 20000 messages (no channel; 20000 for all)\n"
+    assert cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0] == "a: 20000 messages (no channel; 20000 for all channels)\n"
 
 
 def test_an_import_that_lost_something_is_no_success(tmp_path: Path) -> None:
@@ -146,7 +146,7 @@ def test_an_import_that_lost_something_is_no_success(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
     out, err = cli("import-nsqd", source, "--data-dir", tmp_path / "data", code=1)
     assert "t: 1 messages" in out
-    assert "1 places lost" in err
+    assert "1 places could not be imported" in err
     assert "zsq topic delete" in err
     out, err = cli("import-nsqd", source, "--data-dir", tmp_path / "data")
     assert "nothing was done" in out

@@ -32,7 +32,7 @@ def _line(*cells: str) -> str:
 def _default(row: Setting) -> str:
     value: Any = row.default
     if value is None:
-        return "as the broker says"
+        return "as set for the broker"
     if row.none_label and value in (row.no_bound, "", False):
         return row.none_label if row.kind in (Kind.TEXT, Kind.TOPIC, Kind.FLAG) else f"{value}: {row.none_label}"
     if row.kind is Kind.SECONDS:

@@ -112,7 +112,7 @@ def test_sub_and_tail_make_no_topic_unless_told(tmp_path: Path) -> None:
             assert "Did you mean 'orders'?" in run("sub", "oders", "c").stderr
             assert admin.topics() == {"orders": []}
             first = run("sub", "orders", "c", "-n", "1")
-            assert (first.stdout, first.stderr) == ("one\n", "zsq: channel 'c' of topic 'orders' is new and is made now\n")
+            assert (first.stdout, first.stderr) == ("one\n", "zsq: channel 'c' of topic 'orders' does not exist; creating it\n")
             producer.publish("orders", b"two")
             again = run("sub", "orders", "c", "-n", "1")
             assert (again.stdout, again.stderr) == ("two\n", "")

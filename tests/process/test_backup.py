@@ -234,7 +234,7 @@ def test_a_stopped_broker_is_copied_as_it_lies(tmp_path: Path) -> None:
         run("backup", broker.data_dir, tmp_path / "b")
         (tmp_path / "empty").mkdir()
         told = run("restore", tmp_path / "b", tmp_path / "empty")
-        assert "Readers that remember offsets" in told
+        assert "Readers that store offsets" in told
     finally:
         broker.close()
     again = Broker(tmp_path / "empty")

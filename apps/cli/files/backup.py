@@ -71,7 +71,7 @@ def restore(backup: Path, data_dir: Path | None, check: bool, as_json: bool) -> 
     from ..progress import bar
 
     if check == (data_dir is not None):
-        raise click.UsageError("name the new data directory, or say --check")
+        raise click.UsageError("give either DATA_DIR, the new data directory, or --check")
     problems: list[str] = []
     with bar("reading", None) as advance:
         if data_dir is None:
@@ -83,7 +83,7 @@ def restore(backup: Path, data_dir: Path | None, check: bool, as_json: bool) -> 
     elif data_dir is None:
         for problem in problems:
             say(f"damage: {problem}")
-        say(f"{backup}: {f'{len(problems)} files are DAMAGED' if problems else 'whole'} ({counted(manifest)})")
+        say(f"{backup}: {f'{len(problems)} files are DAMAGED' if problems else 'complete'} ({counted(manifest)})")
     else:
         say(f"restored {data_dir} as of {_time(manifest.began_ns)} ({counted(manifest)})")
         say(WARNING)
@@ -91,19 +91,20 @@ def restore(backup: Path, data_dir: Path | None, check: bool, as_json: bool) -> 
 
 
 WARNING = """\
-It is the past: what was published since is not in it, channels deliver again what they finished since, and offsets from
-each topic's end on are given again, to other messages. Readers that remember offsets (Spark's checkpoints) begin anew."""
+The data is as old as the backup. Messages published later are missing, channels deliver again what they finished later, and
+new messages get the offsets of the missing ones. Readers that store offsets must start again, Spark with a new checkpoint."""
 
 
 def lines(manifest: Manifest, backup: Path) -> list[str]:
     linked = sum(row.bytes for row in manifest.files if row.linked)
     seconds = (manifest.ended_ns - manifest.began_ns) / 1e9
-    how = "while its broker runs" if manifest.live else "of a stopped broker"
-    more = f", {linked:,} bytes of them linked" if linked else ""
+    how = "of a running broker" if manifest.live else "of a stopped broker"
+    more = f", {linked:,} bytes of them as hard links" if linked else ""
     said = [f"{backup}: {counted(manifest)}{more}, {how}, in {seconds:.1f} s"]
     for name, topic in sorted(manifest.topics.items()):
         if topic.get("missing_chunks"):
-            said.append(f"warning: topic {name}: {topic['missing_chunks']} of its log files are missing, here as there; see zsq stats")
+            missing = topic["missing_chunks"]
+            said.append(f"warning: topic {name}: {missing} of its log files are missing in the data directory; see zsq stats")
     return said
 
 

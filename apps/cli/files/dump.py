@@ -78,7 +78,7 @@ def _apart(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
-        found = damaged(f"reading on ended the process by {signal.Signals(os.WTERMSIG(status)).name}: a page of LMDB's is damaged")
+        found = damaged(f"reading stopped: a damaged LMDB page ended the process with {signal.Signals(os.WTERMSIG(status)).name}")
         click.echo(to_json(found) if as_json else as_line(found))
         return 1
     return os.waitstatus_to_exitcode(status)

@@ -28,7 +28,7 @@ _DATA_DIR = click.option(
 )
 
 
-_REMEDY = "To import anew, from better files, delete all topics that came with it first (zsq topic delete)"
+_REMEDY = "To import it again from intact files, first delete all its topics (zsq topic delete)"
 
 
 @click.command("import-nsqd")
@@ -55,7 +55,7 @@ def import_nsqd(nsqd_dir: Path, data_dir: Path, sync: str, node_id: int, skip_to
     from ...nsqd.importing import import_nsqd as take_over
     from ..progress import CountedFiles, bytes_below
 
-    with _storage_errors(), bar("taking over", bytes_below(nsqd_dir, "*.dat")) as advance:
+    with _storage_errors(), bar("importing", bytes_below(nsqd_dir, "*.dat")) as advance:
         source, files = str(nsqd_dir.absolute()), CountedFiles(written=advance)
         report = take_over(files, source, data_dir.absolute(), sync=sync, node_id=node_id, skip_too_big=skip_too_big)
     if as_json:
@@ -77,21 +77,21 @@ def _import_object(report: ImportReport) -> Mapping[str, object]:
 
 def _tell_import(report: ImportReport, nsqd_dir: Path) -> None:
     if report.again:
-        say(f"{nsqd_dir} was taken over before; nothing was done")
+        say(f"{nsqd_dir} was imported before; nothing was done")
         if report.lost_before:
-            say(f"zsq: {report.lost_before} places could not be read then. {_REMEDY}: {', '.join(report.still)}", err=True)
+            say(f"zsq: {report.lost_before} places could not be read in that import. {_REMEDY}: {', '.join(report.still)}", err=True)
         return
     for topic in report.topics:
         channels = ", ".join(f"{name} {count}" for name, count in topic.channels.items()) or "no channel"
-        say(f"{topic.name}: {topic.messages} messages ({channels}; {topic.waiting} for all){', paused' if topic.paused else ''}")
+        say(f"{topic.name}: {topic.messages} messages ({channels}; {topic.waiting} for all channels){', paused' if topic.paused else ''}")
     for note in report.found.notes:
         say(f"zsq: {note}", err=True)
     for loss in report.found.lost:
         say(f"zsq: lost: {loss}", err=True)
     count, left_out = report.found.lost_count, report.found.left_out
     if count > left_out:
-        of_bytes = f"{report.found.lost_bytes} bytes in all" + (f", {left_out} of them left out as asked" if left_out else "")
-        say(f"zsq: {count} places lost, {of_bytes}; everything else was taken over. {_REMEDY}", err=True)
+        of_bytes = f"{report.found.lost_bytes} bytes in all" + (f", {left_out} of them left out by --skip-too-big" if left_out else "")
+        say(f"zsq: {count} places could not be imported, {of_bytes}. Everything else was imported. {_REMEDY}", err=True)
 
 
 @click.command("export-nsqd")

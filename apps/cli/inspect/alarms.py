@@ -51,14 +51,14 @@ def describe_alarms(found: ShownAlarms) -> str:
     lines = [f"raised since {_time(row['raised_ns'])}  {_figure(row)}" for row in found["raised"]] or ["no alarm is raised"]
     recent = found["recent"][-RECENT_SHOWN:]
     if recent:
-        lines += ["", "lately"] + [f"{_time(event['time_ns'])}  {event['text']}" for event in recent]
+        lines += ["", "recent"] + [f"{_time(event['time_ns'])}  {event['text']}" for event in recent]
     if found["receivers"]:
         lines += ["", "receivers"]
     for row in found["receivers"]:
-        state = f"told {row['told_count']}"
+        state = f"sent {row['told_count']}"
         state += f", {row['waiting']} waiting" if row["waiting"] else ""
         state += f", {row['given_up_count']} given up" if row["given_up_count"] else ""
-        lines.append(f"{row['name']}: {state}" + (f"; last try: {row['trouble']}" if row["trouble"] else ""))
+        lines.append(f"{row['name']}: {state}" + (f"; last error: {row['trouble']}" if row["trouble"] else ""))
     return "\n".join(lines)
 
 

@@ -47,7 +47,7 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
         with Admin(url, timeout=timeout) as admin:
             here = int(admin.stats(topic)["node"])
         if here != node:
-            raise NotFound(E_NOT_FOUND, f"the id {which} is of node {node}; this broker is node {here}")
+            raise NotFound(E_NOT_FOUND, f"id {which} belongs to node {node}, but this broker is node {here}; ask node {node} (--url)")
     with Reader(topic, url=url, timeout=timeout) as reader:
         found = reader.message(offset)
     if as_json:
@@ -145,7 +145,7 @@ def seek(topic: str, channel: str, where: Any, forward: bool, clamp: bool, as_js
     if as_json:
         tell({"topic": topic, "channel": channel, "offset": offset})
     else:
-        say(f"{topic}/{channel} goes on at offset {offset}")
+        say(f"{topic}/{channel} continues at offset {offset}")
 
 
 @click.command()
@@ -196,12 +196,12 @@ def _line(one: Peeked) -> str:
 
 def _summary(topic: str, channel: str | None, found: Peek) -> str:
     if channel is None:
-        return f"zsq: topic {topic} ends at {found.head}"
-    held = ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count) or "nothing held"
+        return f"zsq: topic {topic} ends at offset {found.head}"
+    held = ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count) or "no messages held"
     paused = ", paused" if found.paused else ""
-    text = f"zsq: {topic}/{channel} is at {found.next_offset} of {found.head}{paused}; {held}"
+    text = f"zsq: {topic}/{channel} is at offset {found.next_offset} of {found.head}{paused}; {held}"
     if not any(one.state == "new" for one in found.messages) and found.looked_to < found.head:
-        text += f"; nothing for it up to {found.looked_to}, behind that was not looked"
+        text += f"; no message for it up to offset {found.looked_to}; later messages were not checked"
     return text
 
 

@@ -32,7 +32,7 @@ def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, u
     from ....transport.names import check_name
 
     if chunks and (topic is None or channel is not None):
-        raise UsageError(E_BAD_ARGUMENT, "--chunks shows the log of one topic: zsq stats --chunks TOPIC")
+        raise UsageError(E_BAD_ARGUMENT, "--chunks needs one TOPIC and no CHANNEL: zsq stats --chunks TOPIC")
 
     if topic is not None:
         check_name(topic)
@@ -80,7 +80,7 @@ def _word(row: Mapping[str, object]) -> str:
         return ""
     if row.get("full"):
         return f"{row['full']} full"
-    return text if len(text) <= TEXT_MAX else "not well, see below"
+    return text if len(text) <= TEXT_MAX else "not OK, see below"
 
 
 def tables(found: BrokerStats, *, whole: bool, width: int = FILE_COLUMNS, grids: Sequence[Grid] | None = None) -> list[Table]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 FILE_COLUMNS_TOP: Final = 180
 NAMES: Final = ("topic", "channel", "name")
 STATE_MAX: Final = 24  # the width of the column `state`; zsq stats shows the whole text
-KEYS: Final = "1 2 3 view   < > sort by   r turn round   / filter   space hold   q end"
+KEYS: Final = "1 2 3 view   < > sort column   r reverse   / filter   space pause   q quit"
 SPECIAL: Final = {
     "[A": "up", "[B": "down", "[C": "right", "[D": "left", "[5~": "pageup", "[6~": "pagedown", "[H": "home", "[F": "end",
     "OA": "up", "OB": "down", "OC": "right", "OD": "left", "[1~": "home", "[4~": "end",
@@ -142,8 +142,8 @@ def drawn(console: Console, picture: Picture, screen: Screen, rows: list[Row], u
     if screen.typing:
         foot = Text(f"filter: {screen.filter}_", style="bold")
     else:
-        held = "HELD   " if screen.paused else ""
-        filtered = f"filter {screen.filter!r} (escape: none)   " if screen.filter else ""
+        held = "PAUSED   " if screen.paused else ""
+        filtered = f"filter {screen.filter!r} (escape: clear)   " if screen.filter else ""
         place = f"{screen.first + 1}-{screen.first + len(shown)} of {len(rows)}   " if len(shown) < len(rows) else ""
         foot = Text(f"{held}{filtered}{place}{KEYS}", style="dim", no_wrap=True, overflow="ellipsis")
     return Group(head(picture, url), table(screen, shown, console.size.width), foot)
@@ -163,7 +163,7 @@ def head(picture: Picture, url: str) -> RenderableType:
     sums = f"{found['topics']} topics, {found['channels']} channels, {broker['processes']} processes"
     flow = f"in {rate(found['in_rate'])}/s ({size(found['in_bytes_rate'])}/s), out {rate(found['out_rate'])}/s"
     said.append(
-        f"\n{sums}; {flow}; {count(found['depth'])} wait, {count(found['in_flight'])} in flight; {size(found['log_bytes'])} on disk"
+        f"\n{sums}; {flow}; {count(found['depth'])} waiting, {count(found['in_flight'])} in flight; {size(found['log_bytes'])} on disk"
     )
     return said
 

@@ -46,10 +46,10 @@ def channel_create(topic: str, channel: str, url: str, timeout: float, start: An
 def unused(admin: Admin, topic: str, channel: str, given: Mapping[str, object], *, start: bool) -> list[str]:
     """Return notes about arguments that have no effect because the channel exists."""
     now: Mapping[str, object] = settings_of(admin, topic, channel)
-    name = f"zsq: channel {topic}/{channel} exists"
-    found = [f"{name}; it goes on where it is, zsq seek moves it"] if start else []
+    name = f"zsq: channel {topic}/{channel} exists already"
+    found = [f"{name}; --start has no effect (zsq seek moves the channel)"] if start else []
     if any(_spelled(key, now.get(key)) != _spelled(key, value) for key, value in given.items() if value is not None):
-        found.append(f"{name}, with other settings; they were not changed, zsq channel set does that")
+        found.append(f"{name} with other settings; they were not changed (zsq channel set changes them)")
     return found
 
 
@@ -111,7 +111,7 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
         return
     state = ", paused" if row["paused"] else ""
     say(f"channel    {topic}/{channel}, health {row['health']}{state}, {row['client_count']:,} consumers")
-    waiting = f"{row['depth']:,} wait, {row['in_flight_count']:,} in flight, {row['deferred_count']:,} deferred"
+    waiting = f"{row['depth']:,} waiting, {row['in_flight_count']:,} in flight, {row['deferred_count']:,} deferred"
     say(f"offsets    next {row['next_offset']} of {found['head']}: {waiting}")
     say(describe_channel(topic, channel, row["settings"]))
 
@@ -129,7 +129,7 @@ def channel_delete(topic: str, channel: str, force: bool, yes: bool, url: str, t
     with Admin(url, timeout=timeout) as admin:
         left = unfinished(admin.stats(topic, channel)["topics"][0]["channels"][0])
         if force and left:
-            confirm(f"delete channel {topic}/{channel} with {left:,} unfinished messages, which it then never delivers", yes)
+            confirm(f"delete channel {topic}/{channel} with {left:,} unfinished messages, which are then never delivered", yes)
         admin.delete_channel(topic, channel, force=force)
     say(f"deleted channel {topic}/{channel}" + (f" with {left:,} unfinished messages" if force and left else ""))
 

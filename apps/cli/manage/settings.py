@@ -67,7 +67,7 @@ def _as_sent(row: Setting, value: object) -> object:
 def say_what_to_change(rows: Iterable[Setting]) -> click.UsageError:
     """Return the error of a command that got no setting."""
     *flags, last = (row.flag for row in rows)
-    return click.UsageError(f"say what to change: {', '.join(flags)} or {last}")
+    return click.UsageError(f"give at least one setting: {', '.join(flags)} or {last}")
 
 
 def describe(rows: Iterable[Setting], settings: Mapping[str, object]) -> str:
@@ -82,7 +82,7 @@ def _shown(row: Setting, value: Any) -> str:
     if row.shows_none and not value:
         return row.shows_none
     if value is None or value == NONE:
-        text = "as the broker's" if value is None else "none"
+        text = "as set for the broker" if value is None else "none"
     else:
         text = spelled(value) if row.kind is Kind.SECONDS else f"{value:,}" if row.kind in _NUMBERS else str(value)
     return row.shows.format(text) if text else ""
@@ -105,5 +105,5 @@ def resolved(url: str, timeout: float, where: Any) -> Any:
     with Admin(url, timeout=timeout) as admin:
         here = int(admin.stats()["node"])
     if here != node:
-        raise NotFound(E_NOT_FOUND, f"that id is of node {node}; this broker is node {here}")
+        raise NotFound(E_NOT_FOUND, f"this id belongs to node {node}, but this broker is node {here}; ask node {node} (--url)")
     return int(where)

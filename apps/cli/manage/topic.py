@@ -49,9 +49,10 @@ def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: A
         if found.get("existed"):
             now = admin.stats(topic)["topics"][0]
             if now["sync"] != sync:
-                say(f"zsq: topic {topic!r} exists, with --sync {now['sync']}; that was not changed", err=True)
+                say(f"zsq: topic {topic!r} exists already with --sync {now['sync']}; this was not changed", err=True)
             if any(now.get("retention", {}).get(name) != value for name, value in given.items()):
-                say(f"zsq: topic {topic!r} exists; what it keeps was not changed, zsq topic set does that", err=True)
+                text = "exists already with other settings; they were not changed (zsq topic set changes them)"
+                say(f"zsq: topic {topic!r} {text}", err=True)
 
 
 @topic.command("set")
@@ -95,7 +96,7 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
     say(f"offsets    {found['start']} to {found['head']}")
     say(f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished by all channels")
     dropped = f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its own)"
-    say(f"gone       {found['removed_bytes']:,} bytes since it was started; {dropped}")
+    say(f"removed    {found['removed_bytes']:,} bytes since its process started; {dropped}")
     say(describe(TOPIC, found["retention"]))
 
 
@@ -133,7 +134,8 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
         # The broker also refuses, but not if the messages were finished meanwhile: then the user
         # was never asked.
         if left and not force:
-            raise Refused(E_NOT_EMPTY, f"topic {topic!r} has {left} messages that are not finished; drain it, or say --force and lose them")
+            text = f"topic {topic!r} has {left} unfinished messages; let consumers finish them, or delete them too with --force"
+            raise Refused(E_NOT_EMPTY, text)
         if what:
             confirm(f"delete topic {topic} with {what}. They cannot be read again", yes)
         admin.delete_topic(topic, force=force)
@@ -150,7 +152,7 @@ def held_by(found: TopicStats) -> str:
     if not messages and not delayed:
         return ""
     left = left_in(found) - delayed
-    parts = f"{messages:,} messages" + (f" ({left:,} of them not finished by all channels)" if left else "")
+    parts = f"{messages:,} messages" + (f" ({left:,} of them unfinished)" if left else "")
     parts += f", {delayed:,} delayed messages" if delayed else ""
     channels = ", ".join(sorted(row["channel_name"] for row in found["channels"])[:CHANNELS_NAMED])
     more = len(found["channels"]) - CHANNELS_NAMED
@@ -222,7 +224,7 @@ def _empty(topic: str, channel: str | None, yes: bool, url: str, timeout: float)
         else:
             left = unfinished(found["channels"][0])
         if left:
-            confirm(f"clear {left:,} messages of {name} that are not finished", yes)
+            confirm(f"clear {left:,} unfinished messages of {name}", yes)
         admin.empty(topic, channel)
     say(f"cleared {left:,} messages of {name}")
 
@@ -283,7 +285,7 @@ def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> No
         while True:
             _drain(admin, topic, stopping, deadline)
             if _removed(admin, topic):
-                _say(f"{topic} was empty, and is deleted")
+                _say(f"{topic} is deleted")
                 return
             stopping.wait(AGAIN_S)
 
@@ -299,11 +301,12 @@ def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None)
             said, said_at = text, now
         if deadline is not None and now >= deadline:
             raise ZsqError(
-                E_TIMEOUT, f"{topic} is not drained: {text}. It stays closed to publishers; zsq topic open {topic} opens it again"
+                E_TIMEOUT, f"{topic} is not drained: waiting for {text}. It stays closed to publishers; zsq topic open {topic} opens it"
             )
         if stopping.wait(LOOK_S):
             raise ZsqError(
-                "E_INTERRUPTED", f"stopped; {topic} stays closed to publishers: go on with zsq topic retire, or open it: zsq topic open"
+                "E_INTERRUPTED",
+                f"stopped; {topic} stays closed to publishers. Continue with zsq topic retire, or open it with zsq topic open",
             )
 
 
@@ -315,14 +318,14 @@ def _removed(admin: Admin, topic: str) -> bool:
     from ....transport.errors import E_CLOSING, E_NOT_EMPTY, Refused
 
     admin.close_topic(topic, to="consumers")
-    _say(f"{topic} is drained, and closed to consumers")
+    _say(f"{topic} is drained and closed to consumers")
     try:
         admin.delete_topic(topic)
     except Refused as error:
         if error.code not in (E_NOT_EMPTY, E_CLOSING):
             raise
         admin.open_topic(topic, to="consumers")
-        _say(f"{error.text}: open to consumers again")
+        _say(f"{error.text}; {topic} is open to consumers again")
         return False
     return True
 

@@ -76,7 +76,7 @@ def sub(
         try:
             with stopping.interruptible():
                 if not create:
-                    channels = check_topic(url, timeout, topic, "publish to it first, or say --create")
+                    channels = check_topic(url, timeout, topic, "publish to it first, or use --create")
                     note_new(topic, channel, channels)
                 if start is not None:
                     given["start"] = resolved(url, timeout, start)
@@ -98,7 +98,7 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
     from ....transport.names import EPHEMERAL_SUFFIX
 
     if channel not in channels and not channel.endswith(EPHEMERAL_SUFFIX):
-        say(f"zsq: channel {channel!r} of topic {topic!r} is new and is made now{meant(channel, channels)}", err=True)
+        say(f"zsq: channel {channel!r} of topic {topic!r} does not exist; creating it{meant(channel, channels)}", err=True)
 
 
 def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str]:
@@ -225,7 +225,7 @@ def tail(
 ) -> None:
     """Write the messages of TOPIC from an offset or a time. No channel takes part, and nothing is finished."""
     if start is not None and last:
-        raise UsageError(E_BAD_ARGUMENT, "--from and --last each say where to begin; give one of them")
+        raise UsageError(E_BAD_ARGUMENT, "--from and --last exclude each other; give one of them")
     from ....transport.client.blocking.client import Reader
     from ....transport.names import check_name
 
@@ -233,7 +233,7 @@ def tail(
     try:
         wanted = None if pattern is None else re.compile(os.fsencode(pattern))
     except re.error as error:
-        raise UsageError(E_BAD_ARGUMENT, f"--grep {pattern!r} is no regular expression: {error}") from None
+        raise UsageError(E_BAD_ARGUMENT, f"--grep {pattern!r} is not a regular expression: {error}") from None
     where = ("latest" if follow else "earliest") if start is None else resolved(url, timeout, start)
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         try:

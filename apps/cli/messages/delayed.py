@@ -59,7 +59,7 @@ def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
         tell(found)
         return
     due = f", the next one is due {_when(found['next_due_ns'])}" if found["next_due_ns"] else ""
-    lost = f"; {found['lost']:,} were lost by damage" if found["lost"] else ""
+    lost = f"; {found['lost']:,} were lost to damage" if found["lost"] else ""
     click.echo(f"{found['messages']:,} messages, {found['bytes']:,} bytes{due}{lost}")
 
 
@@ -74,7 +74,7 @@ def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json:
     from ....transport.client.blocking.client import Admin
 
     if bool(keys) == everything:
-        raise click.UsageError("name the keys to cancel, or --all")
+        raise click.UsageError("give either the keys to cancel or --all")
     missing, cancelled = [], 0
     with Admin(url, timeout=timeout) as admin:
         if everything:
@@ -85,7 +85,7 @@ def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json:
     if not everything:
         cancelled = len(keys) - len(missing)
     for key in missing:
-        click.echo(f"zsq: {key} does not wait (any more)", err=True)
+        click.echo(f"zsq: {key} is not a delayed message (it may be due or cancelled)", err=True)
     if as_json:
         tell({"topic": topic, "cancelled": cancelled, "not_waiting": missing})
     else:

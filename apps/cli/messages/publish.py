@@ -76,7 +76,7 @@ def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False, bytes_ma
             break
         *whole, rest = (rest + found).split(b"\n")
         if len(rest) > bytes_max:
-            raise UsageError(E_TOO_BIG, f"a line is over the limit of {bytes_max} bytes a message")
+            raise UsageError(E_TOO_BIG, f"a line is longer than the limit of {bytes_max} bytes")
         if whole:
             yield whole
     if rest:
@@ -91,31 +91,31 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
     try:
         found = json.loads(line)
         if not isinstance(found, dict):
-            raise TypeError("it is no object")
+            raise TypeError("it is not a JSON object")
         unknown = found.keys() - FIELDS
         if unknown:
             raise TypeError(
-                f"there is no field {min(unknown)!r}; a message has body, key, tag, headers, and with _base64 behind them bytes"
+                f"unknown field {min(unknown)!r}; use body, key, tag and headers, or body_base64, key_base64 and headers_base64 for bytes"
             )
         body, key = _bytes_of(found, "body"), _bytes_of(found, "key")
         if body is None:
-            raise TypeError("it has neither body nor body_base64")
+            raise TypeError("body or body_base64 is missing")
         tag, headers, encoded = found.get("tag"), found.get("headers", {}), found.get("headers_base64", {})
         if not isinstance(tag, str | None) or not isinstance(headers, dict) or not isinstance(encoded, dict):
-            raise TypeError("tag is a text, headers and headers_base64 are objects")
+            raise TypeError("tag must be a string, headers and headers_base64 must be objects")
         return PublishEntry(
             body, key, tag, headers | {name: base64.b64decode(value, validate=True) for name, value in encoded.items()} or None
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise UsageError(E_BAD_ARGUMENT, f"line {number} is no message as zsq tail --json writes it: {str(error)[:200]}") from None
+        raise UsageError(E_BAD_ARGUMENT, f"line {number} is not a message as zsq tail --json writes it: {str(error)[:200]}") from None
 
 
 def _bytes_of(found: Mapping[str, object], name: str) -> bytes | None:
     text, encoded = found.get(name), found.get(f"{name}_base64")
     if text is not None and encoded is not None:
-        raise TypeError(f"it has {name} and {name}_base64; give one of them")
+        raise TypeError(f"it has both {name} and {name}_base64; give one of them")
     if not isinstance(text, str | None) or not isinstance(encoded, str | None):
-        raise TypeError(f"{name} is a text")
+        raise TypeError(f"{name} must be a string")
     if encoded is not None:
         return base64.b64decode(encoded, validate=True)
     return None if text is None else text.encode()
@@ -178,7 +178,7 @@ def pub(
     as_delay_ms(delay)
     context = click.get_current_context()
     if body is not None and (from_json or context.get_parameter_source("source") is not click.core.ParameterSource.DEFAULT):
-        raise click.UsageError("BODY is one message, --file and --json-lines read many: give one of them")
+        raise click.UsageError("BODY cannot be combined with --file or --json-lines; give one of them")
     headers = given_headers(pairs) | ({} if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")})
     as_attributes(key, tag, headers)
     usual = PublishEntry(b"", key, tag, headers or None)

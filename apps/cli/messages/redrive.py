@@ -87,7 +87,7 @@ def redrive(
     from ....transport.names import check_name
 
     if (count is None) != everything:
-        raise click.UsageError("say how many: -n N, or --all")
+        raise click.UsageError("give either -n N or --all")
     for name, what in ((dead_topic, "topic"), (to, "topic"), (channel, "channel")):
         if name is not None:
             check_name(name, what)

@@ -14,6 +14,7 @@ import click
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError
 from ..manage.settings import KEEPING, given_settings
+from ..quantities import spelled
 from .option_table import HTTP_LISTEN, NSQ_LISTEN, TOKEN, GivenOptions, key
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def given_alarms(given: GivenOptions, environment: MutableMapping[str, str] = os
             raise UsageError(E_BAD_ARGUMENT, f"--alarm-command {text!r}: {error}") from None
         found = shutil.which(argv[0]) if argv else None
         if found is None:
-            raise UsageError(E_BAD_ARGUMENT, f"--alarm-command {text!r}: there is no such program, or it may not be run")
+            raise UsageError(E_BAD_ARGUMENT, f"--alarm-command {text!r}: the program does not exist or is not executable")
         commands.append((os.path.abspath(found), *argv[1:]))
     return AlarmOptions(
         depth=-1 if given.alarm_depth is None else given.alarm_depth,
@@ -95,7 +96,7 @@ def secret(name: str, environment: MutableMapping[str, str]) -> str:
     """
     value, path = environment.pop(name, ""), environment.pop(f"{name}_FILE", "")
     if value and path:
-        raise UsageError(E_BAD_ARGUMENT, f"{name} and {name}_FILE are both set: which is it?")
+        raise UsageError(E_BAD_ARGUMENT, f"{name} and {name}_FILE are both set; unset one of them")
     if path:
         try:
             with Path(path).open(encoding="utf-8") as file:
@@ -103,9 +104,9 @@ def secret(name: str, environment: MutableMapping[str, str]) -> str:
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(E_BAD_ARGUMENT, f"{name}_FILE {path!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
         if not value:
-            raise UsageError(E_BAD_ARGUMENT, f"{name}_FILE {path!r} is empty")
+            raise UsageError(E_BAD_ARGUMENT, f"{name}_FILE {path!r}: the first line is empty; it must hold the secret")
     if not (value.isascii() and value.isprintable()):
-        raise UsageError(E_BAD_ARGUMENT, f"{name} holds characters that cannot be sent")
+        raise UsageError(E_BAD_ARGUMENT, f"{name} may hold only printable ASCII characters")
     return value
 
 
@@ -125,13 +126,13 @@ def _check_announced(nsq: NsqOptions | None) -> None:
     Such a node has no TCP port or no HTTP port. Raises `click.UsageError`.
     """
     if nsq is None:
-        raise click.UsageError("--nsq-lookupd-tcp-address needs the NSQ gateway: leave out --no-nsq, or give --nsq-listen")
+        raise click.UsageError("--nsq-lookupd-tcp-address needs the NSQ gateway; remove --no-nsq, or give --nsq-listen")
     if not nsq.broadcast_tcp_port and all(one.startswith("unix:") for one in nsq.listen):
-        what = "a TCP port, and --nsq-listen has unix sockets only: add --nsq-listen HOST:PORT"
-        raise click.UsageError(f"nsqlookupd takes only nodes with {what}, or name a port with --nsq-broadcast-tcp-port")
+        what = "a TCP port, but --nsq-listen has only unix sockets; add --nsq-listen HOST:PORT"
+        raise click.UsageError(f"nsqlookupd accepts only nodes with {what}, or give a port with --nsq-broadcast-tcp-port")
     if not nsq.broadcast_http_port and not nsq.http_port:
-        what = "an HTTP port, and there is no HTTP gateway: give --http-listen HOST:PORT (it needs zsq[http]) instead of --no-http"
-        raise click.UsageError(f"nsqlookupd takes only nodes with {what}, or name a port with --nsq-broadcast-http-port")
+        what = "an HTTP port, but the HTTP gateway is off; give --http-listen HOST:PORT (it needs zsq[http]) instead of --no-http"
+        raise click.UsageError(f"nsqlookupd accepts only nodes with {what}, or give a port with --nsq-broadcast-http-port")
 
 
 def given_nsq(given: GivenOptions) -> NsqOptions | None:
@@ -151,11 +152,11 @@ def given_nsq(given: GivenOptions) -> NsqOptions | None:
         "client_auth": given.nsq_tls_client_auth_policy, "required": given.nsq_tls_required, "min_version": given.nsq_tls_min_version,
     }  # fmt: skip
     if (tls["cert"] is None) != (tls["key"] is None):
-        raise click.UsageError("--nsq-tls-cert and --nsq-tls-key belong together")
+        raise click.UsageError("--nsq-tls-cert and --nsq-tls-key must be given together")
     if not tls["cert"] and any(tls.values()):
-        raise click.UsageError("TLS needs --nsq-tls-cert and --nsq-tls-key")
+        raise click.UsageError("the TLS options need --nsq-tls-cert and --nsq-tls-key")
     if tls["client_auth"] == "require-verify" and not tls["root_ca"]:
-        raise click.UsageError("--nsq-tls-client-auth-policy require-verify needs --nsq-tls-root-ca-file: who may sign?")
+        raise click.UsageError("--nsq-tls-client-auth-policy require-verify needs --nsq-tls-root-ca-file")
     for option in ("nsq_auth_http_address", "nsq_lookupd_tcp_address"):
         for one in getattr(given, option):
             check_listen(one, f"--{key(option)}")
@@ -187,9 +188,10 @@ def _check_timeouts(usual: float | None, longest: float | None) -> None:
     """
     longest = MSG_TIMEOUT_S_MAX if longest is None else longest
     if not 1 <= longest <= MSG_TIMEOUT_S_MAX:
-        raise click.UsageError("--nsq-max-msg-timeout is 1s to 15m")
-    if not 1 <= (MSG_TIMEOUT_S if usual is None else usual) <= longest:
-        raise click.UsageError("--nsq-msg-timeout (60s) is 1s to --nsq-max-msg-timeout (15m)")
+        raise click.UsageError(f"--nsq-max-msg-timeout must be from 1s to 15m, not {spelled(longest)}")
+    usual = MSG_TIMEOUT_S if usual is None else usual
+    if not 1 <= usual <= longest:
+        raise click.UsageError(f"--nsq-msg-timeout must be from 1s to --nsq-max-msg-timeout ({spelled(longest)}), not {spelled(usual)}")
 
 
 def given_http(given: GivenOptions) -> HttpOptions | None:
@@ -213,7 +215,7 @@ def given_http(given: GivenOptions) -> HttpOptions | None:
         raise click.UsageError(f"--http-listen needs {', '.join(missing)}: pip install 'zsq[http]'")
     cert, key = _absolute(given.http_tls_cert), _absolute(given.http_tls_key)
     if bool(cert) != bool(key):
-        raise click.UsageError("--http-tls-cert and --http-tls-key belong together")
+        raise click.UsageError("--http-tls-cert and --http-tls-key must be given together")
     if missing:
         return None
     console = str(Path(__file__).resolve().parents[2] / "console")
@@ -233,8 +235,8 @@ def check_listen(place: str, option: str, *, unix: bool = False) -> None:
         return
     host, colon, port = place.rpartition(":")
     if not colon or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        text = f"{place!r} is not HOST:PORT with a port of 1 to 65535"
-        raise click.BadParameter(text + (", nor unix:PATH" if unix else ""), param_hint=option)
+        text = f"{place!r} is not an address; use HOST:PORT with a port from 1 to 65535"
+        raise click.BadParameter(text + (", or unix:PATH" if unix else ""), param_hint=option)
 
 
 def given_security(given: GivenOptions) -> SecurityOptions:

@@ -52,7 +52,7 @@ class Configured(click.Command):
 
 
 _MAIL: Final = re.compile(r"(--|ZSQ_|ZSQ_SERVE_)?alarm[-_](mail|smtp)", re.IGNORECASE)
-MISSING: Final = "Say where the data is: --data-dir DIR. (ZSQ_DATA_DIR, or data-dir in the file of --config, does the same.)"
+MISSING: Final = "The data directory is missing. Give --data-dir DIR, set ZSQ_DATA_DIR, or set data-dir in the file of --config."
 ARGUMENTS: Final = "zsq.arguments"  # the key in a context's meta for the command's arguments
 
 
@@ -77,7 +77,7 @@ def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path
     if path is not None and not context.resilient_parsing:
         context.default_map = read(path, context)
     for name in unknown_variables(context.command):
-        click.echo(f"zsq: {name} is set, and there is no such option of zsq serve{_close(name, _variables(context.command))}", err=True)
+        click.echo(f"zsq: {name} is set, but zsq serve has no such option{_close(name, _variables(context.command))}", err=True)
     return path
 
 
@@ -114,7 +114,7 @@ def read(path: Path, context: click.Context) -> dict[str, object]:
     for name, value in _flat(_parsed(path), "", options, path):
         option = options[name]
         if option.name in found:
-            raise _wrong(path, name, "said twice, alone and in a table")
+            raise _wrong(path, name, "set twice, as a key and in a table")
         found[str(option.name)] = _checked(path, name, option, value, context)
     return found
 
@@ -132,12 +132,12 @@ def _parsed(path: Path) -> Mapping[str, object]:
         if stat.S_ISREG(state.st_mode) and (why := open_to_others(path, state)):
             raise UsageError(E_BAD_ARGUMENT, f"the configuration {why}")
         if len(text) > FILE_BYTES_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB: is it the file that you mean?")
+            raise UsageError(E_BAD_ARGUMENT, f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB, the limit; check --config or {CONFIG}")
         return tomllib.loads(text.decode())
     except OSError as error:
-        raise UsageError(E_BAD_ARGUMENT, f"{path}: {error.strerror or error}: --config or {CONFIG} names it") from None
+        raise UsageError(E_BAD_ARGUMENT, f"{path}: {error.strerror or error}; check --config or {CONFIG}") from None
     except UnicodeDecodeError:
-        raise UsageError(E_BAD_ARGUMENT, f"{path}: not TOML, which is text in UTF-8") from None
+        raise UsageError(E_BAD_ARGUMENT, f"{path}: not TOML: the file is not UTF-8 text") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(E_BAD_ARGUMENT, f"{path}: not TOML: {error}") from None
 
@@ -160,8 +160,8 @@ def _refuse_mail(name: str, where: str) -> None:
     if _MAIL.match(name):
         raise UsageError(
             E_BAD_ARGUMENT,
-            f'{where}: zsq sends no mail any more; let Alertmanager send it (docs/channels.md, "Alerts by Prometheus"), or name a'
-            " program that does by --alarm-command",
+            f'{where}: zsq no longer sends mail. Use Alertmanager (docs/channels.md, "Alerts by Prometheus"), or give a program'
+            " that sends mail to --alarm-command",
         )
 
 
@@ -169,12 +169,11 @@ def _unknown(path: Path, name: str, options: Mapping[str, click.Option]) -> Usag
     _refuse_mail(name, f"{path}: {name}")
     variable_name = "ZSQ_" + name.upper().replace("-", "_")
     if variable_name in SECRETS:
-        return _wrong(
-            path, name, f"secrets do not stand in this file: set {variable_name}, or {variable_name}_FILE to a file that holds it"
-        )
+        text = f"secrets are not allowed in this file; set the variable {variable_name}, or {variable_name}_FILE to the path of a file"
+        return _wrong(path, name, text)
     if name.replace("_", "-") in options:
-        return _wrong(path, name, f"no such option; it is written {name.replace('_', '-')}")
-    return _wrong(path, name, f"no such option{_close(name, list(options))}; zsq config --help lists all")
+        return _wrong(path, name, f"no such option; use {name.replace('_', '-')}")
+    return _wrong(path, name, f"no such option{_close(name, list(options))}; zsq config --help lists all options")
 
 
 def _close(name: str, known: list[str]) -> str:
@@ -218,18 +217,18 @@ def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
     elif isinstance(of, click.FloatRange):
         types, words = (int, float), f"a number{_range(of)}"
     elif isinstance(of, Seconds):
-        types, words = (str, int, float), 'a time as "90s", "15m", "1h30m", "7d", or a number of seconds'
+        types, words = (str, int, float), 'a time such as "90s", "15m", "1h30m", "7d", or a number of seconds'
     elif isinstance(of, Size):
-        types, words = (str, int), 'a size as "500MB", "10GiB", or a number of bytes'
+        types, words = (str, int), 'a size such as "500MB", "10GiB", or a number of bytes'
     elif isinstance(of, Count):
         types, words = (str, int), 'a whole number, or "none"'
     elif isinstance(of, click.Choice):
         words = "one of " + ", ".join(f'"{one}"' for one in of.choices)
     elif isinstance(of, click.Path):
-        words = "a path as a text; a relative one begins at this file's folder"
+        words = "a path as a string (relative to this file's folder)"
     else:
-        words = f"a text{f' ({option.metavar})' if option.metavar else ''}"
-    return types, f"allowed is {words}{', or a list of such' if option.multiple else ''}"
+        words = f"a string{f' ({option.metavar})' if option.metavar else ''}"
+    return types, f"use {words}{', or a list of them' if option.multiple else ''}"
 
 
 def _range(of: click.IntRange | click.FloatRange) -> str:

@@ -69,7 +69,7 @@ def keys_client(file: Path, server: str, as_json: bool) -> None:
     if as_json:
         tell({"file": str(file), "public": public, "server": known})
     else:
-        click.echo(f'{file}: keep it secret. In the broker\'s access file, below [users.NAME]:\ncurve = ["{public}"]')
+        click.echo(f'{file}: keep it secret. Add to the broker\'s access file, below [users.NAME]:\ncurve = ["{public}"]')
 
 
 @keys.command("token")
@@ -85,7 +85,7 @@ def keys_token(as_json: bool) -> None:
         tell({"token": token, "hash": token_hash(token)})
         return
     click.echo(token)
-    click.echo(f'In the broker\'s access file, below [users.NAME]:\ntokens = ["{token_hash(token)}"]', err=True)
+    click.echo(f'Add to the broker\'s access file, below [users.NAME]:\ntokens = ["{token_hash(token)}"]', err=True)
 
 
 @keys.command("show")
@@ -114,7 +114,7 @@ def _pair() -> tuple[str, str]:
 
 def _check_new(file: Path) -> None:
     if os.path.lexists(file):
-        raise click.UsageError(f"{file} exists: keys are not written over others; choose another name, or remove it first")
+        raise click.UsageError(f"{file} exists and is not overwritten; choose another name, or remove it first")
 
 
 def _write(file: Path, said: str, found: Mapping[str, str], mode: int = 0o600) -> None:

@@ -54,7 +54,7 @@ def test_version_is_shown_and_wrong_usage_exits_with_2() -> None:
     assert zsq("serve", "--data-dir", "/nowhere", "--stage-timeout", "0").returncode == 2
     wrong = zsq("stats", "--url", "http://localhost")
     assert wrong.returncode == 2
-    assert "neither tcp://" in wrong.stderr
+    assert "use tcp://HOST:PORT or ipc://" in wrong.stderr
 
 
 @pytest.mark.parametrize(
@@ -250,7 +250,7 @@ def test_help_into_a_closed_pipe_is_done(arguments: list[str]) -> None:
 def test_tail_refuses_a_strange_offset() -> None:
     ended = zsq("tail", "topic", "--from", "yesterday")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "Invalid value for '--from': 'yesterday' is not a place to start: write earliest, latest, an offset" in ended.stderr
+    assert "Invalid value for '--from': 'yesterday' is not a position; use earliest, latest, an offset" in ended.stderr
 
 
 STATS: Any = {
@@ -358,8 +358,8 @@ def test_errors_and_alarms_show_control_characters(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("channel", "said"),
     [
-        ("archve", "zsq: channel 'archve' of topic 't' is new and is made now. Did you mean 'archive'?\n"),
-        ("other", "zsq: channel 'other' of topic 't' is new and is made now\n"),
+        ("archve", "zsq: channel 'archve' of topic 't' does not exist; creating it. Did you mean 'archive'?\n"),
+        ("other", "zsq: channel 'other' of topic 't' does not exist; creating it\n"),
         ("archive", ""),
         ("archve#ephemeral", ""),
     ],

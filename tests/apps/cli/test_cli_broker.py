@@ -74,7 +74,7 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
         sub.stdout.close()
         assert sub.wait(30) == 0
         assert sub.stderr is not None
-        assert sub.stderr.read() == b"zsq: channel 'archive' of topic 'pipe' is new and is made now\n"
+        assert sub.stderr.read() == b"zsq: channel 'archive' of topic 'pipe' does not exist; creating it\n"
     got = shell("sub", "pipe", "archive", "-n", str(shell.channel("pipe", "archive")["depth"]))
     lines = set(got.splitlines(keepends=True))  # what was given back waits for a commit, so new ones may overtake it
     assert len(lines) == got.count(b"\n")
@@ -116,12 +116,13 @@ def test_what_tail_writes_as_json_can_be_published_again(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        (b"hello", b"line 2 is no message as zsq tail --json writes it: "), (b"[]", b"it is no object"),
-        (b"{}", b"neither body nor body_base64"),
-        (b'{"body": 1}', b"body is a text"), (b'{"body": "a", "body_base64": "YQ=="}', b"give one of them"),
-        (b'{"body_base64": "?"}', b"line 2"), (b'{"body": "a", "tags": "b"}', b"no field 'tags'"),
+        (b"hello", b"line 2 is not a message as zsq tail --json writes it: "), (b"[]", b"it is not a JSON object"),
+        (b"{}", b"body or body_base64 is missing"),
+        (b'{"body": 1}', b"body must be a string"), (b'{"body": "a", "body_base64": "YQ=="}', b"give one of them"),
+        (b'{"body_base64": "?"}', b"line 2"), (b'{"body": "a", "tags": "b"}', b"unknown field 'tags'"),
         (b'{"body": "a", "headers": []}', b"objects"),
-        (b'{"body": "\\ud800"}', b"line 2"), (b'{"body": ' + b"[" * 100_000, b"line 2"), (b'{"body": "a", "tag": 1}', b"tag is a text"),
+        (b'{"body": "\\ud800"}', b"line 2"), (b'{"body": ' + b"[" * 100_000, b"line 2"),
+        (b'{"body": "a", "tag": 1}', b"tag must be a string"),
     ],
 )  # fmt: skip
 def test_a_line_that_is_no_message(shell: Shell, line: bytes, why: bytes) -> None:
@@ -136,7 +137,7 @@ def test_tail_shows_what_has_a_pattern(shell: Shell) -> None:
     assert shell("tail", "searched", "--no-follow", "--grep", "(?i)LINE 4", "-n", "3", "--from", "3") == b"line 4\nline 40\nline 41\n"
     assert json.loads(shell("tail", "searched", "--no-follow", "--grep", "4999", "--json"))["offset"] == 4999
     assert shell("tail", "searched", "--no-follow", "--grep", "nothing") == b""
-    assert b"is no regular expression" in shell("tail", "searched", "--grep", "(", code=2)
+    assert b"is not a regular expression" in shell("tail", "searched", "--grep", "(", code=2)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -180,9 +181,7 @@ def test_topics_and_channels_are_managed_by_command(shell: Shell) -> None:
     shell("pub", "made", stdin=b"one\ntwo\n")
     assert shell.channel("made", "archive")["paused"] is True
     assert shell("topic", "delete", "made", code=1).startswith(b"zsq: E_")
-    assert b"would clear 2 messages of made/archive that are not finished. Say --yes" in shell(
-        "channel", "empty", "made", "archive", code=2
-    )
+    assert b"would clear 2 unfinished messages of made/archive. Use --yes" in shell("channel", "empty", "made", "archive", code=2)
     assert shell.channel("made", "archive")["depth"] == 2
     assert shell("channel", "empty", "made", "archive", "--yes") == b"cleared 2 messages of made/archive\n"
     assert shell.channel("made", "archive")["depth"] == 0
@@ -192,7 +191,7 @@ def test_topics_and_channels_are_managed_by_command(shell: Shell) -> None:
     assert shell("channel", "delete", "made", "archive") == b"deleted channel made/archive\n"
     asked = shell("topic", "delete", "made", code=2)
     assert b"would delete topic made with 2 messages" in asked, "they can still be read again"
-    assert b"They cannot be read again. Say --yes" in asked
+    assert b"They cannot be read again. Use --yes" in asked
     assert shell("topic", "delete", "made", "--yes") == b"deleted topic made with 2 messages\n"
     assert b"made" not in shell("stats")
     assert shell("stats", "made", code=1).startswith(b"zsq: E_NOT_FOUND")
@@ -245,7 +244,7 @@ def test_a_signal_ends_at_once_what_waits_for_a_broker(shell: Shell, arguments: 
 def test_a_topic_that_is_there_says_what_was_not_changed(shell: Shell) -> None:
     shell("topic", "create", "there", "--sync", "never")
     with shell.open("topic", "create", "there") as again:
-        assert again.communicate(timeout=30)[1] == b"zsq: topic 'there' exists, with --sync never; that was not changed\n"
+        assert again.communicate(timeout=30)[1] == b"zsq: topic 'there' exists already with --sync never; this was not changed\n"
     assert again.returncode == 0
 
 

@@ -53,7 +53,7 @@ def test_a_channel_is_made_set_and_shown(shell: Shell) -> None:
     shown = shell("channel", "show", "t", "set")
     for line in (
         "channel    t/set, health OK, 0 consumers",
-        "offsets    next 5 of 20: 15 wait, 0 in flight, 0 deferred",
+        "offsets    next 5 of 20: 15 waiting, 0 in flight, 0 deferred",
         "takes      tags a||b, max age 7d",
         "attempts   at most 5, then to topic t.set.dead",
         "backoff    2s, doubled up to 2m",
@@ -76,8 +76,8 @@ def test_what_is_said_about_a_channel_that_is_there_changes_nothing_and_is_told(
     shell("channel", "create", "t", "there", "--tags", "a||b", "--start", "3")
     assert shell("channel", "create", "t", "there", "--tags", "b||a") == ""
     said = shell("channel", "create", "t", "there", "--max-attempts", "3", "--start", "latest")
-    assert "exists; it goes on where it is, zsq seek moves it" in said
-    assert "exists, with other settings; they were not changed, zsq channel set does that" in said
+    assert "exists already; --start has no effect (zsq seek moves the channel)" in said
+    assert "exists already with other settings; they were not changed (zsq channel set changes them)" in said
     assert (shell.at("t", "there"), shell.channel("t", "there")["settings"]["tags"]) == (3, "a||b")
     assert "has tags 'a||b', not 'c'" in shell("sub", "t", "there", "--tags", "c", code=2)
     assert "has tags 'a||b', not 'c'; use another channel" in shell("channel", "create", "t", "there", "--tags", "c", code=2)
@@ -85,15 +85,15 @@ def test_what_is_said_about_a_channel_that_is_there_changes_nothing_and_is_told(
     shell("channel", "create", "t", "plain", "--start", "earliest")
     said = shell("sub", "t", "plain", "-n", "2", "--start", "9", "--max-attempts", "4")
     assert said.startswith("message 0\nmessage 1\n")
-    assert "it goes on where it is" in said
-    assert "already existed and has max_attempts 0, not 4; the settings of this consumer do not change it" in said
+    assert "--start has no effect" in said
+    assert "was there before and has max_attempts 0, not 4; what this consumer was given changes nothing" in said
     assert len(said.splitlines()) == 4, "each is said once"
 
 
 def test_sub_makes_the_channel_as_it_is_told(shell: Shell) -> None:
     assert (
         shell("sub", "t", "fresh", "-n", "3", "--start", "17", "--max-attempts", "4", "--max-age", "1d")
-        == "message 17\nmessage 18\nmessage 19\nzsq: channel 'fresh' of topic 't' is new and is made now\n"
+        == "message 17\nmessage 18\nmessage 19\nzsq: channel 'fresh' of topic 't' does not exist; creating it\n"
     )
     now = shell.channel("t", "fresh")["settings"]
     assert (now["max_attempts"], now["max_age_s"]) == (4, 86_400)
@@ -105,17 +105,17 @@ def test_seek_moves_a_channel_to_each_kind_of_place(shell: Shell) -> None:
     for where, expected in (
         ("earliest", 0), ("7", 7), ("latest", 20), ("0000000000000009", 9), ("1h", 0), ("2020-01-01", 0), ("20", 20),
     ):  # fmt: skip
-        assert shell("seek", "t", "moved", where) == f"t/moved goes on at offset {expected}\n"
+        assert shell("seek", "t", "moved", where) == f"t/moved continues at offset {expected}\n"
         assert shell.at("t", "moved") == expected
-    assert shell("seek", "t", "moved", "1", "--forward") == "t/moved goes on at offset 20\n"
+    assert shell("seek", "t", "moved", "1", "--forward") == "t/moved continues at offset 20\n"
     assert "20 messages would be skipped" in shell("seek", "t", "moved", "earliest") + shell("seek", "t", "moved", "21", code=2)
     assert "ahead of the broker's clock" in shell("seek", "t", "moved", "@4000000000", code=2)
     assert shell.at("t", "moved") == 0
     for where in ("21", "@4000000000", "2100-01-01T00:00Z"):
-        assert shell("seek", "t", "moved", "earliest") == "t/moved goes on at offset 0\n"
-        assert shell("seek", "t", "moved", where, "--clamp") == "t/moved goes on at offset 20\n"
-    assert "is not a place to start: write earliest" in shell("seek", "t", "moved", "soon", code=2)
-    assert "that id is of node 1" in shell("seek", "t", "moved", "0040000000000001", code=1)
+        assert shell("seek", "t", "moved", "earliest") == "t/moved continues at offset 0\n"
+        assert shell("seek", "t", "moved", where, "--clamp") == "t/moved continues at offset 20\n"
+    assert "is not a position; use earliest" in shell("seek", "t", "moved", "soon", code=2)
+    assert "this id belongs to node 1, but this broker is node 0" in shell("seek", "t", "moved", "0040000000000001", code=1)
     assert "E_NOT_FOUND" in shell("seek", "t", "nobody", "1", code=1)
     assert shell("message", "t", "0000000000000009") == "message 9\n"
 
@@ -131,11 +131,11 @@ def test_peek_shows_messages_and_moves_nothing(shell: Shell) -> None:
     newest = shell("peek", "t", "-n", "2").splitlines()
     assert [line.split()[:2] for line in newest[:2]] == [["18", "stored"], ["19", "stored"]]
     assert newest[0].endswith("10 B: message 18")
-    assert newest[2] == "zsq: topic t ends at 20"
+    assert newest[2] == "zsq: topic t ends at offset 20"
     shell("channel", "create", "t", "looked", "--start", "4")
     *lines, summary = shell("peek", "t", "looked", "-n", "3").splitlines()
     assert [line.split()[:2] for line in lines] == [["4", "new"], ["5", "new"], ["6", "new"]]
-    assert summary == "zsq: t/looked is at 4 of 20; nothing held"
+    assert summary == "zsq: t/looked is at offset 4 of 20; no messages held"
     objects = [json.loads(line) for line in shell("peek", "t", "looked", "--json", "-n", "2").splitlines()]
     assert [(one["offset"], one["state"], one["attempts"], one["body"]) for one in objects] == [
         (4, "new", 0, "message 4"), (5, "new", 0, "message 5"),
@@ -148,12 +148,12 @@ def test_peek_shows_messages_and_moves_nothing(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["channel", "set", "t", "c"], "say what to change"),
-        (["channel", "create", "t", "c", "--start", "soon"], "is not a place to start"),
+        (["channel", "set", "t", "c"], "give at least one setting: --"),
+        (["channel", "create", "t", "c", "--start", "soon"], "is not a position"),
         (["channel", "create", "t", "c", "--max-age", "soon"], "is not a time"),
-        (["channel", "create", "t", "c", "--max-attempts", "default"], "is not a number"),
-        (["channel", "set", "t", "c", "--max-attempts", "-1"], "is not a number of 0 or more"),
-        (["channel", "create", "t", "c", "--max-consumers", "-1"], "is not a number of 0 or more"),
+        (["channel", "create", "t", "c", "--max-attempts", "default"], "is not a whole number"),
+        (["channel", "set", "t", "c", "--max-attempts", "-1"], "is not a whole number of 0 or more"),
+        (["channel", "create", "t", "c", "--max-consumers", "-1"], "is not a whole number of 0 or more"),
         (["channel", "set", "t", "c", "--tags", "a"], "No such option"),
         (["peek", "t", "-n", "1001"], "is not in the range"),
         (["seek", "t", "c"], "Missing argument 'WHERE'"),

@@ -50,7 +50,7 @@ def test_delayed_messages_are_published_listed_counted_and_cancelled(zsq: Zsq) -
     assert (done.returncode, done.stdout) == (0, "1 cancelled\n")
     done = zsq("delayed", "cancel", "t", found[1]["key"], found[0]["key"])
     assert (done.returncode, done.stdout) == (1, "1 cancelled\n")
-    assert f"{found[1]['key']} does not wait" in done.stderr
+    assert f"{found[1]['key']} is not a delayed message" in done.stderr
     assert zsq("topic", "delete", "t").returncode == 1, "one waits"
     assert zsq("delayed", "cancel", "t", "--all").stdout == "1 cancelled\n"
     assert zsq("topic", "delete", "t").returncode == 0

@@ -66,7 +66,7 @@ def test_an_id_is_an_offset_of_a_node() -> None:
      "5300w"],
 )  # fmt: skip
 def test_each_text_that_is_no_place_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is not a place to start: write earliest, latest") as error:
+    with pytest.raises(ValueError, match="is not a position; use earliest, latest") as error:
         parse_place(text, lambda: NOW)
     assert repr(text) in str(error.value)
 
@@ -86,7 +86,7 @@ def test_any_text_is_a_place_that_can_be_sent_or_refused(text: str) -> None:
 
 
 def test_a_wrong_place_is_a_wrong_use() -> None:
-    with pytest.raises(click.BadParameter, match="is not a place to start"):
+    with pytest.raises(click.BadParameter, match="is not a position"):
         places.TopicPosition().convert("tomorrow", None, None)
 
 

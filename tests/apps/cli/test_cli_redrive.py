@@ -167,8 +167,8 @@ def test_killed_between_publish_and_finish_it_sends_twice_and_loses_nothing(brok
     ("arguments", "code", "text"),
     [
         (("nowhere", "--all"), 1, "E_NOT_FOUND topic 'nowhere' does not exist"),
-        (("t.c.dead",), 2, "say how many: -n N, or --all"),
-        (("t.c.dead", "--all", "-n", "3"), 2, "say how many"),
+        (("t.c.dead",), 2, "give either -n N or --all"),
+        (("t.c.dead", "--all", "-n", "3"), 2, "give either -n N or --all"),
         (("t.c.dead", "-n", "0"), 2, "'-n'"),
         (("t c", "--all"), 2, "E_BAD_NAME"),
         (("t.c.dead", "--all", "--channel", "a/b"), 2, "E_BAD_NAME"),

@@ -37,7 +37,7 @@ def test_each_size_is_parsed_to_bytes(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "1.GiB", "one", "1 Gib 2", "1pib", "10000000TiB", "0x10", "1,5GB", "٣"])
 def test_each_text_that_is_no_size_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"size|disk") as error:
+    with pytest.raises(ValueError, match=r"size|limit of 4 EiB") as error:
         parse_bytes(text)
     assert repr(text) in str(error.value)
 
@@ -56,7 +56,7 @@ def test_each_duration_is_parsed_to_seconds(text: str, expected: float) -> None:
 
 @pytest.mark.parametrize("text", ["", "d", "-1", "1h30", "1y", "7 d x", "1e3", "h1", "10000w", "inf", "nan", "99999999999"])
 def test_each_text_that_is_no_duration_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"time|hundred years") as error:
+    with pytest.raises(ValueError, match=r"time|100 years") as error:
         parse_seconds(text)
     assert repr(text) in str(error.value)
 
@@ -110,7 +110,7 @@ def test_a_topic_is_made_and_set(shell: Shell) -> None:
     assert shell.settings("a") == wanted | {"keep_chunks": 100}
     shell("topic", "set", "a", "--keep-bytes", "default", "--keep-chunks", "default", "--keep-time", "default")
     assert shell.settings("a") == {"keep_bytes": 5 << 20, "max_bytes": GIB, "when_full": "drop-oldest"}
-    assert "what it keeps was not changed" in shell("topic", "create", "a", "--max-bytes", "2GiB")
+    assert "exists already with other settings; they were not changed" in shell("topic", "create", "a", "--max-bytes", "2GiB")
     assert shell.settings("a")["max_bytes"] == GIB
     shell("topic", "set", "a", "--when-full", "default")
     assert shell.settings("a")["when_full"] == "reject"
@@ -128,10 +128,10 @@ def test_a_topic_follows_what_the_broker_was_started_with(shell: Shell) -> None:
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["set", "a"], "say what to change"),
+        (["set", "a"], "give at least one setting: --"),
         (["set", "a", "--keep-bytes", "much"], "is not a size"),
         (["set", "a", "--keep-time", "1h30"], "is not a time"),
-        (["set", "a", "--keep-chunks", "-3"], "is not a number"),
+        (["set", "a", "--keep-chunks", "-3"], "is not a whole number"),
         (["set", "a", "--max-bytes", "1MiB"], "at least 8388608"),
         (["set", "a", "--when-full", "reject", "--max-age", "1d"], "--max-age none"),
         (["create", "b", "--when-full", "default"], "is not one of"),
@@ -173,5 +173,5 @@ def test_what_lies_on_disk_and_what_was_dropped_is_in_the_tables() -> None:
 def test_counts_are_parsed_and_wrong_ones_are_refused() -> None:
     assert [parse_count(text) for text in ("0", " 12 ", "9" * 18)] == [0, 12, 10**18 - 1]
     for text in ("", "-1", "1.5", "\u0663", "1" + "0" * 18, "9" * 5_000):
-        with pytest.raises(ValueError, match=r"is not a number|more than can be counted"):
+        with pytest.raises(ValueError, match=r"is not a whole number|at most 18 digits"):
             parse_count(text)

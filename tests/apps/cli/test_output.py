@@ -165,8 +165,8 @@ def test_slips_of_the_pen_are_told_with_what_was_meant(tmp_path: Path, capsys: p
     for arguments, said in (
         (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
         (["xyzzy"], "No such command 'xyzzy'."),
-        (["serve"], "--data-dir DIR. (ZSQ_DATA_DIR, or data-dir in the file of --config, does the same.)"),
-        (["serve", "--data-dir", str(tmp_path), "--stage-timeout", "nan"], "'nan' is not a number from 1 on"),
+        (["serve"], "Give --data-dir DIR, set ZSQ_DATA_DIR, or set data-dir in the file of --config."),
+        (["serve", "--data-dir", str(tmp_path), "--stage-timeout", "nan"], "'nan' is not a number of at least 1"),
         (["stats", "--timeout", "x"], "'x' is not a number from 0.05 to 3600"),
         (["stats", "--timeout", "nan"], "'nan' is not a number from 0.05 to 3600"),
     ):
@@ -179,7 +179,7 @@ def test_who_waits_for_a_broker_hears_why(capsys: pytest.CaptureFixture[str]) ->
         there.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{there.getsockname()[1]}"
         options.hint(url)
-        assert f"nobody answers at {url} yet (Connection refused)" in capsys.readouterr().err
+        assert f"no broker answers at {url} yet (Connection refused)" in capsys.readouterr().err
         there.listen()
         options.hint(url)
         options.hint("tcp://:x")

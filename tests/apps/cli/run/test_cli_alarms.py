@@ -46,14 +46,14 @@ def test_every_alarm_option_is_taken_and_no_secret_shown() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"alarm_webhook": ("ftp://x/y",)}, "the URL of a webhook must be http"),
-        ({"alarm_webhook": ("x",)}, "the URL of a webhook must be http"),
-        ({"alarm_webhook": ("http://",)}, "the URL of a webhook must be http"),
-        ({"alarm_webhook": ("http://x:0/",)}, "the URL of a webhook must be http"),
-        ({"alarm_webhook": ("http://x/a b",)}, "the URL of a webhook must be http"),
-        ({"alarm_webhook": ("https://u:secret@x/y",)}, "must not contain a user or password"),
-        ({"alarm_command": ("/nowhere/program",)}, "no such program"),
-        ({"alarm_command": ("",)}, "no such program"),
+        ({"alarm_webhook": ("ftp://x/y",)}, "a webhook is http"),
+        ({"alarm_webhook": ("x",)}, "a webhook is http"),
+        ({"alarm_webhook": ("http://",)}, "a webhook is http"),
+        ({"alarm_webhook": ("http://x:0/",)}, "a webhook is http"),
+        ({"alarm_webhook": ("http://x/a b",)}, "a webhook is http"),
+        ({"alarm_webhook": ("https://u:secret@x/y",)}, "holds no password"),
+        ({"alarm_command": ("/nowhere/program",)}, "does not exist or is not executable"),
+        ({"alarm_command": ("",)}, "does not exist or is not executable"),
         ({"alarm_command": ("'open",)}, "No closing quotation"),
         ({"alarm_hold": 1e9}, "hold time of alarms must be 0 to 86400 s"),
         ({"alarm_webhook": ("http://x/",) * (RECEIVERS_MAX + 1)}, "at most 16 receivers"),
@@ -72,7 +72,7 @@ def test_the_options_of_mail_are_refused_and_say_what_to_use(
     def refused(where: str, *arguments: str) -> None:
         assert run(["serve", "--data-dir", str(tmp_path / "data"), *arguments]) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"zsq: E_BAD_ARGUMENT {where}: zsq sends no mail any more; let Alertmanager send it")
+        assert error.startswith(f"zsq: E_BAD_ARGUMENT {where}: zsq no longer sends mail. Use Alertmanager")
         assert "--alarm-command" in error
         assert not (tmp_path / "data").exists()
 
@@ -102,8 +102,8 @@ def test_a_secret_is_read_from_a_file_once(tmp_path: Path) -> None:
         (None, {}, "cannot be read"),
         (b"", {}, "is empty"),
         (b"\xff\xfe", {}, "cannot be read"),
-        (b"a\x07b", {}, "characters that cannot be sent"),
-        (b"x", {TOKEN: "y"}, "which is it"),
+        (b"a\x07b", {}, "may hold only printable ASCII characters"),
+        (b"x", {TOKEN: "y"}, "unset one of them"),
     ],
 )
 def test_each_bad_secret_is_refused(tmp_path: Path, content: bytes | None, environment: dict[str, str], why: str) -> None:
@@ -146,7 +146,7 @@ def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
     assert lines[0].endswith("t/c: depth 1,234 (alarm above 1,000)")
     assert lines[1].endswith("t/c: oldest message 90 s old (alarm above 60 s)")
     assert lines[4].endswith("raised: t/c: depth 1,234 (alarm above 1,000)")
-    assert lines[-1] == "command tee: told 3, 2 waiting, 1 given up; last try: ended with exit code 1"
+    assert lines[-1] == "command tee: sent 3, 2 waiting, 1 given up; last error: ended with 1"
     assert describe_alarms({"raised": [], "recent": [], "receivers": []}) == "no alarm is raised"
 
 

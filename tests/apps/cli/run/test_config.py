@@ -90,28 +90,28 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
     ("text", "said"),
     [
         ("nod-id = 1", "nod-id: no such option; did you mean node-id?"),
-        ("node_id = 1", "node_id: no such option; it is written node-id"),
+        ("node_id = 1", "node_id: no such option; use node-id"),
         ("[alarms]\ndepth = 1", "alarms: no such option"),
         ("[alarm]\ndeep = 1", "alarm-deep: no such option; did you mean alarm-depth?"),
         ("[nsq.tsl]\ncert = 1", "nsq-tsl: no such option"),
-        ("alarm-depth = 1\n[alarm]\ndepth = 2", "alarm-depth: said twice"),
+        ("alarm-depth = 1\n[alarm]\ndepth = 2", "alarm-depth: set twice"),
         ("config = 'x'", "config: no such option"),
         ("node-id = 2000", "a whole number from 0 to 1023"),
-        ('node-id = "1"', "node-id: '1' is not allowed; allowed is a whole number from 0 to 1023"),
+        ('node-id = "1"', "node-id: '1' is not allowed; use a whole number from 0 to 1023"),
         ("node-id = true", "node-id: True is not allowed"),
         ("node-id = 1.0", "node-id: 1.0 is not allowed"),
-        ("no-http = 1", "no-http: 1 is not allowed; allowed is true or false"),
-        ("no-http = 'yes'", "allowed is true or false"),
-        ("stage-timeout = nan", "allowed is a number of 1 or more"),
+        ("no-http = 1", "no-http: 1 is not allowed; use true or false"),
+        ("no-http = 'yes'", "use true or false"),
+        ("stage-timeout = nan", "use a number of 1 or more"),
         ("alarm-hold = inf", "'inf' is not a time"),
-        ("stage-timeout = inf", "allowed is a number of 1 or more"),
+        ("stage-timeout = inf", "use a number of 1 or more"),
         ("sync = 'often'", '"always", "interval", "never"'),
         ("alarm-age = 'soon'", "'soon' is not a time"),
         ("alarm-age = 1979-05-27", "alarm-age: datetime.date(1979, 5, 27) is not allowed"),
         ("keep-bytes = ['1MB']", "keep-bytes: ['1MB'] is not allowed"),
         ("nsq-listen = ['a:1', 5]", "nsq-listen: 5 is not allowed"),
         ("nsq-tls-cert = 'none.pem'", "nsq-tls-cert"),
-        (f"alarm-webhook-token = '{SECRET}'", "secrets do not stand in this file: set ZSQ_ALARM_WEBHOOK_TOKEN"),
+        (f"alarm-webhook-token = '{SECRET}'", "secrets are not allowed in this file; set the variable ZSQ_ALARM_WEBHOOK_TOKEN"),
         ("= 1", "not TOML"),
         ("a = " + "[" * 5000, "not TOML"),
         ("\udcff", "not TOML"),
@@ -136,10 +136,10 @@ def test_what_is_wrong_elsewhere_is_told_by_where_it_stands(
     assert "node_id: no such option" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
     assert app.run(["serve", "--config", str(tmp_path / "none")]) == 2
-    assert f"{tmp_path}/none: No such file or directory: --config or ZSQ_CONFIG names it" in capsys.readouterr().err
+    assert f"{tmp_path}/none: No such file or directory; check --config or ZSQ_CONFIG" in capsys.readouterr().err
     monkeypatch.setenv("ZSQ_SERVE_NODE_IDS", "1")
     assert app.run(["config"]) == 0
-    assert "ZSQ_SERVE_NODE_IDS is set, and there is no such option of zsq serve; did you mean ZSQ_SERVE_NODE_ID?" in capsys.readouterr().err
+    assert "ZSQ_SERVE_NODE_IDS is set, but zsq serve has no such option; did you mean ZSQ_SERVE_NODE_ID?" in capsys.readouterr().err
     monkeypatch.setenv("ZSQ_SERVE_NODE_ID", "many")
     assert app.run(["config"]) == 2
     assert "zsq: E_BAD_ARGUMENT ZSQ_SERVE_NODE_ID: 'many'" in capsys.readouterr().err

@@ -39,7 +39,7 @@ def _value(option: click.Option) -> str:
     elif isinstance(of, click.Choice):
         text = ", ".join(f"`{one}`" for one in of.choices)
     elif isinstance(of, (click.IntRange, click.FloatRange)):
-        text = kind(option)[1].removeprefix("allowed is a ").removeprefix("whole ")
+        text = kind(option)[1].removeprefix("use a ").removeprefix("whole ")
     else:
         text = str(named or option.metavar or "text")
     return f"{text}, any number of them" if option.multiple else text

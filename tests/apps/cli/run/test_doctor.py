@@ -59,12 +59,12 @@ def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(metadata, "version", version)
     found = list(doctor.libraries())
     assert [finding.text for finding in found if finding.level == PROBLEM] == [
-        "click 7.0 is there, and click>=8.1 is needed",
+        "click 7.0 is installed, but click>=8.1 is needed",
         "lmdb is missing",
     ]
     assert [finding.text for finding in found if finding.level == ADVICE] == [
-        "snappy for NSQ's clients cannot be served",
-        "permissions by NSQ's auth servers cannot be served",
+        "not installed: snappy for NSQ clients",
+        "not installed: permissions from NSQ auth servers",
     ]
 
 
@@ -179,7 +179,7 @@ def test_each_fault_of_a_data_directory_is_reported(tmp_path: Path) -> None:
     (data / "topics/000001").mkdir(parents=True)
     assert said(data)[1].endswith("1 topics, no broker runs on it")
     lock = Files().lock(str(data / "lock"))
-    assert said(data)[1].endswith(f"process {os.getpid()} serves it")
+    assert said(data)[1].endswith(f"its broker is process {os.getpid()}")
     Files().close(lock)
 
 
