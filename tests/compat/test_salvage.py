@@ -152,7 +152,7 @@ def test_where_reading_was_and_what_lies_before(tmp_path: Path) -> None:
     source = write_nsqd(tmp_path / "a", listed, {"t:c": [[MESSAGES[1]], MESSAGES[2:6], [MESSAGES[6]]]})
     for case, (meta, expected, said) in enumerate(
         (
-            (Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])), MESSAGES[3:7], "were read, and are left out"),
+            (Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])), MESSAGES[3:7], "are left out, because nsqd has read them"),
             (Meta(4, 1, 3, 2, len(RECORDS[6])), MESSAGES[1:7], "counts 4 messages, but there are 1 from its read position on"),
             (Meta(1, 0, 0, 1, 0), MESSAGES[1:7], "older than its data"),
             (Meta(6, 8, 0, 2, len(RECORDS[6])), MESSAGES[1:7], "the read position after the write position"),

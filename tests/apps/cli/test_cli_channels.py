@@ -86,7 +86,7 @@ def test_what_is_said_about_a_channel_that_is_there_changes_nothing_and_is_told(
     said = shell("sub", "t", "plain", "-n", "2", "--start", "9", "--max-attempts", "4")
     assert said.startswith("message 0\nmessage 1\n")
     assert "--start has no effect" in said
-    assert "was there before and has max_attempts 0, not 4; what this consumer was given changes nothing" in said
+    assert "already existed and has max_attempts 0, not 4; the settings of this consumer do not change it" in said
     assert len(said.splitlines()) == 4, "each is said once"
 
 

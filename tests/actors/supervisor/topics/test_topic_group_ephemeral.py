@@ -31,7 +31,7 @@ def test_what_may_be_chosen() -> None:
         ({"keep_bytes": -1}, "keep_bytes of a topic in memory"),
         ({"keep_bytes": MAX + 1}, "keep_bytes of a topic in memory"),
         ({"max_bytes": 5}, "max_bytes must be at least"),
-        ({"colour": 5}, "no setting colour"),
+        ({"colour": 5}, "unknown setting colour"),
     ],
 )
 def test_nothing_is_without_a_bound(own: dict[str, Any], said: str) -> None:

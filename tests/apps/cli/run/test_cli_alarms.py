@@ -46,12 +46,12 @@ def test_every_alarm_option_is_taken_and_no_secret_shown() -> None:
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"alarm_webhook": ("ftp://x/y",)}, "a webhook is http"),
-        ({"alarm_webhook": ("x",)}, "a webhook is http"),
-        ({"alarm_webhook": ("http://",)}, "a webhook is http"),
-        ({"alarm_webhook": ("http://x:0/",)}, "a webhook is http"),
-        ({"alarm_webhook": ("http://x/a b",)}, "a webhook is http"),
-        ({"alarm_webhook": ("https://u:secret@x/y",)}, "holds no password"),
+        ({"alarm_webhook": ("ftp://x/y",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("x",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("http://",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("http://x:0/",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("http://x/a b",)}, "the URL of a webhook must be http"),
+        ({"alarm_webhook": ("https://u:secret@x/y",)}, "must not contain a user or password"),
         ({"alarm_command": ("/nowhere/program",)}, "does not exist or is not executable"),
         ({"alarm_command": ("",)}, "does not exist or is not executable"),
         ({"alarm_command": ("'open",)}, "No closing quotation"),
@@ -146,7 +146,7 @@ def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
     assert lines[0].endswith("t/c: depth 1,234 (alarm above 1,000)")
     assert lines[1].endswith("t/c: oldest message 90 s old (alarm above 60 s)")
     assert lines[4].endswith("raised: t/c: depth 1,234 (alarm above 1,000)")
-    assert lines[-1] == "command tee: sent 3, 2 waiting, 1 given up; last error: ended with 1"
+    assert lines[-1] == "command tee: sent 3, 2 waiting, 1 given up; last error: ended with exit code 1"
     assert describe_alarms({"raised": [], "recent": [], "receivers": []}) == "no alarm is raised"
 
 
