@@ -144,7 +144,7 @@ class AlarmSender(Actor[AlarmStart]):
         for number, receiver in enumerate(receivers(self.given.alarms)):
             thread = WorkerThread(self.context, f"receiver-{number}")
             self._lines[thread.socket] = _Destination(receiver, thread)
-            self.listen_raw(thread.socket)
+            self.listen_raw(thread.socket, partial(self._sent, thread.socket))
         return {}
 
     def send(self, port: Port, mail: Mail, message: p.Alarm) -> None:
@@ -164,7 +164,7 @@ class AlarmSender(Actor[AlarmStart]):
             text += f"\n{missed} earlier alarms could not be sent"
         return {"text": text, "events": batch, "missed": missed, "broker": self.given.broker}
 
-    def on_raw(self, source: Any) -> None:
+    def _sent(self, source: Any) -> None:
         line = self._lines[source]
         for _, value in line.thread.results():
             if isinstance(value, Exception) and not isinstance(value, NotSent):

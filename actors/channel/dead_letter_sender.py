@@ -45,7 +45,7 @@ class DeadLetterPublisher:
         self,
         endpoint: str,
         idle_s: float,
-        listen: Callable[[Any], None],
+        listen: Callable[[Any, Callable[[], None]], None],
         ignore: Callable[[Any], None],
         by: Mapping[str, str] | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class DeadLetterPublisher:
         """
         if self._engine is None:
             self._engine = ProducerEngine(self._address, 0, 1, 1, None)
-            self._listen(self._engine.epoll.fileno())
+            self._listen(self._engine.epoll.fileno(), lambda: None)  # each turn of the loop looks at it
         now = self._used_ns = time.monotonic_ns()
         lane = self._engine.lane(topic)
         pending_blocks = [PendingBlock(block) for block in blocks]

@@ -71,6 +71,7 @@ class Actor(Generic[StartT]):
         self.supervisor: Port
         self._lifeline = -1
         self._ports: list[Port] = []
+        self._raw: dict[Any, Callable[[], object]] = {}
         self._timers: list[list[Any]] = []  # [due_ns, interval_ns, function]
         self._timers_due_ns = 1 << 62  # no timer is due before that
         self._poller: zmq.Poller
@@ -133,9 +134,13 @@ class Actor(Generic[StartT]):
         """
         return self._listen(Port(self.context, zmq.ROUTER))
 
-    def open_pull(self, endpoint: str, mark: int) -> Port:
-        """Bind a PULL. At most `mark` unread messages of a peer wait here, more at the peer."""
+    def open_pull(self, endpoint: str, mark: int, take: Callable[[Port], None]) -> Port:
+        """Bind a PULL, whose frames `take` receives itself.
+
+        At most `mark` unread messages of a peer wait here, more at the peer.
+        """
         port = Port(self.context, zmq.PULL, mark=mark)
+        port.on_readable = take
         port.socket.bind(endpoint)
         return self._listen(port)
 
@@ -149,15 +154,14 @@ class Actor(Generic[StartT]):
         self._poller.unregister(port.socket)
         port.close()
 
-    def listen_raw(self, source: Any) -> None:
-        """Wake up when `source` (a socket of a thread) is readable; `on_raw` is then called."""
+    def listen_raw(self, source: Any, handle: Callable[[], object]) -> None:
+        """Call `handle` when `source` (a socket of a thread, a descriptor) is readable."""
+        self._raw[source] = handle
         self._poller.register(source, zmq.POLLIN)
 
     def ignore_raw(self, source: Any) -> None:
         self._poller.unregister(source)
-
-    def on_raw(self, source: Any) -> None:
-        """Process a source given to `listen_raw` that is readable."""
+        del self._raw[source]
 
     def every(self, interval_ms: float, function: Callable[[], None]) -> None:
         interval_ns = int(interval_ms * _MS)
@@ -259,7 +263,8 @@ class Actor(Generic[StartT]):
                     self._drain(port)
                 else:
                     self.stir()
-                    self.on_raw(source)
+                    if (handle := self._raw.get(source)) is not None:  # else ignored in this same round
+                        handle()
             if self._stirred:
                 self.hasten_pulse()
             self._run_timers()
@@ -285,6 +290,9 @@ class Actor(Generic[StartT]):
         self._timers_due_ns = min(timer[0] for timer in self._timers)
 
     def _drain(self, port: Port) -> None:
+        if port.on_readable is not None:
+            port.on_readable(port)
+            return
         for mail in port.receive(options.DRAIN_MAX):
             if not isinstance(mail, Mail):
                 self._refuse(port, mail[0], mail[1])

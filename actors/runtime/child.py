@@ -12,16 +12,15 @@ from ..settings import options
 from ..settings.starts import ActorStart
 
 # Start order; the stop order is the reverse.
-KINDS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway", "nsq_gateway", "http_gateway", "alarm_teller")
+KINDS: Final = ("topic", "channel", "scan_worker", "scan_loop", "gateway", "nsq_gateway", "http_gateway", "alarm_teller")
 # they listen on addresses that other programs may use already
 OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway"})
 
-# What a failure ends. A topic and its storage share one fate, and the topic's channels start
-# after them: a channel's leases depend on the rows that its storage recovered. Rejected for now:
-# channels that outlive their storage and attach to the next one. That would save redeliveries after
+# What a failure ends. A topic's channels share its fate and start after it: a channel's leases
+# depend on the rows that the topic's storage recovered. Rejected for now: channels that outlive
+# their topic and attach to the next one. That would save redeliveries after
 # a crash, but it needs a second protocol for sending again what was not committed.
 FATE: Final[dict[str, str]] = {
-    "storage": "topic_group",
     "topic": "topic_group",
     "channel": "self",
     "scan_worker": "self",

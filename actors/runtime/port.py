@@ -81,6 +81,7 @@ class Port:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
         self.routes: dict[type[Wire], Callable[[Port, Mail, Any], None]] = {}
+        self.on_readable: Callable[[Port], None] | None = None  # receives the frames itself, without routes
 
     def route(self, kind: type[MessageT], handler: Callable[[Port, Mail, MessageT], None]) -> None:
         """Let `handler` take the messages of this class.

@@ -35,7 +35,10 @@ class OrderingPulse(TypedDict):
 
 
 class TopicPulse(OrderingPulse):
-    """A topic's pulse. `end` is where channels must stop reading; `head` is the end of the log."""
+    """A topic's pulse, with that of its storage.
+
+    `end` is where channels must stop reading; `head` is the end of the log.
+    """
 
     head: int
     end: int
@@ -44,6 +47,7 @@ class TopicPulse(OrderingPulse):
     message_bytes: int
     rates: Rates
     rates_recent: Rates
+    storage: StoragePulse
 
 
 class SupplyPulse(SupplyFacts):

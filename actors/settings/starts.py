@@ -25,13 +25,15 @@ class ActorStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StorageStart(ActorStart):
-    """Start values of a storage.
+class StorageStart:
+    """Start values of a topic's storage.
 
-    `create` means that the topic is new and its directory must be created. `closed` means closed
-    to publishers.
+    `front`, `reader`, `stage` and `push` are the endpoints where it listens, and `scan` is the scan
+    loop's. `create` means that the topic is new and its directory must be created. `closed` means
+    closed to publishers.
     """
 
+    front: str
     reader: str
     stage: str
     push: str
@@ -49,17 +51,16 @@ class StorageStart(ActorStart):
     in_memory: bool = False
     message_bytes_max: int = MESSAGE_BYTES_MAX
 
-    def endpoints(self) -> tuple[str, ...]:
-        return self.front, self.reader, self.stage, self.push
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStart(ActorStart):
-    """Start values of a topic; `storage` is an endpoint, `closed` means closed to publishers."""
+    """Start values of a topic's process, in which its storage lives too."""
 
-    storage: str
-    closed: bool
-    message_bytes_max: int = MESSAGE_BYTES_MAX
+    storage: StorageStart
+
+    def endpoints(self) -> tuple[str, ...]:
+        own = self.storage
+        return self.front, own.front, own.reader, own.stage, own.push
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,11 @@ class ChannelStart(ActorStart):
     topic_name: str = ""
     uuid: str = ""
     made_with: NewChannelSettings = field(default_factory=NewChannelSettings)
+
+
+def scanned_at(start: ActorStart) -> str:
+    """Return the endpoint that answers scans: a topic's storage, or the channel."""
+    return start.storage.front if isinstance(start, TopicStart) else start.front
 
 
 def channel_of(start: ActorStart) -> str:

@@ -19,8 +19,7 @@ class GroupState(Enum):
     """State of a topic's processes as one unit."""
 
     NEW = "new"
-    STORAGE = "starting storage"
-    TOPIC = "starting topic"
+    STARTING = "starting"
     UP = "up"
     CLEARING = "clearing"
     STOPPING = "stopping"
@@ -60,9 +59,6 @@ class TopicView(Protocol):
     def restarts(self) -> RestartIntensity: ...
 
     @property
-    def storage(self) -> Child | None: ...
-
-    @property
     def topic(self) -> Child | None: ...
 
     @property
@@ -80,7 +76,8 @@ def topic_pulse(group: TopicView) -> TopicPulse:
 
 
 def storage_pulse(group: TopicView) -> StoragePulse:
-    return cast("StoragePulse", group.storage.stats if group.storage is not None else _NOT_REPORTED)
+    """Return the storage's part of that pulse."""
+    return cast("StoragePulse", topic_pulse(group).get("storage", _NOT_REPORTED))
 
 
 def channel_pulse(child: Child | None) -> ChannelPulse:

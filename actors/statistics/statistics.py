@@ -121,7 +121,7 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
     if group.state is not GroupState.UP:
         return [f"{group.state.value} {group.failure}".strip()]
     storage = storage_pulse(group)
-    said = list(storage.get("alarms") or group.storage.data.get("alarms", ())) if group.storage is not None else []
+    said = list(storage.get("alarms") or group.topic.data.get("alarms", ())) if group.topic is not None else []
     said += [text for text in (storage.get("state_alarm"), storage.get("delayed_alarm")) if text]
     full = _disk_full(group)
     if full and not any(full in one for one in said):
@@ -141,7 +141,7 @@ def write_trouble(group: TopicView, disk: DiskView) -> str:
     Alarms about backlogs, old damage and a first start do not count.
     """
     if group.state is not GroupState.UP:
-        again = group.failure and group.state in (GroupState.STORAGE, GroupState.TOPIC)
+        again = group.failure and group.state is GroupState.STARTING
         down = again or group.state in (GroupState.CLEARING, GroupState.FAILED)
         return f"{group.state.value} {group.failure}".strip() if down else ""
     stats = storage_pulse(group)
@@ -164,7 +164,7 @@ def _refused_text(group: TopicView, disk: DiskView, full: str) -> str:
 
 
 def _not_written_since(group: TopicView) -> list[str]:
-    if group.failure and group.storage is not None and not storage_pulse(group).get("appends"):
+    if group.failure and group.topic is not None and not storage_pulse(group).get("appends"):
         return [f"started again and not written to since: {group.failure}"]
     return []
 

@@ -322,12 +322,10 @@ class Channels:
         return end if start == "latest" else min(max(start, oldest), end)
 
     def route(self, port: Port) -> None:
-        """Serve the channels and the topic, which connect to this port."""
+        """Serve the channels, which connect to this port."""
         port.route(p.OpenChannel, self.open)
         port.route(p.Save, self.save)
         port.route(p.Due, self.due)
-        port.route(p.Pause, self.pause)
-        port.route(p.Empty, self.empty)
 
     def open(self, port: Port, mail: Mail, message: p.OpenChannel) -> None:
         check_name(message.channel, "channel")
@@ -436,31 +434,34 @@ class Channels:
         if self.owners.get(channel) != mail.envelope:
             raise Refused(E_CLOSING, f"channel {channel!r} has another owner now")
 
-    def pause(self, port: Port, mail: Mail, message: p.Pause) -> None:
+    def pause(self, is_paused: bool, then: Callable[[int], None]) -> None:
+        """Fix or free the visible end, and call `then` with it after the commit."""
         self._state.check_space()
-        if not message.paused or self.visible_end < 0:  # pausing twice does not move the end
-            self.visible_end = self._log.end if message.paused else -1
+        if not is_paused or self.visible_end < 0:  # pausing twice does not move the end
+            self.visible_end = self._log.end if is_paused else -1
         self._state.batch.paused_end = self.visible_end
         self._state.cover(self.visible_end)
-        self._answer_after_commit(port, mail, message, visible_end=self.visible_end)
+        self._state.then(partial(then, self.visible_end))
 
-    def empty(self, port: Port, mail: Mail, message: p.Empty) -> None:
-        """Answer `Empty`.
+    def empty(self, then: Callable[[int, int], None]) -> None:
+        """Clear what waits for a first channel, and call `then` with what waits behind a pause.
 
-        Each channel itself passes the messages behind a pause, so the channels act between its
-        two steps.
+        Each channel itself passes the messages behind a pause, so the channels act between this
+        and `move_pause`.
         """
         end = self._log.end
         self._state.cover(end)
-        if message.end >= 0:
-            if self.visible_end >= 0:
-                self.visible_end = self._state.batch.paused_end = max(self.visible_end, min(message.end, end))
-            self._answer_after_commit(port, mail, message, visible_end=self.visible_end)
-            return
         if not self.rows:
             self.waiting = self._state.batch.waiting = end
         start = end if self.visible_end < 0 else min(max(self.visible_end, self._log.start), end)
-        self._answer_after_commit(port, mail, message, start=start, end=end)
+        self._state.then(partial(then, start, end))
+
+    def move_pause(self, end: int, then: Callable[[int], None]) -> None:
+        """Move the visible end of a paused topic forward, and call `then` with it after the commit."""
+        self._state.cover(self._log.end)
+        if self.visible_end >= 0:
+            self.visible_end = self._state.batch.paused_end = max(self.visible_end, min(end, self._log.end))
+        self._state.then(partial(then, self.visible_end))
 
     def dropped(self, start: int) -> None:
         """Note that messages below `start` will be removed, so no first channel waits for them."""
@@ -483,8 +484,8 @@ class Channels:
             self.waiting = self._state.batch.waiting = self._new_begin()
         self._state.then(then)
 
-    def _answer_after_commit(self, port: Port, mail: Mail, message: p.Save | p.Pause | p.Empty, **data: int) -> None:
-        self._state.then(partial(port.send, mail.envelope, p.Done(message.request, data)))
+    def _answer_after_commit(self, port: Port, mail: Mail, message: p.Save) -> None:
+        self._state.then(partial(port.send, mail.envelope, p.Done(message.request, {})))
 
 
 _HOLE_NUMBERS: Final = 4

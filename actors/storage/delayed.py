@@ -4,7 +4,7 @@ It also lists, counts and cancels them. Requests and orders:
 
 | message | action |
 |---|---|
-| AppendDelayed | when the log is synced to its present end (the producer's earlier blocks are durable): commit; answer Kept or Failed |
+| `append` | when the log is synced to its present end (the producer's earlier blocks are durable): commit; tell the topic |
 | Scan | answer Scanned at once: when a message will be due. If one is due now, begin a move |
 | ListDelayed, CountDelayed | answer from a read |
 | CancelDelayed | wait until no move is under way; answer after the commit |
@@ -44,7 +44,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...storage.delayed.delayed import DelayedStore, DelayedSummary
 from ...storage.delayed.delayed_format import DelayedKey, DelayedRow, due_block
@@ -53,9 +53,9 @@ from ...storage.errors import DiskFull, StoreFailed
 from ...storage.log.log_format import BAD_SUFFIX, DELAYED_NAME
 from ...storage.space import Shortage, Space
 from ...transport.block.block import Block
-from ...transport.errors import E_BAD_ARGUMENT, E_DISK_FULL, E_LIMIT, Refused, UsageError
+from ...transport.errors import E_DISK_FULL, E_LIMIT, Refused
 from ...transport.wire import protocol as p
-from ..runtime.port import Envelope, Mail, Port
+from ..runtime.port import Mail, Port
 from ..runtime.pulses import DelayedPulse
 from ..runtime.worker_thread import Jobs
 from ..settings import options
@@ -86,24 +86,33 @@ class Clock(NamedTuple):
 
 
 class _Put(NamedTuple):
-    """An AppendDelayed that waits until the log is synced up to `end`."""
+    """Delayed blocks that wait until the log is synced up to `end`."""
 
-    envelope: Envelope
     request: int
     end: int
     blocks: list[tuple[Block, int]]
 
 
+class DelayedListener(Protocol):
+    """The topic, as its delayed messages call it."""
+
+    def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
+        """Note that these blocks are stored under these keys: (due time, serial)."""
+
+    def delayed_failed(self, request: int, code: str, text: str) -> None:
+        """Note that these blocks are not stored."""
+
+
 class DelayedMessages:
     """The delayed messages of one topic.
 
-    `tell` sends a message to the topic. `moved` is called with the log's end after an append,
+    `listener` is the topic. `moved` is called with the log's end after an append,
     `hint` with the monotonic time at which a scan is wanted, and `answer` with the answer to an
     order.
     """
 
     def __init__(
-        self, store: Store, title: str, thread: Jobs, tell: Callable[[Envelope, p.Wire], object],
+        self, store: Store, title: str, thread: Jobs, listener: DelayedListener,
         moved: Callable[[int], None], hint: Callable[[int], None], answer: Callable[[p.Done | p.Failed], None],
         shortage: Shortage, clock: Clock | None = None,
     ) -> None:  # fmt: skip
@@ -112,7 +121,7 @@ class DelayedMessages:
         self._store = store
         self._title = title
         self._thread = thread
-        self._tell = tell
+        self._listener = listener
         self._moved = moved
         self._hint = hint
         self._answer = answer
@@ -144,21 +153,18 @@ class DelayedMessages:
             return {}
         return {pid: (row.next_sequence, row.recent) for pid, row in self._store.delayed.producers.items()}
 
-    def append(self, envelope: Envelope, message: p.AppendDelayed, blocks: Sequence[Block], end: int) -> None:
+    def append(self, request: int, blocks: Sequence[Block], delays_ms: Sequence[int], end: int) -> None:
         """Queue blocks with their delays until the log is synced up to `end`.
 
         Raises `DiskFull` if there is no space; then no block is accepted.
         """
-        if len(blocks) != len(message.delays_ms) or not all(type(one) is int and 0 < one <= p.DELAY_MS_MAX for one in message.delays_ms):
-            text = f"each block needs one delay of 1 to {p.DELAY_MS_MAX} ms; {len(blocks)} blocks have {len(message.delays_ms)} delays"
-            raise UsageError(E_BAD_ARGUMENT, text)
         now = self._clock.wall_ns()
         size = sum(block.header.length for block in blocks)
         self._space.take(size, now)
-        due = [(block, now + delay_ms * _MS) for block, delay_ms in zip(blocks, message.delays_ms, strict=True)]
+        due = [(block, now + delay_ms * _MS) for block, delay_ms in zip(blocks, delays_ms, strict=True)]
         self._coming += sum(block.count for block in blocks)
         self._coming_bytes += size
-        self._puts.append(_Put(envelope, message.request, end, due))
+        self._puts.append(_Put(request, end, due))
 
     def held_bytes(self) -> int:
         """Return the size of messages that wait to be due or to be stored."""
@@ -189,13 +195,13 @@ class DelayedMessages:
             self._space.forget()
             self._shortage.refused(keys, sum(len(put.blocks) for put in puts), self._clock.monotonic_ns())
             for put in puts:
-                self._tell(put.envelope, p.Failed(put.request, E_DISK_FULL, str(keys)))
+                self._listener.delayed_failed(put.request, E_DISK_FULL, str(keys))
             return
         self._check(keys)
         before = self.summary.next_due_ns
         at = 0
         for put in puts:
-            self._tell(put.envelope, p.Kept(put.request, tuple(tuple(key) for key in keys[at : at + len(put.blocks)])))
+            self._listener.delayed_stored(put.request, [tuple(key) for key in keys[at : at + len(put.blocks)]])
             at += len(put.blocks)
         self.look()
         if self.summary.next_due_ns and (not before or self.summary.next_due_ns < before):

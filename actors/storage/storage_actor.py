@@ -1,5 +1,10 @@
 """Storage actor: owns all files of a topic, appends, syncs, commits state and answers reads.
 
+It lives in the process and the loop of its topic, which hands it blocks by a call (`append`) and
+gets the outcome by a call (`StorageListener`). Channels, readers and stages reach it over sockets
+of its own. Two processes were tried first: each block then crossed two more sockets, and each
+publish woke six more threads (`docs/design.md`).
+
 It appends in groups with one sync, and commits state behind the log. Three threads work beside
 the loop and are reached over inproc. One syncs the log, so that the next appends are written
 meanwhile. One commits the state store (`commits.py`). One syncs staged files (`staging.py`). Two
@@ -18,9 +23,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol
 
 from ...storage.directory.store import Store, StoreOptions, TopicIdentity, create_store, open_store
 from ...storage.errors import DiskFull, Locked, StoreFailed
@@ -31,10 +36,10 @@ from ...storage.space import Shortage, Space
 from ...storage.state.state import ProducerRow, Table, producer_after
 from ...transport.block.block import Block
 from ...transport.block.block_format import ADDRESSED
-from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, UsageError, ZsqError
+from ...transport.errors import E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, Refused, UsageError
 from ...transport.wire import protocol as p
 from ..runtime.actor import Actor, StartFailed
-from ..runtime.port import Envelope, Mail, Port
+from ..runtime.port import Port
 from ..runtime.pulses import StoragePulse
 from ..runtime.worker_thread import LazyThread, WorkerThread
 from ..settings import options
@@ -42,7 +47,7 @@ from ..settings.starts import StorageStart
 from .backups import Backups
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
-from .delayed import DelayedMessages, sequences
+from .delayed import DelayedListener, DelayedMessages, sequences
 from .reads import Reads
 from .retention import LogUpkeep, RetentionRunner
 from .stages import Stages
@@ -107,21 +112,12 @@ def checked(blocks: list[Block]) -> list[Block]:
     return blocks
 
 
-def publishes_of(mail: Mail) -> int:
-    """Return the number of blocks of an append.
-
-    Each block is a publish, or several publishes of one producer that waited together.
-    """
-    return len(mail.frames) // 2
-
-
 class _Pending(NamedTuple):
     """An append that is written and waits for its sync.
 
     `request` is 0 for delayed messages that became due.
     """
 
-    envelope: Envelope
     request: int
     first_offset: int
     time_ns: int
@@ -129,35 +125,60 @@ class _Pending(NamedTuple):
     producers: list[tuple[int, int, int]]  # producer, sequence, first offset
 
 
-class StorageActor(Actor[StorageStart]):
-    store: Store
-    front: Port
-    reader: Port
+class Recovered(NamedTuple):
+    """What a topic goes on with: `producers` maps an id to the next sequence and the last blocks."""
 
-    def on_start(self) -> dict[str, Any]:
-        given = self.given
+    producers: dict[int, tuple[int, Sequence[Sequence[int]]]]
+    head: int
+    visible_end: int
+
+
+class StorageListener(DelayedListener, Protocol):
+    """The topic, as its storage calls it. The calls have the order of the appends."""
+
+    def appended(self, request: int, first_offset: int, time_ns: int) -> None:
+        """Note that an append is stored as the sync mode promises.
+
+        Its blocks are consecutive from `first_offset` on, and have this time.
+        """
+
+    def head_moved(self, head: int) -> None:
+        """Note the new durable end after an append that the topic did not make.
+
+        These are committed stages, and delayed messages that became due.
+        """
+
+
+class StorageActor:
+    """The storage of one topic. `host` is the actor whose process and loop it uses."""
+
+    def __init__(self, host: Actor[Any], given: StorageStart, listener: StorageListener) -> None:
+        self._host = host
+        self.given = given
+        self._listener = listener
+        self.title = f"storage {given.name}"
         self.mode = given.sync
         self.store = self._open()
         self._log = self.store.log
-        self._epoch = 0
         self._appends = 0
         self._sealed = False
-        self._failure: tuple[str, str] | None = None
         self._said_full = ("", "")
         self._written: deque[_Pending] = deque()
         self._ticket: SyncTicket | None = None
-        self._topic: Envelope | None = None
         self._space = Space(self.store.files, self.store.directory, self.store.reserve_bytes)
         self._shortage = Shortage()
         self._oldest = OldestTimes(self._log.reader.header_at)
-        self._raw: dict[Any, Callable[[], object]] = {}
         self._threads: list[WorkerThread] = []
-        self.front = self.open_router(given.front)
-        self.push = self.open_pull(given.push, options.PUSH_MARK)
-        self.reader = self.open_router(given.reader, answers_max=options.READER_ANSWERS_MAX)
+        self.front = host.open_router(given.front)
+        self.reader = host.open_router(given.reader, answers_max=options.READER_ANSWERS_MAX)
         self._make_parts(self.store.state.load())
+        self.push = host.open_pull(given.push, options.PUSH_MARK, self._take_pushes)
         self._route()
         self._set_timers()
+        self._delayed.opened(True)
+
+    def born(self) -> dict[str, Any]:
+        """Return what the supervisor learns about the topic's files when the process is up."""
         return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
 
     def _make_parts(self, table: Table) -> None:
@@ -173,7 +194,7 @@ class StorageActor(Actor[StorageStart]):
         self._state = StateCommits(state_thread, store.state, table, title, store.keeper)
         self._channels = Channels(self._log, self._state, table, self.mode, in_memory=in_memory)
         self._delayed = DelayedMessages(
-            store, title, delayed_thread, send, self._delayed_moved, self._hint, self.answer_order, self._shortage
+            store, title, delayed_thread, self._listener, self._delayed_moved, self._hint, self._host.answer_order, self._shortage
         )  # fmt: skip
         stages = Stages()
         self._retention = RetentionRunner(
@@ -182,61 +203,58 @@ class StorageActor(Actor[StorageStart]):
         )  # fmt: skip
         self._stages = StageCommits(
             store, self._state, stage_thread, table, stages,
-            self.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
+            self._host.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
             self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=given.stage_timeout_s,
             message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed,
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping)
         self._reads = Reads(self._log, self._channels.end, self._upkeep.alarm)
-        self._backup = Backups(store, self._state, self._retention, self._delayed, title, self._housekeeping, self.answer_order)
+        self._backup = Backups(store, self._state, self._retention, self._delayed, title, self._housekeeping, self._host.answer_order)
 
     def _route(self) -> None:
         """Register the handlers.
 
-        The topic, channels and scan workers use the port `front`. Readers use the port `reader`.
+        Channels and scan workers use the port `front`. Readers use the port `reader`.
         """
-        self.front.route(p.OpenTopic, self.open_topic)
-        self.front.route(p.Append, self.append)
-        self.front.route(p.AppendDelayed, self.append_delayed)
+        obey = self._host.obey
         self.front.route(p.Fetch, self._reads.fetch_for_channel)
         self.front.route(p.Scan, self._delayed.scan)
         self._channels.route(self.front)
         self._reads.route(self.reader)
-        self.obey(p.SetSealed, self.seal)
-        self.obey(p.SetClosed, self.close)
-        self.obey(p.SetRetention, lambda order: p.Done(order.request, {"retention": self._retention.configure(resolve(order.retention))}))
-        self.obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
-        self.obey(p.FindOffset, lambda order: p.Position(order.request, self._reads.offset_at(order.time_ns)))
-        self.obey(p.CountDelayed, self._delayed.count)
-        self.obey(p.ListDelayed, self._delayed.list_some)
-        self.obey(p.CancelDelayed, self._delayed.cancel)
-        self.obey(p.BackUpState, self._backup.take_state)
-        self.obey(p.BackUpLog, self._backup.take_log)
-        self.obey(p.EndBackup, self._backup.end)
-        self.obey(p.LeaveChannel, self.leave_channel)
-        self.obey(p.DropChannel, self.drop_channel)
+        obey(p.SetSealed, self.seal)
+        obey(p.SetRetention, lambda order: p.Done(order.request, {"retention": self._retention.configure(resolve(order.retention))}))
+        obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
+        obey(p.FindOffset, lambda order: p.Position(order.request, self._reads.offset_at(order.time_ns)))
+        obey(p.CountDelayed, self._delayed.count)
+        obey(p.ListDelayed, self._delayed.list_some)
+        obey(p.CancelDelayed, self._delayed.cancel)
+        obey(p.BackUpState, self._backup.take_state)
+        obey(p.BackUpLog, self._backup.take_log)
+        obey(p.EndBackup, self._backup.end)
+        obey(p.LeaveChannel, self.leave_channel)
+        obey(p.DropChannel, self.drop_channel)
 
     def _set_timers(self) -> None:
+        every = self._host.every
         for function in (self._checkpoint, self._state.retry, self._state.tick, self._look_for_space, self._delayed.tick):
-            self.every(options.CHECKPOINT_INTERVAL_MS, function)
-        self.every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._reads.tick))
-        self.every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(lambda: self._upkeep.tick(time.time_ns())))
-        self.every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._backup.tick))
-        self.every(options.RETENTION_TICK_MS, self._unless_stopping(self._retention.tick))
-        self.every(options.STAGE_TICK_MS, self._stages.tick)
-        self.every(options.STAGE_EXPIRE_MS, self._stages.expire)
+            every(options.CHECKPOINT_INTERVAL_MS, function)
+        every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._reads.tick))
+        every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(lambda: self._upkeep.tick(time.time_ns())))
+        every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._backup.tick))
+        every(options.RETENTION_TICK_MS, self._unless_stopping(self._retention.tick))
+        every(options.STAGE_TICK_MS, self._stages.tick)
+        every(options.STAGE_EXPIRE_MS, self._stages.expire)
         if self.mode == "interval":
-            self.every(options.SYNC_INTERVAL_MS, self._start_sync)
+            every(options.SYNC_INTERVAL_MS, self._start_sync)
 
     def _unless_stopping(self, function: Callable[[], None]) -> Callable[[], None]:
-        return lambda: None if self.stopping else function()
+        return lambda: None if self._host.stopping else function()
 
     def _start_thread(self, name: str, on_results: Callable[[], object]) -> WorkerThread:
         """Start a worker thread; `on_results` is called when a job is done."""
-        thread = WorkerThread(self.context, name)
+        thread = WorkerThread(self._host.context, name)
         self._threads.append(thread)
-        self._raw[thread.socket] = on_results
-        self.listen_raw(thread.socket)
+        self._host.listen_raw(thread.socket, on_results)
         return thread
 
     def _housekeeping_results(self) -> None:
@@ -262,56 +280,64 @@ class StorageActor(Actor[StorageStart]):
 
     # Appends
 
-    def open_topic(self, port: Port, mail: Mail, message: p.OpenTopic) -> None:
+    def recovered(self) -> Recovered:
+        """Return what the topic needs to go on where its predecessor ended."""
         rows = sequences(self._producers.sequences(), self._delayed.producers())
-        data = {"producers": rows, "head": self._log.end, "visible_end": self._channels.visible_end}
-        self._topic = mail.envelope
-        self._delayed.opened(not self._sealed)
-        port.send(mail.envelope, p.Done(message.request, data))
+        return Recovered({pid: (row[0], row[1]) for pid, row in rows.items()}, self._log.end, self._channels.visible_end)
 
-    def append(self, port: Port, mail: Mail, message: p.Append) -> None:
-        if message.epoch < self._epoch:
-            code, text = self._failure or (E_CLOSING, "an earlier append failed")
-            self._count_refused(code, mail)
-            port.send(mail.envelope, p.Failed(message.request, code, text))
-            return
+    def append(self, request: int, blocks: list[Block]) -> None:
+        """Write the blocks, in order. `StorageListener.appended` follows when they are stored.
+
+        Raises `Refused` or `UsageError`. Then no block is stored, and none after them may be passed
+        on before their producers know, so that no producer's sequence gets a gap.
+        """
         try:
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
-            blocks = checked(mail.blocks())
             self._retention.admit()
-            first_offset, time_ns = self._log.append(blocks, time.time_ns())
-        except (DiskFull, ZsqError) as error:
-            self._epoch = message.epoch + 1
-            self._failure = (error.code, error.text) if isinstance(error, ZsqError) else (E_DISK_FULL, str(error))
-            if isinstance(error, DiskFull):
-                self._shortage.refused(error, publishes_of(mail), time.monotonic_ns())
-            port.send(mail.envelope, p.Failed(message.request, *self._failure))
-            return
+            first_offset, time_ns = self._log.append(checked(blocks), time.time_ns())
+        except DiskFull as error:
+            self._shortage.refused(error, len(blocks), time.monotonic_ns())
+            raise Refused(E_DISK_FULL, str(error)) from error
         if self._shortage.text:
             self._shortage.stored()
-        producers = placed(blocks, first_offset)
-        self._written.append(_Pending(mail.envelope, message.request, first_offset, time_ns, self._log.end, producers))
+        self._written.append(_Pending(request, first_offset, time_ns, self._log.end, placed(blocks, first_offset)))
         if self.mode == "interval":
-            port.send(mail.envelope, p.Appended(message.request, first_offset, time_ns))
+            self._listener.appended(request, first_offset, time_ns)
 
-    def append_delayed(self, port: Port, mail: Mail, message: p.AppendDelayed) -> None:
+    def append_delayed(self, request: int, blocks: list[Block], delays_ms: Sequence[int]) -> None:
+        """Keep the blocks until they are due. `delayed_stored` or `delayed_failed` follows.
+
+        Raises `Refused` or `UsageError`; then nothing is kept.
+        """
         try:
-            if message.epoch < self._epoch:
-                raise Refused(*(self._failure or (E_CLOSING, "an earlier append failed")))
             if self._sealed:
                 raise Refused(E_CLOSING, "the topic is being deleted")
-            blocks = checked(mail.blocks())
             self._retention.admit_delayed()
-            self._delayed.append(mail.envelope, message, blocks, self._log.end)
+            self._delayed.append(request, checked(blocks), delays_ms, self._log.end)
         except DiskFull as error:
-            self._shortage.refused(error, publishes_of(mail), time.monotonic_ns())
-            port.send(mail.envelope, p.Failed(message.request, E_DISK_FULL, str(error)))
+            self._shortage.refused(error, len(blocks), time.monotonic_ns())
+            raise Refused(E_DISK_FULL, str(error)) from error
 
-    def _count_refused(self, code: str, mail: Mail) -> None:
-        """Count the publishes of an append that is refused because an earlier append failed."""
-        if code == E_DISK_FULL:
-            self._shortage.refused_count += publishes_of(mail)
+    def pause(self, is_paused: bool, then: Callable[[int], None]) -> None:
+        """Fix or free the end that channels may see.
+
+        `then` is called with that end (-1: free) after the commit.
+        """
+        self._channels.pause(is_paused, then)
+
+    def empty(self, then: Callable[[int, int], None]) -> None:
+        """Clear the messages that wait for a first channel.
+
+        `then` is called after the commit, with the start and the end of what waits behind a pause.
+        They are equal if nothing waits. Otherwise every channel must agree to skip these messages,
+        and then `move_pause` follows.
+        """
+        self._channels.empty(then)
+
+    def move_pause(self, end: int, then: Callable[[int], None]) -> None:
+        """Move the end that channels may see of a paused topic up to `end`; as `pause`."""
+        self._channels.move_pause(end, then)
 
     def _look_for_space(self) -> None:
         """Send a pulse when publishes begin or cease to be refused.
@@ -323,30 +349,26 @@ class StorageActor(Actor[StorageStart]):
         full = (self._disk_full(), self._retention.full)
         if full != self._said_full:
             self._said_full = full
-            self.hasten_pulse()
+            self._host.hasten_pulse()
 
     def _disk_full(self) -> str:
         """Return a text that says what waits for space, or ""."""
         return self._shortage.text or (self._state.trouble if self._state.disk_full else "") or self._delayed.full
 
     def _delayed_moved(self, end: int) -> None:
-        """Wait for the sync of delayed messages that are now in the log, up to `end`.
-
-        The topic did not send them, so it gets the new head, in the order of its appends.
-        """
-        assert self._topic is not None
-        self._written.append(_Pending(self._topic, 0, 0, 0, end, []))
+        """Wait for the sync of delayed messages that are now in the log, up to `end`."""
+        self._written.append(_Pending(0, 0, 0, end, []))
         self._stages.entered(self._delayed.moving_bytes())
         if self.mode == "interval":
-            self.front.send(self._topic, p.Head(end))
+            self._listener.head_moved(end)
 
     def _hint(self, due_ns: int) -> None:
         """Ask the scan loop to scan this storage at that monotonic time."""
-        self._scan.send((), p.Hint(self.key, due_ns))
+        self._scan.send((), p.Hint(self._host.key, due_ns))
 
     @cached_property
     def _scan(self) -> Port:
-        return self.open_dealer(self.given.scan)
+        return self._host.open_dealer(self.given.scan)
 
     def _start_sync(self) -> None:
         if self._ticket is not None or not self._log.unsynced_bytes:
@@ -379,13 +401,11 @@ class StorageActor(Actor[StorageStart]):
         while self._written and self._written[0].end <= end:
             done = self._written.popleft()
             self._appends += 1
-            if self.mode != "interval":
-                head = p.Head(done.end)
-                self.front.send(done.envelope, p.Appended(done.request, done.first_offset, done.time_ns) if done.request else head)
+            if self.mode != "interval" and done.request:
+                self._listener.appended(done.request, done.first_offset, done.time_ns)
+            elif self.mode != "interval":
+                self._listener.head_moved(done.end)
             self._producers.stored(done.producers, done.time_ns)
-
-    def on_raw(self, source: Any) -> None:
-        self._raw[source]()
 
     def _sync_results(self) -> None:
         for _, value in self._sync_thread.results():
@@ -394,7 +414,8 @@ class StorageActor(Actor[StorageStart]):
                 raise StoreFailed(f"sync failed: {value}") from value
             self._synced()
 
-    def on_turn(self) -> None:
+    def turn(self) -> None:
+        """Act on what came, once in each turn of the loop."""
         self._answer_durable()
         if self.mode != "interval" or self._delayed.waits_for_log(self._log.synced_end):
             self._start_sync()
@@ -405,24 +426,18 @@ class StorageActor(Actor[StorageStart]):
 
     # Stages
 
-    def _drain(self, port: Port) -> None:
-        if port is self.push:
-            self.stir(blocks=True)
-            self._stages.take_pushes(port)
-        else:
-            super()._drain(port)
+    def _take_pushes(self, port: Port) -> None:
+        self._host.stir(blocks=True)
+        self._stages.take_pushes(port)
 
     def _group_committed(self) -> None:
-        """Answer what is durable: a group is on disk, and so is everything written before it.
-
-        The topic did not see the group's blocks, so it gets the new end of the log.
-        """
+        """Answer what is durable: a group is on disk, and so is everything written before it."""
         self._answer_durable()
         self._appends += 1
-        if self._topic is not None:
-            self.front.send(self._topic, p.Head(self._log.synced_end))
+        self._listener.head_moved(self._log.synced_end)
 
-    def on_gone(self, who: str) -> None:
+    def gone(self, who: str) -> None:
+        """Forget a dead gateway and all peers behind it."""
         self._stages.core.gone(who.encode())
 
     # State
@@ -450,12 +465,11 @@ class StorageActor(Actor[StorageStart]):
         self._sealed = message.is_sealed
         self._stages.hold(message.is_sealed)
         # the end that is returned here must not move
-        self._delayed.opened(not message.is_sealed and self._topic is not None)
+        self._delayed.opened(not message.is_sealed)
         return p.Position(message.request, self._log.end)
 
-    def close(self, message: p.SetClosed) -> p.Done:
-        self._stages.close(message.to_publishers)
-        return p.Done(message.request, {})
+    def close_to_publishers(self, is_closed: bool) -> None:
+        self._stages.close(is_closed)
 
     def leave_channel(self, message: p.LeaveChannel) -> p.Done:
         self._channels.leave(message.channel)
@@ -466,13 +480,16 @@ class StorageActor(Actor[StorageStart]):
         done = p.Done(message.request, {})
         if message.channel not in self._channels:
             return done
-        self._channels.drop(message.channel, partial(self.answer_order, done))
+        self._channels.drop(message.channel, partial(self._host.answer_order, done))
         return None
 
     # The end
 
-    def on_stop(self) -> bool:
-        """Write, sync and commit what the topic and the channels sent before they ended."""
+    def stop(self) -> bool:
+        """Write, sync and commit what the topic and the channels sent before they ended.
+
+        Return True when that is done. It is called on each turn while the process stops.
+        """
         self._stages.stop()
         self._delayed.opened(False)
         if self._log.unsynced_bytes and self._ticket is None:
@@ -483,13 +500,11 @@ class StorageActor(Actor[StorageStart]):
         idle = self._ticket is None and self._state.is_idle() and self._stages.is_idle() and self._delayed.is_idle()
         return idle and not self._housekeeping.pending
 
-    def on_end(self) -> None:
-        if self.stopping:
-            for thread in reversed(self._threads):
-                thread.close()
-            self.store.close()
-        else:  # nothing may wait for these files any more
-            self.end_at_once(4)
+    def end(self) -> None:
+        """Close the files after a stop."""
+        for thread in reversed(self._threads):
+            thread.close()
+        self.store.close()
 
     def statistics(self) -> StoragePulse:
         return {

@@ -6,7 +6,6 @@ The names are strings, so neither the supervisor nor the runtime imports the cla
 from typing import Final
 
 ACTORS: Final = {
-    "storage": "zsq.actors.storage.storage_actor:StorageActor",
     "topic": "zsq.actors.topic.topic:TopicActor",
     "channel": "zsq.actors.channel.channel:ChannelActor",
     "scan_loop": "zsq.actors.scan.scan_loop:ScanLoop",

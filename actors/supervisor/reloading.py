@@ -190,12 +190,12 @@ class Reloading:
             group = self._broker.groups.get(name)
             if group is None:
                 del self._to_configure[name]
-            elif group.storage is not None and group.storage.state == "up" and group.storage.spec.key != asked and now_ns >= again_ns:
-                key = group.storage.spec.key
+            elif group.topic is not None and group.topic.state == "up" and group.topic.spec.key != asked and now_ns >= again_ns:
+                key = group.topic.spec.key
                 self._to_configure[name] = key, 0
                 retention = cast("RetentionSettings", group.retention().as_dict())
                 self._order(
-                    group.storage, partial(p.SetRetention, retention=retention), partial(self._configured, name, key), options.RELOAD_S
+                    group.topic, partial(p.SetRetention, retention=retention), partial(self._configured, name, key), options.RELOAD_S
                 )
         for key, gone in list(self._killed.items()):
             successors = self._singles.of_kind(gone.spec.kind)

@@ -20,7 +20,7 @@ from ...transport.wire import protocol as p
 from ..runtime.child import ENDS_TREE, OUTSIDE, ChildSpec, OutOfFiles, RestartIntensity
 from ..runtime.process_table import Child
 from ..settings import options
-from ..settings.starts import ActorStart, HttpStart, NsqStart
+from ..settings.starts import ActorStart, HttpStart, NsqStart, scanned_at
 from .commands.requests import Orders
 from .topics.broker_state import BrokerState
 
@@ -69,7 +69,7 @@ class Singles:
             return
         if child.spec.kind == "gateway":
             for other in list(self._processes.children.values()):
-                if other.spec.kind in ("topic", "channel", "storage") and other.state == "up":
+                if other.spec.kind in ("topic", "channel") and other.state == "up":
                     self._processes.send(other, p.Gone(f"gateway-{child.spec.key}"))
             return
         for gateway in self.of_kind("gateway"):
@@ -178,9 +178,9 @@ class Singles:
         self._tell_ns = now + (options.TELL_SCAN_MS + len(self._processes.children) // 10) * 1_000_000
         self._broker.channels_changed = False
         targets = tuple(
-            (child.spec.key, child.spec.start.front)
+            (child.spec.key, scanned_at(child.spec.start))
             for group in self._broker.groups.values()
-            for child in (group.storage, *group.channels.values())  # storages: delayed messages
+            for child in (group.topic, *group.channels.values())  # topics: delayed messages
             if child is not None and child.state == "up"
         )
         workers = tuple(child.spec.start.front for child in self.of_kind("scan_worker") if child.state == "up")

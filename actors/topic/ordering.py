@@ -8,8 +8,8 @@ Rules (DESIGN 4.2):
   blocks sent again would look old and be lost.
 * A producer sends Hello on each link first. Without it, the answer is E_HELLO. (The pipe of a
   DEALER outlives its server, so messages for an earlier process of the topic can arrive here.)
-* When an append fails, those behind it fail too, because the storage refuses the old epoch. The
-  expected number of each producer goes back to its first failed block.
+* When an append fails, all blocks that wait here fail too. The expected number of each producer
+  goes back to its first failed block.
 * `offset -1` in an answer means: stored, but the offset is no longer remembered.
 * A delayed block is committed separately, and fails alone. So plain and delayed blocks of one
   producer never overtake each other. A delayed block goes to the storage when no plain block of its
@@ -114,7 +114,6 @@ class Ordering:
         self._request = 0
         self._held_bytes = 0  # the same, for all producers
         self._credit_granted = 0
-        self.epoch = 0
         self.closed = False  # closed to publishers: no new blocks are taken
 
     # Links of producers
@@ -346,21 +345,19 @@ class Ordering:
     def failed(self, request: int, code: str, text: str) -> list[Reply]:
         """Note that this append failed, and return the replies.
 
-        The appends behind it fail too, and so do all blocks that wait here. The producers go back
-        to their first failed block. The appends before it are written, and only their sync is
-        awaited. If they were answered as failed, they would be stored twice. If delayed blocks
-        failed, only the later blocks of their producers fail with them.
+        Call it before the next `next_append`, so that no append is behind it. All blocks that wait
+        here fail too, and the producers go back to their first failed block. The appends before it
+        are written, and only their sync is awaited. If they were answered as failed, they would be
+        stored twice. If delayed blocks failed, only the later blocks of their producers fail with
+        them.
         """
         if self._delayed_out is not None and request == self._delayed_out[0]:
             lost = self._take_delayed_out()
             return self._fail(lost, {entry.producer_id for entry in lost}, code, text)
         if request not in self._out:
             return []
-        lost = [entry for number in [n for n in self._out if n >= request] for entry in self._out.pop(number)] + self._queue
-        if self._delayed_out is not None and self._delayed_out[0] > request:  # the storage refuses it because of its old epoch
-            lost += self._take_delayed_out()
+        lost = self._out.pop(request) + self._queue
         self._queue, self._queue_bytes = [], 0
-        self.epoch += 1
         return self._fail(lost, self._producers.keys(), code, text)
 
     def _fail(self, lost: list[_Entry], concerned: Collection[int], code: str, text: str) -> list[Reply]:

@@ -1,5 +1,8 @@
 """Topic actor: orders the blocks of producers, has them stored, and passes them on to channels.
 
+Its storage (`storage/storage_actor.py`) lives in the same process and loop, and they call each
+other. If the process dies, both start again, so no append can be in doubt between them.
+
 Fan-out. The topic keeps a small ring of the newest durable blocks, and the place of each channel in
 it. A channel attaches at its offset and grants a running total of bytes. While its offset is in the
 ring, it receives runs of consecutive blocks. When the ring no longer holds the next block, the
@@ -12,7 +15,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import zmq
 
@@ -22,11 +26,12 @@ from ...transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CL
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import RUN_BYTES_MAX
 from ..primitives.rates import RECENT_NS, RateMeter
-from ..runtime.actor import Actor, StartFailed
+from ..runtime.actor import Actor
 from ..runtime.port import Mail, Port
 from ..runtime.pulses import TopicDetails, TopicPulse
 from ..settings import options
 from ..settings.starts import TopicStart
+from ..storage.storage_actor import StorageActor
 from .ordering import Ordering, Reply
 
 Peer = tuple[bytes, ...]
@@ -185,45 +190,37 @@ class Fanout:
 _MS = 1_000_000
 
 
-class Recovered(NamedTuple):
-    """The storage's reply to OpenTopic.
-
-    `producers` maps an id to the next sequence and the last blocks.
-    """
-
-    producers: dict[int, tuple[int, Sequence[Sequence[int]]]]
-    head: int
-    visible_end: int
-
-
 class TopicActor(Actor[TopicStart]):
     front: Port
-    storage: Port
+    storage: StorageActor
     ordering: Ordering
     fanout: Fanout
 
     def on_start(self) -> dict[str, Any]:
-        self.storage = self.open_dealer(self.given.storage)
-        recovered = self._recovered()
+        given = self.given.storage
+        self.storage = self._open_storage()
+        recovered = self.storage.recovered()
         self.ordering = Ordering(recovered.producers)
-        self.ordering.closed = self.given.closed
-        self.limits = Limits(self.given.message_bytes_max)
+        self.ordering.closed = given.closed
+        self.limits = Limits(given.message_bytes_max)
         self._closings: list[p.Done] = []  # answers to orders, sent once all earlier blocks are answered
         self.fanout = Fanout(recovered.head, recovered.visible_end)
         self.front = self.open_router(self.given.front)
         self._route()
         self._head_told = -1
-        self._requests: dict[int, p.Order[Any]] = {}  # request to the storage -> the supervisor's order
-        self._request = 1
+        self._is_over = False  # all blocks are answered, and the producers know that this topic stops
         self._messages = 0
         self._bytes = 0
         self._meter = RateMeter(time.monotonic_ns(), self._counts())
         self.every(1_000, self._tell_head)
         self.every(1_000, lambda: self.ordering.expire(time.monotonic_ns()))
-        return {"head": self.fanout.head}
+        return {"head": self.fanout.head, **self.storage.born()}
+
+    def _open_storage(self) -> StorageActor:
+        return StorageActor(self, self.given.storage, self)
 
     def _route(self) -> None:
-        front, storage = self.front, self.storage
+        front = self.front
         front.route(p.Hello, self.hello)
         front.route(p.Pub, self.publish)
         front.route(p.PubDelayed, self.publish_delayed)
@@ -231,30 +228,10 @@ class TopicActor(Actor[TopicStart]):
         front.route(p.Bye, self.bye)
         front.route(p.Attach, self.attach)
         front.route(p.Credit, self.credit)
-        storage.route(p.Appended, self.on_appended)
-        storage.route(p.Kept, self.on_kept)
-        storage.route(p.Head, self.on_head)
-        storage.route(p.Done, self.on_done)
-        storage.route(p.Failed, self.on_failed)
         self.obey(p.SetClosed, self.close)
         self.obey(p.SetPaused, self.pause)
         self.obey(p.EmptyTopic, self.empty)
         self.obey(p.MovePause, self.move_pause)
-
-    def _recovered(self) -> Recovered:
-        """Return what the storage recovered.
-
-        The storage is running, so this takes one round trip.
-        """
-        self.storage.send((), p.OpenTopic(1))
-        if not self.storage.socket.poll(10_000):
-            raise StartFailed("storage did not answer within 10 s")
-        for mail in self.storage.receive(1):
-            if isinstance(mail, Mail) and isinstance(mail.message, p.Done):
-                data = mail.message.data
-                producers = {int(pid): (row[0], row[1]) for pid, row in data["producers"].items()}
-                return Recovered(producers, data["head"], data["visible_end"])
-        raise StartFailed("storage did not answer with the producers and the end of the topic")
 
     # Producers
 
@@ -310,6 +287,7 @@ class TopicActor(Actor[TopicStart]):
 
     def on_gone(self, who: str) -> None:
         self.ordering.gone(who.encode())
+        self.storage.gone(who)
 
     def _send(self, replies: list[Reply]) -> None:
         for peer, message in replies:
@@ -323,50 +301,38 @@ class TopicActor(Actor[TopicStart]):
             self.answer_order(self._closings.pop())
         while (append := self.ordering.next_append()) is not None:
             request, blocks = append
-            if not self.storage.send((), p.Append(request, self.ordering.epoch), blocks):
-                raise RuntimeError("the pipe to storage is full, although it holds more appends than the topic may send")
+            try:
+                self.storage.append(request, blocks)
+            except ZsqError as error:
+                self._send(self.ordering.failed(request, error.code, error.text))
         if (delayed := self.ordering.next_delayed()) is not None:
             request, blocks, delays_ms = delayed
-            if not self.storage.send((), p.AppendDelayed(request, self.ordering.epoch, tuple(delays_ms)), blocks):
-                raise RuntimeError("the pipe to storage is full, although it holds more appends than the topic may send")
+            try:
+                self.storage.append_delayed(request, blocks, delays_ms)
+            except ZsqError as error:
+                self.delayed_failed(request, error.code, error.text)
+        self.storage.turn()
 
-    def on_appended(self, port: Port, mail: Mail, message: p.Appended) -> None:
-        replies, placed = self.ordering.appended(message.request, message.first_offset)
+    def appended(self, request: int, first_offset: int, time_ns: int) -> None:
+        replies, placed = self.ordering.appended(request, first_offset)
         self._send(replies)
-        for block, first_offset in placed:
-            self.fanout.add(block, first_offset, message.time_ns)
+        for block, offset in placed:
+            self.fanout.add(block, offset, time_ns)
             self._messages += block.count
             self._bytes += block.length
         self._offer()
 
-    def on_kept(self, port: Port, mail: Mail, message: p.Kept) -> None:
-        self._send(self.ordering.kept(message.request, message.keys))
+    def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
+        self._send(self.ordering.kept(request, keys))
 
-    def on_head(self, port: Port, mail: Mail, message: p.Head) -> None:
-        """Note messages that the storage added to the topic: committed stages, or delayed messages.
+    def delayed_failed(self, request: int, code: str, text: str) -> None:
+        self._send(self.ordering.failed(request, code, text))
 
-        They never passed through this actor.
-        """
+    def head_moved(self, head: int) -> None:
         before = self.fanout.head
-        if self.fanout.advance(message.head):
+        if self.fanout.advance(head):
             self._messages += self.fanout.head - before
             self._offer()
-
-    def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
-        if message.request in self._requests:
-            self.answer_order(p.Failed(self._requests.pop(message.request).request, message.code, message.text))
-            return
-        self._send(self.ordering.failed(message.request, message.code, message.text))
-
-    def on_done(self, port: Port, mail: Mail, message: p.Done) -> None:
-        if "visible_end" in message.data:
-            self.fanout.visible_end = message.data["visible_end"]
-            self._offer()
-        order = self._requests.pop(message.request, None)
-        if isinstance(order, p.EmptyTopic):
-            self.answer_order(p.BehindPause(order.request, message.data["start"], message.data["end"]))
-        elif order is not None:
-            self.answer_order(p.Done(order.request, message.data))
 
     # Channels
 
@@ -404,33 +370,40 @@ class TopicActor(Actor[TopicStart]):
 
     def close(self, message: p.SetClosed) -> None:
         self.ordering.closed = message.to_publishers
+        self.storage.close_to_publishers(message.to_publishers)
         self._closings.append(p.Done(message.request, {}))
 
     def pause(self, message: p.SetPaused) -> None:
-        self.storage.send((), p.Pause(self._numbered(message), message.is_paused))
+        self.storage.pause(message.is_paused, partial(self._pause_moved, message.request))
 
     def empty(self, message: p.EmptyTopic) -> None:
-        self.storage.send((), p.Empty(self._numbered(message), -1))
+        self.storage.empty(lambda start, end: self.answer_order(p.BehindPause(message.request, start, end)))
 
     def move_pause(self, message: p.MovePause) -> None:
-        self.storage.send((), p.Empty(self._numbered(message), message.end))
+        self.storage.move_pause(message.end, partial(self._pause_moved, message.request))
 
-    def _numbered(self, order: p.Order[Any]) -> int:
-        """Return the number of the storage request for this order.
-
-        It is negative, so no append has it.
-        """
-        self._request += 1
-        self._requests[-self._request] = order
-        return -self._request
+    def _pause_moved(self, request: int, visible_end: int) -> None:
+        self.fanout.visible_end = visible_end
+        self._offer()
+        self.answer_order(p.Done(request, {"visible_end": visible_end}))
 
     def on_stop(self) -> bool:
-        """Answer all blocks that were taken, then tell the producers to look for the successor."""
-        if not self.ordering.idle():
-            return False
-        for peer in self.ordering.peers():
-            self.front.send(peer, p.Bye())
-        return True
+        """Answer all blocks that were taken, and tell the producers to look for the successor.
+
+        Then let the storage write and commit what is left.
+        """
+        if not self._is_over:
+            if not self.ordering.idle():
+                return False
+            self._is_over = True
+            for peer in self.ordering.peers():
+                self.front.send(peer, p.Bye())
+        return self.storage.stop()
+
+    def on_end(self) -> None:
+        if not self.stopping:
+            self.end_at_once(4)  # nothing may wait for the files any more
+        self.storage.end()
 
     def _counts(self) -> dict[str, int]:
         return {"message_count": self._messages, "message_bytes": self._bytes}
@@ -446,6 +419,7 @@ class TopicActor(Actor[TopicStart]):
             "rates": self._meter.rates(now, counts),
             "rates_recent": self._meter.rates(now, counts, RECENT_NS),
             **self.ordering.statistics(),
+            "storage": self.storage.statistics(),
         }
 
     def details(self) -> TopicDetails:

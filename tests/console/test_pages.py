@@ -177,7 +177,7 @@ def test_the_processes_page_shows_processes_and_the_audit_log(window: Window) ->
     window.until(lambda: page.locator("tbody tr").count() > 8, "the processes")
     assert window.row("supervisor").locator("td.c-state").inner_text() == "up"
     assert int(window.row("supervisor").locator("td.c-pid").inner_text()) > 1
-    page.get_by_label("Filter processes").fill("storage clicks")
+    page.get_by_label("Filter processes").fill("topic clicks")
     window.until(lambda: page.locator("tbody tr").count() == 1, "the filter")
     page.get_by_role("link", name="Audit log").click()
     page.locator("tbody tr").filter(has_text="create").first.wait_for()

@@ -112,7 +112,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ): "test_the_log_has_the_form_that_operations_md_shows",
     (
         "operations.md",
-        '{"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "storage clicks", "pid": 4711, ',
+        '{"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "topic clicks", "pid": 4711, ',
     ): "test_the_log_has_the_form_that_operations_md_shows",
     ("security.md", "[users.etl]"): "tests/docs/test_security_md.py",
     ("security.md", '{"time":"2026-11-22T00:42:01.123Z","action":"delete","topic":"clicks",'): "tests/docs/test_security_md.py",

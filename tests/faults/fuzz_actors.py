@@ -13,12 +13,15 @@ from typing import Any, Final
 from faults.fuzz_port import FakePort, by_name, own_frames, stranger_says
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
+from support.fake_storage import STORAGE, FakeStorage
 
 from zsq.actors.channel.channel import ChannelActor
 from zsq.actors.runtime.actor import Actor
 from zsq.actors.settings.starts import ChannelStart, TopicStart
+from zsq.actors.storage.storage_actor import Recovered
 from zsq.actors.topic.topic import TopicActor
 from zsq.transport.block.block import Block, pack, with_place
+from zsq.transport.errors import Refused
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import encode
 
@@ -38,8 +41,8 @@ def rig(actor: Actor[Any], mutator: Mutator, deaf: Sequence[str] = ("front",)) -
     ports["supervisor"] = FakePort(mutator, "supervisor")
     parts: dict[str, Any] = {
         "open_dealer": lambda endpoint, routing_id=b"": open_port(endpoint), "open_router": open_port,
-        "open_pull": lambda endpoint, mark: open_port(endpoint), "supervisor": ports["supervisor"],
-        "listen_raw": raw.append, "ignore_raw": raw.remove, "close_port": lambda port: None,
+        "open_pull": lambda endpoint, mark, take: open_port(endpoint), "supervisor": ports["supervisor"],
+        "listen_raw": lambda source, handle: raw.append(source), "ignore_raw": raw.remove, "close_port": lambda port: None,
     }  # fmt: skip
     vars(actor).update(parts)
     actor._timers.append([1 << 62, 1_000_000_000, lambda: None])  # the pulse's place
@@ -56,11 +59,10 @@ class TopicRig:
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
-        self.actor = TopicActor(7, "topic t", TopicStart(front="front", storage="storage", closed=False))
+        self.actor = TopicActor(7, "topic t", TopicStart(front="front", storage=STORAGE))
         self.ports = rig(self.actor, mutator)
-        self.storage = self.ports["storage"] = FakePort(mutator, "storage")
-        table = {"producers": {77: (3, ((2, 100),)), 88: (1, ((0, NOW, 5),))}, "head": 1000, "visible_end": -1}
-        self.storage.say((), p.Done(1, table))
+        self.storage = FakeStorage(Recovered({77: (3, ((2, 100),)), 88: (1, ((0, NOW, 5),))}, 1000, -1))
+        vars(self.actor)["_open_storage"] = lambda: self.storage
         self.actor.on_start()
         self.head = 1000
         self.serial = 0
@@ -86,10 +88,10 @@ class TopicRig:
         answered = len(self.ports["front"].sent)
         self.ports["front"].put(*said)
         drain(self.actor, self.ports["front"])
+        self.storage.refusal = Refused("E_DISK_FULL", "full") if self.mutator.chance(10) else None
         self.actor.on_turn()
         if self.mutator.chance(4):
             self._storage_answers()
-            drain(self.actor, self.storage)
             self.actor.on_turn()
         if self.mutator.chance(100):
             self.actor.on_gone("gateway-5")
@@ -103,21 +105,21 @@ class TopicRig:
         """Nothing real is open."""
 
     def _storage_answers(self) -> None:
-        while self.storage.sent:
-            _, message, blocks = self.storage.sent.popleft()
-            count = sum(block.count for block in blocks)
-            if isinstance(message, (p.Append, p.AppendDelayed)) and self.mutator.chance(10):
-                self.storage.say((), p.Failed(message.request, "E_DISK_FULL", "full"))
-            elif isinstance(message, p.Append):
-                self.storage.say((), p.Appended(message.request, self.head, NOW))
-                self.head += count
-            elif isinstance(message, p.AppendDelayed):
-                assert len(message.delays_ms) == len(blocks)
-                self.storage.say((), p.Kept(message.request, tuple((NOW, self.serial + n) for n in range(len(blocks)))))
-                self.serial += count
+        appends, self.storage.appends = self.storage.appends, []
+        for request, blocks in appends:
+            self.actor.appended(request, self.head, NOW)
+            self.head += sum(block.count for block in blocks)
+        delayed, self.storage.delayed = self.storage.delayed, []
+        for request, blocks, delays_ms in delayed:
+            assert len(delays_ms) == len(blocks)
+            if self.mutator.chance(10):
+                self.actor.delayed_failed(request, "E_DISK_FULL", "full")
+                continue
+            self.actor.delayed_stored(request, [(NOW, self.serial + number) for number in range(len(blocks))])
+            self.serial += sum(block.count for block in blocks)
         if self.mutator.chance(20):
             self.head += 5
-            self.storage.say((), p.Head(self.head))
+            self.actor.head_moved(self.head)
 
 
 class ChannelRig:

@@ -7,29 +7,47 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import zmq
 from faults.fuzz_actors import NOW, PEERS, Said, drain, rig
-from faults.fuzz_port import by_name, own_frames, stranger_says
+from faults.fuzz_port import FakePort, by_name, own_frames, stranger_says
 from faults.fuzz_wire import BLOCKS, changed_header
 from faults.fuzzing import Target, with_rig
 from faults.mutation import Mutator
+from support.fake_storage import Listener
 
-from zsq.actors.settings.starts import StorageStart
+from zsq.actors.runtime.actor import Actor
+from zsq.actors.settings.starts import ActorStart, StorageStart
 from zsq.actors.storage.storage_actor import StorageActor
 from zsq.transport.block.block import encode_header, pack
+from zsq.transport.errors import ZsqError
 from zsq.transport.settings import Retention
 from zsq.transport.wire import protocol as p
-from zsq.transport.wire.codec import encode
+from zsq.transport.wire.codec import encode, frames_blocks
 
 SHM: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 STAGES: Final = tuple(bytes([n]) * 16 for n in range(3))
 
 
+class Host(Actor[Any]):
+    """The process of a topic, without the topic: its storage, and what that is called by."""
+
+    storage: StorageActor
+
+    def on_turn(self) -> None:
+        self.storage.turn()
+
+    def on_gone(self, who: str) -> None:
+        self.storage.gone(who)
+
+    def statistics(self) -> Mapping[str, object]:
+        return self.storage.statistics()
+
+
 class StorageRig:
-    """A storage actor on a store of its own."""
+    """A storage actor on a store of its own, in a process without its topic."""
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -47,25 +65,34 @@ class StorageRig:
         self.requests = 0
 
     def _open(self) -> None:
-        self.actor = StorageActor(7, "storage t", self.told)
-        self.ports = rig(self.actor, self.mutator, ("front", "reader", "stage"))
-        self.actor.context = zmq.Context()
+        self.host = Host(7, "topic t", ActorStart())
+        self.ports = rig(self.host, self.mutator, ("front", "reader", "stage"))
+        self.host.context = zmq.Context()
         self.poller = zmq.Poller()
-        sources: dict[str, Any] = {
-            "listen_raw": lambda source: self.poller.register(source, zmq.POLLIN), "ignore_raw": self.poller.unregister,
-        }  # fmt: skip
-        vars(self.actor).update(sources)
-        self.actor.on_start()
+        self.raw: dict[Any, Callable[[], object]] = {}
+
+        def listen(source: Any, handle: Callable[[], object]) -> None:
+            self.raw[source] = handle
+            self.poller.register(source, zmq.POLLIN)
+
+        def open_pull(endpoint: str, mark: int, take: Callable[[Any], None]) -> Any:
+            self.ports[endpoint] = port = FakePort(self.mutator, endpoint)
+            port.on_readable = take
+            return port
+
+        vars(self.host).update({"listen_raw": listen, "ignore_raw": self.poller.unregister, "open_pull": open_pull})
+        self.topic = Listener()
+        self.actor = self.host.storage = StorageActor(self.host, self.told, self.topic)
 
     def _restart(self) -> None:
         """In order; and what strangers have said must not keep it from coming up again."""
-        self.actor.stopping = True
+        self.host.stopping = True
         end = time.monotonic() + 10
-        while not self.actor.on_stop():
+        while not self.actor.stop():
             self._turn()
             assert time.monotonic() < end, "it does not stop"
-        self.actor.on_end()
-        self.actor.context.destroy(linger=0)
+        self.actor.end()
+        self.host.context.destroy(linger=0)
         self._open()
         assert not self.actor.store.report.alarms, self.actor.store.report.alarms
 
@@ -73,30 +100,24 @@ class StorageRig:
         mutator = self.mutator
         if mutator.chance(200):
             return "restart", ((), b"", ())
-        name = mutator.one(("front", "front", "front", "reader", "stage", "stage", "push"))
+        name = mutator.one(("front", "front", "topic", "reader", "stage", "stage", "push"))
         if mutator.chance(3):
+            return name, self._right(name)
+        if name == "topic":
             return name, self._right(name)
         peer = mutator.one(PEERS)
         words = by_name(self.ports[name].routes) or (p.Push,)
         end = self.actor.store.log.end
         known: dict[str, Sequence[Any]] = {
-            "channel": ("c", "d", "e#ephemeral"), "epoch": (self.actor._epoch,), "stage": STAGES, "app": ("q",), "kind": ("app", "job"),
-            "offset": (0, end - 1, end, end + 1), "start": (0, end), "end": (-1, end), "delays_ms": ((1,), (5, 5)),
+            "channel": ("c", "d", "e#ephemeral"), "stage": STAGES, "app": ("q",), "kind": ("app", "job"),
+            "offset": (0, end - 1, end, end + 1), "start": (0, end), "end": (-1, end),
             "until_ns": (NOW, 2 * NOW), "holes_put": (((0, 1, 1, 0), (3, 2, 1, NOW)),), "row": ({"next": end}, {"next": 3, "paused": True}),
             "stages": (STAGES[:1], STAGES), "version": (1, 2),
         }  # fmt: skip
-        control, frames = stranger_says(mutator, words, known)
-        if control[1:2] in (
-            bytes([p.Append.op]),
-            bytes([p.AppendDelayed.op]),
-        ):  # columns are the topic's to check, which nobody can be for it
-            block = mutator.one(BLOCKS)
-            header = changed_header(mutator, block.header)._replace(length=block.length, columns_crc=block.header.columns_crc)
-            frames = encode_header(header), bytes(block.columns)
-        return name, (peer, control, frames)
+        return name, (peer, *stranger_says(mutator, words, known))
 
     def _right(self, name: str) -> Said:
-        """What topic, channels and writers say."""
+        """What topic, channels and writers say. A topic has checked the columns of its blocks, not all of their headers."""
         mutator, peer = self.mutator, PEERS[0]
         self.requests += 1
         request = self.requests
@@ -119,59 +140,80 @@ class StorageRig:
             return peer, encode(mutator.one(words)), ()
         if name == "reader":
             return peer, encode(mutator.one((p.Fetch(request, 0, 4_096), p.OffsetAt(request, NOW), p.Measure(request, 0, -1, 1_000)))), ()
-        block = pack([b"x"] * (1 + mutator.below(5)), producer_id=producer, sequence=self.sequences[producer])
-        epoch = min(self.actor._epoch, 1 << 62)  # a stranger's may be too large to be said again
+        if name == "topic":
+            block = pack([b"x"] * (1 + mutator.below(5)), producer_id=producer, sequence=self.sequences[producer])
+            if mutator.chance(3):
+                block = mutator.one(BLOCKS)
+                header = changed_header(mutator, block.header)._replace(length=block.length, columns_crc=block.header.columns_crc)
+                return (), b"", (encode_header(header), bytes(block.columns))
+            self.sequences[producer] += 1
+            return (), b"", own_frames(block)
         words = (
-            p.Append(request, epoch), p.Append(request, epoch), p.AppendDelayed(request, epoch, (1 + mutator.below(2_000),)),
             p.OpenChannel(request, mutator.one(("c", "d", "e#ephemeral")), {}), p.Fetch(request, 0, 4_096),
             p.Due(request, "c", 2 * NOW, 10),
             p.Save(request, "c", {"next": 1, "paused": False, "counters": {}}, ((0, 1, 1, 0),), (), False, False), p.Scan(request),
-            p.OpenTopic(request), p.Pause(request, mutator.chance(2)), p.Empty(request, -1),
         )  # fmt: skip
-        message = mutator.one(words)
-        if not isinstance(message, (p.Append, p.AppendDelayed)):
-            return peer, encode(message), ()
-        self.sequences[producer] += 1
-        return peer, encode(message), own_frames(block)
+        return peer, encode(mutator.one(words)), ()
+
+    def _topic_hands(self, frames: Sequence[bytes]) -> bool:
+        """A call of the topic: whatever is in the block, it is stored or refused."""
+        self.requests += 1
+        do = self.mutator.below(8)
+        try:
+            if do < 5:
+                self.actor.append(self.requests, frames_blocks(list(frames)))
+            elif do == 5:
+                self.actor.append_delayed(self.requests, frames_blocks(list(frames)), [1 + self.mutator.below(2_000)])
+            elif do == 6:
+                self.actor.pause(self.mutator.chance(2), lambda end: None)
+            else:
+                self.actor.empty(lambda start, end: None)
+        except ZsqError:
+            return False
+        return True
 
     def hear(self, given: tuple[str, Said]) -> bool:
         name, said = given
         if name == "restart":
             self._restart()
             return True
+        if name == "topic":
+            taken = self._topic_hands(said[2])
+            self._turn()
+            return taken
         port = self.ports[name]
         answered = len(port.sent)
         port.put(*said)
-        drain(self.actor, port)
+        drain(self.host, port)
         self._turn()
         if self.mutator.chance(50):
             self._wait()
         if self.mutator.chance(200):
-            self.actor.on_gone("gateway-5")
-            self.actor.pulse(3, detailed=True)
-            for timer in self.actor._timers:
+            self.host.on_gone("gateway-5")
+            self.host.pulse(3, detailed=True)
+            for timer in self.host._timers:
                 timer[2]()
         return len(port.sent) == answered or not isinstance(port.sent[-1][1], p.Failed)
 
     def _turn(self) -> None:
         for source, _ in self.poller.poll(0):
-            self.actor.on_raw(source)
-        self.actor.on_turn()
+            self.raw[source]()
+        self.actor.turn()
 
     def _wait(self) -> None:
         """Until the threads have nothing to do."""
         end = time.monotonic() + 10
         while self.actor._state.thread.pending or self.actor._stages.thread.pending or self.actor._sync_thread.pending:
             for source, _ in self.poller.poll(100):
-                self.actor.on_raw(source)
-            self.actor.on_turn()
+                self.raw[source]()
+            self.actor.turn()
             assert time.monotonic() < end, "a thread does not answer"
 
     def close(self) -> None:
         with contextlib.suppress(Exception):
-            self.actor.stopping = True
-            self.actor.on_end()
-            self.actor.context.destroy(linger=0)
+            self.host.stopping = True
+            self.actor.end()
+            self.host.context.destroy(linger=0)
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

@@ -192,9 +192,9 @@ def test_a_backup_fails_whole_where_a_storage_is_started_again(busy: Broker, tmp
     copying = subprocess.Popen(command("backup", busy.data_dir, tmp_path / "b", "--rate", "4MiB"), stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: any((tmp_path / "b.partial").glob("data/topics/*/*.chunk")), what="the copying")
-        [pid] = [actor["pid"] for actor in busy.actors() if actor["name"] == "storage large"]
+        [pid] = [actor["pid"] for actor in busy.actors() if actor["name"] == "topic large"]
         kill(pid)
-        wait_for(lambda: pid not in busy.pids("storage"), what="its end")
+        wait_for(lambda: pid not in busy.pids("topic"), what="its end")
         _, said = copying.communicate(timeout=60)
     finally:
         copying.kill()

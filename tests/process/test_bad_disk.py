@@ -177,7 +177,7 @@ def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_app
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, timeout=30) as producer:
         admin.create_channel("t", "c")
         producer.publish_many("t", [b"%d" % n for n in range(100)])
-        [before] = [actor["pid"] for actor in broker.actors() if actor["name"] == "storage t"]
+        [before] = [actor["pid"] for actor in broker.actors() if actor["name"] == "topic t"]
         flag.touch()
         receipt = producer.publish_many("t", [b"%d" % n for n in range(100, 200)], wait=False)
         broker.wait_gone([before])
@@ -204,7 +204,7 @@ def test_a_failed_storage_ends_at_once_each_time(sabotaged: tuple[Broker, Path])
         admin.create_topic("t")
         for number in range(6):
             producer.publish("t", b"%d" % number)
-            [pid] = [actor["pid"] for actor in broker.actors() if actor["name"] == "storage t"]
+            [pid] = [actor["pid"] for actor in broker.actors() if actor["name"] == "topic t"]
             flag.touch()
             receipt = producer.publish_many("t", [b"again"], wait=False)
             broker.wait_gone([pid])

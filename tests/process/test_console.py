@@ -228,7 +228,7 @@ def test_the_console_serves_processes_chunks_alarms_and_its_page(node: Broker, w
     publish(node, "filed", b"x" * 1_000)
     rows = get(web, "/processes")["processes"]
     assert {row["pid"] for row in rows} == {actor["pid"] for actor in node.actors()}
-    assert next(row for row in rows if row["name"] == "storage filed")["memory_bytes"] > 1_000_000
+    assert next(row for row in rows if row["name"] == "topic filed")["memory_bytes"] > 1_000_000
     assert get(web, "/chunks", topic="filed")["chunks"][-1]["messages"] == 1
     assert get(web, "/alarms")["receivers"] == []
     assert get(web, "/overview")["broker"]["node"] == 5

@@ -154,7 +154,7 @@ def test_another_dead_letter_topic_is_taken_at_once(broker: Broker) -> None:
         assert [body for body, _ in read(broker, "graves")] == [b"a"]
 
 
-@pytest.mark.parametrize("kind", ["channel t/c", "topic t.c.dead", "storage t.c.dead"])
+@pytest.mark.parametrize("kind", ["channel t/c", "topic t.c.dead"])
 def test_kills_while_they_die_cost_no_letter(broker: Broker, kind: str) -> None:
     count = 3_000
     publish(broker, count)

@@ -70,7 +70,7 @@ def take(broker: Broker, topic: str, count: int) -> list[tuple[bytes, int]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["channel", "storage", "all"])
+@pytest.mark.parametrize("kind", ["channel", "topic", "all"])
 def test_deferred_messages_survive_kills_with_their_attempts(broker: Broker, kind: str) -> None:
     defer(broker, "t", 300, 6.0)
     if kind == "all":
@@ -117,7 +117,7 @@ def test_emptying_a_channel_clears_its_deferred_messages(broker: Broker) -> None
 @pytest.mark.slow
 def test_a_channels_memory_does_not_grow_with_them(broker: Broker) -> None:
     defer(broker, "t", 20_000, 3_000.0)
-    pids = broker.pids("channel")[0], broker.pids("storage")[0]
+    pids = broker.pids("channel")[0], broker.pids("topic")[0]
     before = [anonymous_bytes(pid) for pid in pids]
     defer(broker, "t", 80_000, 3_000.0)
     grown = [anonymous_bytes(pid) - size for pid, size in zip(pids, before, strict=True)]

@@ -139,10 +139,8 @@ def test_mixed_with_others_each_comes_once(broker: Broker, producer: zsq.Produce
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["storage", "topic", "everything"])
-def test_delayed_messages_come_once_although_processes_are_killed(
-    broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str
-) -> None:
+@pytest.mark.parametrize("kind", ["topic", "everything"])
+def test_delayed_messages_come_once_although_processes_are_killed(broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str) -> None:
     """Storage dies again and again, while blocks move; what was answered comes, and comes into the log once."""
     admin.create_channel("t", "c")
     waiting = []
@@ -209,11 +207,11 @@ def test_a_message_that_became_due_while_stopped_comes_after_the_start(broker: B
 @pytest.mark.slow
 def test_a_storage_that_does_not_answer_the_scan_is_not_killed(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
     producer.publish("t", b"x", delay=3)
-    (storage,) = broker.pids("storage")
+    (storage,) = broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)
     try:
         wait_for(lambda: b"has not answered the scan" in broker.log.read_bytes(), 60, "the warning")
     finally:
         os.kill(storage, signal.SIGCONT)
     assert take(broker, 1)[0][1] == b"x"
-    assert broker.pids("storage") == [storage]
+    assert broker.pids("topic") == [storage]

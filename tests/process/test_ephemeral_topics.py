@@ -85,7 +85,7 @@ def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker, way: str) -> None:
     wait_for(lambda: TOPIC not in topics(broker), 20, "the end of the topic")
 
 
-@pytest.mark.parametrize("victim", ["storage", "topic", "channel"])
+@pytest.mark.parametrize("victim", ["topic", "channel"])
 def test_a_process_that_dies_costs_no_message(broker: Broker, victim: str) -> None:
     """The folder outlives them."""
     with zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=1) as consumer:

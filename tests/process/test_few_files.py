@@ -58,11 +58,11 @@ def test_a_storage_that_cannot_roll_is_started_again(broker: Broker) -> None:
         admin.create_topic("t", max_bytes=64 * MIB)
         admin.create_channel("t", "c")
         admin.create_topic("other")
-        others = pid_of(broker, "storage other")
-        pid = pid_of(broker, "storage t")
+        others = pid_of(broker, "topic other")
+        pid = pid_of(broker, "topic t")
         sent = 0
         with no_more_files(pid):
-            while pid == pid_of(broker, "storage t"):
+            while pid == pid_of(broker, "topic t"):
                 receipt = producer.publish_many("t", [b"%d " % (sent + number) + body for number in range(200)])
                 receipt.wait(60)
                 sent += 200
@@ -76,7 +76,7 @@ def test_a_storage_that_cannot_roll_is_started_again(broker: Broker) -> None:
                 seen.append(int(message.body.split(b" ")[0]))
                 message.finish()
         assert seen == list(range(sent))
-        assert pid_of(broker, "storage other") == others
+        assert pid_of(broker, "topic other") == others
         assert b"Too many open files" in broker.log.read_bytes()
 
 
@@ -101,7 +101,7 @@ def test_what_dies_while_nothing_can_be_started_is_started_later(broker: Broker)
         admin.create_topic("other")
         producer.publish("t", b"before")
         producer.publish("other", b"before")
-        victim, other = pid_of(broker, "storage t"), pid_of(broker, "storage other")
+        victim, other = pid_of(broker, "topic t"), pid_of(broker, "topic other")
         assert broker.process is not None
         with no_more_files(broker.process.pid):
             kill(victim)
@@ -112,7 +112,7 @@ def test_what_dies_while_nothing_can_be_started_is_started_later(broker: Broker)
                 producer.publish("other", b"%d" % number)
             wait_for(lambda: b"Too many open files" in broker.log.read_bytes(), 20, "the supervisor's complaint")
         wait_for(lambda: accepted(producer), 30, "publishing by itself once files can be opened")
-        assert pid_of(broker, "storage other") == other
+        assert pid_of(broker, "topic other") == other
     publishes(broker, "t")
 
 
@@ -157,7 +157,7 @@ def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -
         admin.create_channel("t", "c")
         producer = zsq.Producer(broker.ipc, timeout=60)
         producer.publish("t", b"before")
-        storage, channel = pid_of(broker, "storage t"), pid_of(broker, "channel t/c")
+        storage, channel = pid_of(broker, "topic t"), pid_of(broker, "channel t/c")
         everybody = [actor["pid"] for actor in broker.actors()]
         with contextlib.ExitStack() as limits:
             for pid in everybody:

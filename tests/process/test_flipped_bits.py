@@ -75,7 +75,7 @@ def test_a_flip_in_storages_ring_is_read_from_the_file(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("t", "c")
         producer.publish_many("t", BODIES)
-        (storage,) = broker.pids("storage")
+        (storage,) = broker.pids("topic")
         assert flip(storage, BODIES[300])
         with zsq.Consumer("t", "c", url=broker.ipc, ready=COUNT) as consumer:
             got = take_all(consumer)

@@ -214,7 +214,7 @@ def test_any_request_gets_a_documented_answer(client: httpx.Client, seed: int) -
 
 def test_a_topic_that_fails_makes_the_node_unhealthy_until_it_writes_again(node: Broker, client: httpx.Client) -> None:
     ok(client.post("/pub?topic=sick", content=b"x"), "OK")
-    (pid,) = [actor["pid"] for actor in node.actors() if actor["name"] == "storage sick"]
+    (pid,) = [actor["pid"] for actor in node.actors() if actor["name"] == "topic sick"]
     kill(pid)
     wait_for(lambda: client.get("/ping").status_code == 500, what="an unhealthy node")
     said = client.get("/ping").text

@@ -48,7 +48,7 @@ def test_a_storage_that_hangs_delays_no_other_topic(broker: Broker) -> None:
         ]
         for consumer in consumers:
             consumer.subscribe(20)
-        (storage,) = [actor["pid"] for actor in broker.actors() if actor["name"] == "storage other"]
+        (storage,) = [actor["pid"] for actor in broker.actors() if actor["name"] == "topic other"]
         os.kill(storage, signal.SIGSTOP)
         stack.callback(os.kill, storage, signal.SIGCONT)
         producer.publish("t", b"x")

@@ -97,7 +97,7 @@ def outstanding(broker: Broker, load: Load) -> list[tuple[zsq.Receipt, set[int]]
     load.hold.set()
     load.publish(10)
     assert load.held.wait(20), "nothing was delivered"
-    (storage,) = broker.pids("storage")
+    (storage,) = broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)
     waiting = [load.publish(PER_BLOCK, wait=False) for _ in range(BLOCKS_OUT)]
     load.go.set()
@@ -128,10 +128,10 @@ def settle(broker: Broker, load: Load, waiting: list[tuple[zsq.Receipt, set[int]
     load.history.check(broker.ipc, TOPIC)
 
 
-@pytest.mark.parametrize("kind", ["storage", "topic", "channel", "scan_worker", "scan_loop", "gateway"])
+@pytest.mark.parametrize("kind", ["topic", "channel", "scan_worker", "scan_loop", "gateway"])
 def test_nothing_is_lost_when_one_actor_is_killed(broker: Broker, load: Load, kind: str) -> None:
     waiting = outstanding(broker, load)
-    (storage,) = broker.pids("storage")
+    (storage,) = broker.pids("topic")
     (victim,) = broker.pids(kind)
     still_outstanding(load, waiting)
     kill(victim)

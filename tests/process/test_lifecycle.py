@@ -36,7 +36,7 @@ def test_what_is_not_known_is_not_deleted(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("t", "c")
         producer.publish("t", b"precious")
-        (storage,), (channel,) = broker.pids("storage"), broker.pids("channel")
+        (storage,), (channel,) = broker.pids("topic"), broker.pids("channel")
         os.kill(storage, signal.SIGSTOP)  # so the channel cannot come up again
         try:
             kill(channel)

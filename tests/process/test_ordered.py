@@ -91,7 +91,7 @@ def test_each_key_comes_in_its_order_one_at_a_time(broker: Broker) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["channel", "storage"])
+@pytest.mark.parametrize("kind", ["channel", "topic"])
 def test_order_holds_over_kills(broker: Broker, kind: str) -> None:
     """What was not confirmed comes again, and so may what came after it; nothing new comes before what is older."""
     with zsq.Admin(broker.ipc) as admin:

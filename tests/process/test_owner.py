@@ -72,14 +72,14 @@ def test_only_storage_ever_has_a_topics_files(broker: Broker) -> None:
     try:
         use(broker, "clicks")
         use(broker, "orders")
-        kill(next(actor["pid"] for actor in broker.actors() if actor["name"] == "storage clicks"))
+        kill(next(actor["pid"] for actor in broker.actors() if actor["name"] == "topic clicks"))
         use(broker, "clicks")
         rounds = watch.rounds
         wait_for(lambda: watch.rounds > rounds + 3, what="a few more looks")
     finally:
         watch.close()
     holders = {title.removeprefix("zsq: ") for title, _ in watch.holders}
-    assert holders == {"storage clicks", "storage orders"}
+    assert holders == {"topic clicks", "topic orders"}
     folders = {title: {folder for other, folder in watch.holders if other == title} for title, _ in watch.holders}
     assert all(len(found) == 1 for found in folders.values()), folders
     seen = {Path(path).name.split(".")[-1] for paths in watch.holders.values() for path in paths}

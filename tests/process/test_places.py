@@ -215,7 +215,7 @@ def test_settings_outlive_kills(shared: Broker) -> None:
         admin.create_channel("settings", "c", tags="b||a", ordered=True, max_attempts=3, start=0)
         now = admin.configure_channel("settings", "c", max_attempts=None, max_age_s=60, backoff_s=2.5)["settings"]
         assert (now["tags"], now["ordered"], now["max_attempts"], now["max_age_s"], now["backoff_s"]) == ("a||b", True, 0, 60, 2.5)
-        victims = [actor["pid"] for actor in shared.actors() if actor["name"] in ("channel settings/c", "storage settings")]
+        victims = [actor["pid"] for actor in shared.actors() if actor["name"] in ("channel settings/c", "topic settings")]
         for victim in victims:
             kill(victim)
         shared.wait_gone(victims)

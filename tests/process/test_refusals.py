@@ -200,7 +200,7 @@ def test_the_gateway_lets_no_inner_words_in(broker: Broker) -> None:
         socket.send_multipart([b"", encode(protocol.Open(2, "topic", "after", "", False))])
         assert socket.poll(10_000)
         assert isinstance(decode(socket.recv_multipart()[1]), protocol.Done)
-        for inner in (protocol.Attach("c", 0, 1 << 20), protocol.Appended(1, 0, 0), protocol.Stop()):
+        for inner in (protocol.Attach("c", 0, 1 << 20), protocol.Head(1), protocol.Stop()):
             socket.send_multipart([b"", encode(inner)])
             assert socket.poll(10_000)
             refused = decode(socket.recv_multipart()[1])

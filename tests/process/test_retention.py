@@ -115,7 +115,7 @@ def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq
     finish(broker, "c", 64)
     assert broker.stop() == 0
     broker.start()
-    kill(broker.pids("storage")[0])
+    kill(broker.pids("topic")[0])
     wait_for(lambda: shown(admin)["log_bytes"] > 0 and len(shown(admin)["channels"]) == 2, 20, "it is up again")
     seen = shown(admin)["log_bytes"]
     deadline = time.monotonic() + 3.5  # three ticks
@@ -274,7 +274,7 @@ def test_storage_is_killed_again_and_again_while_chunks_go(broker: Broker, admin
             with contextlib.suppress(zsq.LeaseLost):
                 message.finish()
             if number % 80 == 79:
-                kill(broker.pids("storage")[0])
+                kill(broker.pids("topic")[0])
         while len(seen) < count:
             message = consumer.receive(20)
             assert message is not None, f"{count - len(seen)} are missing"
@@ -300,7 +300,7 @@ def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(broker: 
     number = 0
     for _ in range(6):
         number = publish(broker, 5, number)
-        kill(broker.pids("storage")[0])
+        kill(broker.pids("topic")[0])
         wait_for(lambda: shown(admin)["head"] > 0 and shown(admin)["channels"][0]["health"] == "OK", 20, "it is up again")
     wait_for(lambda: on_disk(broker) <= 9.5 * MIB, BACK_S * 2, "the bound holds")
     start = shown(admin)["start"]

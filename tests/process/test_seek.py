@@ -91,7 +91,7 @@ def test_a_channel_goes_on_at_the_offset_it_was_moved_to(
 def test_a_seek_is_durable_when_it_is_answered(broker: Broker, consumer: zsq.Consumer) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.seek(TOPIC, "c", 800)
-        for kind in ("channel", "storage"):
+        for kind in ("channel", "topic"):
             (victim,) = broker.pids(kind)
             kill(victim)
             broker.wait_gone([victim])
@@ -129,7 +129,7 @@ def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker
         admin.create_channel("big", "c")
         for first in range(0, 2_000, 20):
             producer.publish_many("big", bodies[first : first + 20])
-        (storage,) = broker.pids("storage")
+        (storage,) = broker.pids("topic")
         message = consumer.receive(20)
         os.kill(storage, signal.SIGSTOP)
         try:

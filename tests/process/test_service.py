@@ -78,7 +78,7 @@ def test_each_line_is_an_object(service: Broker) -> None:
         message = consumer.receive(20)
         assert message is not None
         message.finish()
-    wait_for(lambda: any(row["actor"] == "storage logged" for row in rows(service)), what="a line of storage's")
+    wait_for(lambda: any(row["actor"] == "topic logged" for row in rows(service)), what="a line of storage's")
     for row in rows(service):
         assert {"time", "level", "actor", "pid", "message"} <= set(row)
     assert "supervisor" in {row["actor"] for row in rows(service)}

@@ -68,7 +68,7 @@ def killed(broker: Broker, kind: str) -> None:
 
 
 @pytest.mark.parametrize("window_bytes", [32 << 20, 200_000])
-@pytest.mark.parametrize("kind", ["storage", "topic", "gateway"])
+@pytest.mark.parametrize("kind", ["topic", "gateway"])
 def test_a_stage_is_committed_whole_after_a_kill_between_pushes(broker: Broker, kind: str, window_bytes: int) -> None:
     """With the small window most of it is durable by interim seals when storage dies, and the writer has let go of it."""
     url = broker.tcp if kind == "gateway" else broker.ipc
@@ -91,7 +91,7 @@ def test_storage_is_killed_again_and_again_while_tasks_write(broker: Broker) -> 
     for task in tasks:
         task.go.set()
     for _ in range(3):
-        (victim,) = [actor["pid"] for actor in wait_for_actor(broker, "storage")]
+        (victim,) = [actor["pid"] for actor in wait_for_actor(broker, "topic")]
         kill(victim)
         broker.wait_gone([victim])
     parts = [task.result() for task in tasks]
@@ -111,10 +111,10 @@ def wait_for_actor(broker: Broker, kind: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize("victim", ["storage", "everything"])
+@pytest.mark.parametrize("victim", ["topic", "everything"])
 def test_a_sealed_stage_survives_a_kill_before_its_commit(broker: Broker, victim: str) -> None:
     part = write(broker.ipc, BODIES)
-    if victim == "storage":
+    if victim == "topic":
         killed(broker, victim)
     else:
         everyone = [actor["pid"] for actor in broker.actors()]
@@ -138,7 +138,7 @@ def test_a_kill_right_after_the_commit_was_sent(broker: Broker, rows: int) -> No
     with StageCommitter(broker.ipc, TOPIC) as committer:
         for version in range(4):
             part = write(broker.ipc, bodies, version=version, per_block=500)
-            (storage,) = [actor["pid"] for actor in wait_for_actor(broker, "storage")]
+            (storage,) = [actor["pid"] for actor in wait_for_actor(broker, "topic")]
             committing = Task(partial(commit, committer, version, part))
             if version % 2:
                 wait_for(partial(reaches, broker, len(expected) + 1), 20, "the commit's effect")
@@ -162,7 +162,7 @@ def reaches(broker: Broker, head: int) -> bool:
 
 def test_a_commit_waits_in_the_pipe_of_a_stopped_storage_that_is_killed(broker: Broker) -> None:
     part = write(broker.ipc, BODIES)
-    (storage,) = broker.pids("storage")
+    (storage,) = broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)
     with StageCommitter(broker.ipc, TOPIC) as committer:
         committing = Task(lambda task: committer.commit("app", 1, [part]))
@@ -178,7 +178,7 @@ def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
     """It is stopped for longer than two heartbeats; what was pushed meanwhile waits with the writer."""
     task = Task(write_in_halves(broker.ipc if way == "ipc" else broker.tcp))
     assert task.half.wait(30)
-    (storage,) = broker.pids("storage")
+    (storage,) = broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)
     try:
         task.go.set()
@@ -200,7 +200,7 @@ def test_channels_see_a_commit_over_a_kill(broker: Broker) -> None:
         part = write(broker.ipc, BODIES[:1_000])
         with StageCommitter(broker.ipc, TOPIC) as committer:
             committer.commit("app", 1, [part])
-            killed(broker, "storage")
+            killed(broker, "topic")
             committer.commit("app", 2, [write(broker.ipc, BODIES[1_000:2_000], version=2)])
         got: dict[int, bytes] = {}
         while len(got) < 2_000:

@@ -39,7 +39,7 @@ def test_writers_behind_a_gateway_are_told_that_storage_died(broker: Broker) -> 
     raw = RawStage(broker, over_tcp=True)
     try:
         raw.open(STAGE)
-        (storage,) = broker.pids("storage")
+        (storage,) = broker.pids("topic")
         kill(storage)
         assert raw.hear() == p.Bye()
     finally:
@@ -83,7 +83,7 @@ def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
         raw.open(STAGE)
         other.open(STAGE)
         before = private_bytes(broker)["gateway zeromq"]
-        storages = {actor["name"]: actor["pid"] for actor in broker.actors() if actor["kind"] == "storage"}
+        storages = {actor["name"]: actor["pid"] for actor in broker.actors() if actor["kind"] == "topic"}
         stopped = storages[f"storage {TOPIC}"]
         os.kill(stopped, signal.SIGSTOP)
         try:

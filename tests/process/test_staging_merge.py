@@ -116,7 +116,7 @@ def test_a_commit_survives_a_kill_during_the_merge(broker: Broker, after: int) -
         committing = Task(committer, 1, parts)
         if after:
             wait_for(lambda: committing.is_merging(broker), 20, "the merge")
-        (storage,) = broker.pids("storage")
+        (storage,) = broker.pids("topic")
         kill(storage)
         broker.wait_gone([storage])
         assert committing.result()["messages"] == PARTS

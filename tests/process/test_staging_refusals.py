@@ -71,7 +71,7 @@ def test_pushes_to_no_open_stage_are_ignored(broker: Broker, raw: RawStage) -> N
         [raw.route, b""],
         [raw.route, b"", b"garbage"],
         [raw.route, b"", encode(p.Beat())],
-        [raw.route, b"", encode(p.Append(1, 1)), *block_frames(numbered(1))],
+        [raw.route, b"", encode(p.Head(1)), *block_frames(numbered(1))],
         [b"?", b"", control, *block_frames(numbered(1))],
         [raw.route] * 6 + [b"", control],
     ):

@@ -112,7 +112,7 @@ def test_a_topic_that_is_asked_for_while_the_broker_stops_is_refused(tmp_path: P
         broker.start()
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("old", b"body")
-        (storage,) = broker.pids("storage")
+        (storage,) = broker.pids("topic")
         os.kill(storage, signal.SIGSTOP)  # the broker does not end before this goes on
         try:
             with zsq.Admin(broker.ipc, timeout=5) as admin:

@@ -123,7 +123,7 @@ def test_the_sockets_of_killed_processes_are_removed(broker: Broker) -> None:
         admin.create_channel("t", "c")
         before = {path.name for path in run.iterdir()}
         pids = {row["name"]: row["pid"] for row in admin.stats()["processes"]}
-        for title in ("storage t", "scan worker", "channel t/c"):
+        for title in ("topic t", "scan worker", "channel t/c"):
             os.kill(next(pid for name, pid in pids.items() if name.startswith(title)), signal.SIGKILL)
 
         def replaced() -> bool:  # four sockets of the storage; one each of topic, channel and worker

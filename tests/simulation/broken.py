@@ -52,20 +52,20 @@ DEFECTS: Final[dict[str, Defect]] = {
         "actors/channel/channel.py",
         "            self.saving.confirm(mail.envelope, answer)  # a confirmation is sent only after the commit",
         "            self.front.send(mail.envelope, answer)",
-        ("kill_channel", "kill_storage"),
+        ("kill_channel", "kill_topic"),
     ),
     "a seek is answered before its commit": Defect(
         "actors/channel/channel.py",
         "        self.saving.answer(p.Position(message.request, self.supply.next_offset))\n",
         "        self.saving.now = True\n        self.answer_order(p.Position(message.request, self.supply.next_offset))\n",
-        ("kill_channel", "kill_storage"),
+        ("kill_channel", "kill_topic"),
         moving=True,
     ),
     "what a seek moved to is delivered before its commit": Defect(
         "actors/channel/core.py",
         "        if self.supply.moving:\n            return None\n",
         "",
-        ("kill_channel", "kill_storage", "slow_disk"),
+        ("kill_channel", "kill_topic", "slow_disk"),
         moving=True,
     ),
     "a seek leaves the rows of what the channel held": Defect(
@@ -85,8 +85,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     "delayed messages come early": Defect(
         "actors/storage/delayed.py", "(block, now + delay_ms * _MS)", "(block, now + delay_ms * _MS // 2)", ("slow_disk",)
     ),
-    "a topic outlives its storage": Defect(
-        "actors/runtime/child.py", '    "storage": "topic_group",\n', '    "storage": "self",\n', ("kill_storage",)
+    "channels outlive their topic": Defect(
+        "actors/runtime/child.py", '    "topic": "topic_group",\n', '    "topic": "self",\n', ("kill_topic",)
     ),
     "an ordered channel does not hold a key's messages back": Defect(
         "actors/channel/ordered.py",
@@ -123,7 +123,7 @@ DEFECTS: Final[dict[str, Defect]] = {
         "storage/log/recovery.py",
         "            scan.write_back_from = stretch.position\n",
         "            scan.write_back_from = stretch.position\n            break\n",
-        ("kill_storage", "kill_topic"),
+        ("kill_topic",),
     ),
     "a topic made again begins at 0": Defect(
         "actors/supervisor/topics/registry.py",
@@ -131,7 +131,7 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a deleted channel's row stays": Defect(
         "actors/storage/storage_actor.py",
-        "        self._channels.drop(message.channel, partial(self.answer_order, done))\n        return None\n",
+        "        self._channels.drop(message.channel, partial(self._host.answer_order, done))\n        return None\n",
         "        return done\n",
         ("kill_client",),
     ),

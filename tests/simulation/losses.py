@@ -76,8 +76,8 @@ class Losses:
             if folder and broker.disk.files.exists(folder):
                 found = [parse_chunk_name(name) for name in broker.disk.files.list(folder)]
                 bases[topic] = max((base for base in found if base is not None), default=0)
-            for process in broker.of_kind("storage"):
-                if process.name.startswith(f"storage {topic} ["):
+            for process in broker.of_kind("topic"):
+                if process.name.startswith(f"topic {topic} ["):
                     since_ns[topic] = max(process.began_ns, process.asleep_until_ns)
         self.cuts.append(Cut(world.now_ns, world.wall_latest_ns, bases, since_ns))
         for topic in self.modes:

@@ -181,9 +181,7 @@ class Mortal:
             self.dead.setdefault(number, len(world.incarnations))
 
     def _check_gone(self, called_ns: int) -> None:
-        titles = (
-            (f"channel {TOPIC}/{CHANNEL} [",) if self.plan.channel else tuple(f"{kind} {TOPIC}" for kind in ("storage", "topic", "channel"))
-        )
+        titles = (f"channel {TOPIC}/{CHANNEL} [",) if self.plan.channel else tuple(f"{kind} {TOPIC}" for kind in ("topic", "channel"))
         for process in self.crew.world.broker.living():
             if process.name.startswith(titles) and process.began_ns < called_ns:
                 self.crew.ledger.broken(f"{process.name} lives, and what it was of is deleted")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .scenario import Scenario
     from .workload import Crew
 
-DEADLY: Final = ("kill_channel", "kill_storage", "kill_topic", "kill_supervisor", "power_cut")
+DEADLY: Final = ("kill_channel", "kill_topic", "kill_supervisor", "power_cut")
 HOUR_NS: Final = 3600 * S
 
 
@@ -102,16 +102,13 @@ class Nemesis:
         victim.kill()
         return True
 
-    def kill_storage(self) -> bool:
-        if self.rng.random() < 0.4:  # and again while it recovers
-            self._later(3, 120, lambda: None if self.healed else self._again("storage"))
-        return self._kill("storage")
+    def kill_topic(self) -> bool:
+        if self.rng.random() < 0.4:  # and again while its storage recovers
+            self._later(3, 120, lambda: None if self.healed else self._again("topic"))
+        return self._kill("topic")
 
     def _again(self, kind: str) -> None:
         self._kill(kind)
-
-    def kill_topic(self) -> bool:
-        return self._kill("topic")
 
     def kill_channel(self) -> bool:
         return self._kill("channel")
@@ -239,6 +236,6 @@ class Nemesis:
 
 
 KINDS: Final = (
-    "kill_storage", "kill_topic", "kill_channel", "kill_scan", "kill_gateway", "kill_supervisor", "power_cut", "stop_process",
+    "kill_topic", "kill_channel", "kill_scan", "kill_gateway", "kill_supervisor", "power_cut", "stop_process",
     "kill_client", "stop_client", "cut", "clog", "jam", "full_disk", "failing_sync", "slow_disk", "set_clock",
 )  # fmt: skip

@@ -5,21 +5,20 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+from support.fake_storage import STORAGE
+
 from zsq.actors.runtime.process_table import Child
-from zsq.actors.settings.starts import ActorStart, ChannelStart, StorageStart, channel_of
+from zsq.actors.settings.starts import ActorStart, ChannelStart, TopicStart, channel_of
 from zsq.actors.statistics.broker_view import BrokerView, GroupState
 from zsq.actors.supervisor.commands import deletion
 from zsq.actors.supervisor.topics.registry_format import TopicRow
 from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
 from zsq.transport.errors import ZsqError
-from zsq.transport.settings import NewChannelSettings, Retention
+from zsq.transport.settings import NewChannelSettings
 from zsq.transport.wire import protocol as p
 
 C = "c#ephemeral"
-STORAGE = StorageStart(
-    front="s", reader="", stage="", push="", scan="", name="t", uuid="0" * 32, base_offset=0, sync="always", directory="", create=False,
-    retention=Retention(), chunk_bytes=1 << 20, stage_timeout_s=0, closed=False,
-)  # fmt: skip
+TOPIC = TopicStart(front="t", storage=STORAGE)
 
 
 def a_channel(name: str) -> ChannelStart:
@@ -77,8 +76,7 @@ class Broker:
         )  # fmt: skip
         self.groups = {topic: self.group}
         self.group.state = GroupState.UP
-        self.group.storage = self.child("storage", STORAGE)
-        self.group.topic = self.child("topic", ActorStart(front="t"))
+        self.group.topic = self.child("topic", TOPIC)
         self.answers: list[ZsqError | None] = []
 
     def remove_group(self, name: str) -> None:

@@ -14,6 +14,7 @@ class Routed:
 
     def __init__(self) -> None:
         self.routes: dict[type[Wire], Callable[[Any, Mail, Any], None]] = {}
+        self.on_readable: Callable[[Any], None] | None = None
 
     def route(self, kind: type[Wire], handler: Callable[[Any, Mail, Any], None]) -> None:
         self.routes[kind] = handler

@@ -47,7 +47,7 @@ class Topic:
         raise AssertionError(f"topic {self.name} has no folder")
 
     def storage_pid(self) -> int:
-        [pid] = [actor["pid"] for actor in self.broker.actors() if actor["name"] == f"storage {self.name}"]
+        [pid] = [actor["pid"] for actor in self.broker.actors() if actor["name"] == f"topic {self.name}"]
         return int(pid)
 
     def wait_staged(self, size_bytes: int = 1) -> None:
@@ -63,7 +63,7 @@ class Topic:
         kill(pid)
 
         def follows() -> bool:
-            found = [a for a in self.broker.actors() if a["name"] == f"storage {self.name}" and a.get("state") == "up"]
+            found = [a for a in self.broker.actors() if a["name"] == f"topic {self.name}" and a.get("state") == "up"]
             return bool(found) and found[0]["pid"] != pid
 
         wait_for(follows, 30, f"a new storage of {self.name}")

@@ -51,7 +51,6 @@ __all__ = [
     "WINDOW_BLOCKS_MAX",
     "Abort",
     "Answer",
-    "AppendDelayed",
     "Beat",
     "Blocks",
     "Bye",
@@ -63,7 +62,6 @@ __all__ = [
     "Fetch",
     "Fin",
     "Hello",
-    "Kept",
     "Lookup",
     "Manage",
     "Measure",
@@ -94,9 +92,6 @@ __all__ = [
     "checksum_after",
 ]
 
-
-# fmt: off
-# fmt: on
 
 PROTOCOL_VERSION: Final = 1
 
@@ -526,35 +521,6 @@ class Delayed(Wire):
     due_ns: int
     serial: int
 
-
-@dataclass(frozen=True, slots=True)
-class AppendDelayed(Wire):
-    """Topic to storage: blocks follow, as many as `delays_ms`. Answered by Kept when they are
-    durable, or by Failed: then none is kept.
-
-    It has a place in the order of the Appends, and their `epoch`. A failure concerns only these
-    blocks: the topic sends nothing more of the same producers before the reply.
-    """
-
-    op: ClassVar[int] = 53
-    request: int
-    epoch: int
-    delays_ms: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Kept(Wire):
-    """Storage to topic: the delayed blocks are durable, each with (due time, serial of its first
-    message).
-    """
-
-    op: ClassVar[int] = 54
-    request: int
-    keys: tuple[tuple[int, int], ...]
-
-
-# fmt: off
-# fmt: on
 
 STAGE_BYTES: Final = 16  # of a stage's name: a uuid
 STAGE_PARTS_MAX: Final = 10_000  # of one commit

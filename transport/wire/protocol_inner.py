@@ -10,63 +10,22 @@ from .protocol_client import Wire
 
 # fmt: off
 __all__ = [
-    "Alarm", "Append", "Appended", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Empty", "Gone", "HangUp", "Head",
-    "Hint", "Hung", "Offer", "OpenChannel", "OpenTopic", "Over", "Pause", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
+    "Alarm", "Ask", "Attach", "Behind", "Born", "Credit", "Dropped", "Due", "Gone", "HangUp", "Head",
+    "Hint", "Hung", "Offer", "OpenChannel", "Over", "PoolSize", "Pulse", "Save", "Scan", "ScanOrder",
     "ScanReport", "Scanned", "Stop", "Targets",
 ]
 # fmt: on
 
 
-# Topic and storage
-
-
-@dataclass(frozen=True, slots=True)
-class Append(Wire):
-    """Store the blocks that follow, in order. Answered by Appended or Failed. Of a failed append
-    nothing is stored.
-
-    After a failure storage takes only appends of the next `epoch`. So those already on their way
-    fail too, and no producer's sequence gets a gap.
-    """
-
-    op: ClassVar[int] = 50
-    request: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True)
-class Appended(Wire):
-    """The append is stored as the topic's sync mode promises.
-
-    It contains the append's first offset (the blocks are consecutive) and the time of all of them.
-    """
-
-    op: ClassVar[int] = 51
-    request: int
-    first_offset: int
-    time_ns: int
-
-
 @dataclass(frozen=True, slots=True)
 class Head(Wire):
-    """Storage to its topic, and topic to its channels: the new durable end."""
+    """Topic to its channels: the new durable end."""
 
     op: ClassVar[int] = 52
     head: int
 
 
 # Channel, topic and storage
-
-
-@dataclass(frozen=True, slots=True)
-class OpenTopic(Wire):
-    """Topic to storage: asks for the recovered state.
-
-    Done.data: {"producers": {id: (next sequence, recent)}, "head": int, "visible_end": int}.
-    """
-
-    op: ClassVar[int] = 59
-    request: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,33 +103,6 @@ class Behind(Wire):
 
     op: ClassVar[int] = 65
     head: int
-
-
-@dataclass(frozen=True, slots=True)
-class Pause(Wire):
-    """Topic to storage: fixes (or frees) the end that channels may see.
-
-    Done.data: {"visible_end": int, -1 if free}.
-    """
-
-    op: ClassVar[int] = 66
-    request: int
-    paused: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Empty(Wire):
-    """Topic to storage: clears the messages that wait for a first channel, or, in two steps, those
-    that wait behind the topic's pause.
-
-    `end` -1: the first step. Done.data: {"start", "end": what waits behind the pause}. They are
-    equal if nothing waits. Otherwise the second step follows when every channel has agreed to skip
-    these messages: the pause is at `end` from now on. Done.data: {"visible_end"}.
-    """
-
-    op: ClassVar[int] = 67
-    request: int
-    end: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,11 +83,11 @@ class _Deletion:
     # Topics
 
     def delete_topic(self) -> None:
-        storage = self.group.storage
-        if self.group.state is GroupState.UP and storage is not None:
-            self.requests.orders.send(storage, partial(p.SetSealed, is_sealed=True), self._sealed)
+        topic = self.group.topic
+        if self.group.state is GroupState.UP and topic is not None:
+            self.requests.orders.send(topic, partial(p.SetSealed, is_sealed=True), self._sealed)
         elif self.forced:
-            stats = storage.stats if storage is not None else {}
+            stats = topic.stats if topic is not None else {}
             self._remove_topic(max(int(stats.get("head", 0)), self.group.row.base_offset) + UNKNOWN_END_MARGIN)
         else:
             text = f"topic {self.group.name!r} is not running, so its unfinished messages are not known; try again, or delete with force"
@@ -134,11 +134,11 @@ class _Deletion:
                 self._remove_channel()
 
         group = self.group
-        asked: list[Child | None] = [group.storage, group.topic, group.channels[self.message.channel]]
+        asked: list[Child | None] = [group.topic, group.channels[self.message.channel]]
         self.requests.gatherings.gather([child for child in asked if child is not None and child.state == "up"], decide)
 
     def _remove_channel(self) -> None:
-        if self.group.storage is None or self.group.state is not GroupState.UP or self.message.channel not in self.group.channels:
+        if self.group.topic is None or self.group.state is not GroupState.UP or self.message.channel not in self.group.channels:
             what = f"topic {self.group.name!r} is being started again, or channel {self.message.channel!r} is being deleted already"
             self._fail(Refused(E_CLOSING, f"{what}; try again in a moment"))
             return
@@ -147,8 +147,8 @@ class _Deletion:
 
 
 def _unseal(requests: Requests, group: TopicGroup) -> None:
-    if group.storage is not None:
-        requests.orders.send(group.storage, partial(p.SetSealed, is_sealed=False), lambda position, error: None)
+    if group.topic is not None:
+        requests.orders.send(group.topic, partial(p.SetSealed, is_sealed=False), lambda position, error: None)
 
 
 def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: Then, *, lost: bool = False) -> None:
@@ -156,15 +156,15 @@ def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: The
 
     `lost` means that the process died; its consumers may come back.
     """
-    storage, child = group.storage, group.channels[name]
-    assert storage is not None
+    topic, child = group.topic, group.channels[name]
+    assert topic is not None
     # From now on requests for the channel wait or fail: a second process must not use the old row.
     group.deleting.add(name)
     group.drop_channel(name, lost=lost)
     # Storage must know it before any client can see that the channel is gone. Messages from now on
     # do not belong to the channel.
     if is_ephemeral(name):
-        requests.orders.send(storage, partial(p.LeaveChannel, channel=name), lambda done, error: None)
+        requests.orders.send(topic, partial(p.LeaveChannel, channel=name), lambda done, error: None)
     if child is not None:
         requests.broker.processes.stop_child(child)
 
@@ -172,7 +172,7 @@ def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: The
         if not ended:
             gone(None, ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end in time; its stored state was kept"))
             return
-        requests.orders.send(storage, partial(p.DropChannel, channel=name), gone)
+        requests.orders.send(topic, partial(p.DropChannel, channel=name), gone)
 
     def gone(done: p.Done | None, error: ZsqError | None) -> None:
         group.deleted(name)
@@ -284,15 +284,11 @@ class _Closing:
     def _up(self, channel: str, error: ZsqError | None) -> None:
         group = self.group
         order = partial(p.SetClosed, to_publishers=to_publishers(self._state), to_consumers=to_consumers(self._state))
-        children: list[Child | None] = [group.channels.get(channel)] if channel else [group.storage, group.topic]
-        if error is None:
-            self._waits += len(children)
-            for child in children:
-                if child is None:
-                    self._answered(None, None)
-                else:
-                    self.requests.orders.send(child, order, self._answered)
-        self._answered(None, error)
+        child = group.channels.get(channel) if channel else group.topic
+        if error is None and child is not None:
+            self.requests.orders.send(child, order, self._answered)
+        else:
+            self._answered(None, error)
 
     def _answered(self, done: p.Done | None, error: ZsqError | None) -> None:
         self._waits -= 1

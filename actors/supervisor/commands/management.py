@@ -213,7 +213,7 @@ class Commands:
         if message.action == dead_letter_topics.ACTION:
             dead_letter_topics.redrive(self._requests, message)
             return
-        if message.action not in ("delete", "configure", *closing.ACTIONS, *moving.ACTIONS, *relayed.PAUSES, *relayed.OF_STORAGE):
+        if message.action not in ("delete", "configure", *closing.ACTIONS, *moving.ACTIONS, *relayed.PAUSES, *relayed.OF_TOPICS):
             raise UsageError(E_BAD_COMMAND, f"unknown action {message.action!r}; use the same version of ZSQ on both sides")
         if message.action in moving.ACTIONS:
             moving.check(message)
@@ -240,19 +240,19 @@ class Commands:
             changes = {str(key): value for key, value in message.options.items()}
             (self._configure_channel if message.channel else self._configure_topic)(message, group, changes)
             return
-        self._pass_on(message, group, relayed.order_for(message), of_storage=message.action in relayed.OF_STORAGE)
+        self._pass_on(message, group, relayed.order_for(message))
 
-    def _pass_on(self, message: p.Manage, group: TopicGroup, make: relayed.Make, *, of_storage: bool) -> None:
+    def _pass_on(self, message: p.Manage, group: TopicGroup, make: relayed.Make) -> None:
         """Send an order when its actor is up, and relay the answer to the client."""
 
         def order(child: Child) -> None:
             self._requests.orders.send(child, make, partial(self._requests.relay, message.request))
 
-        self._when_up(message, group, order, of_storage=of_storage)
+        self._when_up(message, group, order)
 
-    def _when_up(self, message: p.Manage, group: TopicGroup, then: Callable[[Child], None], *, of_storage: bool = False) -> None:
+    def _when_up(self, message: p.Manage, group: TopicGroup, then: Callable[[Child], None]) -> None:
         def ready(error: ZsqError | None) -> None:
-            child = group.storage if of_storage else group.channels.get(message.channel) if message.channel else group.topic
+            child = group.channels.get(message.channel) if message.channel else group.topic
             if error is not None or child is None:
                 self._requests.fail(message.request, error or starting(message))
             else:
@@ -269,7 +269,7 @@ class Commands:
         found = group.resolved(own)
         self._broker.registry.configure(group.name, own)
         make = partial(p.SetRetention, retention=cast("RetentionSettings", found.as_dict()))
-        self._pass_on(message, group, make, of_storage=True)
+        self._pass_on(message, group, make)
 
     def _configure_channel(self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]) -> None:
         dead_letter_topics.check_default(self._broker, message.topic, message.channel, changes)

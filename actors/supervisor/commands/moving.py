@@ -13,7 +13,6 @@ from typing import Any, Final
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from ....transport.wire import protocol as p
-from ...runtime.process_table import Child
 from ...settings import options
 from ...statistics.statistics import reach
 from ..topics.topic_group import TopicGroup
@@ -76,12 +75,12 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
             answer(error)
         elif message.action != "seek" or "offset" in asked:
             then(asked.get("offset", 0))
-        elif group.storage is None:
+        elif group.topic is None:
             answer(starting(message))
         else:
-            requests.orders.send(group.storage, partial(p.FindOffset, time_ns=asked["time_ns"]), found)
+            requests.orders.send(group.topic, partial(p.FindOffset, time_ns=asked["time_ns"]), found)
 
-    ends: list[Child] = [child for child in (group.storage, group.topic) if child is not None and child.state == "up"]
+    ends = [group.topic] if group.topic is not None and group.topic.state == "up" else []
     requests.gatherings.gather(ends, lambda complete, details: group.want(message.channel, ready))
 
 

@@ -15,7 +15,7 @@ from ....transport.wire import protocol as p
 from ...settings import options
 
 PAUSES: Final = ("pause", "unpause")  # on a topic or a channel
-OF_STORAGE: Final = ("chunks", "delayed", "backup")  # on a topic only
+OF_TOPICS: Final = ("chunks", "delayed", "backup")  # not on a channel
 Make = Callable[[int], p.Order[p.Done]]
 
 

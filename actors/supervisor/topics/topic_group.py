@@ -1,13 +1,13 @@
 """Topic group: all processes of a topic as one unit.
 
-If storage or topic ends, both are started again. The channels depend on them. These are the states
-of the unit and their transitions:
+If the topic's process ends, the channels are ended and started again with it, because they depend
+on it. These are the states of the unit and their transitions:
 
-NEW -> STORAGE -> TOPIC -> UP          started in this order, each when the one before is up
-any of these -> CLEARING               storage or topic died: the others are killed and awaited
-CLEARING -> STORAGE | FAILED           started again, or given up if it happens too often
+NEW -> STARTING -> UP                  the topic starts; channels start when it is up
+any of these -> CLEARING               the topic died: the channels are killed and awaited
+CLEARING -> STARTING | FAILED          started again, or given up if it happens too often
 CLEARING, waiting                      it cannot start: tried again after 1, 2, 4 ... 60 s
-UP -> STOPPING -> ENDED                stopped in reverse order: channels, topic, storage
+UP -> STOPPING -> ENDED                stopped in reverse order: channels, then the topic
 
 Only a few channels start at a time, and the next one starts when one is up. If a thousand were
 forked in one turn of the supervisor's loop, they would delay each other and all requests to the
@@ -68,13 +68,12 @@ def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
 
 
 TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
-    GroupState.NEW: {"start": GroupState.STORAGE, "stop": GroupState.STOPPING},
-    GroupState.STORAGE: {"storage_up": GroupState.TOPIC, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
-    GroupState.TOPIC: {"topic_up": GroupState.UP, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.NEW: {"start": GroupState.STARTING, "stop": GroupState.STOPPING},
+    GroupState.STARTING: {"topic_up": GroupState.UP, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
     GroupState.UP: {"died": GroupState.CLEARING, "stop": GroupState.STOPPING},
     GroupState.CLEARING: {
         "died": GroupState.CLEARING,
-        "start": GroupState.STORAGE,
+        "start": GroupState.STARTING,
         "give_up": GroupState.FAILED,
         "stop": GroupState.STOPPING,
     },
@@ -168,7 +167,6 @@ class TopicGroup:
         self.row = row
         self.state = GroupState.NEW
         self.cause: Failure | None = None  # of the last failure
-        self.storage: Child | None = None
         self.topic: Child | None = None
         self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
         self.restarts = RestartIntensity()
@@ -219,7 +217,7 @@ class TopicGroup:
         return resolve(self._options().retention, own)
 
     def children(self) -> list[Child]:
-        found = [self.storage, self.topic, *self.channels.values()]
+        found = [self.topic, *self.channels.values()]
         return [child for child in found if child is not None and child.state != "ended"]
 
     def failed_channels(self) -> frozenset[str]:
@@ -240,7 +238,7 @@ class TopicGroup:
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
         given = self._options()
-        start = StorageStart(
+        storage = StorageStart(
             name=self.name,
             uuid=self.row.uuid,
             base_offset=self.row.base_offset,
@@ -259,7 +257,8 @@ class TopicGroup:
             closed=to_publishers(self.row.closed),
             scan=self._processes.scan_endpoint,
         )
-        self.storage = self._processes.start(ChildSpec(numbers[0], "storage", f"storage {self.name}", start), self)
+        start = TopicStart(front=self._processes.endpoint(numbers[0]), storage=storage)
+        self.topic = self._processes.start(ChildSpec(numbers[0], "topic", f"topic {self.name}", start), self)
 
     def _forget_ephemeral(self) -> None:
         """Drop the ephemeral channels, whose messages ended with their storage.
@@ -274,8 +273,8 @@ class TopicGroup:
             self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
 
     def born(self, child: Child) -> None:
-        if child is self.storage and self.state is GroupState.STORAGE:
-            self._go("storage_up")
+        if child is self.topic and self.state is GroupState.STARTING:
+            self._go("topic_up")
             if self.row.state == "new":
                 try:
                     self._registry.set_state(self.name, "live")
@@ -286,16 +285,6 @@ class TopicGroup:
             for channel in child.data["channels"]:
                 self.channels.setdefault(channel, None)
             self._events.names_changed()
-            number = self._processes.new_key()
-            start = TopicStart(
-                front=self._processes.endpoint(number),
-                storage=child.spec.start.front,
-                closed=to_publishers(self.row.closed),
-                message_bytes_max=self._options().message_bytes_max,
-            )
-            self.topic = self._processes.start(ChildSpec(number, "topic", f"topic {self.name}", start), self)
-        elif child is self.topic and self.state is GroupState.TOPIC:
-            self._go("topic_up")
             self._tries = 0
             self._short_ns = 0
             self._events.channels_changed()  # its storage may be scanned now
@@ -339,16 +328,17 @@ class TopicGroup:
         self._tell(channel, error)
 
     def _start_channel(self, channel: str) -> None:
-        assert self.storage is not None
         assert self.topic is not None
+        of_topic = self.topic.spec.start
+        assert isinstance(of_topic, TopicStart)
         number = self._processes.new_key()
         start = ChannelStart(
             channel=channel,
             topic_name=self.name,
             uuid=self.row.uuid,
             front=self._processes.endpoint(number),
-            topic=self.topic.spec.start.front,
-            storage=self.storage.spec.start.front,
+            topic=of_topic.front,
+            storage=of_topic.storage.front,
             scan=self._processes.scan_endpoint,
             made_with=self._new_settings.get(channel, {}),
             closed=to_consumers(self.row.closed),
@@ -404,10 +394,10 @@ class TopicGroup:
     def died(self, child: Child) -> None:
         """Handle the end of a process.
 
-        Storage and topic start again only when both have ended, so files are never opened twice.
+        The topic starts again only when its process has ended, so files are never opened twice.
         """
         channel = channel_of(child.spec.start)
-        if child is self.storage:
+        if child is self.topic:
             self._events.channels_changed()
         if channel and self.channels.get(channel) is child:
             self._starts.done(channel)
@@ -423,7 +413,7 @@ class TopicGroup:
         if self.state is GroupState.STOPPING:
             self._stop_next()
             return
-        if FATE[child.spec.kind] == "topic_group" and child in (self.storage, self.topic):
+        if FATE[child.spec.kind] == "topic_group" and child is self.topic:
             self.cause = child.failure or Failure(Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended")
             self._go("died")
             for other in self.children():
@@ -435,7 +425,7 @@ class TopicGroup:
         """End all processes and try again later. A step of the start has failed."""
         if not self._short_ns:
             log.error("topic %s: %s", self.name, f"{OUT_OF_FILES} {text}" if out_of_files else text)
-        if self.state not in (GroupState.STORAGE, GroupState.TOPIC, GroupState.UP, GroupState.CLEARING):
+        if self.state not in (GroupState.STARTING, GroupState.UP, GroupState.CLEARING):
             return
         self.cause = Failure(Phase.START, OUT_OF_FILES if out_of_files else "", text)
         self._go("died")
@@ -514,7 +504,7 @@ class TopicGroup:
             self._tell(None, ZsqError(E_TOPIC_FAILED, text))
 
     def _start_again(self) -> None:
-        self.storage = self.topic = None
+        self.topic = None
         cause = self.cause
         assert cause is not None
         final = cause.phase is Phase.START and cause.code in FINAL
@@ -538,7 +528,7 @@ class TopicGroup:
         self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
 
     def stop(self, then: Callable[[], None]) -> None:
-        """Stop channels, then topic, then storage, and call `then` when all have ended.
+        """Stop the channels, then the topic, and call `then` when all have ended.
 
         Each process may finish what it has begun. That may take long, so requests that wait for the
         topic get their error at once.
@@ -605,19 +595,18 @@ class TopicGroup:
 
         The topic must be up. `with_settings` adds the channel's settings.
         """
-        assert self.storage is not None
         assert self.topic is not None
         child = self.channels.get(channel)
-        of_storage = self.storage.spec.start
-        assert isinstance(of_storage, StorageStart)
+        of_topic = self.topic.spec.start
+        assert isinstance(of_topic, TopicStart)
         told: dict[str, Any] = {}
         if child is not None and with_settings:
             told["settings"] = channel_settings.resolve(child.data.get("settings", {})).as_dict()
         return told | {
-            "topic": self.topic.spec.start.front,
-            "reader": of_storage.reader,
-            "stage": of_storage.stage,
-            "push": of_storage.push,
+            "topic": of_topic.front,
+            "reader": of_topic.storage.reader,
+            "stage": of_topic.storage.stage,
+            "push": of_topic.storage.push,
             "channel": child.spec.start.front if child is not None else "",
             "uuid": self.row.uuid,
             "node": self._registry.node,

@@ -72,8 +72,6 @@ def through_topic_and_channel(block: Block) -> Callable[[], None]:
         assert ordering.publish(A, came, 0) == []
         handed = ordering.next_append()
         assert handed is not None
-        encode(p.Append(handed[0], 0))
-        block_frames(handed[1])
         replies, placed = ordering.appended(handed[0], 0)
         for _, message in replies:
             encode(message)

@@ -22,8 +22,7 @@ class Sample(Actor[ActorStart]):
     def details(self) -> dict[str, Any]:
         return {"clients": []}
 
-    def on_raw(self, source: Any) -> None:
-        self.came = source
+    came = ""
 
 
 @pytest.fixture
@@ -69,7 +68,8 @@ def test_memory_is_given_back_after_work_and_not_with_each_pulse(sample: Sample,
 def test_what_a_thread_has_done_is_told_soon(sample: Sample) -> None:
     """Storage's health and figures follow from what its threads have done."""
     sample.every(10_000, sample._pulse_if_stirred)
-    sample._poller = cast("Any", SimpleNamespace(poll=lambda wait: [("thread", 1)]))
+    sample._poller = cast("Any", SimpleNamespace(poll=lambda wait: [("thread", 1)], register=lambda source, events: None))
+    sample.listen_raw("thread", lambda: setattr(sample, "came", "thread"))
     sample.stopping = True
     sample._loop()
     assert sample.came == "thread"
@@ -77,8 +77,8 @@ def test_what_a_thread_has_done_is_told_soon(sample: Sample) -> None:
 
 
 def test_what_is_pushed_to_storage_is_told_soon_and_its_memory_given_back_later() -> None:
-    storage = StorageActor(1, "storage", cast("Any", None))
-    storage.push = cast("Any", object())
+    storage = StorageActor.__new__(StorageActor)
+    host = storage._host = Sample(1, "topic t", ActorStart())
     storage._stages = cast("Any", SimpleNamespace(take_pushes=lambda port: None))
-    storage._drain(storage.push)
-    assert (storage._stirred, storage._worked) == (True, True)
+    host._drain(cast("Any", SimpleNamespace(on_readable=storage._take_pushes)))
+    assert (host._stirred, host._worked) == (True, True)

@@ -22,9 +22,9 @@ NOW = 1_000_000 * S
 
 def row_of(stats: Mapping[str, object], *, end: int = 1_000, oldest_ns: int = 0, rate: float = 0.0, paused: bool = False) -> ChannelStats:
     child = SimpleNamespace(state="up", stats=stats, data={})
-    topic = SimpleNamespace(stats={"paused": paused, "rates": {"message_count": rate}})
-    storage = SimpleNamespace(stats={"oldest_ns": {"c": oldest_ns} if oldest_ns else {}})
-    group: Any = SimpleNamespace(channels={"c": child}, topic=topic, storage=storage, failed_channels=set)
+    storage = {"oldest_ns": {"c": oldest_ns} if oldest_ns else {}}
+    topic = SimpleNamespace(stats={"paused": paused, "rates": {"message_count": rate}, "storage": storage})
+    group: Any = SimpleNamespace(channels={"c": child}, topic=topic, failed_channels=set)
     (row,) = channel_rows(group, end, NOW)
     return row
 
@@ -75,7 +75,7 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
     ],
 )
 def test_the_depth_counts_up_to_the_end_that_channels_may_see(topic: dict[str, Any], storage: dict[str, Any], end: int) -> None:
-    group: Any = SimpleNamespace(topic=SimpleNamespace(stats=topic), storage=SimpleNamespace(stats=storage))
+    group: Any = SimpleNamespace(topic=SimpleNamespace(stats=topic | {"storage": storage}))
     assert visible_end(group) == end
     stats = cast("ChannelPulse", {"next_offset": 5, "in_flight_count": 0})
     assert backlog(group, "c", stats, NOW)["depth"] == max(0, end - 5)
@@ -271,7 +271,7 @@ def test_a_burst_half_a_minute_ago_does_not_hide_that_the_backlog_drains() -> No
     stats = {"next_offset": 30_000, "begin": 0, "in_flight_count": 0, "rates": minute[1], "rates_recent": recent[1]}
     child = SimpleNamespace(state="up", stats=stats, data={})
     of_topic = SimpleNamespace(stats={"rates": minute[0], "rates_recent": recent[0]})
-    group: Any = SimpleNamespace(channels={"c": child}, topic=of_topic, storage=SimpleNamespace(stats={}), failed_channels=set)
+    group: Any = SimpleNamespace(channels={"c": child}, topic=of_topic, failed_channels=set)
     (row,) = channel_rows(group, 100_000, NOW, {})
     assert row["drain_s"] == pytest.approx(70, rel=0.1)
     assert "rates_recent" not in row

@@ -26,8 +26,7 @@ class OverviewHarness:
         self.group = self.broker.group
         self.channel = self.broker.child("channel", a_channel("a"))
         self.group.channels["a"] = self.channel
-        self.tell(self.group.storage, STORAGE)
-        self.tell(self.group.topic, TOPIC)
+        self.tell(self.group.topic, {**TOPIC, "storage": STORAGE})
         self.tell(self.channel, CHANNEL)
         self.overview = Overview(self.broker.view())
 
@@ -69,7 +68,7 @@ def test_only_what_changed_is_told_again(harness: OverviewHarness) -> None:
     assert not found["whole"]
     assert found["topics"]["t"][1]["a"][CHANNEL_FIELDS.index("depth")] == 39
     assert found["topics"]["t"][0][TOPIC_FIELDS.index("backlog")] == 44
-    harness.tell(harness.group.storage, {"log_bytes": 6_000})
+    harness.tell(harness.group.topic, {"storage": {**STORAGE, "log_bytes": 6_000}})
     row, channels = harness.ask(found["version"])["topics"]["t"]
     assert row[TOPIC_FIELDS.index("log_bytes")] == 6_000
     assert channels == {}
@@ -137,8 +136,8 @@ def test_processes_and_alarms_are_told_to_who_wants_them(harness: OverviewHarnes
     assert not {"processes", "alarms"} & harness.ask().keys()
     found = harness.ask(processes=True, alarms=True)
     assert found["alarms"] == {"now": [], "recent": [], "receivers": []}
-    assert [row["kind"] for row in found["processes"]] == ["supervisor", "forkserver", "storage", "topic", "channel"]
-    assert found["broker"]["processes"] == 5
+    assert [row["kind"] for row in found["processes"]] == ["supervisor", "forkserver", "topic", "channel"]
+    assert found["broker"]["processes"] == 4
     for wrong in ({"since": "1"}, {"since": 0, "all": True}):
         with pytest.raises(UsageError):
             harness.overview.answer(wrong)

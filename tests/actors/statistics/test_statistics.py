@@ -22,12 +22,11 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
     full = rows == DEFERRED_ROWS_MAX
     delivery = ChannelCore(1, 0, [], {}, paused=False, deferred=Deferred(rows, rows, 5))
     child = SimpleNamespace(state="up", stats=delivery.statistics(0), data={})
-    storage = SimpleNamespace(stats={"appends": 1}, data={})
+    topic = SimpleNamespace(stats={"storage": {"appends": 1}}, data={})
     group: Any = SimpleNamespace(
         name="t",
         channels={"c": child},
-        topic=None,
-        storage=storage,
+        topic=topic,
         state=GroupState.UP,
         failure="",
         failed_channels=set,
@@ -49,8 +48,8 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
         (GroupState.UP, "", {"delayed_alarm": "2 delayed messages are lost because of damage", "delayed_full": ""}, ""),
         (GroupState.UP, "sync failed", {"appends": 1}, ""),
         (GroupState.UP, "sync failed", {"appends": 0}, "started again and not written to since: sync failed"),
-        (GroupState.STORAGE, "", {}, ""),
-        (GroupState.TOPIC, "it died before", {}, "starting topic it died before"),
+        (GroupState.STARTING, "", {}, ""),
+        (GroupState.STARTING, "it died before", {}, "starting it died before"),
         (GroupState.CLEARING, "t ended with code 4", {}, "clearing t ended with code 4"),
         (GroupState.FAILED, "", {}, "failed"),
         (GroupState.STOPPING, "it died before", {}, ""),
@@ -58,5 +57,5 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
 )
 def test_what_keeps_a_topic_from_being_written_to(state: GroupState, failure: str, pulse: dict[str, Any], why: str) -> None:
     """By what is known, not by how health says it."""
-    group: Any = SimpleNamespace(name="t", state=state, failure=failure, storage=SimpleNamespace(stats=pulse, data={}))
+    group: Any = SimpleNamespace(name="t", state=state, failure=failure, topic=SimpleNamespace(stats={"storage": pulse}, data={}))
     assert statistics.write_trouble(group, DISK) == why

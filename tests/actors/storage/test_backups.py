@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support.fake_storage import Listener
 from support.stage_bench import Bench, Thread
 
 from zsq.actors.storage import backups as backup_desk
@@ -43,7 +44,7 @@ class Office(Bench):
             dropped_count=0, in_memory=False,
         )  # fmt: skip
         ignore = cast("Callable[..., Any]", lambda *_: None)
-        self.delayed = DelayedMessages(self.store, "t", self.late, ignore, ignore, ignore, ignore, Shortage())
+        self.delayed = DelayedMessages(self.store, "t", self.late, Listener(), ignore, ignore, ignore, Shortage())
         self.lock_path = f"{self.directory.rsplit('/', 2)[0]}/backup.lock"
         self.backup = Backups(
             self.store,

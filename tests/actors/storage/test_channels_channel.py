@@ -209,7 +209,7 @@ def test_without_channels_the_floor_is_where_the_first_one_would_begin(harness: 
     assert harness.harness.floor() == 10
     harness.commit()
     assert harness.harness.floor() == 1_000
-    harness.say(p.Empty(3, -1))
+    harness.harness.empty(lambda start, end: None)
     harness.commit()
     assert harness.harness.floor() == 1_000
 
@@ -219,10 +219,13 @@ def test_without_channels_the_floor_is_where_the_first_one_would_begin(harness: 
 
 def paused(harness: ChannelsHarness) -> None:
     """At 1,000; 500 more came after that."""
-    harness.say(p.Pause(3, paused=True))
+    ends: list[int] = []
+    harness.harness.pause(True, ends.append)
     harness.bench.store.log.append([pack([b"x"] * 500)], 2)
     harness.bench.store.log.sync()
-    assert harness.commit()[-1] == p.Done(3, {"visible_end": 1_000})
+    assert ends == [], "not committed yet"
+    harness.commit()
+    assert ends == [1_000]
 
 
 def test_what_lies_behind_a_pause_waits_when_the_last_channel_goes(harness: ChannelsHarness) -> None:
@@ -232,7 +235,7 @@ def test_what_lies_behind_a_pause_waits_when_the_last_channel_goes(harness: Chan
     harness.harness.drop("c", lambda: None)
     harness.commit()
     assert (harness.harness.waiting, harness.harness.floor()) == (1_000, 1_000)
-    harness.say(p.Pause(4, paused=False))
+    harness.harness.pause(False, lambda end: None)
     assert harness.open(channel="next")["row"]["next"] == 1_000
 
 
@@ -240,7 +243,7 @@ def test_a_channel_made_during_a_pause_gets_what_lies_behind_it(harness: Channel
     harness.open()
     paused(harness)
     assert harness.open(TWO, "second")["row"]["next"] == 1_000
-    harness.say(p.Pause(4, paused=False))
+    harness.harness.pause(False, lambda end: None)
     assert harness.open(TWO, "third")["row"]["next"] == 1_500, "what comes from now on"
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+from support.fake_storage import Listener
 from support.stage_bench import Thread
 
 from zsq.actors.storage.delayed import DelayedMessages
@@ -23,7 +24,7 @@ def ignore(*_: Any) -> None:
 def test_messages_that_damage_cost_are_an_alarm(tmp_path: Path) -> None:
     delayed = DelayedStore(str(tmp_path / "delayed"), bytes(16), create=True)
     store = SimpleNamespace(files=Files(), directory=str(tmp_path), reserve_bytes=0, delayed=delayed)
-    harness = DelayedMessages(cast("Any", store), "storage t", Thread(), ignore, ignore, ignore, ignore, Shortage())
+    harness = DelayedMessages(cast("Any", store), "storage t", Thread(), Listener(), ignore, ignore, ignore, Shortage())
     block = pack([b"a", b"b"], producer_id=7)
     (key,) = delayed.put([(block, 10)], 5)
     harness.look()

@@ -18,7 +18,6 @@ from zsq.actors.storage import reads as read_desk
 from zsq.actors.storage.channels import Channels
 from zsq.actors.storage.delayed import DelayedMessages, MoveState
 from zsq.actors.storage.reads import Reads
-from zsq.actors.storage.storage_actor import StorageActor
 from zsq.actors.supervisor import run_directory as rundir
 from zsq.actors.supervisor.data_dir import NotRebuilt, _add_topics
 from zsq.actors.supervisor.topics.registry import Registry
@@ -256,37 +255,3 @@ def test_two_topics_of_one_name_or_one_uuid_are_not_chosen_between(name: str, uu
     rebuilt = cast("Any", SimpleNamespace(content=SimpleNamespace(topics={"clicks": TopicRow(1, "1" * 32, "always", 0, "live")}), said=[]))
     with pytest.raises(NotRebuilt):
         _add_topics(rebuilt, {1: None, 2: TopicIdentity(name, uuid)}, set())
-
-
-@pytest.mark.parametrize("delayed", [False, True])
-def test_storage_takes_no_append_of_an_epoch_that_is_over(delayed: bool) -> None:
-    """An append failed: what the topic had sent behind it, before it knew, must not be stored in its place."""
-    sent: list[Any] = []
-    taken: list[Any] = []
-
-    def take(*what: Any) -> tuple[int, int]:
-        taken.append(what)
-        return 0, 1
-
-    parts: dict[str, Any] = {
-        "_epoch": 3, "_failure": ("E_X", "why"), "_sealed": False, "mode": "always", "_written": [], "_place": lambda *_: (),
-        "_retention": SimpleNamespace(admit=lambda: None, admit_delayed=lambda: None),
-        "_count_refused": lambda *_: None, "_log": SimpleNamespace(append=take, end=1), "_delayed": SimpleNamespace(append=take),
-    }  # fmt: skip
-    storage = cast("Any", SimpleNamespace(**parts))
-    port = cast("Any", SimpleNamespace(send=lambda envelope, message: sent.append(message)))
-
-    def hear(epoch: int) -> None:
-        message: Any = p.AppendDelayed(5, epoch, (1,)) if delayed else p.Append(5, epoch)
-        mail = cast("Any", SimpleNamespace(envelope=(b"t",), blocks=list))
-        handler: Any = StorageActor.append_delayed if delayed else StorageActor.append
-        try:
-            handler(storage, port, mail, message)
-        except Exception as error:
-            sent.append(error)
-
-    hear(2)
-    assert taken == []
-    assert "why" in str(sent)
-    hear(3)
-    assert len(taken) == 1

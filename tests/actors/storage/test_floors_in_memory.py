@@ -64,7 +64,7 @@ def test_behind_a_pause_all_is_held(harness: ChannelsHarness) -> None:
     paused(harness)
     assert harness.harness.floor() == 1_000
     harness.harness.checkpoint()
-    harness.say(p.Pause(4, paused=False))
+    harness.harness.pause(False, lambda end: None)
     harness.commit()
     assert harness.harness.floor() == 1_000
     save(harness, 1_500, 1_500)

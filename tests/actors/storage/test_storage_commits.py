@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from support.fake_storage import Listener
 from support.faulty_files import keep_none
 from support.stage_bench import Thread
 from support.storage_harness import PRODUCER, StorageHarness
@@ -16,7 +17,7 @@ from support.storage_harness import PRODUCER, StorageHarness
 from zsq.actors.storage.commits import StateCommits
 from zsq.actors.storage.storage_actor import ProducerTable, StorageActor
 from zsq.storage.space import Shortage
-from zsq.transport.wire import protocol as p
+from zsq.transport.errors import Refused
 
 
 def nothing(*_: object) -> None:
@@ -31,32 +32,31 @@ class Bench:
         store = self.harness.open()
         table = store.state.load()
         self.state = Thread()
-        self.told: list[p.Wire] = []
-        self.actor = StorageActor(1, "storage t", cast("Any", None))
+        self.topic = Listener()
+        self.actor = StorageActor.__new__(StorageActor)
         syncs = Thread()
         syncs.submit(None, lambda: None)  # busy
         parts: dict[str, Any] = {
-            "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_epoch": 0, "_appends": 0,
-            "_sealed": False, "_shortage": Shortage(), "_failure": None, "_written": deque(), "_ticket": None, "_sync_thread": syncs,
+            "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_appends": 0,
+            "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_ticket": None, "_sync_thread": syncs,
             "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
-            "front": SimpleNamespace(send=self._tell), "_retention": SimpleNamespace(admit=nothing, turn=nothing),
+            "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
             "_stages": SimpleNamespace(turn=nothing),
             "_delayed": SimpleNamespace(turn=nothing, waits_for_log=lambda end: False, holds_checkpoint=lambda: False),
         }  # fmt: skip
         vars(self.actor).update(parts)
 
-    def _tell(self, envelope: object, message: p.Wire) -> None:
-        self.told.append(message)
-
     def hear(self, blocks: int) -> None:
         """An append of the topic, in the same turn as what comes before the next `turn`."""
         made = [self.harness.block() for _ in range(blocks)]
-        mail = SimpleNamespace(envelope=(b"t",), blocks=lambda: made, frames=[b""] * 2 * blocks)
-        self.actor.append(cast("Any", self.actor.front), cast("Any", mail), p.Append(len(self.harness.sent), self.actor._epoch))
+        try:
+            self.actor.append(len(self.harness.sent), made)
+        except Refused as refused:
+            self.topic.told.append(refused)
 
     def turn(self) -> None:
         self.actor._state.want()
-        self.actor.on_turn()
+        self.actor.turn()
         self.state.run()
         self.actor._state.on_results()
 
@@ -76,7 +76,7 @@ def roll_for_an_append_that_is_refused(bench: Bench) -> None:
     files = bench.harness.files
     files.short = {files._calls.get("writev", 0) + 4: 10}  # behind the footer, an index and the next chunk's head
     bench.hear(5)
-    assert isinstance(bench.told[-1], p.Failed)
+    assert isinstance(bench.topic.told[-1], Refused)
     del bench.harness.sent[-5:]
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from support.fake_storage import Appended
 from support.stage_bench import Thread
 
 from tests.actors.storage.test_storage_commits import Bench
 from zsq.actors.settings import options
-from zsq.transport.wire import protocol as p
 
 
 @pytest.fixture
@@ -24,8 +24,8 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def stored(bench: Bench) -> int:
     """How many appends were answered since this was asked last."""
-    told, bench.told = bench.told, []
-    assert all(isinstance(message, p.Appended) for message in told)
+    told, bench.topic.told = bench.topic.told, []
+    assert all(isinstance(message, Appended) for message in told)
     return len(told)
 
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 
 from tests.actors.storage.test_channels_channel import ChannelsHarness
-from tests.actors.storage.test_delayed_desk import Bench
-from zsq.transport.block.block import pack
 from zsq.transport.errors import UsageError
 from zsq.transport.wire import protocol as p
 
@@ -20,13 +18,6 @@ def harness(tmp_path: Path) -> Iterator[ChannelsHarness]:
     one = ChannelsHarness(str(tmp_path / "t"))
     yield one
     one.bench.store.close()
-
-
-@pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    one = Bench(str(tmp_path / "t"))
-    yield one
-    one.store.close()
 
 
 BEYOND = 1_001  # the log ends at 1,000
@@ -83,11 +74,3 @@ def test_what_is_due_is_asked_by_a_time(harness: ChannelsHarness, until_ns: int)
     harness.open()
     with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
         harness.say(p.Due(2, "c", until_ns, 10))
-
-
-def test_a_delay_is_a_number(bench: Bench) -> None:
-    """A tuple's parts are not looked at by the codec."""
-    for wrong in ("1", None, (1,), 1.5, True):
-        message = p.AppendDelayed(1, 0, (wrong,))  # type: ignore[arg-type]
-        with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
-            bench.harness.append((b"topic",), message, [pack([b"x"])], 0)

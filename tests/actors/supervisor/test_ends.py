@@ -28,10 +28,10 @@ def singles_of(did: list[str]) -> Singles:
 
 def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
     group = group_of()
-    storage: Any = SimpleNamespace(spec=SimpleNamespace(start=ActorStart(), kind="storage"), state="ended", failure=None)
-    group.storage = storage
-    group.state = GroupState.ENDED  # by the end of its topic, told a moment ago
-    group.died(storage)
+    topic: Any = SimpleNamespace(spec=SimpleNamespace(start=ActorStart(), kind="topic"), state="ended", failure=None)
+    group.topic = topic
+    group.state = GroupState.ENDED  # by the end of a channel, told a moment ago
+    group.died(topic)
     assert group.state is GroupState.ENDED
 
 

@@ -232,29 +232,29 @@ def test_a_kill_goes_to_the_process_however_it_is_known(known: bool, monkeypatch
 # Topics
 
 
-@pytest.mark.parametrize("who", ["storage", "topic"])
-def test_storage_and_topic_share_their_fate(who: str) -> None:
-    """All that lives of a topic is killed, and nothing is started before the last one is gone."""
+def test_channels_share_the_fate_of_their_topic() -> None:
+    """All channels are killed, and nothing is started before the last one is gone."""
     broker = Broker()
     broker.want("c")
     broker.up("c")
-    dead = getattr(broker.group, who)
+    dead = broker.group.topic
+    assert dead is not None
     begun = len(broker.started)
     dead.state = "ended"
     broker.group.died(dead)
     assert broker.group.state is GroupState.CLEARING
-    assert {child.spec.kind for child in broker.killed} == {"storage", "topic", "channel"} - {who}
+    assert {child.spec.kind for child in broker.killed} == {"channel"}
     for other in list(broker.killed):
         assert len(broker.started) == begun
         other.state = "ended"
         broker.group.died(other)
-    assert broker.started[begun:] == ["storage"]
+    assert broker.started[begun:] == ["topic"]
 
 
 def test_what_went_wrong_on_the_way_up_ends_all_of_the_topic() -> None:
     broker = Broker()
     broker.group.fail("no room")
-    assert {child.spec.kind for child in broker.killed} == {"storage", "topic"}
+    assert {child.spec.kind for child in broker.killed} == {"topic"}
 
 
 @pytest.mark.parametrize(("tries", "pause_s"), [(0, 1.0), (1, 2.0), (30, options.RETRY_S_MAX), (1_000, options.RETRY_S_MAX)])

@@ -51,14 +51,15 @@ def test_little_waits_for_the_answer_to_what_is_out(monkeypatch: pytest.MonkeyPa
     assert [one.header.sequence for one in handed[1]] == [1, 2]
     publish(ordering, 3)
     ordering.publish(A, block(4, size=LITTLE), NOW)
-    assert ordering.next_append() is not None, "that is no little"
+    last = ordering.next_append()
+    assert last is not None, "that is no little"
     publish(ordering, 5)
     assert ordering.next_append() is None, "what has gone is not counted"
-    ordering.failed(handed[0], E_DISK_FULL, "full")
-    publish(ordering, 1)
-    assert ordering.next_append() is not None
-    publish(ordering, 2)
+    ordering.failed(last[0], E_DISK_FULL, "full")
+    publish(ordering, 3)
     assert ordering.next_append() is None, "nor what has failed"
+    ordering.appended(handed[0], 1)
+    assert ordering.next_append() is not None
 
 
 def test_many_blocks_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:

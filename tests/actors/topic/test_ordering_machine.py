@@ -1,7 +1,7 @@
 """Several producers, a topic and its storage: resends, lost links, failing writes, restarts. Each block is stored once and in order.
 
 A producer numbers its blocks and never gives up: after any doubt it opens a new link, says Hello and sends again what is not answered.
-The old link's words may still arrive. Storage writes, syncs later, and answers a write that fails at once. Some blocks are
+The old link's words may still arrive. Storage writes at once or refuses, and syncs later. Some blocks are
 delayed: they commit elsewhere, after what was written before them is synced, and fail alone.
 """
 
@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from zsq.actors.settings import options
-from zsq.actors.topic.ordering import Ordering
+from zsq.actors.topic.ordering import Ordering, Reply
 from zsq.transport.block.block import Block, pack
 from zsq.transport.errors import E_DISK_FULL
 from zsq.transport.wire.protocol import Delayed, Stored, Unstored
@@ -28,9 +28,7 @@ Peer = tuple[bytes, ...]
 
 class Append(NamedTuple):
     request: int
-    epoch: int
     blocks: list[Block]
-    delayed: bool = False
 
 
 class Answer(NamedTuple):
@@ -96,8 +94,6 @@ class OrderingMachine(RuleBasedStateMachine):
             rows[block.header.producer_id] = max(expected, block.header.sequence + 1), [*recent, key][-2:]
         self.ordering = Ordering(rows)
         self.synced = len(self.disk)
-        self.epoch = 0
-        self.appends: deque[Append] = deque()  # to storage
         self.written: deque[tuple[int, int, int]] = deque()  # request, first offset, blocks on disk after it
         self.delayed: deque[tuple[Append, int]] = deque()  # with the blocks of the log that must be synced before
         self.answers: deque[Answer] = deque()  # from storage
@@ -113,7 +109,7 @@ class OrderingMachine(RuleBasedStateMachine):
     def publish(self, number: int, kinds: list[bool]) -> None:
         self.make(number, kinds)
         self.to_topic(number, 9, True)
-        self.append()
+        self.append(9)
 
     @rule(number=PRODUCER, kinds=st.lists(st.booleans(), min_size=1, max_size=4))
     def publish_behind_a_crowd(self, number: int, kinds: list[bool]) -> None:
@@ -124,8 +120,7 @@ class OrderingMachine(RuleBasedStateMachine):
 
     @rule()
     def store_all(self) -> None:
-        while self.appends:
-            self.write(3, 9)
+        self.append(9)
         self.sync()
         self.keep(False)
 
@@ -192,13 +187,30 @@ class OrderingMachine(RuleBasedStateMachine):
             for to, answer in self.ordering.publish(peer, message, S, 9 * (message.header.sequence in producer.delayed)):
                 self.replies.setdefault(to, deque()).append(answer)
 
-    @rule()
-    def append(self) -> None:
+    @rule(full=st.integers(0, 5))
+    def append(self, full: int) -> None:
+        """Hand over all that may go; the append of number `full` meets a full disk."""
+        number = 0
         while (handed := self.ordering.next_append()) is not None:
-            self.appends.append(Append(handed[0], self.ordering.epoch, handed[1]))
-        while (delayed := self.ordering.next_delayed()) is not None:
-            assert all(ms == 9 for ms in delayed[2])
-            self.appends.append(Append(delayed[0], self.ordering.epoch, delayed[1], True))
+            request, blocks = handed
+            if number == full:
+                self.reply(self.ordering.failed(request, E_DISK_FULL, "full"))
+            else:
+                first_offset = sum(block.count for block in self.disk)
+                self.disk += blocks
+                self.written.append((request, first_offset, len(self.disk)))
+            number += 1
+        if (delayed := self.ordering.next_delayed()) is not None:
+            request, blocks, delays_ms = delayed
+            assert all(ms == 9 for ms in delays_ms)
+            if number == full:
+                self.reply(self.ordering.failed(request, E_DISK_FULL, "full"))
+            else:
+                self.delayed.append((Append(request, blocks), len(self.disk)))
+
+    def reply(self, replies: list[Reply]) -> None:
+        for to, message in replies:
+            self.replies.setdefault(to, deque()).append(message)
 
     @rule(count=st.integers(1, 4))
     def from_storage(self, count: int) -> None:
@@ -211,27 +223,9 @@ class OrderingMachine(RuleBasedStateMachine):
             else:
                 replies, placed = self.ordering.appended(answer.request, answer.first_offset)
                 self.offered += [(offset, block.count) for block, offset in placed]
-            for to, message in replies:
-                self.replies.setdefault(to, deque()).append(message)
+            self.reply(replies)
 
     # Storage
-
-    @rule(count=st.integers(1, 3), full=st.integers(0, 5))
-    def write(self, count: int, full: int) -> None:
-        """The append of number `full` meets a full disk."""
-        for number in range(min(count, len(self.appends))):
-            append = self.appends.popleft()
-            if append.epoch < self.epoch or (number == full and append.delayed):
-                self.answers.append(Answer(append.request, None))
-            elif append.delayed:
-                self.delayed.append((append, len(self.disk)))
-            elif number == full:
-                self.epoch = append.epoch + 1
-                self.answers.append(Answer(append.request, None))
-            else:
-                first_offset = sum(block.count for block in self.disk)
-                self.disk += append.blocks
-                self.written.append((append.request, first_offset, len(self.disk)))
 
     @rule()
     def sync(self) -> None:
@@ -279,8 +273,7 @@ class OrderingMachine(RuleBasedStateMachine):
             for _ in range(400):
                 for number, producer in enumerate(self.producers):
                     self.to_topic(number, 6, False)
-                    self.append()
-                    self.write(3, 9)
+                    self.append(9)
                     self.sync()
                     self.keep(False)
                     self.from_storage(4)

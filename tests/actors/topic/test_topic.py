@@ -2,32 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
+from support.fake_storage import STORAGE, FakeStorage
 from support.stage_bench import A
 
 from tests.actors.channel.test_channel_actor import Wire
 from zsq.actors.settings.starts import TopicStart
+from zsq.actors.storage.storage_actor import Recovered
 from zsq.actors.topic.topic import TopicActor
 from zsq.transport.block.block import Block, pack
-from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, UsageError
+from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, Refused, UsageError
 from zsq.transport.wire import protocol as p
 
 
 class Shell:
     def __init__(self) -> None:
-        table = {"producers": {}, "head": 5, "visible_end": -1}
-        self.wires = {"storage": Wire(p.Done(1, table)), "front": Wire(), "supervisor": Wire()}
-        self.topic = TopicActor(7, "topic t", TopicStart(front="front", storage="storage", closed=False))
+        self.wires = {"front": Wire(), "supervisor": Wire()}
+        self.storage = FakeStorage(Recovered({}, 5, -1))
+        self.topic = TopicActor(7, "topic t", TopicStart(front="front", storage=STORAGE))
         parts: dict[str, Any] = {
-            "open_dealer": self.wires.__getitem__,
             "open_router": self.wires.__getitem__,
             "supervisor": self.wires["supervisor"],
+            "_open_storage": lambda: self.storage,
         }
         vars(self.topic).update(parts)
         self.topic.on_start()
-        self.wires["storage"].take()
 
     def hear(self, name: str, message: p.Wire, *blocks: Block) -> None:
         frames = [frame for block in blocks for frame in (block.wire_header(), block.payload)]
@@ -75,27 +76,79 @@ def test_a_delay_is_within_its_limits(shell: Shell, delay_ms: int) -> None:
     assert isinstance(answer, p.Unstored)
     assert answer.code == E_BAD_ARGUMENT
     shell.topic.on_turn()
-    assert shell.wires["storage"].take() == [], "nothing was taken"
+    assert shell.storage.delayed == [], "nothing was taken"
     shell.hear("front", p.PubDelayed(p.DELAY_MS_MAX), block)
     shell.topic.on_turn()
-    assert [type(message) for message in shell.wires["storage"].take()] == [p.AppendDelayed]
+    assert [delays_ms for _, _, delays_ms in shell.storage.delayed] == [[p.DELAY_MS_MAX]]
 
 
-def test_a_failed_append_is_the_producers_and_a_failed_order_the_supervisors(shell: Shell) -> None:
+@pytest.mark.parametrize("delay_ms", [0, 1_000])
+def test_what_storage_refuses_is_answered_to_its_producer_and_may_be_sent_again(shell: Shell, delay_ms: int) -> None:
+    shell.hello()
+    message = p.PubDelayed(delay_ms) if delay_ms else p.Pub()
+    block = pack([b"x"], producer_id=9, sequence=0)
+    shell.storage.refusal = Refused("E_X", "why")
+    shell.hear("front", message, block)
+    shell.topic.on_turn()
+    assert shell.wires["front"].take() == [p.Unstored(0, 0, "E_X", "why")]
+    assert shell.topic.ordering.idle()
+    shell.storage.refusal = None
+    shell.hear("front", message, block)
+    shell.topic.on_turn()
+    assert len(shell.storage.appends) + len(shell.storage.delayed) == 1
+
+
+def test_a_block_is_answered_and_offered_when_it_is_stored_and_not_before(shell: Shell) -> None:
+    shell.hello()
+    shell.hear("front", p.Attach("c", 5, 1 << 20))
+    shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
+    shell.topic.on_turn()
+    assert shell.wires["front"].take() == []
+    ((request, _),) = shell.storage.appends
+    shell.topic.appended(request, 5, 1)
+    assert shell.wires["front"].take() == [p.Stored(((0, 5),)), p.Offer(6)]
+
+
+def test_a_topic_stops_when_its_blocks_are_answered_and_then_its_storage(shell: Shell) -> None:
     shell.hello()
     shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
     shell.topic.on_turn()
-    (append,) = shell.wires["storage"].take()
-    assert isinstance(append, p.Append)
-    shell.topic._requests[append.request + 1_000] = p.EmptyTopic(77)
-    shell.hear("storage", p.Failed(append.request, "E_X", "why"))
-    assert [type(message) for message in shell.wires["front"].take()] == [p.Unstored]
-    assert shell.wires["supervisor"].take() == []
-    shell.hear("storage", p.Failed(append.request + 1_000, "E_X", "why"))
-    assert shell.wires["supervisor"].take() == [p.Failed(77, "E_X", "why")]
+    shell.topic.stopping = True
+    assert not shell.topic.on_stop()
+    assert (shell.storage.stops, shell.wires["front"].take()) == (0, []), "a block has no answer yet"
+    ((request, _),) = shell.storage.appends
+    shell.topic.appended(request, 5, 1)
+    shell.storage.is_stopped = False
+    assert not shell.topic.on_stop()
+    assert shell.wires["front"].take() == [p.Stored(((0, 5),)), p.Bye()]
+    shell.storage.is_stopped = True
+    assert shell.topic.on_stop()
+    assert shell.wires["front"].take() == [], "told once"
 
 
-def test_nobody_but_storage_answers_for_an_append(shell: Shell) -> None:
-    answers = {p.Appended, p.Kept, p.Head, p.Done, p.Failed}
-    assert set(shell.wires["storage"].routes) == answers
-    assert answers.isdisjoint(shell.wires["front"].routes)
+def test_an_order_is_answered_when_storage_has_committed_it(shell: Shell) -> None:
+    wire = shell.wires["supervisor"]
+    shell.hear("supervisor", p.SetPaused(1, True))
+    shell.hear("supervisor", p.EmptyTopic(2))
+    shell.hear("supervisor", p.MovePause(3, 9))
+    assert wire.take() == []
+    (pause, empty, move_pause) = shell.storage.orders
+    assert (pause[:2], move_pause[:2]) == (("pause", True), ("move_pause", 9))
+    pause[-1](5)
+    assert shell.topic.fanout.visible_end == 5
+    empty[-1](5, 9)
+    move_pause[-1](9)
+    assert wire.take() == [p.Done(1, {"visible_end": 5}), p.BehindPause(2, 5, 9), p.Done(3, {"visible_end": 9})]
+
+
+def test_a_topic_that_fails_leaves_its_files_to_the_next_process(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    codes: list[int] = []
+
+    def end_at_once(code: int) -> NoReturn:
+        codes.append(code)
+        raise SystemExit
+
+    monkeypatch.setattr(shell.topic, "end_at_once", end_at_once)
+    with pytest.raises(SystemExit):
+        shell.topic.on_end()
+    assert (codes, shell.storage.orders) == ([4], [])

@@ -19,12 +19,12 @@ from zsq.actors.settings.options import RESTARTS_MAX, RESTARTS_WITHIN_S
 if TYPE_CHECKING:
     from support.torture.clients import Clients
 
-ACTORS: Final = ("storage", "topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")
+ACTORS: Final = ("topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")
 CLIENTS: Final = ("producer", "consumer")
 GENERATION: Final = ("forkserver", "supervisor", "everything", "start_storm", "terminate")  # the broker is started anew
 # How often each comes among thirty
 SHARES: Final[dict[str, int]] = {
-    "storage": 3, "topic": 3, "channel": 3, "scan_worker": 1, "scan_loop": 1, "gateway": 2, "alarm_teller": 1, "forkserver": 1,
+    "topic": 6, "channel": 3, "scan_worker": 1, "scan_loop": 1, "gateway": 2, "alarm_teller": 1, "forkserver": 1,
     "supervisor": 1, "everything": 1, "producer": 2, "consumer": 2, "storm": 2, "start_storm": 1, "stop_short": 3, "stop_long": 2,
     "terminate": 1,
 }  # fmt: skip
@@ -70,7 +70,7 @@ class Killer:
         return self.random.choice(sorted(found, key=lambda process: process.title)) if found else None
 
     def _group(self, process: Process) -> str:
-        return process.topic if process.kind in ("storage", "topic") else process.title
+        return process.topic if process.kind == "topic" else process.title
 
     def _granted(self, process: Process) -> bool:
         since = time.monotonic() - RESTARTS_WITHIN_S
@@ -111,7 +111,7 @@ class Killer:
 
     def _storm(self) -> Done | None:
         """An actor, and its successors while they start."""
-        kind = self.random.choice(("storage", "topic", "channel", "gateway", "scan_loop", "scan_worker"))
+        kind = self.random.choice(("topic", "channel", "gateway", "scan_loop", "scan_worker"))
         process = self.victim(kind)
         if process is None:
             return None

@@ -15,7 +15,6 @@ from typing import Final
 TITLES: Final = {
     "zsq: supervisor ": "supervisor",
     "zsq: forkserver": "forkserver",
-    "zsq: storage ": "storage",
     "zsq: topic ": "topic",
     "zsq: channel ": "channel",
     "zsq: scan loop": "scan_loop",
@@ -39,7 +38,7 @@ class Process:
     @property
     def topic(self) -> str:
         """That of a storage, topic or channel process, else ""."""
-        return self.title.split(" ")[2].partition("/")[0] if self.kind in ("storage", "topic", "channel") else ""
+        return self.title.split(" ")[2].partition("/")[0] if self.kind in ("topic", "channel") else ""
 
 
 def read(pid: int) -> Process | None:

@@ -44,7 +44,7 @@ def test_of_a_channel_s_deletion_only_those_are_asked_who_know_it() -> None:
     harness = DeletionHarness()
     harness.delete("b")
     ((titles, then, detailed),) = harness.asked
-    assert (titles, detailed) == (["storage", "topic", "b"], False)
+    assert (titles, detailed) == (["topic", "b"], False)
     then(True, {})
     assert [child.spec.title for child in harness.stopped] == ["b"]
 
@@ -65,7 +65,7 @@ def test_a_topic_s_asks_all_for_little() -> None:
     harness = DeletionHarness()
     harness.delete()
     ((titles, _, detailed),) = harness.asked
-    assert (titles, detailed) == (["storage", "topic", "a", "b", "c"], False)
+    assert (titles, detailed) == (["topic", "a", "b", "c"], False)
 
 
 def test_forced_nobody_is_asked() -> None:
@@ -83,12 +83,13 @@ def test_which_channels_a_topic_has_is_not_known_before_it_is_up() -> None:
     commands = Commands(harness.requests, harness.view())
     known = dict(harness.group.channels)
     harness.group.channels.clear()
-    harness.group.state = GroupState.TOPIC
+    harness.group.state = GroupState.STARTING
     for name in ("b", "never made"):
         commands._manage(p.Manage(1, "delete", "t", name, {"force": True}))
     assert (harness.refused, harness.stopped) == ([], [])
     harness.group.channels.update(known)
     assert harness.group.topic is not None
+    harness.group.topic.data = {"channels": [*known]}
     harness.group.born(harness.group.topic)
     assert [child.spec.title for child in harness.stopped] == ["b"]
     assert [error.code for error in harness.refused] == [E_NOT_FOUND]

@@ -37,7 +37,7 @@ def test_who_waits_as_the_topic_ends_is_told(broker: Broker) -> None:
     broker.want()
     broker.over(broker.up())
     broker.want()
-    broker.group.storage = broker.group.topic = None
+    broker.group.topic = None
     broker.group.stop(lambda: None)
     assert [error.code if error else "" for error in broker.answers] == ["", "E_CLOSING"]
     broker.end()
@@ -77,16 +77,11 @@ def test_after_a_crash_of_the_topic_only_those_come_back_for_which_somebody_wait
     broker.want()
     group.start()
     assert list(group.channels) == [C, "durable"]
-    for child, data in ((group.storage, {"channels": ["durable"]}), (group.topic, {})):
-        assert child is not None
-        child.state, child.data = "up", data
-        group.born(child)
-        if child is group.storage:
-            assert group.topic is not None
-            group.topic.state = "up"
-            group.born(group.topic)
-            group.tick()
-            break
+    child = group.topic
+    assert child is not None
+    child.state, child.data = "up", {"channels": ["durable"]}
+    group.born(child)
+    group.tick()
     assert made_with(broker.up()) == {"max_attempts": 7}
     assert made_with(broker.up("durable")) == {}, "its row says it"
 

@@ -30,10 +30,10 @@ def asked() -> tuple[Any, list[tuple[p.Position | None, ZsqError | None]], p.Set
     requests = SimpleNamespace(broker=broker, orders=orders)
     harness = cast("Any", Commands(cast("Any", requests), broker.view()))
     answers: list[tuple[p.Position | None, ZsqError | None]] = []
-    assert broker.group.storage is not None
-    orders.send(broker.group.storage, partial(p.SetSealed, is_sealed=True), lambda end, error: answers.append((end, error)))
+    assert broker.group.topic is not None
+    orders.send(broker.group.topic, partial(p.SetSealed, is_sealed=True), lambda end, error: answers.append((end, error)))
     ((envelope, order),) = sent
-    assert envelope == broker.group.storage.envelope
+    assert envelope == broker.group.topic.envelope
     harness.asked = envelope
     return harness, answers, order
 

@@ -1,0 +1,117 @@
+"""A topic and its storage as each other sees it, in tests of one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from zsq.actors.settings.starts import StorageStart
+from zsq.actors.storage.storage_actor import Recovered
+from zsq.transport.block.block import Block
+from zsq.transport.errors import ZsqError
+from zsq.transport.settings import Retention
+
+STORAGE = StorageStart(
+    front="s", reader="", stage="", push="", scan="", name="t", uuid="0" * 32, base_offset=0, sync="always", directory="", create=False,
+    retention=Retention(), chunk_bytes=1 << 20, stage_timeout_s=0, closed=False,
+)  # fmt: skip
+
+
+class Appended(NamedTuple):
+    request: int
+    first_offset: int
+    time_ns: int
+
+
+class Kept(NamedTuple):
+    request: int
+    keys: tuple[tuple[int, int], ...]
+
+
+class NotKept(NamedTuple):
+    request: int
+    code: str
+    text: str
+
+
+class Head(NamedTuple):
+    head: int
+
+
+Told = Appended | Kept | NotKept | Head | ZsqError
+
+
+class Listener:
+    """A topic that notes what its storage calls."""
+
+    def __init__(self) -> None:
+        self.told: list[Told] = []
+
+    def appended(self, request: int, first_offset: int, time_ns: int) -> None:
+        self.told.append(Appended(request, first_offset, time_ns))
+
+    def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
+        self.told.append(Kept(request, tuple(keys)))
+
+    def delayed_failed(self, request: int, code: str, text: str) -> None:
+        self.told.append(NotKept(request, code, text))
+
+    def head_moved(self, head: int) -> None:
+        self.told.append(Head(head))
+
+
+class FakeStorage:
+    """A storage that notes what its topic hands it. With `refusal` it raises that instead."""
+
+    def __init__(self, recovered: Recovered) -> None:
+        self._recovered = recovered
+        self.refusal: ZsqError | None = None
+        self.appends: list[tuple[int, list[Block]]] = []
+        self.delayed: list[tuple[int, list[Block], Sequence[int]]] = []
+        self.orders: list[tuple[Any, ...]] = []
+        self.stops = 0
+        self.is_stopped = True
+
+    def recovered(self) -> Recovered:
+        return self._recovered
+
+    def born(self) -> dict[str, Any]:
+        return {"channels": [], "alarms": []}
+
+    def append(self, request: int, blocks: list[Block]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.appends.append((request, blocks))
+
+    def append_delayed(self, request: int, blocks: list[Block], delays_ms: Sequence[int]) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+        self.delayed.append((request, blocks, delays_ms))
+
+    def pause(self, is_paused: bool, then: Callable[[int], None]) -> None:
+        self.orders.append(("pause", is_paused, then))
+
+    def empty(self, then: Callable[[int, int], None]) -> None:
+        self.orders.append(("empty", then))
+
+    def move_pause(self, end: int, then: Callable[[int], None]) -> None:
+        self.orders.append(("move_pause", end, then))
+
+    def close_to_publishers(self, is_closed: bool) -> None:
+        self.orders.append(("close", is_closed))
+
+    def gone(self, who: str) -> None:
+        self.orders.append(("gone", who))
+
+    def turn(self) -> None:
+        """Nothing waits for a sync."""
+
+    def stop(self) -> bool:
+        self.stops += 1
+        return self.is_stopped
+
+    def end(self) -> None:
+        self.orders.append(("end",))
+
+    def statistics(self) -> dict[str, Any]:
+        return {}
