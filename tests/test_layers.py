@@ -51,7 +51,7 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "actors.primitives": (),
     "actors.runtime": ("actors.settings",),
     "actors.security": ("actors.runtime", "actors.settings"),
-    "actors.topic": ("actors.primitives", "actors.runtime", "actors.settings"),
+    "actors.topic": ("actors.primitives", "actors.runtime", "actors.settings", "actors.storage"),
     "actors.channel": ("actors.primitives", "actors.runtime", "actors.settings", "actors.statistics"),
     "actors.storage": ("actors.primitives", "actors.runtime", "actors.settings"),
     "actors.scan": ("actors.primitives", "actors.runtime", "actors.settings"),

@@ -126,7 +126,7 @@ class _Pending(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """What a topic goes on with: `producers` maps an id to the next sequence and the last blocks."""
+    """State of a topic at its start: `producers` maps an id to the next sequence and the last blocks."""
 
     producers: dict[int, tuple[int, Sequence[Sequence[int]]]]
     head: int

@@ -21,7 +21,7 @@ LIVE: Final = "live"
 SLOW: Final = "slow"
 DELAY_S: Final = 86_400.0
 MEMORY: Final = Axis("MB of its own that the process has", "MB", log=False)
-KINDS: Final = {f"storage {TOPIC}": "storage", f"topic {TOPIC}": "topic", f"channel {TOPIC}/{SLOW}": "the slow channel"}
+KINDS: Final = {f"topic {TOPIC}": "topic", f"channel {TOPIC}/{SLOW}": "the slow channel"}
 
 
 def steps(most: int) -> tuple[int, ...]:

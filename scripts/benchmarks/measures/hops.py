@@ -20,7 +20,7 @@ from ..harness.loads import Shape, Start, consume, publish
 from ..harness.report import Report
 
 CHANNEL: Final = "bench0"
-KINDS: Final = ("producer", "topic", "storage", "channel", "consumer")
+KINDS: Final = ("producer", "topic", "channel", "consumer")
 BLOCKS_MAX: Final = 10_000  # the most blocks of a round
 OWN, ZEROMQ = "own threads", "ZeroMQ's thread"
 Costs = dict[str, tuple[float, int]]  # by kind of thread: seconds of processor time, voluntary switches
@@ -47,7 +47,7 @@ def _one(broker: LocalBroker, report: Report, topic: str, shape: Shape) -> None:
     with Admin(broker.url) as admin:
         admin.create_channel(topic, CHANNEL)
         pids = {str(row["name"]): int(row["pid"]) for row in admin.stats()["processes"]}
-    inside = {"topic": pids[f"topic {topic}"], "storage": pids[f"storage {topic}"], "channel": pids[f"channel {topic}/{CHANNEL}"]}
+    inside = {"topic": pids[f"topic {topic}"], "channel": pids[f"channel {topic}/{CHANNEL}"]}
     with Crew() as crew:
         crew.add(_costed, consume, broker.url, topic, CHANNEL, shape, shape.messages + 1)
         crew.add(_costed, publish, broker.url, topic, shape)

@@ -36,7 +36,7 @@ DISK: Final = "writev + fdatasync"
 LATENCY: Final = "1 connection, PUB"
 BUDGETS: Final = {MPUB: 500_000, FIN: 250_000, "singles": 15_000}
 # Kinds of processes in the broker's statistics.
-SHOWN: Final = ("nsq_gateway", "topic", "storage", "channel")
+SHOWN: Final = ("nsq_gateway", "topic", "channel")
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 

@@ -65,7 +65,7 @@ def _through_broker(broker: LocalBroker, report: Report, shape: Shape, topic: st
     try:
         with Admin(broker.url) as admin:
             admin.create_channel(topic, "bench")
-            pid = next(row["pid"] for row in admin.stats()["processes"] if row["name"] == f"storage {topic}")
+            pid = next(row["pid"] for row in admin.stats()["processes"] if row["name"] == f"topic {topic}")
             before = written_bytes(pid)
             with Crew() as crew:
                 crew.add(publish, broker.url, topic, shape)

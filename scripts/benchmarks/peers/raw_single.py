@@ -1,7 +1,7 @@
 """Limit of single messages: raw pyzmq over the hops of five processes, with a write and fdatasync.
 
-The storage process writes and syncs. Nothing is packed, checked, leased or finished. No broker of
-these processes on ZeroMQ can answer sooner.
+The storage process writes and syncs. Nothing is packed, checked, leased or finished. See
+`limits.py` for why topic and storage are two processes here.
 """
 
 from __future__ import annotations
