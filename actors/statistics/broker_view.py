@@ -77,7 +77,8 @@ def topic_pulse(group: TopicView) -> TopicPulse:
 
 def storage_pulse(group: TopicView) -> StoragePulse:
     """Return the storage's part of that pulse."""
-    return cast("StoragePulse", topic_pulse(group).get("storage", _NOT_REPORTED))
+    found: Mapping[str, object] = topic_pulse(group).get("storage", _NOT_REPORTED)
+    return cast("StoragePulse", found)
 
 
 def channel_pulse(child: Child | None) -> ChannelPulse:

@@ -49,10 +49,10 @@ Row = tuple[Any, ...]
 class _Known:
     """A row, its sources, and the version in which it last changed."""
 
-    __slots__ = ("health", "made_of", "row", "stats", "storage", "topic", "version")
+    __slots__ = ("health", "made_of", "row", "stats", "topic", "version")
 
     def __init__(self) -> None:
-        self.stats = self.topic = self.storage = object()  # differs from every pulse
+        self.stats = self.topic = object()  # differs from every pulse
         self.health = ""
         self.made_of: tuple[Any, ...] = ()  # of a topic
         self.row: Row = ()
@@ -78,8 +78,8 @@ class Overview:
         unknown = asked.keys() - {"since", "processes", "alarms"}
         if type(since) is not int or unknown:
             wrong = f"has no option {', '.join(sorted(map(str, unknown)))[:80]}" if unknown else f"has since={repr(since)[:40]}"
-            known = "known: since (the version of the last overview, a number), processes, alarms"
-            raise UsageError(E_BAD_ARGUMENT, f"overview {wrong}; {known}")
+            options = "known: since (the version of the last overview, a number), processes, alarms"
+            raise UsageError(E_BAD_ARGUMENT, f"overview {wrong}; {options}")
         self._refresh(time.monotonic_ns(), time.time_ns())
         whole = not self._whole <= since <= self._version
         topics: dict[str, tuple[Row, dict[str, Row]]] = {}
@@ -122,23 +122,23 @@ class Overview:
 
     def _of_channels(self, group: TopicView, rows: dict[str, _Known]) -> bool:
         """Refresh the rows of channels. Return True if any has changed."""
-        topic, storage = topic_pulse(group), storage_pulse(group)
+        topic = topic_pulse(group)
         failed = group.failed_channels()
         changed = False
         for name, child in group.channels.items():
             known = rows.get(name) or rows.setdefault(name, _Known())
             health = "" if child is not None and child.state == "up" else "failed" if name in failed else "starting"
             stats = channel_pulse(child)
-            if known.stats is stats and known.topic is topic and known.storage is storage and known.health == health:
+            if known.stats is stats and known.topic is topic and known.health == health:
                 continue
-            known.stats, known.topic, known.storage, known.health = stats, topic, storage, health
+            known.stats, known.topic, known.health = stats, topic, health
             row = _channel_row(group, name, child, health)
             if row != known.row:
                 known.row, known.version, changed = row, self._version, True
         return changed
 
     def _of_topic(self, group: TopicView, known: _Known, changed: bool) -> None:
-        made_of = (topic_pulse(group), storage_pulse(group), group.state, group.failure, group.row.closed, group.restarts.count)
+        made_of = (topic_pulse(group), group.state, group.failure, group.row.closed, group.restarts.count)
         if not changed and len(known.made_of) == len(made_of) and all(map(_is, known.made_of, made_of)):
             return
         known.made_of = made_of

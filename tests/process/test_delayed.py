@@ -140,8 +140,10 @@ def test_mixed_with_others_each_comes_once(broker: Broker, producer: zsq.Produce
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["topic", "everything"])
-def test_delayed_messages_come_once_although_processes_are_killed(broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str) -> None:
-    """Storage dies again and again, while blocks move; what was answered comes, and comes into the log once."""
+def test_delayed_messages_come_once_although_processes_are_killed(
+    broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str
+) -> None:
+    """The topic dies again and again while blocks move. What was answered comes, and comes into the log once."""
     admin.create_channel("t", "c")
     waiting = []
     for number in range(200):
