@@ -84,7 +84,7 @@ def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
         other.open(STAGE)
         before = private_bytes(broker)["gateway zeromq"]
         storages = {actor["name"]: actor["pid"] for actor in broker.actors() if actor["kind"] == "topic"}
-        stopped = storages[f"storage {TOPIC}"]
+        stopped = storages[f"topic {TOPIC}"]
         os.kill(stopped, signal.SIGSTOP)
         try:
             block = pack([b"x" * 1_000] * 250)

@@ -33,7 +33,7 @@ def test_by_itself_it_is_on_disk() -> None:
 
 @pytest.mark.parametrize(("topic", "asked", "what"), [
     ("t", {"dead_letter_topic": "t"}, "cannot go to itself: name another topic as dead_letter_topic"),
-    ("t" * 60, {"max_attempts": 5}, "1 to 64 characters.*set dead_letter_topic of channel 'c'"),
+    ("t" * 60, {"max_attempts": 5}, "use 1 to 64 of the characters.*set dead_letter_topic of channel 'c'"),
 ])  # fmt: skip
 def test_what_could_never_work_is_refused_at_once(topic: str, asked: dict[str, Any], what: str) -> None:
     for check in (lambda: made(asked, topic, "c"), lambda: changed({}, asked, topic, "c")):
