@@ -261,6 +261,8 @@ PRODUCER_KEPT_S: Final = 7 * 86_400
 CHECKPOINT_INTERVAL_MS: Final = 1_000
 # a small lone append is synced in the loop: two wake-ups of a thread cost more
 INLINE_SYNC_BYTES_MAX: Final = 64 * KIB
+# after a sync that took longer, the thread does the next one: producers and channels do not wait
+INLINE_SYNC_NS_MAX: Final = 1_000_000
 READ_BYTES_MAX: Final = 4 * MIB  # one answer to a channel
 READER_BYTES_MAX: Final = 1 * MIB  # one answer to a reader
 # unread answers of a reader; more are dropped, and the reader asks again

@@ -165,6 +165,7 @@ class StorageActor:
         self._said_full = ("", "")
         self._written: deque[_Pending] = deque()
         self._ticket: SyncTicket | None = None
+        self._sync_ns = 0  # the duration of the last sync
         self._space = Space(self.store.files, self.store.directory, self.store.reserve_bytes)
         self._shortage = Shortage()
         self._oldest = OldestTimes(self._log.reader.header_at)
@@ -374,15 +375,22 @@ class StorageActor:
         if self._ticket is not None or not self._log.unsynced_bytes:
             return
         lone = self._log.unsynced_bytes <= options.INLINE_SYNC_BYTES_MAX and not self._sync_thread.pending
+        lone = lone and self._sync_ns <= options.INLINE_SYNC_NS_MAX
         self._ticket = self._log.begin_sync()
         if self.mode == "never":
             self._ticket.done = True
             self._synced()
         elif lone:
-            self._ticket.run()
+            self._sync(self._ticket)
             self._synced()
         else:
-            self._sync_thread.submit("sync", self._ticket.run)
+            self._sync_thread.submit("sync", partial(self._sync, self._ticket))
+
+    def _sync(self, ticket: SyncTicket) -> None:
+        """Run the ticket, and note how long the disk took. This may run in the thread."""
+        begun_ns = time.monotonic_ns()
+        ticket.run()
+        self._sync_ns = time.monotonic_ns() - begun_ns
 
     def _synced(self) -> None:
         """Finish the ticket: all that was written before its sync began is durable."""

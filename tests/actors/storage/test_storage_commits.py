@@ -38,7 +38,7 @@ class Bench:
         syncs.submit(None, lambda: None)  # busy
         parts: dict[str, Any] = {
             "mode": mode, "store": store, "_log": store.log, "_producers": ProducerTable(table.producers), "_appends": 0,
-            "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_ticket": None, "_sync_thread": syncs,
+            "_sealed": False, "_shortage": Shortage(), "_written": deque(), "_ticket": None, "_sync_ns": 0, "_sync_thread": syncs,
             "_state": StateCommits(cast("Any", self.state), store.state, table, "storage t"),
             "_listener": self.topic, "_retention": SimpleNamespace(admit=nothing, turn=nothing),
             "_stages": SimpleNamespace(turn=nothing),

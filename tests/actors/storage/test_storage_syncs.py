@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ from support.stage_bench import Thread
 
 from tests.actors.storage.test_storage_commits import Bench
 from zsq.actors.settings import options
+from zsq.storage.log.log import SyncTicket
 
 
 @pytest.fixture
@@ -63,3 +65,26 @@ def test_a_little_waits_behind_what_the_thread_has(bench: Bench) -> None:
     bench.hear(1)
     bench.turn()
     assert (stored(bench), syncs(bench).pending) == (0, 2)
+
+
+def test_a_slow_disk_is_synced_by_the_thread_until_it_is_fast_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topic and storage share the loop: producers and channels would wait for each sync."""
+    taken_ns = [options.INLINE_SYNC_NS_MAX + 1, options.INLINE_SYNC_NS_MAX + 1, options.INLINE_SYNC_NS_MAX, 1]
+    now = [0]
+    run = SyncTicket.run
+
+    def slow(ticket: SyncTicket) -> None:
+        run(ticket)
+        now[0] += taken_ns.pop(0)
+
+    monkeypatch.setattr(SyncTicket, "run", slow)
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    by_thread = []
+    for _ in range(4):
+        bench.hear(1)
+        bench.turn()
+        by_thread.append(syncs(bench).pending)
+        syncs(bench).run()
+        bench.actor._sync_results()
+        assert stored(bench) == 1
+    assert by_thread == [0, 1, 1, 0]
