@@ -148,7 +148,7 @@ def test_a_receiver_that_fails_is_tried_again_and_one_that_hangs_holds_nobody_up
         assert broker.stop() == 0, "the one that hangs does not keep the broker from stopping"
         assert time.monotonic() - begun < 15
         said = broker.log.read_text()
-        assert "tried again" in said
+        assert "trying again" in said
         assert "Traceback" not in said, "nor does it end by what its own threads stumble over"
         assert "Assertion failed" not in said
 

@@ -108,7 +108,7 @@ def test_a_sample_rate_that_is_none_is_refused(broker: Broker, rate: int, monkey
     consumer = zsq.Consumer("t", "c", url=broker.ipc)
     drive = consumer._drive()
     monkeypatch.setattr(drive.engine.session, "sample_rate", rate)  # of a client that does not look
-    with pytest.raises(zsq.ZsqError, match="sample rate is 1 to 99 percent") as error:
+    with pytest.raises(zsq.ZsqError, match="sample rate must be 1 to 99 percent") as error:
         consumer.subscribe(10)
     assert error.value.code == E_BAD_ARGUMENT
     consumer.close()

@@ -98,7 +98,7 @@ def test_a_damaged_block_is_found_repaired_and_the_rest_served(stopped: Broker) 
 def test_a_topic_that_is_gone_or_nobodys(stopped: Broker) -> None:
     (stopped.data_dir / "topics" / "000001").rename(stopped.data_dir / "topics" / "000009")
     found = told(stopped.data_dir, code=1)
-    assert "not made anew" in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
+    assert "is not created again" in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
     assert "no topic of the registry" in found["findings"][0]["text"]
     assert not (stopped.data_dir / "topics" / "000001").exists()
     (stopped.data_dir / "registry.json").write_text("{")

@@ -135,7 +135,7 @@ def test_a_topic_follows_what_the_broker_was_started_with(shell: Shell) -> None:
         (["set", "a", "--max-bytes", "1MiB"], "at least 8388608"),
         (["set", "a", "--when-full", "reject", "--max-age", "1d"], "--max-age none"),
         (["create", "b", "--when-full", "default"], "is not one of"),
-        (["create", "b", "--max-age", "1d"], "drop-oldest only"),
+        (["create", "b", "--max-age", "1d"], "works only with when_full drop-oldest"),
         (["create", "b", "--keep-bytes", "default"], "is not a size"),
     ],
 )
