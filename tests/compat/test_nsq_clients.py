@@ -20,6 +20,7 @@ from support import certificates
 from support.broker import Broker, kill, wait_for
 from support.lookupd_thread import LookupdThread
 from support.nsq_clients import CLIENTS, Client, Event, Program
+from support.topic_names import topic_name_of
 
 import zsq
 
@@ -89,7 +90,7 @@ def here(client: Client) -> Client:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name).removeprefix("test_")[-60:].replace("[", "-").replace("]", "").replace("+", "_")
+    return topic_name_of(request.node.name)
 
 
 @pytest.fixture

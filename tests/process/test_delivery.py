@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 from support.broker import Broker, kill, wait_for
+from support.topic_names import topic_name_of
 
 import zsq
 
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    kind = "tcp" if "tcp" in request.node.name else "ipc"
-    return f"{request.node.name[:50]}-{kind}".replace("[", "-").replace("]", "")
+    return topic_name_of(request.node.name)
 
 
 def channel_row(url: str, topic: str, channel: str) -> dict[str, Any]:

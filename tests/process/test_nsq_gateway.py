@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.broker import Broker, free_port, kill, wait_for
 from support.nsq_socket import NsqSocket
+from support.topic_names import topic_name_of
 
 import zsq
 
@@ -27,7 +28,7 @@ def nsq(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name)[-60:].replace("[", "-").replace("]", "")
+    return topic_name_of(request.node.name)
 
 
 def channel_row(broker: Broker, topic: str, channel: str = "c") -> dict[str, Any]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from support.broker import Broker, kill, wait_for
+from support.topic_names import topic_name_of
 
 import zsq
 from zsq.transport.client.core.peeking import Peek
@@ -21,8 +22,7 @@ from zsq.transport.client.core.peeking import Peek
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    kind = "tcp" if "tcp" in request.node.name else "ipc"
-    return f"{request.node.originalname[:50]}-{kind}"
+    return topic_name_of(request.node.name)
 
 
 def fill(url: str, topic: str) -> list[datetime]:

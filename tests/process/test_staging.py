@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from support.broker import Broker, kill, wait_for
 from support.stages import TOPIC, bodies_of, staged_files, stored, topic_row, write
+from support.topic_names import topic_name_of
 
 import zsq
 from zsq.transport.block.block import pack
@@ -29,8 +30,7 @@ sys.stdin.read()
 
 @pytest.fixture
 def topic(request: pytest.FixtureRequest) -> str:
-    kind = "tcp" if "tcp" in request.node.name else "ipc"
-    return f"{request.node.name[:50]}-{kind}".replace("[", "-").replace("]", "")
+    return topic_name_of(request.node.name)
 
 
 def test_parts_become_messages_at_once_in_their_order(shared: Broker, url: str, topic: str) -> None:

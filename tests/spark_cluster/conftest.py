@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,6 +10,7 @@ from importlib.util import find_spec
 import pytest
 from support.broker import Broker
 from support.spark_topic import Topic
+from support.topic_names import topic_name_of
 
 # The `test` extra brings both; who did without still has the other tests. In continuous integration nothing is left out.
 if "CI" in os.environ or (find_spec("pyspark") and find_spec("pyarrow")):
@@ -49,5 +49,4 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
 
 @pytest.fixture
 def topic(broker: Broker, request: pytest.FixtureRequest) -> Topic:
-    name = re.sub(r"[^a-z0-9]+", "-", request.node.name.removeprefix("test_").lower()).strip("-")
-    return Topic(broker, name[:60]).create()
+    return Topic(broker, topic_name_of(request.node.name)).create()
