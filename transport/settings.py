@@ -318,8 +318,8 @@ class RetentionSettings(TypedDict, total=False):
     The unit is a chunk (a log file). `keep_*` limits the messages that every channel has finished.
     They are removed when any of these limits is exceeded (by default 1 GiB). `max_*` limits
     unfinished messages. With `when_full` "reject", the default, publishes beyond `max_bytes` are
-    refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks are removed although they are
-    unfinished, also those older than `max_s` seconds.
+    refused (E_TOPIC_FULL). With "drop-oldest", the oldest chunks beyond `max_bytes` are removed,
+    and also chunks older than `max_s` seconds, even if their messages are unfinished.
     """
 
     keep_bytes: int | None

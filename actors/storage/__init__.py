@@ -1,1 +1,1 @@
-"""The storage actor: the only owner of a topic's files, and its parts."""
+"""The storage: the part of a topic's process that owns all files of the topic."""

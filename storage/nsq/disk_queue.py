@@ -299,7 +299,8 @@ class DiskQueue:
     def put_many(self, messages: Iterable[bytes]) -> int:
         """Append several messages with one sync at the end, and return their number.
 
-        `DiskFull` says how many messages, the first ones, were stored nevertheless.
+        If the disk becomes full, `DiskFull` is raised. It says how many messages were stored. These
+        are the first ones.
         """
         messages = list(messages)
         for message in messages:

@@ -96,7 +96,7 @@ class ChannelLook(TypedDict):
 
 
 class DelayedRow(TypedDict):
-    """A delayed message that waits. `size`: of its body. `body`: its first 200 bytes."""
+    """A delayed message that waits. `size`: the size of its body. `body`: the first 200 bytes."""
 
     key: str
     due_ns: int
@@ -215,7 +215,9 @@ class ChunkSum(LogActivity):
 class ChunkRow(LogActivity):
     """One log file.
 
-    Its bytes, and the times of its first and last message, are None if they are not known.
+    `bytes` and the times of the first and last message are None if they are not known. `ring_`
+    fields count reads from memory, and `file_` fields reads from the file. Fields with `_s` are
+    rates per second.
     """
 
     first_offset: int
@@ -237,7 +239,8 @@ class Chunks(TypedDict):
 class Committed(TypedDict):
     """The reply to a commit.
 
-    `repeated`: this version was committed before. `first_offset` is -1 if another version was.
+    `repeated`: this version, or a later one of the app, was committed before. `first_offset` is -1
+    if it was a later one.
     """
 
     first_offset: int

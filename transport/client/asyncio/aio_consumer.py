@@ -204,7 +204,7 @@ class Consumer(ConsumerBase):
         turner.settle()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all plain finishes are committed. `LeaseLost` says how many were not."""
+        """Wait until all finishes without `sync=True` are committed. Raises `LeaseLost` otherwise."""
         turner = self._made
         if turner is not None and turner.pid == os.getpid():
             await turner.carry_out(turner.engine.flush(self._patience(timeout)))

@@ -259,10 +259,11 @@ class Admin(AdminBase, Asker):
 
         `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
         float), which means the first message stored then or later. A place before the oldest kept
-        message means that message. Messages that the channel holds, and everything unfinished
-        behind the new place, are cleared. With `forward` the channel never moves back. An offset
-        beyond the topic's end, or a time in the future, raises `UsageError`. With `clamp` it means
-        the end. Returns {"offset": the new place}. The move is durable when this returns.
+        message means that message. The channel forgets the messages that it holds, and all
+        unfinished messages before the new place. They can no longer be finished. With `forward` the
+        channel never moves back. An offset beyond the topic's end, or a time in the future, raises
+        `UsageError`. With `clamp` it means the end. Returns {"offset": the new place}. The move is
+        durable when this returns.
         """
         return self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
@@ -271,9 +272,9 @@ class Admin(AdminBase, Asker):
         does.
 
         `channel`: the only channel that gets them, or None for all channels. `origin`: topic, its
-        uuid, and channel, as the letters' headers say. Raises E_FORBIDDEN unless dead letters of
-        that channel go to `dead_topic`. With `chosen`, a person has named `to`, and the headers do
-        not matter. The call is recorded in the audit log.
+        uuid, and channel, as the headers of the dead letters say. Raises E_FORBIDDEN unless dead
+        letters of that channel go to `dead_topic`. With `chosen`, a person has named `to`, and the
+        headers do not matter. The call is recorded in the audit log.
         """
         return self._carry_out(administration.redrive_to(dead_topic, to, channel, origin, chosen))
 
@@ -291,7 +292,7 @@ class Admin(AdminBase, Asker):
     def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[DelayedRow]:
         """Return the delayed messages that wait, the next due one first.
 
-        Each has key, due_ns, size, body (its first 200 bytes), tag, and message_key. At most
+        Each row has key, due_ns, size, body (its first 200 bytes), tag, and message_key. At most
         `limit` (1,000) are returned. To get more, ask again with `after` set to the last key.
         """
         return self._carry_out(administration.delayed_list(topic, after, limit))
@@ -323,7 +324,7 @@ class Admin(AdminBase, Asker):
     def topics(self) -> dict[str, list[str]]:
         """Return the names of all topics, each with the names of its channels.
 
-        Only the supervisor is asked.
+        This asks only the supervisor.
         """
         return self._carry_out(administration.topics())
 
@@ -337,8 +338,9 @@ class Admin(AdminBase, Asker):
         The values are about a second old, or up to ten seconds where nothing happens. No process is
         asked for them, so this is cheap. Returns {"version", "whole", "topics": {name: (row,
         {channel: row})}, "broker"}. A `whole` answer has `topic_fields` and `channel_fields`, which
-        name the places of a row. With `since` set to a version, the answer has only the rows that
-        changed after it, and () for a topic that did not change.
+        name the values of a row in their order. With `since` set to a version, the answer has only
+        the rows that changed after this version. A topic whose own row did not change has () as its
+        row.
         """
         return self._carry_out(administration.overview(since, processes, alarms))
 
@@ -374,9 +376,9 @@ class Reader(ReaderBase, Asker):
     """
 
     def read(self, offset: int, bytes_max: int = 1 << 20) -> Fetched:
-        """Return the blocks from the one that contains `offset` on.
+        """Return consecutive blocks, beginning at `offset` (see `Fetched`).
 
-        They have about `bytes_max` bytes, and there is at least one block if any exists.
+        They have about `bytes_max` bytes together. At least one block is returned if any exists.
         """
         return self._carry_out(reading.read(offset, bytes_max))
 
@@ -405,11 +407,11 @@ class Reader(ReaderBase, Asker):
         return self._carry_out(reading.message(self.topic, offset))
 
     def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        """Return the number of bytes from `start` to `end` (-1: the durable end), and the offset at
-        which about `bytes_max` of them end.
+        """Return how many bytes lie between two offsets, and where about `bytes_max` of them end.
 
-        This uses the index and reads no messages. The offset is above `start` if there is anything,
-        and at most `end`.
+        The range is from `start` to `end` (-1: the durable end). The messages from `start` to the
+        returned offset have about `bytes_max` bytes. This offset is at most `end`, and it is above
+        `start` if there is any message. This uses the index and reads no messages.
         """
         return self._carry_out(reading.measure(start, end, bytes_max))
 

@@ -271,8 +271,9 @@ class Consumer(ConsumerBase):
     """Receive messages from a channel. Each message goes to one of the channel's consumers.
 
     A consumer is thread-safe. It subscribes at the first call, or on entering `with`. After a lost
-    link it subscribes again by itself. Messages of the old link that are not answered yet are
-    delivered again, and plain finishes of them are counted in `stale`.
+    connection it subscribes again by itself. Messages of the old connection that are not answered
+    yet are delivered again. If such a message object is finished later without `sync=True`, that
+    changes nothing and is counted in `stale`.
 
     - `url`, `key_file`: see `Producer`.
     - `ready`: The largest number of unanswered messages that this consumer holds.
@@ -456,10 +457,11 @@ class Consumer(ConsumerBase):
             drive.settle()
 
     def flush(self, timeout: float | None = None) -> None:
-        """Wait until all plain finishes are committed.
+        """Wait until all finishes that were made without `sync=True` are committed.
 
-        `LeaseLost` says how many were not committed, because their lease had ended or the link was
-        lost before they were confirmed. These messages are delivered again.
+        Raises `LeaseLost` if some were not committed, because their lease had ended or the
+        connection was lost before they were confirmed. The error says how many. These messages are
+        delivered again.
         """
         drive = self._made
         if drive is not None and drive.pid == os.getpid():
@@ -476,16 +478,16 @@ class Consumer(ConsumerBase):
         on_error: Callable[[Message, Exception], object] | None = None,
         signals: bool = True,
     ) -> None:
-        """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT. Then drain
-        and close.
+        """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
-        The handler runs in `concurrency` threads. If it returns, the message is finished, unless
-        the handler has answered it. If it raises an exception, the message is requeued after
-        `requeue_delay`: seconds, a timedelta, or a function of the message that returns one of
-        them. The default is the channel's backoff (1 s, doubled by each attempt, at most 2 minutes,
-        unless set otherwise). The broker gets the exception's repr, which a dead letter shows.
-        Exceptions go to `on_error(message, exception)`, by default to the log. With
-        `signals=False`, signal handlers are not changed.
+        Then this waits for the handlers that run, returns all other messages to the channel, and
+        closes the consumer. The handler runs in `concurrency` threads. If it returns, the message
+        is finished, unless the handler has answered it. If it raises an exception, the message is
+        requeued after `requeue_delay`: seconds, a timedelta, or a function of the message that
+        returns one of them. The default is the channel's backoff (1 s, doubled by each attempt, at
+        most 2 minutes, unless set otherwise). The broker gets the exception's repr, and a dead
+        letter contains it. Exceptions go to `on_error(message, exception)`, by default to the log.
+        With `signals=False`, signal handlers are not changed.
         """
         check_concurrency(concurrency)
         self._check_open()
@@ -516,11 +518,11 @@ class Consumer(ConsumerBase):
         """Stop receiving, wait for iterations and handlers in other threads, and confirm what was
         finished.
 
-        Finishes that could not be confirmed are counted in a warning in the log. Call `flush` before
-        to get `LeaseLost`. All other messages are returned to the channel at once. Answering such a message afterwards
-        raises `Refused`. If a handler of `run` calls this, it returns at once, and `run` closes
-        when its handlers have returned. It waits at most `timeout` seconds. The default is the
-        consumer's timeout, or 30.
+        Finishes that could not be confirmed are counted in a warning in the log. To get `LeaseLost`
+        instead, call `flush` first. All other messages are returned to the channel at once.
+        Answering such a message afterwards raises `Refused`. If a handler of `run` calls this, it
+        returns at once, and `run` closes the consumer when its handlers have returned. This waits
+        at most `timeout` seconds. The default is the consumer's timeout, or 30.
         """
         drive = self._made
         if drive is None or drive.pid != os.getpid():

@@ -59,18 +59,18 @@ class ReceiptView:
 
     @property
     def key(self) -> str | None:
-        """The key of the first delayed message, 32 hex digits, by which it can be cancelled.
+        """The key of the first delayed message, 32 hex digits. `Admin.delayed_cancel` takes it.
 
-        None if there is none, or none yet.
+        None if no message is delayed, or if the broker has not answered yet.
         """
         return next(iter(self.delayed_keys()), None)
 
     def delayed_keys(self) -> list[str]:
-        """Return the keys of all delayed messages that are known to wait.
+        """Return the keys of all delayed messages of this publish that the broker has confirmed.
 
         The list is empty for a publish without a delay. It is also empty if an answer was lost and
-        the broker no longer remembers the keys when it is asked again. `zsq delayed list` shows
-        them.
+        the broker no longer remembers the keys when it is asked again. `zsq delayed list` shows the
+        keys in that case.
         """
         found = []
         for pending in self._pending:
@@ -178,8 +178,8 @@ FOREIGN_RECEIPT: Final = "this receipt belongs to the process that published the
 class Producer(ProducerBase):
     """Publish messages to any number of topics.
 
-    A producer is thread-safe. After a fork, the child process has its own links and its own
-    producer id.
+    A producer is thread-safe. After a fork, the child process opens its own connections and has its
+    own producer id.
 
     - `url`: The address of the broker, tcp://host:4153 or ipc:///DATA_DIR/run. The default is
       $ZSQ_URL, else tcp://127.0.0.1:4153.
@@ -189,13 +189,14 @@ class Producer(ProducerBase):
       durable.
     - `timeout`: The seconds that a call waits for the broker, including reconnects. None or
       `math.inf` means no limit. While a call waits, the log (`zsq`) gets a warning after 1 s, after
-      10 s, and then every minute. A block that is sent again is never stored twice. With the
-      default timeout, a producer that has not reached a broker yet raises `BrokerUnreachable` after
-      1 s if nothing listens on this machine. To wait for a broker that is being started, give a
-      timeout.
+      10 s, and then every minute. A block that is sent again is never stored twice. If `url` names
+      this machine and nothing listens there, a producer with the default timeout raises
+      `BrokerUnreachable` after 1 s, unless it has reached a broker before. To wait for a broker
+      that is being started, give a timeout.
     - `when_full`: What a publish does when there is no room, because the topic's bound is reached
-      or the disk is full. "fail" raises an error at once. "wait" waits for room as long as for a
-      broker. Memory is bounded in both cases: with lingering, publishing stops while 16 MiB wait.
+      or the disk is full. "fail" raises an error at once. "wait" waits for room, up to `timeout`.
+      Memory is bounded in both cases: with a `linger_ms` above 0, a publish waits while 16 MiB of
+      messages wait to be sent.
     - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption and
       authentication. The default is $ZSQ_KEY_FILE.
     """
@@ -227,11 +228,12 @@ class Producer(ProducerBase):
     ) -> Receipt:
         """Publish one message.
 
-        `delay`: seconds or a timedelta (at most 366 days) after which the message comes into the
-        topic, never earlier. A delayed message does not linger and is as durable as any other when
-        this returns. Its receipt has a `key` instead of an offset. Raises `UsageError` for a bad
-        name or a message that is too large, `Refused` if the broker cannot accept it now, and
-        `BrokerUnreachable` after the timeout.
+        `delay`: seconds or a timedelta (at most 366 days) after which the message is added to the
+        topic, never earlier. A delayed message is sent at once, also with a `linger_ms` above 0.
+        Like any other message, it is durable when this returns only if `linger_ms` is 0. Its
+        receipt has a `key` instead of an offset. Raises `UsageError` for a bad name or a message
+        that is too large, `Refused` if the broker cannot accept it now, and `BrokerUnreachable`
+        after the timeout.
         """
         delay_ms = as_delay_ms(delay)
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)

@@ -24,17 +24,17 @@ class RangeReader(Asker):
     """Iterate over the blocks of a topic that overlap [start, end), in order.
 
     The first block may begin below `start`, and the last one may end above `end`. The caller must
-    leave out what is outside of the range. While the caller uses one answer (about `bytes_max` of
-    blocks), storage reads the next one. At most two answers are in memory. The same range always
-    gives the same messages. You can iterate again, which reads the range again.
+    leave out what is outside of the range. While the caller uses one answer (blocks of about
+    `bytes_max` bytes), the broker reads the next one. At most two answers are in memory. The same
+    range always gives the same messages. You can iterate again, which reads the range again.
 
     Offsets that do not exist (removed by retention, damaged, or beyond the end) raise `DataLoss`
-    E_DATA_LOSS when their turn comes. With `fail_on_data_loss=False` they are left out, listed in
-    `gaps` as (first offset, count), and counted in `lost`. With `uuid` (see `Reader.uuid`), a topic
-    that was created again under the same name is always data loss, whatever `fail_on_data_loss`
-    says. Raises `NotFound` if the topic does not exist, and `BrokerUnreachable` if one answer takes
-    longer than `timeout` seconds, including reconnects. If the broker said why (a topic that cannot
-    be started), it raises `Refused`.
+    (E_DATA_LOSS) when the iteration reaches them. With `fail_on_data_loss=False` they are left out,
+    listed in `gaps` as (first offset, count), and counted in `lost`. With `uuid` (see
+    `Reader.uuid`), a topic that was created again under the same name is always data loss, whatever
+    `fail_on_data_loss` says. Raises `NotFound` if the topic does not exist, and `BrokerUnreachable`
+    if one answer takes longer than `timeout` seconds, including reconnects. If the broker said why
+    (a topic that cannot be started), it raises `Refused`.
     """
 
     def __init__(

@@ -41,14 +41,15 @@ STAGE_TIMEOUT_S: Final = 60.0
 class StageWriter:
     """One stage of the transaction (`app`, `version`): push blocks, then seal.
 
-    A stage writer is thread-safe. It belongs to the process that pushed first. The first push waits
-    for the broker's answer.
+    A stage writer is thread-safe. After a fork, only the process that made the first push can use
+    it. The first push waits for the broker's answer.
 
-    - `kind`: "app" (versions ascend, and are remembered permanently) or "job" (remembered for 7
-      days).
-    - `partition`: The number of the writer's partition, for people.
+    - `kind`: "app" (versions of an app only increase, and the last one is remembered permanently)
+      or "job" (remembered for 7 days).
+    - `partition`: The number of the writer's partition. It is only shown to people.
     - `timeout`: The seconds that a call waits without any progress, including reconnects. Then it
-      raises `BrokerUnreachable`, or `Refused` if the broker said why (a full disk).
+      raises `BrokerUnreachable`, or `Refused` if the broker gave the reason (for example, a full
+      disk).
     - `window_bytes`: The limit for blocks that are not durable yet. They are kept in memory to send
       them again.
     - `create`: Create the topic if it does not exist when the writer begins. A topic that is
@@ -143,7 +144,7 @@ class StageWriter:
     def close(self, timeout: float | None = None) -> None:
         """Close the writer.
 
-        A stage that was not sealed is given up. The broker is informed if it can be reached.
+        A stage that was not sealed is abandoned. If the broker can be reached, it is informed.
         """
         if self._closed:
             return
@@ -204,7 +205,7 @@ class StageWriter:
 class StageCommitter(Asker):
     """Commit and abort transactions of a topic.
 
-    Both calls may be repeated. They repeat themselves when the link is lost.
+    You can repeat both calls. When the connection is lost, they are sent again by themselves.
     """
 
     def __init__(
@@ -216,9 +217,10 @@ class StageCommitter(Asker):
         """Add all `parts` to the topic, in this order, or none of them.
 
         Each None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
-        "repeated": True if this version was committed before}. The commit is durable when this
-        returns. Raises `NotFound` if a part no longer exists (aborted, or unused for too long), and
-        `UsageError` if a part does not match its description or there are too many.
+        "repeated": True if this version, or a later one of the app, was committed before}. The
+        commit is durable when this returns. Raises `NotFound` if a part no longer exists (aborted,
+        or unused for too long), and `UsageError` if a part does not match its description or there
+        are too many.
         """
         check_transaction(app, version, kind)
         found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
@@ -228,10 +230,11 @@ class StageCommitter(Asker):
         return answer
 
     def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
-        """Drop everything of the transaction, and `stages` (with an empty `app`: only those).
+        """Drop all stages of the transaction, and also `stages`.
 
-        After the commit this changes nothing. Returns {"dropped": the number of stages,
-        "committed": whether the transaction is committed}.
+        With an empty `app`, this drops only `stages`. After the commit this changes nothing.
+        Returns {"dropped": the number of stages, "committed": whether the transaction is
+        committed}.
         """
         if app:
             check_transaction(app, version, "app")

@@ -252,11 +252,11 @@ class Message(MessageView):
     def finish(self, sync: bool = False) -> None:
         """Finish the message.
 
-        A plain finish is sent to the broker soon (within 20 ms, or at the next receive) and
-        confirmed by `flush`, which raises `LeaseLost` if some finishes could not be confirmed.
-        `close` confirms them, too, but only logs how many could not be. With `sync=True` this waits
-        until the finish is committed, and raises `LeaseLost` if the lease ended before, or
-        `BrokerUnreachable` after the timeout.
+        Without `sync`, this returns at once. The finish is sent to the broker soon (within 20 ms,
+        or at the next receive). `flush` waits until all such finishes are confirmed, and raises
+        `LeaseLost` if some could not be. `close` also waits, but only logs how many could not be
+        confirmed. With `sync=True` this waits until the finish is committed, and raises `LeaseLost`
+        if the lease ended before, or `BrokerUnreachable` after the timeout.
         """
         batch = self._batch
         if self._answered or batch.delivery.session.over:
@@ -278,7 +278,7 @@ class Message(MessageView):
         self._give_back(when_again(delay, backoff), error)
 
     def reject(self, error: Reason = "") -> None:
-        """Send the message to the dead letters, now, whatever its attempts.
+        """Send the message to the dead letters now, however many attempts it has had.
 
         `error`: the reason, a text or an exception, at most 512 characters.
         """
@@ -366,7 +366,7 @@ class Batch(BatchView[Message]):
         self._give_back(when_again(delay, backoff), error)
 
     def reject(self, error: Reason = "") -> None:
-        """Send all messages that are not answered to the dead letters, now. See `Message.reject`."""
+        """Send all messages that are not answered to the dead letters now. See `Message.reject`."""
         self._give_back(DEAD, error)
 
     def touch(self) -> None:

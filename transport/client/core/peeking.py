@@ -57,7 +57,8 @@ class Peek(NamedTuple):
     - `next_offset`: The channel's cursor.
     - `head`: The end of what the channel may see.
     - `looked_to`: How far the peek searched for messages of the channel. It is below `head` if
-      enough messages were found, or if many messages were passed that its tags or age leave out.
+      enough messages were found, or if the peek found many messages that the channel leaves out (by
+      tags or age).
     - `counts`: The number of messages in each state, except "new".
     """
 

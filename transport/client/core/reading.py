@@ -21,7 +21,7 @@ class Measured(NamedTuple):
     """The amount of data between two offsets.
 
     - `bytes`: The approximate size on disk.
-    - `offset`: The offset at which about `bytes_max` of them end.
+    - `offset`: The messages from the requested `start` to this offset have about `bytes_max` bytes.
     - `start`: The oldest offset that is kept.
     - `head`: The next offset of the topic.
     """
