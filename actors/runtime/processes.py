@@ -82,7 +82,7 @@ class Processes:
         """
         limit = self._processes_max
         if len(self.children) + count > limit:
-            text = f"no room for {what}: this broker runs at most {limit} processes (a topic needs 2, a channel 1)"
+            text = f"no room for {what}: this broker runs at most {limit} processes (a topic or a channel needs one)"
             raise Refused(
                 E_LIMIT, f"{text} and {len(self.children)} run now; delete topics or channels that are not used, or raise --processes-max"
             )

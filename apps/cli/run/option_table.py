@@ -116,7 +116,7 @@ class GivenOptions:
     )  # fmt: skip
     processes_max: int | None = _row(
         None, Value("N", click.IntRange(16, 2_500)),
-        f"Upper limit of processes. A topic needs 2, a channel 1. Default: {_BY_MEMORY}.", usual=_BY_MEMORY,
+        f"Upper limit of processes. Each topic and each channel needs one. Default: {_BY_MEMORY}.", usual=_BY_MEMORY,
     )  # fmt: skip
     keep_bytes: int | None = _kept("keep_bytes")
     keep_time: float | None = _kept("keep_time")
