@@ -321,7 +321,7 @@ class ChannelActor(Actor[ChannelStart]):
     def on_dropped(self, port: Port, mail: Mail, message: p.Dropped) -> None:
         """Skip messages that retention removed. Only the storage sends this message.
 
-        The storage sends blocks from after the new start only after it.
+        The storage sends it before any block from after the new start.
         """
         start = message.start
         if self.supply.drop_below(start):
@@ -441,7 +441,7 @@ class ChannelActor(Actor[ChannelStart]):
         return min(usual, self.saving.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
-        first = None if self.last_consumer is None else self.core.first()  # the storage keeps no holes of an ephemeral channel
+        first = None if self.last_consumer is None else self.core.first()  # the storage keeps only an ephemeral channel's deferred holes
         return ChannelRow(
             next_offset, self.core.paused, None, self.core.counters, self.settings_own, first, self.core.begin, tuple(self.supply.emptied)
         )

@@ -16,8 +16,8 @@ Counting deliveries would be unfair: a delivery ends where its block ends. With 
 messages and a ready count of 300, one consumer would get 300 messages each time and another one
 100. Taking turns by ready count would be unfair too: a slow stream would go to one consumer until
 its ready count is used up, while the others wait. Counting messages spreads a slow stream over all
-consumers. A consumer without room stands aside, and returns with the count that the others have
-then. So a consumer cannot save up turns. A new consumer starts at that count too.
+consumers. A consumer without room leaves the line, and returns with the count that the others have
+then. So a consumer without room does not collect turns. A new consumer starts at that count too.
 
 Peeks. A peek shows the position of the channel and the messages behind its cursor. Deferred
 messages are only in the state store, so each peek requests those that are due next. Changes made in

@@ -1,9 +1,9 @@
 """Dead-letter sender: publishes a channel's dead letters to another topic.
 
-It uses the client library's engine, which the actor's loop turns. The engine never waits
-(`transport/client/core/link.py`), so it needs no thread: the loop also listens to the engine's
-epoll set. Rejected: a thread with a blocking Producer. It would have to be stopped while it waits
-for a topic that is down, and an actor that ends does not wait.
+It uses the client library's engine. The engine never waits (`transport/client/core/link.py`), so it
+needs no thread: the actor's loop calls its `turn`, and also listens to the engine's epoll set.
+Rejected: a thread with a blocking Producer. It would have to be stopped while it waits for a topic
+that is down, and an actor that ends does not wait.
 
 Everything is created at the first publish and closed after a while without one. A thousand channels
 without dead letters cost nothing but one check each turn.

@@ -114,7 +114,7 @@ class Gathering:
     It may take messages of several blocks, and messages that are not adjacent. `offered` is how
     many messages were offered to this consumer. `left_out` is how many of them are not in its
     sample. A sample is drawn from as many messages as the consumer has room for, and no more.
-    Otherwise a consumer with a sample of 1% would rush through the messages that the others wait
+    Otherwise a consumer with a sample of 1% would quickly use up the messages that the others wait
     for.
     """
 
@@ -158,7 +158,7 @@ class Gathering:
         if count > self._room - self.offered:
             count = self._room - self.offered
         if not self.parts and not self._share:
-            return count, _bytes(ends, start, start + count)  # the first part is a cut, which may be as large as its block
+            return count, _bytes(ends, start, start + count)  # the first part may be as large as its block
         if count > options.GATHER_COUNT_MAX - self._count:
             count = max(0, options.GATHER_COUNT_MAX - self._count)
         room = options.GATHER_BYTES_MAX - self._size

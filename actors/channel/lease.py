@@ -119,7 +119,7 @@ class Subscriber:
     sampled_count: int = 0  # messages left out of the sample
     served: int = 0  # for its turn, see `Turns` in core.py
     tokens: set[int] = field(default_factory=set)
-    latency: LatencyWindow | None = None  # only if it subscribed while the channel had few consumers
+    latency: LatencyWindow | None = None  # None if the channel had many consumers when this one subscribed
     meter: RateMeter = field(init=False)
 
     def __post_init__(self) -> None:

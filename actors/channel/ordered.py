@@ -15,11 +15,11 @@ overtakes another one of its slot: the head is always the slot's lowest message 
 finished. So after a crash it is enough to sort all rows by slot and offset before any message goes
 out. This includes deferred rows.
 
-Two limits bound how far the cursor looks ahead: ORDERED_PARKED_MAX messages, and what the shelf of
-blocks holds. A message that was parked longer ago must be read again, so the cursor looks beyond
-the shelf only while there is too little to do. A key whose messages arrive faster than they are
-finished fills this space. Then the channel runs at the pace of that key. This is the price of its
-order.
+Two limits bound how far the cursor looks ahead: ORDERED_PARKED_MAX messages, and what the shelf
+(`BlockShelf`) holds. A message that was parked longer ago must be read again, so the cursor looks
+beyond the shelf only while there is too little to do. A key whose messages arrive faster than they
+are finished fills this space. Then the channel is only as fast as that key's messages are finished.
+An ordered channel cannot avoid this.
 
 Rejected: giving a slot to one consumer as a whole, several messages at a time. The threads of its
 handler would run them at once.
@@ -724,7 +724,7 @@ class _Filling:
         elif count >= options.ORDERED_ALONE:
             if self._parts:
                 return 0
-            self._alone = True  # as a cut, which may be as large as its block
+            self._alone = True  # alone, a part of a block may be as large as the block
             return min(count, self._room_alone)
         if block is not self._block:
             self._block, self._first, self._stop = block, block.first_offset, block.next_offset

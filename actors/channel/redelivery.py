@@ -237,7 +237,7 @@ def collect(
             continue
         stop = start + min(here, quota)
         size += bytes_between(block, start, stop)
-        if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block, several must fit into one
+        if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block, several parts must fit into one block
             again.appendleft((first, count, attempts))
             break
         parts.append((block, start, stop))

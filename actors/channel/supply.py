@@ -530,8 +530,8 @@ class Supply:
         self.dirty = True
         if self.next_offset >= start:
             return False
-        # The answer to a seek that goes back to messages being removed is `start`. Messages that
-        # the channel had passed before are not lost to it.
+        # A seek back to messages that are being removed is answered with `start`. Messages that the
+        # channel had passed before that seek do not count as dropped.
         passed = self._reached if self.moving else 0
         first = min(start, max(self.next_offset, passed))
         self.counters["dropped_count"] += self._unread(first, start)

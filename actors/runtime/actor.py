@@ -351,7 +351,7 @@ class Actor(Generic[StartT]):
         self._timers_due_ns = min(self._timers_due_ns, first[0])
 
     def _pulse_if_stirred(self) -> None:
-        """Send a pulse. The timer of this method is the first one.
+        """Send a pulse. `hasten_pulse` expects the timer of this method to be the first one.
 
         An idle actor sends its next pulse later; any message brings it forward.
         """

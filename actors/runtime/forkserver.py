@@ -1,4 +1,4 @@
-"""Forkserver: starts early, so that it imports beside the supervisor on another core."""
+"""Forkserver: starts early, so that its imports run on another core while the supervisor starts."""
 
 from __future__ import annotations
 

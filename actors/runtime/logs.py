@@ -1,7 +1,7 @@
 """Logs of all processes, on stderr: lines for people or JSON objects for programs, one a line.
 
-    text   2026-11-22 12:00:00,123 4711 WARNING [storage clicks] what happened
-    json   {"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "storage clicks", "pid": 4711, "message": ..., ...}
+    text   2026-11-22 12:00:00,123 4711 WARNING [topic clicks] what happened
+    json   {"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "topic clicks", "pid": 4711, "message": ..., ...}
 
 More fields come from `log.info(..., extra={"fields": {...}})`. An exception adds its trace: as
 `error` and `trace` in JSON, or as separate lines after the text. Text from outside may hold any

@@ -1,9 +1,9 @@
 """Ports: ZeroMQ sockets for protocol messages, the only way in which actors send and receive.
 
 Sends never block. `send` returns False if the peer is gone or its pipe is full, and the caller
-decides (a broker takes the peer's credit away, and reads from storage later). Column frames are
-copied neither on receipt nor when they are sent. The small frames (envelope, control, headers) are
-plain bytes.
+decides. (A topic, for example, stops sending to that channel, which reads from storage later.)
+Column frames are copied neither on receipt nor when they are sent. The small frames (envelope,
+control, headers) are plain bytes.
 """
 
 from __future__ import annotations
@@ -115,8 +115,8 @@ class Port:
     def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[Envelope, bytes, list[Any]] | None:
         """Receive one message as frame objects, which know whether more frames follow.
 
-        Bytes, and asking the socket whether more follow, cost 0.99 microseconds a frame; these
-        cost 0.54. Small frames are turned into bytes.
+        To receive bytes and to ask the socket whether more follow costs 0.99 microseconds a frame.
+        Frame objects cost 0.54. Small frames are turned into bytes.
         """
         envelope: list[bytes] = []
         frame = _recv(socket, _NOW, False)

@@ -1,4 +1,4 @@
-"""Forkserver setup before heavy imports: it ends with the supervisor, even if that cannot start."""
+"""Forkserver setup before heavy imports: the forkserver ends whenever the supervisor ends."""
 
 import os
 import signal

@@ -49,8 +49,8 @@ def set_title(title: str) -> None:
 def private_bytes(pid: int | str = "self") -> int:
     """Return the memory of this process that no other shares and the system cannot reclaim.
 
-    It is 0 if it cannot be read. Clean pages do not count. Those that only one process maps are
-    of the state stores' files and belong to the page cache.
+    It is 0 if it cannot be read. Clean pages do not count: those that only one process maps belong
+    to the files of state stores, and the system can reclaim them.
     """
     total = 0
     try:

@@ -124,9 +124,9 @@ class ProcessTable:
     def _check_files(self) -> None:
         """Raise `OSError` if a start would run out of descriptors, here or in the forkserver.
 
-        A request that breaks off kills the forkserver, and with it this broker (Python up to
-        3.14 at least). Each test descriptor is opened separately, since a copy takes none from the
-        machine.
+        If a request to the forkserver fails halfway, the forkserver ends, and with it this broker
+        (Python up to 3.14 at least). Each test descriptor is opened separately, because a duplicate
+        does not count against the limit of the machine.
         """
         spare: list[int] = []
         try:

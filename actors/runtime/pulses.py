@@ -51,7 +51,7 @@ class TopicPulse(OrderingPulse):
 
 
 class SupplyPulse(SupplyFacts):
-    """A supply's pulse; `emptied` are the ranges of offsets that an `empty` removed."""
+    """The supply's part of a channel's pulse. `emptied` are the ranges that an `empty` removed."""
 
     emptied: Sequence[tuple[int, int]]
     deferred_full: bool
@@ -76,7 +76,7 @@ class ChannelPulse(DeliveryPulse, ChannelFacts):
 
 
 class RetentionPulse(RetentionFacts):
-    """A retention's pulse; `topic_full` is the reason why it refuses publishes, or ""."""
+    """The part about retention. `topic_full` is the reason why publishes are refused, or ""."""
 
     topic_full: str
 
@@ -97,7 +97,7 @@ class StagesPulse(StageFacts):
 
 
 class StagingPulse(StagesPulse):
-    """A staging's pulse; `entered_bytes` counts blocks that entered the log without the topic."""
+    """The part about staging. `entered_bytes` counts blocks of stages and of due messages."""
 
     transactions: int
     entered_bytes: int
@@ -105,7 +105,7 @@ class StagingPulse(StagesPulse):
 
 
 class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, StagingPulse):
-    """A storage's pulse.
+    """The storage's part of a topic's pulse.
 
     `waiting` is the offset from which messages wait for a first channel. `oldest_ns` is the time
     when each channel's oldest unfinished message was stored, and under "" that of the whole topic.

@@ -12,7 +12,7 @@
 The process that makes a backup holds a lock file of the data directory. The kernel releases the
 lock however that process dies. So storage tests the lock every few seconds and needs no heartbeats.
 
-A failed backup never ends the storage process: it is no reason to stop a topic.
+A failed backup never ends the topic's process: it is no reason to stop a topic.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ log = logging.getLogger("zsq")
 
 LOCK_NAME: Final = "backup.lock"
 LOOK_NS: Final = 5_000_000_000
-# the longest time without removals; ten thousand topics take less
+# the longest time without removals; a backup of ten thousand topics takes less
 HELD_NS_MAX: Final = 600_000_000_000
 
 
@@ -223,8 +223,8 @@ class Backups:
 def _tried(job: Callable[[], None]) -> str:
     """Run `job` and return its error as text, or "".
 
-    An exception would end the process: the parts that own these threads take any exception for a
-    failure of their store.
+    An exception would end the process, because the parts that own these threads treat any exception
+    as a failure of their store.
     """
     try:
         job()

@@ -3,17 +3,18 @@
 One commit batch carries the rows to the state store. A channel exists if and only if its row is
 committed. Only its present owner (the process that opened it last) may write it.
 
-Rows of `#ephemeral` channels are in memory only. On disk these channels never hold back messages
-that all other channels have finished. While they are the only channels, their messages are not kept
-for a first channel either. In memory (`in_memory`: the topic is ephemeral too) finished messages
-are not kept. There these channels hold back messages as all others do, and the topic's bound limits
-what they have not finished.
+Rows of `#ephemeral` channels are in memory only. In a topic on disk, retention ignores these
+channels: it may remove messages that all other channels have finished. While they are the only
+channels, messages are not kept for a first channel either. In a topic in memory (`in_memory`: the
+topic is ephemeral too) finished messages are not kept. There retention keeps what these channels
+have not finished, as for all other channels, and the topic's bound limits how much that is.
 
-`MemoryRows` holds the rows of `#ephemeral` channels until their processes end. Such a channel's
-process has no successor, so holes that are not deferred are not kept: only a successor would read
-them. Deferred holes are kept, because the channel itself asks for them when they are due. Rejected:
-rows in the state store that a start removes. Each commit of them would cost a sync for data that no
-crash needs to preserve.
+`MemoryRows` holds the rows of `#ephemeral` channels until their processes end. A hole is a range of
+unfinished messages below a channel's cursor. The process of an ephemeral channel has no successor,
+so holes that are not deferred are not kept: only a successor would read them. Deferred holes are
+kept, because the channel itself asks for them when they are due. Rejected: rows in the state store
+that a start removes. Each commit of them would cost a sync for data that no crash needs to
+preserve.
 
 `OldestTimes` finds when the oldest unfinished message of each channel came. Storage knows this
 best: it has the log, and the committed cursor of each channel, offline ones included. A header is
@@ -176,7 +177,7 @@ LOOKS_MAX: Final = 100  # headers read for one pulse: 20 to 50 microseconds each
 
 
 class Floor(NamedTuple):
-    """`channel` has finished everything below `offset` and may see messages below `end`."""
+    """The progress of `channel`: all below `offset` is finished, all below `end` may be seen."""
 
     channel: str
     offset: int
@@ -248,9 +249,10 @@ class Channels:
         """Return the offset below which every channel has finished all messages.
 
         Offline channels count; ephemeral ones count in memory only. Without a channel, no
-        messages wait below it. The floor is as committed, as a crash now would leave it, so chunks
-        below it may be removed. A channel that is new or was moved back holds its messages from its
-        request on: its commit and its answer may come before the commit of a removal.
+        messages wait below it. The floor includes only what is committed, as after a crash, so
+        chunks below it may be removed. A channel that is new or was moved back keeps its messages
+        from its request on, because its commit and its answer may come before the commit of a
+        removal.
         """
         wanted = [*self._state.floors.values(), *(max(row.next_offset, self._log.start) for row in self.rows.values())]
         if self.in_memory:
@@ -258,7 +260,10 @@ class Channels:
         return min(wanted, default=self._new_begin() if self._alive() else self._state.waiting)
 
     def floors(self) -> Iterator[Floor]:
-        """Yield each channel's floor, and as "" that of the whole topic, also behind a pause."""
+        """Yield each channel's floor, and under the name "" that of the whole topic.
+
+        The topic's floor also covers the messages behind a pause.
+        """
         start, end = self._log.start, self.end()
         lowest = self._log.end if self.rows or self.memory else self.waiting
         for name, row in (*self.rows.items(), *self.memory.rows.items()):
@@ -268,7 +273,7 @@ class Channels:
         yield Floor("", max(lowest, start), self._log.synced_end)
 
     def _alive(self) -> bool:
-        """Return True if there are ephemeral channels; they take new messages."""
+        """Return True if there are ephemeral channels that are not about to end."""
         return len(self.memory.rows) > len(self._left)
 
     def leave(self, name: str) -> None:
@@ -344,8 +349,8 @@ class Channels:
         # messages of a dead predecessor may still arrive
         self.owners[message.channel] = mail.envelope
         self._pages.pop(message.channel, None)
-        # Its holes are read once everything that its predecessor sent is on disk. From here on only
-        # this owner writes them.
+        # The holes are read once everything that the predecessor sent is on disk. From here on only
+        # the new owner writes them.
         ordered = bool((self.rows[message.channel].settings or {}).get("ordered"))
         read = partial(
             self._state.read, partial(_kept, channel=message.channel, ordered=ordered), partial(self._opened, port, mail, message)
@@ -435,7 +440,7 @@ class Channels:
             raise Refused(E_CLOSING, f"channel {channel!r} has another owner now")
 
     def pause(self, is_paused: bool, then: Callable[[int], None]) -> None:
-        """Fix or free the visible end, and call `then` with it after the commit."""
+        """Set or remove the visible end (-1), and call `then` with it after the commit."""
         self._state.check_space()
         if not is_paused or self.visible_end < 0:  # pausing twice does not move the end
             self.visible_end = self._log.end if is_paused else -1
@@ -446,8 +451,8 @@ class Channels:
     def empty(self, then: Callable[[int, int], None]) -> None:
         """Clear what waits for a first channel, and call `then` with what waits behind a pause.
 
-        Each channel itself passes the messages behind a pause, so the channels act between this
-        and `move_pause`.
+        The messages behind a pause are skipped by each channel itself. The channels do this after
+        this call and before `move_pause`.
         """
         end = self._log.end
         self._state.cover(end)
@@ -497,7 +502,7 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
 
     Raises `UsageError` (E_BAD_ARGUMENT) for values that could not be written, or not be read at
     the next start, and for offsets behind the end of the log: no commit is made before the log has
-    the offsets that it mentions. One channel's mistake must not end the storage process.
+    the offsets that it mentions. One channel's mistake must not end the topic's process.
     """
     row = before
     columns: Columns = ()

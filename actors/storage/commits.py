@@ -29,9 +29,9 @@ Action = Callable[[], object]
 class StateCommits:
     """Gathers changes of the state and commits them in order.
 
-    `batch` is committed next. `applied` is the offset up to which the last committed batch
-    counts. `floors` is the first unfinished offset of each channel. `waiting` is the offset at
-    which a first channel would begin. Both are as committed.
+    `batch` is committed next. `applied` is the offset up to which the last commit covers the log.
+    `floors` is the first unfinished offset of each channel. `waiting` is the offset at which a
+    first channel would begin. Both have the values of the last commit.
     """
 
     def __init__(self, thread: Jobs, store: StateStore, table: Table, title: str, keeper: StateKeeper | None = None) -> None:

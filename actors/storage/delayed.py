@@ -14,7 +14,7 @@ A move:
 | state | event | next | action |
 |---|---|---|---|
 | IDLE | due (a scan; the topic is open and not sealed) | READING | read a bounded number of rows that are due by now |
-| READING | read | WRITTEN | append them to the log; send the topic the new head when all up to there is synced |
+| READING | read | WRITTEN | append them to the log; give the topic the new head when the log is synced up to it |
 | READING | nothing (cancelled before, sealed meanwhile) | IDLE | |
 | READING | full (the disk) | IDLE | a later scan tries again; an alarm until it succeeds |
 | WRITTEN | synced | REMOVING | remove their rows |
@@ -25,11 +25,11 @@ While a move is in WRITTEN or REMOVING, its messages are both in the log and her
 checkpoint must not pass them (`holds_checkpoint`), and nothing is cancelled. After a crash in
 between, recovery decides, see `storage/delayed/delayed.py`.
 
-Due times are of the wall clock, and only this module looks at them. A clock that is put forward is
-noticed within DELAYED_LOOK_NS.
+Due times are wall-clock times, and only this module looks at them. If the clock is set forward,
+this is noticed within DELAYED_LOOK_NS.
 
-One thread does all work with the environment. It starts with the first delayed message, and its
-jobs run in order.
+One thread does all work with the store of delayed messages (an LMDB environment). It starts with
+the first delayed message, and its jobs run in order.
 
 A count is always known and a list can be read at any time. A cancellation waits for a move that is
 under way, because the messages of a move are in two places. A message that has moved or was
@@ -94,7 +94,7 @@ class _Put(NamedTuple):
 
 
 class DelayedListener(Protocol):
-    """The topic, as its delayed messages call it."""
+    """The methods of a topic that its delayed messages call."""
 
     def delayed_stored(self, request: int, keys: Sequence[tuple[int, int]]) -> None:
         """Note that these blocks are stored under these keys: (due time, serial)."""

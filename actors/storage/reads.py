@@ -1,6 +1,6 @@
 """Reads of storage: by offset, by time and by bytes, for channels and for readers (Spark, tail).
 
-A file that cannot be read now (a chunk without permissions, a mount that is away for a moment)
+A file that cannot be read now (a chunk without permissions, a mount that is missing for a moment)
 is not lost. A reader gets an error and may try again. A channel's request waits here and is tried
 again every second, and an alarm is shown meanwhile. Publishers notice nothing.
 """
@@ -23,7 +23,8 @@ from ..settings import options
 log = logging.getLogger("zsq")
 
 NEWEST_MAX = 10_000
-# Waiting reads of channels. Beyond it the oldest is dropped; its channel asks again when it moves.
+# The most waiting reads of channels. A further one replaces the oldest, whose channel asks again
+# when it moves.
 WAITING_MAX: Final = 10_000
 RETRIES_MAX: Final = 64  # waiting reads that one tick tries again
 
@@ -45,7 +46,7 @@ class Reads:
         self._alarm = alarm
         self._waiting: OrderedDict[tuple[Envelope, int], _Waiting] = OrderedDict()
         self.unreadable = ""
-        """The reason why reads wait, for health; empty while none does."""
+        """The reason why reads wait, for the health report. It is empty while no read waits."""
 
     def route(self, port: Port) -> None:
         """Serve the readers that connect to this port."""

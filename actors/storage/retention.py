@@ -4,9 +4,9 @@
 bound. Rules that must hold:
 
 * The floor is what channels have *committed*: a channel that crashes now comes back at or above it.
-* No chunk is removed before a snapshot of the state on disk counts all of it. If the store is
+* No chunk is removed before a snapshot of the state on disk covers all of it. If the store is
   damaged later, the rows of producers and transactions are rebuilt from the snapshot and the chunks
-  behind it. If a full disk prevents a snapshot, the chunks that the last one counts may be removed.
+  behind it. If a full disk prevents a snapshot, the chunks that the last one covers may be removed.
 * The new start is committed before any file is removed, and the log forgets the chunks before their
   files are removed: no reader sees a chunk that is half removed.
 * Channels get the new start through the port on which they get their blocks, so it precedes any
@@ -263,8 +263,8 @@ class RetentionRunner:
 
         The number of dropped messages counts from the lowest offset that some channel had not
         finished, so it is an upper bound. Rejected: counting what each channel had finished behind
-        that offset, for a channel may have millions of deferred rows. Channels count themselves
-        what they lose.
+        that offset, for a channel may have millions of deferred rows. Each channel itself counts
+        the messages that it loses.
         """
         self._removing = True
         dropped = max(0, start - max(view.floor, view.bases[0]))

@@ -170,8 +170,9 @@ class Stages:
     def recovered(self, stage: bytes, transaction: Transaction, counts: tuple[int, int, int, int], final: bool, now_ns: int) -> None:
         """Add a stage that storage found at start; all of it is durable.
 
-        `counts` are blocks, messages, bytes and checksum. Its expiry starts again: its writer
-        may have computed for long, with a link that lived until storage died.
+        `counts` are blocks, messages, bytes and checksum. Its expiry starts again, because its
+        writer may have computed for a long time, with a link that was open until the topic's
+        process ended.
         """
         row = StageProgress(stage, transaction, *counts, durable=counts[0], final=final, taken=counts[0], closed=final)
         row.used_ns = now_ns
@@ -282,7 +283,7 @@ class Stages:
         A link that was silent for two heartbeats gets Bye and loses its credit.
         """
         for peer, link in list(self._links.items()):
-            # the intervals of clients behind a gateway and on this machine
+            # clients behind a gateway and clients on this machine have different intervals
             heartbeat_ms = HEARTBEAT_MS if len(peer) > 1 else LOCAL_HEARTBEAT_MS
             if now_ns - link.seen_ns > 2 * heartbeat_ms * _NS_PER_MS:
                 self.bye(peer)

@@ -120,7 +120,7 @@ class CommitQueue:
     def stepped(self, pending: PendingCommit, value: Any, closing: bool) -> None:
         """Process a finished or failed step of the first commit's merge.
 
-        Raises `StoreFailed` if storage must end and recover.
+        Raises `StoreFailed` if the topic's process must end and recover.
         """
         assert pending is self._pending[0]
         self._merging = False
@@ -198,13 +198,13 @@ class StageCommits:
         self._shortage = shortage
         self._in_memory = in_memory
         self._closing = False
-        # to publishers: transactions that are not committed by then are refused
+        # True while the topic is closed to publishers: transactions that are not committed yet are refused
         self._closed = closed
         self._log, self._staging, self._state = store.log, store.staging, state
         self._transactions: dict[str, TransactionRow] = dict(table.transactions)
         self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
-        # bytes that entered the log without the topic: committed stages, and delayed messages
+        # bytes that came into the log from committed stages and from delayed messages
         self._entered_bytes = 0
         self._meter = RateMeter(time.monotonic_ns(), {"entered_bytes": 0})
         self._forgot_ns = 0
@@ -317,7 +317,7 @@ class StageCommits:
         self._closing = is_held
 
     def entered(self, size_bytes: int) -> None:
-        """Count bytes that entered the log without the topic."""
+        """Count bytes that came into the log from a stage or from delayed messages."""
         self._entered_bytes += size_bytes
 
     def _check_open(self) -> None:
@@ -336,7 +336,7 @@ class StageCommits:
         replies, core.replies = core.replies, []
         for peer, message in replies:
             if not self._port.send(peer, message):
-                core.bye(peer)  # dead or stuck: its next link asks for all it has to know
+                core.bye(peer)  # it is dead or stuck: on its next link it asks again for what it needs
 
     def tick(self) -> None:
         self.core.tick(time.monotonic_ns())

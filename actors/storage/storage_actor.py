@@ -1,19 +1,19 @@
-"""Storage actor: owns all files of a topic, appends, syncs, commits state and answers reads.
+"""Storage of a topic: owns all its files, appends, syncs, commits state and answers reads.
 
 It lives in the process and the loop of its topic, which hands it blocks by a call (`append`) and
 gets the outcome by a call (`StorageListener`). Channels, readers and stages reach it over sockets
 of its own. Two processes were tried first: each block then crossed two more sockets, and each
 publish woke six more threads (`docs/design.md`).
 
-It appends in groups with one sync, and commits state behind the log. Three threads work beside
-the loop and are reached over inproc. One syncs the log, so that the next appends are written
+It syncs several appends at once, and commits state only after the log is synced. Three threads work
+beside the loop and are reached over inproc. One syncs the log, so that the next appends are written
 meanwhile. One commits the state store (`commits.py`). One syncs staged files (`staging.py`). Two
 more start with their first jobs: one for the delayed store (`delayed.py`), and one for
 housekeeping, whose jobs take long and are not urgent. Two rules must hold:
 
 * An append is answered after a sync that began after its write (mode `always`).
-* Producers' rows count durable blocks only, and are committed together with the offset up to which
-  they count.
+* Producers' rows include durable blocks only. The same commit stores the offset up to which they
+  include all blocks.
 
 `ProducerTable` holds the last durable blocks of each producer, the rows for the next commit, and
 the producers to forget. It is pure.
@@ -134,7 +134,7 @@ class Recovered(NamedTuple):
 
 
 class StorageListener(DelayedListener, Protocol):
-    """The topic, as its storage calls it. The calls have the order of the appends."""
+    """The methods of a topic that its storage calls, in the order of the appends."""
 
     def appended(self, request: int, first_offset: int, time_ns: int) -> None:
         """Note that an append is stored as the sync mode promises.
@@ -289,8 +289,8 @@ class StorageActor:
     def append(self, request: int, blocks: list[Block]) -> None:
         """Write the blocks, in order. `StorageListener.appended` follows when they are stored.
 
-        Raises `Refused` or `UsageError`. Then no block is stored, and none after them may be passed
-        on before their producers know, so that no producer's sequence gets a gap.
+        Raises `Refused` or `UsageError`. Then no block is stored, and the topic must process this
+        failure before it hands over later blocks. Otherwise a producer's sequence would get a gap.
         """
         try:
             if self._sealed:
@@ -321,9 +321,9 @@ class StorageActor:
             raise Refused(E_DISK_FULL, str(error)) from error
 
     def pause(self, is_paused: bool, then: Callable[[int], None]) -> None:
-        """Fix or free the end that channels may see.
+        """Set the end up to which channels may see messages, or remove it.
 
-        `then` is called with that end (-1: free) after the commit.
+        `then` is called with that end (-1: no limit) after the commit.
         """
         self._channels.pause(is_paused, then)
 
@@ -337,7 +337,7 @@ class StorageActor:
         self._channels.empty(then)
 
     def move_pause(self, end: int, then: Callable[[int], None]) -> None:
-        """Move the end that channels may see of a paused topic up to `end`; as `pause`."""
+        """Move the end that channels of a paused topic may see up to `end`. `then`: see `pause`."""
         self._channels.move_pause(end, then)
 
     def _look_for_space(self) -> None:
@@ -364,7 +364,7 @@ class StorageActor:
             self._listener.head_moved(end)
 
     def _hint(self, due_ns: int) -> None:
-        """Ask the scan loop to scan this storage at that monotonic time."""
+        """Ask the scan loop to scan this topic at that monotonic time."""
         self._scan.send((), p.Hint(self._host.key, due_ns))
 
     @cached_property

@@ -12,10 +12,10 @@ file in each topic's directory. The copy is one change behind. The last change w
   next start completes the deletion.
 * An import was committed. The copy contains its numbers.
 
-A directory is left alone if the copy had assigned its number but does not know its topic: it was
-not in use. Without a copy all directories count, and what only the registry contained is lost; the
-result lists each loss. If two directories have the same topic name or uuid, nothing is rebuilt, and
-a person must move one of them away.
+A directory is left alone if the copy had assigned its number but does not list its topic. Such a
+directory was not in use. Without a copy, all directories are taken as topics, and what only the
+registry contained is lost. The result lists each loss. If two directories have the same topic name
+or uuid, nothing is rebuilt, and a person must move one of them away.
 
 The remains of an import from nsqd that was killed are removed by the next start of the broker or by
 the next import. The registry's record of the import says what to remove. An import builds its

@@ -76,8 +76,8 @@ class DiskState:
 class RefusedCount:
     """The number of publishes of all topics that were refused since the broker's start. Pure.
 
-    A storage counts from 0 when its process starts, and its count ends with its topic. This class
-    therefore adds up the growth of each count.
+    Each topic's count begins at 0 when its process starts, and is gone when the topic is deleted.
+    This class therefore adds up the growth of each count.
     """
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ class RefusedCount:
         self._seen: dict[str, int] = {}
 
     def see(self, counts: Mapping[str, int]) -> None:
-        """Add the growth since the last call. `counts` are the storages' counts by topic uuid."""
+        """Add the growth since the last call. `counts` are the topics' counts by uuid."""
         for uuid, count in counts.items():
             before = self._seen.get(uuid, 0)
             self.total += count - before if count >= before else count

@@ -14,7 +14,7 @@ so a gateway that is started again later has them at once.
 An actor that does not answer within RELOAD_S has missed the reload. A gateway is then killed and
 started again, because a client whose token was revoked must not go on. The broker's health is bad
 until the new rules are in force everywhere. Any other actor gets the reload again until it answers.
-A storage may be delayed by a slow disk, but the settings that it misses (log level, retention) do
+A topic may be delayed by a slow disk, but the settings that it misses (log level, retention) do
 not give access to anyone. If an actor answers that it cannot take the settings (a wrong access
 file), it keeps the old ones and the log says so.
 """
@@ -133,7 +133,8 @@ class Reloading:
         self._number = 0  # of the last reload
         self._owing: dict[int, _Owing] = {}  # by the child's key
         self._killed: dict[int, Child] = {}  # gateways whose successors are not up yet
-        # By topic: the key of the storage that has not answered yet, and the earliest time to send.
+        # By topic: the key of its process that was asked and has not answered, and the earliest
+        # time to send.
         self._to_configure: dict[str, tuple[int, int]] = {}
 
     def begin(self) -> None:

@@ -62,8 +62,7 @@ class Singles:
     def tell_gone(self, child: Child) -> None:
         """Make the processes that were connected to an ended process drop their links.
 
-        Gateways drop their links to it. If it was a gateway, topics, channels and storages drop its
-        clients.
+        Gateways drop their links to it. If it was a gateway, topics and channels drop its clients.
         """
         if self._broker.stopping:
             return

@@ -124,7 +124,8 @@ class Supervisor:
         poller.register(self.table.events_fd, zmq.POLLIN)
         poller.register(wake_read.fileno(), zmq.POLLIN)
         self.audit.open()
-        # The starts are included: the interpreter would wait at its end for a child that is left.
+        # The starts are inside the `try`: the interpreter waits at its end for each child that
+        # still lives.
         try:
             self._start_all()
             while not self._ended():
@@ -190,9 +191,9 @@ class Supervisor:
             self._tell_ready()
 
     def _on_signal(self, number: int, frame: object) -> None:
-        """Note the signal; it may have interrupted a send between two frames.
+        """Only note the signal, because it may have interrupted a send between two frames.
 
-        A second one kills all processes.
+        A second signal kills all processes.
         """
         if number == signal.SIGHUP:
             self._hung_up = True
@@ -295,8 +296,8 @@ class Supervisor:
     def stop(self, exit_code: int, why: str = "") -> None:
         """Stop all processes.
 
-        Gateways and scan stop at once, and each topic in this order: its channels, the topic, its
-        storage. All waiting requests are answered, and no topic is created from now on.
+        Gateways and scan stop at once, and each topic in this order: its channels, then the topic.
+        All waiting requests are answered, and no topic is created from now on.
         """
         if why:
             self._say(f"zsq: {why}", logging.ERROR)

@@ -1,6 +1,6 @@
 """Ordering: a topic's order of arrival, producers' sequences, and pending appends. No I/O.
 
-Rules (DESIGN 4.2):
+Rules (see "Publish" in `docs/design.md`):
 
 * The topic accepts exactly the next sequence of each producer. A repeated block that is stored is
   answered like the first time. A repeated block that is pending waits for the first one. Any other
@@ -13,10 +13,11 @@ Rules (DESIGN 4.2):
 * `offset -1` in an answer means: stored, but the offset is no longer remembered.
 * A delayed block is committed separately, and fails alone. So plain and delayed blocks of one
   producer never overtake each other. A delayed block goes to the storage when no plain block of its
-  producer waits here. After it, no block of that producer goes until its answer arrives. Otherwise
-  block 6 could be durable while the delayed block 5 is not, and when 5 is sent again, it would count
-  as stored. Blocks that must wait are *held* with their producer. The others pass. One request of
-  delayed blocks is out at a time. Those that arrive in the meantime go together in the next one.
+  producer waits here. After it, no block of that producer goes until it is stored or has failed.
+  Otherwise block 6 could be durable while the delayed block 5 is not, and when 5 is sent again, it
+  would count as stored. Blocks that must wait are *held* with their producer. Blocks of other
+  producers go on. One request with delayed blocks is under way at a time. Delayed blocks that
+  arrive in the meantime go together in the next one.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 
 Peer = tuple[bytes, ...]
-BLOCKS_AN_APPEND: Final = 500  # two frames each, and a ZeroMQ message has at most 1,024
+BLOCKS_AN_APPEND: Final = 500  # a block is two pieces, and one `writev` takes at most 1,024 (IOV_MAX)
 Place = tuple[int, ...]  # (first offset,), or (due time, serial) for a delayed block
 
 
@@ -128,9 +129,9 @@ class Ordering:
             self.bye(older)  # blocks left in its pipe must not be taken: the client may have reused their numbers
         free = options.CREDIT_POOL_BYTES - self._credit_granted
         # The credit is a share of the rest of the pool, so the first producers get all that they
-        # can use. When the pool is used up, the credit allows one block at a time: it is small, and
-        # a larger block goes alone. `publish` keeps the blocks that wait here within the pool in
-        # any case.
+        # can use. When the pool is used up, the credit is so small that blocks come one at a time:
+        # a block that is larger than the credit is sent alone. In any case `publish` keeps the
+        # blocks that wait here within the pool.
         credit = min(options.CREDIT_BYTES, max(free // 32, options.CREDIT_BYTES_MIN if free > 0 else options.CREDIT_BYTES_LEAST))
         if len(self._links) >= options.PRODUCERS_MAX:
             return None
@@ -235,12 +236,12 @@ class Ordering:
     # Appends and their answers
 
     def next_append(self) -> tuple[int, list[Block]] | None:
-        """Return (request, blocks) to send to the storage now, or None.
+        """Return (request, blocks) to hand to the storage now, or None.
 
-        Blocks that arrived in the meantime go together, up to 2 MiB. A small amount waits for the
-        answer to the append that is out, as in Nagle's algorithm. Its sync would not begin before
-        that one has ended anyway. With 64 clients of one message each, this was 12 to 32% faster
-        than up to eight appends at once, in six pairs of runs.
+        Blocks that arrived in the meantime go together, up to 2 MiB. A small amount waits until the
+        append that is under way is stored, as in Nagle's algorithm. Its sync could not begin before
+        the sync of that append has ended. With 64 clients of one message each, this was 12 to 32%
+        faster than up to eight appends at once, in six pairs of runs.
         """
         if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
             return None
@@ -258,9 +259,9 @@ class Ordering:
         return self._request, [entry.block for entry in batch]
 
     def next_delayed(self) -> tuple[int, list[Block], list[int]] | None:
-        """Return (request, blocks, delays in ms) to send to the storage now, or None.
+        """Return (request, blocks, delays in ms) to hand to the storage now, or None.
 
-        They must be sent after everything that `next_append` returned.
+        Hand them over after everything that `next_append` returned.
         """
         if not self._delayed or self._delayed_out is not None:
             return None

@@ -115,8 +115,8 @@ class Fanout:
             place.next_offset = -1
             return True
         place.granted = granted
-        # The channel may be new here after it was given up. It counts what it received before, and
-        # its window limits what it grants.
+        # A channel that was given up is new here, but its granted total includes what it received
+        # before. It grants at most its window beyond that, so at least the rest was sent.
         place.sent = max(place.sent, granted - options.WINDOW_BYTES_MAX)
         if next_offset >= self.head:
             place.next_offset, place.number = next_offset, self._first_number + len(self._ring)
@@ -127,7 +127,7 @@ class Fanout:
             if block.first_offset <= next_offset:
                 place.next_offset, place.number = next_offset, number
                 return True
-        if next_offset >= self.end:  # paused: the storage has nothing visible either, so it waits here
+        if next_offset >= self.end:  # paused: the storage has nothing visible either, so the channel waits here
             place.next_offset, place.number = next_offset, self._first_number - 1
             return True
         place.next_offset = -1

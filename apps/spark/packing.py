@@ -3,8 +3,8 @@
 No Python object is made for a row, except for its headers.
 
 Blocks have 128 to 256 KB. A batch of Spark (10,000 rows, or up to 64 MB) is cut into parts of equal
-bytes. Bisection in the batch's offsets finds the cuts. Smaller batches wait for each other. Each
-block is one join of slices of the batch's buffers.
+bytes. Bisection in the batch's offsets finds the cuts. Smaller batches are collected until they
+fill a block. Each block is one join of slices of the batch's buffers.
 """
 
 from __future__ import annotations

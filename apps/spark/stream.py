@@ -104,7 +104,7 @@ class PlainStreamReader(FollowingReader):
             self._at = self._plan.head()
         else:
             self._at = self._plan.latest(self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max)
-        # This is an end; the channel begins at a start, which is not known here.
+        # This is the end of a batch. The channel begins at the start of one, which is not known here.
         return self._at.as_json()
 
     def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:

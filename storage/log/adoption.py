@@ -3,17 +3,17 @@
 They are prepared, committed by one rename, and finished. After a crash, recovery finishes them.
 
     prepare   each file gets its header (base offset, base time) and its footer; the last one, the *carrier*, the mark between
-              its blocks and its footer; each is synced. They still are files of their stage and nothing but that.
-    commit    the carrier is renamed to its name in the log, and the log's folder synced: from here on the group is there.
+              its blocks and its footer; each is synced. They are still only files of their stage.
+    commit    the carrier is renamed to its name in the log, and the log's folder synced: now the group is in the log.
     finish    the others are renamed, the folder is synced, the chunk before them gets its footer.
 
-The mark lies in an adopted file, the last one. A chunk that held only a mark would have the first
-offset, and so the name, of what follows it. Recovery looks at the last chunk and finds the mark
-there. The old chunk gets its footer after the commit, because a footer says that all before it
-counts.
+The mark lies in the last adopted file. Rejected: a chunk that holds only the mark. It would have
+the first offset, and so the name, of the chunk that follows it. Recovery looks at the last chunk
+and finds the mark there. The old chunk gets its footer after the commit, because a footer says that
+everything before it is part of the log.
 
-The staging folder is not synced after the renames. A name that comes back in it is a file without a
-row, and is removed at start.
+The staging folder is not synced after the renames. If a crash brings a name in it back, that file
+has no row, and the start removes it.
 """
 
 from __future__ import annotations

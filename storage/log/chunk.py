@@ -3,12 +3,12 @@
 `log.py` writes it. Marks are blocks without messages. A walk passes them like all others. They are
 never found, read or put in an index.
 
-`ChunkBook` has statistics like EQueue's, without I/O: size, times, bytes written, reads from the
-ring and from the file. Counts are totals since this process began, and the rate over the last full
-second. Only chunks that were used have counters. The facts of a sealed chunk are learned when it is
-opened for a reader, or by a survey in another thread. They are never read again, because such a
-chunk does not change: a report about ten thousand chunks opens none. A read is counted in the chunk
-where it begins.
+`ChunkBook` has statistics like those of EQueue (a queue for .NET), without I/O: size, times, bytes
+written, reads from the ring and from the file. Counts are totals since this process began, and the
+rate over the last full second. Only chunks that were used have counters. The facts of a sealed
+chunk are learned when it is opened for a reader, or by a survey in another thread. They are never
+read again, because such a chunk does not change: a report about ten thousand chunks opens none. A
+read is counted in the chunk where it begins.
 
 `ChunkFile` walks through the blocks, forwards or backwards. A walk yields stretches: blocks, good
 or not, and bytes between them that are no block. A block with a good header and bad columns has a
@@ -16,8 +16,8 @@ known end and known offsets. If the header itself is bad, the walk searches for 
 steps of 8 bytes and checks its checksum, which is seeded with the chunk's random number. Bytes in a
 message's body cannot pass for a block, because their author cannot know the seed.
 
-Backwards, each block ends with its length. If that is damaged, the walk cannot go on, and the
-caller finds a border by the index.
+A walk backwards uses the length that each block ends with. If that is damaged, the walk cannot go
+on, and the caller finds the border of a block by the index.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _NS_PER_S: Final = 1_000_000_000
 
 class ChunkState(StrEnum):
     NEW = "new"
-    """The last chunk, and empty."""
+    """The last chunk, while it has no blocks."""
     ONGOING = "ongoing"
     """The last chunk, which is appended to."""
     SEALED = "sealed"
@@ -602,7 +602,7 @@ class Chunk(ChunkFile):
         first_time_ns = self.header.base_time_ns
         # A topic's first chunk is made before its first message.
         if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:
-            with contextlib.suppress(Unreadable):  # it is only a statistic, and a roll waits for it
+            with contextlib.suppress(Unreadable):  # only a statistic: an error must not end the roll that asks for it
                 header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed, CHUNK_HEADER_BYTES)
                 first_time_ns = 0 if header is None else header.time_ns
         return Facts(size, state, first_time_ns, self.last_time_ns, self.end_offset)

@@ -1,4 +1,4 @@
-"""Damage of a log: a `.bad` file keeps the bytes of each damaged stretch, its offsets are a hole.
+"""Damage of a log: `.bad` files keep the bytes of damaged stretches, and their offsets are holes.
 
     <chunk's base offset>-<position>.bad = head (512 bytes: a line of JSON, spaces, a checksum, a line feed)  the bytes as they were found
 

@@ -8,10 +8,10 @@ back to the last good end and synced. If that fails too, the log accepts nothing
 spans two chunks: the log rolls before it, so one truncate removes all of a failed append.
 
 Sync: `begin_sync` fixes what the coming fdatasync will cover. `SyncTicket.run` syncs, in any
-thread. `finish_sync` makes the result count. Appends go on meanwhile. A roll during an outstanding
+thread. `finish_sync` takes over the result. Appends go on meanwhile. A roll during an outstanding
 sync first runs that ticket itself, or waits for the thread that does. Linux reports a failed
-write-back once per open file. If both called fdatasync, one of them could see success for pages
-that the other saw as lost.
+write-back once per open file. If the roll and the ticket both called fdatasync, one of them could
+see success for pages that the other saw as lost.
 
 Roll: sync the old chunk, write its footer, sync, write the index. Then create the new chunk, sync
 it, sync the folder, and append. So every chunk except the last is whole on disk, and recovery reads
@@ -21,8 +21,8 @@ Group: blocks that count together or not at all, durable when the call returns. 
 them, `transactions.py` has the mark that ends them. Small parts are appended with their mark in one
 write. Large ones become chunks (`adoption.py`). Then everything is prepared and synced first, and
 the commit renames the file that carries the mark. A failure before the rename leaves nothing. A
-failure after it ends the log, and recovery finishes the group. The end moves once, at last, so
-readers never see a part of a group.
+failure after it ends the log, and recovery finishes the group. The log's end moves only once, as
+the last step, so readers never see a part of a group.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class SyncTicket:
             raise StoreFailed(f"fdatasync failed ({self.error}); messages that were not acknowledged may be lost") from self.error
 
 
-# Saves per chunk. Recovery starts reading where the last save known to be synced points.
+# Index saves per chunk. Recovery starts to read at the last saved entry that is known to be synced.
 INDEX_SAVES: Final = 16
 
 
@@ -400,7 +400,7 @@ class Log:
         old = self._active
         if not old.sealed:
             self._seal(old)
-        self._run_ticket()  # it may have begun on the old one when that was sealed already
+        self._run_ticket()  # a ticket may have begun on the old chunk after that was sealed
         header = ChunkHeader(base_offset, time_ns, self._files.random_seed(), self._uuid)
         try:
             new = create_chunk(self._files, self._folder, header, encode_chunk_header(header), self._options.index_every_bytes)

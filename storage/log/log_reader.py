@@ -60,8 +60,8 @@ class GiveBack:
     def read(self, chunk: Chunk, since: int, position: int, active: Chunk) -> int:
         """Give back pages behind a reader at `position`.
 
-        Returns up to where they are given back now. Its pages before `since` are given back
-        already.
+        Returns the position up to which they are given back now. The pages before `since` were given
+        back earlier.
         """
         if position - since < self.kept_bytes + self.step_bytes:
             return since
@@ -246,8 +246,8 @@ class LogReader:
                 return []
             if hint is not None:
                 self.give_back.left(chunk, hint.given_back, self._active)
-            self._hints.pop(offset, None)  # it led to the end of a chunk that was the last one then
-            offset = max(next_base, lost_offset)  # never back, whatever a file is named
+            self._hints.pop(offset, None)  # this hint led to the end of a chunk that was the last one then
+            offset = max(next_base, lost_offset)  # never go back, whatever the name of a file says
         return []
 
     def _was_read(self, chunk: Chunk, hint: _Hint | None, start: int, position: int, blocks: list[Block]) -> None:

@@ -3,9 +3,9 @@
 If each small part became a chunk, there would be thousands of tiny files, and their syncs would
 stop the log for seconds. So parts that are too many to append are copied first: the blocks
 unchanged, with new headers for their new place, in the order of the commit. The result is a sealed
-part with a new name that is in no row. It takes the place of the old parts in the commit. These
-stay until the commit. After a crash, the start removes the merged files like all files without a
-row, or finishes them if a mark names them.
+part with a new name that is in no row. It takes the place of the old parts in the commit. The old
+parts stay until the commit. After a crash, the start removes the merged files like all files
+without a row, or finishes them if a mark names them.
 
 A merge is made in the log's thread. Its steps run in any thread, one after the other. Each is
 bounded, so that seals waiting for the same thread can run in between.

@@ -57,7 +57,7 @@ class LogKeeper:
         size = self._sizes.get(base)
         if size is None:
             size = 0
-            with contextlib.suppress(OSError):  # it is gone, which reading it finds out
+            with contextlib.suppress(OSError):  # the file is gone: the code that reads it reports this
                 size = self._files.size_of(f"{self._folder}/{chunk_name(base)}")
             self._sizes[base] = size
         return size

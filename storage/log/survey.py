@@ -1,10 +1,10 @@
 """Survey after a start: old chunks are opened once, and known damage is read again.
 
 Recovery reads only the last chunk, so that its time does not grow with the backlog. The survey
-opens the others once, header and footer, a few at a time. Recovery itself opens the newest, another
+opens the others once, header and footer, a few at a time. Recovery itself opens the newest. Another
 thread opens the rest while the topic serves. So a chunk that was removed or lost its end causes an
-alarm soon after the start, and not when a reader comes there months later. The survey also learns
-the sizes and times of all chunks. Damage that can be read again is no longer a hole.
+alarm soon after the start, and not when a reader needs it months later. The survey also learns the
+sizes and times of all chunks. Damage that can be read again is no longer a hole.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ TRANSACTIONS_MAX: Final = 100_000
 class Transaction(NamedTuple):
     """The transaction of a group.
 
-    `kind` is "app" (remembered for good) or "job". `user` is the user of the access file who stages
+    `kind` is "app" (remembered permanently) or "job". `user` is the user of the access file who stages
     and commits, or "" if no user name was required.
     """
 

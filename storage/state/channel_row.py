@@ -33,7 +33,7 @@ class ChannelRow:
     settings: ChannelOptions | None = None
     """The settings that were set. All others have their defaults."""
     first: int | None = None
-    """The lowest unfinished offset of an ephemeral channel: storage keeps none of its holes."""
+    """The lowest offset of an ephemeral channel that is neither finished nor deferred."""
     begin: int | None = None
     """The offset where the channel began. A seek back lowers it, so it may be below 0."""
     emptied: tuple[tuple[int, int], ...] | None = None

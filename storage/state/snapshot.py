@@ -200,7 +200,7 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
     try:
         files.write_file(temporary, data)
     except OSError:
-        with contextlib.suppress(OSError):  # a partial file takes space that is needed to free space
+        with contextlib.suppress(OSError):  # a partial file would take space on a disk that may be full
             files.remove(temporary)
         raise
     files.rename(temporary, path)

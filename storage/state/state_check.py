@@ -178,7 +178,7 @@ _TRIAL_BYTES: Final = 3_000
 class Verdict(NamedTuple):
     """The result of a check.
 
-    `finished` is True if the check ended, or its process died of the environment. Otherwise the
+    `finished` is True if the check ended, or if the environment killed its process. Otherwise the
     time ran out or the check could not run, and nothing is known. `note` says what the check left
     out.
     """

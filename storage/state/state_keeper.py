@@ -13,8 +13,9 @@ on disk covers all of it (`covered`).
 starts since the last successful commit. It also keeps the times of the last starts that did not end
 in order. After one start without a commit, the next start commits at once to test the store. After
 two, or after too many starts within a minute, a separate process examines the store before it is
-opened. A start with a few commits does not count among those many, because it has used all free
-pages. The file is never synced, because it is about processes that die, not about power loss.
+opened. A start that made a few commits is not one of those many: its commits have used all free
+pages, so damage there would have shown. The file is never synced, because it is about processes
+that die, not about power loss.
 
 *Opening.* `open_state` opens the store of a topic and rebuilds it if it is damaged. It deletes
 nothing: the old store is then in `state.bad-N`.

@@ -119,8 +119,9 @@ def due_row(txn: Any, name: str, key: bytes, value: bytes) -> HoleRow:
 def first_unfinished(txn: Any, kind: bytes, channel: str, start: int) -> int | None:
     """Return the lowest offset, not below `start`, of a channel's holes of this kind, or None.
 
-    Messages below `start` are removed, finished or not. A deferred one of them may keep its row
-    until it is due, and must not hold back the messages above.
+    Messages below `start` are removed, finished or not. If one of them is deferred, its row may
+    stay until it is due. Such a row is ignored here. Otherwise it would keep later messages from
+    being removed.
     """
     head = prefix(kind, channel)
     check_before(txn, head + U64.pack(start))

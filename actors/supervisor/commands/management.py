@@ -261,9 +261,9 @@ class Commands:
         group.want(message.channel, ready)
 
     def _configure_topic(self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]) -> None:
-        """Save the settings in the registry, then send the resulting retention to the storage.
+        """Save the settings in the registry, then send the resulting retention to the topic.
 
-        If the storage ends before it has them, its successor starts with them.
+        If the topic's process ends before it has them, its successor starts with them.
         """
         own = changed(group.row.retention, changes)
         found = group.resolved(own)

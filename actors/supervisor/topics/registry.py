@@ -409,7 +409,7 @@ class Registry:
             return
         folder = self.folder(row)
         try:
-            for suffix in ("", TEMPORARY_SUFFIX):  # the second: storage was still making it
+            for suffix in ("", TEMPORARY_SUFFIX):  # the second exists if its creation was interrupted
                 if self._files.exists(folder + suffix):
                     self._files.rename(folder + suffix, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}{suffix}"))
             self._files.sync_folder(str(self._data_dir / "trash"))

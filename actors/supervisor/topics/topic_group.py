@@ -171,7 +171,7 @@ class TopicGroup:
         self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
         self.restarts = RestartIntensity()
         self._starts = StartQueue(options.STARTS_MAX)
-        self.stored: frozenset[str] = frozenset()  # channels that its storage had when it came up
+        self.stored: frozenset[str] = frozenset()  # channels that the topic had stored when it came up
         self._new_settings: dict[str, NewChannelSettings] = {}  # of channels that are being made
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
@@ -261,7 +261,7 @@ class TopicGroup:
         self.topic = self._processes.start(ChildSpec(numbers[0], "topic", f"topic {self.name}", start), self)
 
     def _forget_ephemeral(self) -> None:
-        """Drop the ephemeral channels, whose messages ended with their storage.
+        """Drop the ephemeral channels, whose rows ended with the topic's process.
 
         Channels that a request waits for stay, and are made again. An ephemeral topic then waits a
         while for a new channel.
@@ -279,7 +279,7 @@ class TopicGroup:
                 try:
                     self._registry.set_state(self.name, "live")
                 except Refused as error:
-                    # harmless: its directory is there
+                    # harmless: the topic's directory exists
                     log.error("topic %s works, but cannot be marked as created in the registry: %s", self.name, error)
             self.stored = frozenset(child.data["channels"])
             for channel in child.data["channels"]:
@@ -287,7 +287,7 @@ class TopicGroup:
             self._events.names_changed()
             self._tries = 0
             self._short_ns = 0
-            self._events.channels_changed()  # its storage may be scanned now
+            self._events.channels_changed()  # the topic may be scanned now
             waited_for = {channel for channel, _ in self._waiting}
             for channel in self.channels:
                 self._starts.add(channel, first=channel in waited_for)

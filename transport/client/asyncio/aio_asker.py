@@ -1,6 +1,6 @@
 """The asyncio Admin and Reader, and the turner of all asyncio clients.
 
-The turner turns an engine from an event loop: one reader for all its sockets, and one timer.
+The turner runs an engine in an event loop: with one reader for all its sockets, and one timer.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ class AskerBase:
 class Asker(AskerBase):
     """A client of one target, with one request at a time for each thread.
 
-    Fork-safe like the others.
+    It may be used in forked children, like the other clients.
     """
 
     _made: Drive[RequestEngine] | None

@@ -13,11 +13,12 @@ The table defines the state machine, and `Link` carries it out. The peer (`Peer`
 protocol that is spoken on the link.
 
 The engine, also in this file, is the part of a client that never waits. It holds the links, the
-timers, and the waiters. The blocking client (`drive.py`) and the asyncio client (`aio.py`) turn the
-same engine in two ways. An engine owns an epoll set of its sockets' descriptors. ZeroMQ's
-descriptors are edge-triggered: one becomes readable when there are events, and any call on the
-socket consumes these events. So the link is drained after each send, and messages that a bounded
-drain leaves over are due at once.
+timers, and the waiters. To *turn* an engine is to process the events that arrived, and then what is
+due. The blocking client (`drive.py`) and the asyncio client (`aio_asker.py`) turn the same engine
+in two ways. An engine owns an epoll set of its sockets' descriptors. ZeroMQ's descriptors are
+edge-triggered: one becomes readable when there are events, and any call on the socket consumes
+these events. So the link is drained after each send, and messages that a bounded drain leaves over
+are due at once.
 """
 
 from __future__ import annotations
@@ -485,7 +486,7 @@ class Link:
         self._known = True
         self.trouble = ""
         self.refusal = None
-        if not (self.address.direct and self.target.kind == "supervisor"):  # that one is up before it is reached
+        if not (self.address.direct and self.target.kind == "supervisor"):  # a link to the supervisor is up before anything has answered
             self.wanted_ns = FAR_NS
         self.peer.on_up(now_ns)
         if self.heartbeat_ms:
@@ -494,7 +495,7 @@ class Link:
     # Ending
 
     def stop(self, linger_ms: int = 0) -> None:
-        """End for good. With a linger, say Bye first."""
+        """End permanently. With a linger, say Bye first."""
         if self.state is _S.UP and linger_ms:
             self.send(_BYE, self.sent_ns)
         self._disconnect(linger_ms)

@@ -14,11 +14,11 @@ A sequence may be given to another block only if no copy of the first block can 
 when the topic refuses a block (a full disk, a limit), its sequence is free again only if the block
 was sent once and nothing was sent after it. Otherwise the session *settles*: it waits until all
 blocks before the refused one are answered. Then it takes a new producer id and numbers the
-remaining blocks from 0. Old copies of them, in whatever pipe, stay behind a gap that is never
-filled.
+remaining blocks from 0. Old copies of them may still arrive. They come after a gap that is never
+filled, so the topic never takes them.
 
 Rejected: renumbering under the old id on a new link. The topic could take a copy that is still in
-the old link's pipe for the block that has its sequence now. One message would be doubled and
+the old link's pipe for the block that has its sequence now. One message would be stored twice, and
 another one lost.
 """
 
@@ -47,7 +47,7 @@ class ProducerState(Enum):
     DOWN = "down"  # no link
     GREETING = "greeting"  # Hello is sent
     OPEN = "open"  # blocks go out as the credit allows
-    SETTLING = "settling"  # a refused sequence has later ones behind it: only earlier ones are still awaited
+    SETTLING = "settling"  # later sequences were sent after a refused one: only earlier ones are still awaited
 
 
 class ProducerEvent(Enum):

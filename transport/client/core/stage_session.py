@@ -314,7 +314,7 @@ class StageSession:
             return self.fail(UsageError(E_BAD_COMMAND, text))
         self._step(_E.OPENED)
         self.credit_bytes = credit_bytes
-        self.received = expected  # may be lower than before: what is not durable is lost when storage ends
+        self.received = expected  # may be lower than before: what is not durable is lost when the topic's process ends
         self._received_bytes = self._bytes_at(expected)
         self._go_back(expected)
         self._arrived(expected, now_ns)

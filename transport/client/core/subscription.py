@@ -90,7 +90,7 @@ class ConsumerEngine(Engine):
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.session.node = self.link.opened.get("node", 0)
         self._compare(self.link.opened.get("settings"))
-        self.link.passing = AGAIN | {E_LIMIT}  # it has a place: if none is free later, its own lost link still holds it
+        self.link.passing = AGAIN | {E_LIMIT}  # this consumer has a place: if none is free later, its own lost link still holds it
         self.error = None
 
     def _compare(self, settings: object) -> None:
