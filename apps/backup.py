@@ -136,7 +136,7 @@ def _clear(files: Files, partial: str) -> None:
     if not files.exists(partial):
         return
     if set(files.list(partial)) - {DATA_NAME, MANIFEST_NAME}:
-        raise UsageError(E_BAD_ARGUMENT, f"{partial} is in the way and is not an unfinished backup; move it away")
+        raise UsageError(E_BAD_ARGUMENT, f"{partial} exists and is not an unfinished backup; move it to another place")
     files.remove_tree(partial)
 
 
@@ -272,7 +272,9 @@ class _Running(_Copying):
                 return content
             for name, row in missing.items():
                 self._asked(name, row, "state")
-        raise Refused(E_INTERNAL, f"topics are created faster than they can be backed up: {', '.join(sorted(missing)[:5])}; try again")
+        raise Refused(
+            E_INTERNAL, f"topics were created again and again while the backup ran (the last: {', '.join(sorted(missing)[:5])}); try again"
+        )
 
     def _asked(self, name: str, row: TopicRow, do: str) -> None:
         """Request a part of a topic's backup. A topic that was deleted meanwhile is dropped."""

@@ -204,7 +204,8 @@ def circle_of(arrows: Mapping[str, set[str]]) -> list[str]:
 
 
 HACKING_MARK: Final = (
-    "`python tests/test_layers.py` writes the tables from here on. A new arrow is a new entry in its table `ROOMS_MAY_IMPORT`."
+    "`python tests/test_layers.py` writes the tables from here on. "
+    "A new import between rooms is a new entry in the table `ROOMS_MAY_IMPORT` of that file."
 )
 
 

@@ -102,7 +102,7 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
             holes += data["holes"]
             if not data["more"]:
                 return OpenedChannel(ChannelRow.decode(data["row"]), holes, data["deferred"], data["start"], data["end"])
-    raise StartFailed("storage did not answer within 10 s")
+    raise StartFailed("the topic's storage did not answer within 10 s")
 
 
 def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
@@ -479,7 +479,7 @@ class ChannelActor(Actor[ChannelStart]):
             self.answer_order(p.Failed(order, message.code, message.text))
         elif message.request == self.saving.out:  # another owner, or invalid rows: the state held here is useless
             raise RuntimeError(f"{self.title}: storage refused a commit: {message.code} {message.text}")
-        log.warning("%s: a request failed: %s %s", self.title, message.code, message.text)
+        log.warning("%s: a request to the topic's storage failed: %s %s", self.title, message.code, message.text)
 
     # Orders
 

@@ -196,8 +196,8 @@ class Supply:
         if start >= stop:
             return False
         if len(self.emptied) >= options.EMPTIED_MAX and start > self.emptied[-1][1]:
-            text = f"the channel has {options.EMPTIED_MAX} emptied ranges of its topic ahead of it, which is the limit"
-            raise Refused(E_LIMIT, f"{text}; let its consumers catch up, or empty the channel too")
+            text = f"the topic was emptied {options.EMPTIED_MAX} times in ranges that this channel has not reached, which is the limit"
+            raise Refused(E_LIMIT, f"{text}; let the channel's consumers catch up, or empty the channel too")
         if self.emptied and start <= self.emptied[-1][1]:
             last = self.emptied.pop()
             start, stop = min(start, last[0]), max(stop, last[1])

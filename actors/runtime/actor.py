@@ -80,7 +80,7 @@ class Actor(Generic[StartT]):
 
     def on_start(self) -> dict[str, Any]:
         """Open files and sockets, and return the data that Born carries to the supervisor."""
-        raise StartFailed(f"{self.title} has nothing to start")
+        raise StartFailed(f"{self.title} does not define on_start")
 
     def on_turn(self) -> None:
         """Act on what came. Called after each round of inputs and timers."""

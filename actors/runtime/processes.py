@@ -66,7 +66,7 @@ class Processes:
         if len(self.children) >= options.PROCESSES_MAX:
             raise ZsqError(
                 E_LIMIT,
-                f"this broker already runs {options.PROCESSES_MAX} processes, the limit; delete topics or channels that are not used",
+                f"this broker runs {options.PROCESSES_MAX} processes, which is the limit; delete topics or channels that are not used",
             )
         self.changes += 1
         try:

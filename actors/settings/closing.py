@@ -64,10 +64,10 @@ def after(state: str, action: str, options: Mapping[str, object]) -> str:
     """
     to = options.get("to", "publishers")
     if not isinstance(to, str) or to not in SIDES:
-        raise UsageError(E_BAD_ARGUMENT, f"{action}: to must be {' or '.join(SIDES)}, not {repr(to)[:40]}")
+        raise UsageError(E_BAD_ARGUMENT, f"option `to` of {action} must be {' or '.join(SIDES)}, not {repr(to)[:40]}")
     unknown = options.keys() - {"to"}
     if unknown:
-        raise UsageError(E_BAD_ARGUMENT, f"{action} has no option {', '.join(sorted(map(str, unknown)))[:80]}; known: to")
+        raise UsageError(E_BAD_ARGUMENT, f"{action} has no option {', '.join(sorted(map(str, unknown)))[:80]}; its only option is `to`")
     return TRANSITIONS[state][action, to]
 
 

@@ -62,7 +62,8 @@ class Gatherings:
     def gather(self, children: Iterable[Child], then: Then, *, detailed: bool = False) -> None:
         """Ask for fresh pulses, then call `then`. Raises `Refused` (E_LIMIT)."""
         if len(self._open) + self._waiting >= options.WAITERS_MAX:
-            raise Refused(E_LIMIT, f"{options.WAITERS_MAX} requests for statistics wait for an answer, the limit; try again in a moment")
+            text = f"{options.WAITERS_MAX} requests for statistics wait for an answer, which is the limit; try again in a moment"
+            raise Refused(E_LIMIT, text)
         scope = detailed, frozenset(child.spec.key for child in children)
         if scope in self._by_scope:
             self._next.setdefault(scope, []).append(then)

@@ -123,7 +123,7 @@ class StageProgress:
         elif not self.final:
             wrong = "is not finally sealed; seal it before the commit"
         elif part[1:] != counts:
-            wrong = f"has (blocks, messages, bytes, checksum) {counts}, not {part[1:]}"
+            wrong = f"has (blocks, messages, bytes, checksum) {counts}, but the commit says {part[1:]}"
         if wrong:
             raise UsageError(E_BAD_ARGUMENT, f"part {self.name.hex()} {wrong}")
 

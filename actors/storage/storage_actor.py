@@ -156,7 +156,7 @@ class StorageActor:
         self._host = host
         self.given = given
         self._listener = listener
-        self.title = f"storage {given.name}"
+        self.title = f"topic {given.name}"
         self.mode = given.sync
         self.store = self._open()
         self._log = self.store.log

@@ -101,7 +101,7 @@ def _anew(start: ActorStart, now: ServeOptions) -> ActorStart:
 
 
 class _Owing:
-    """An actor that has not taken the new settings yet."""
+    """An actor that did not apply the new settings yet."""
 
     __slots__ = ("again_ns", "asked", "child", "missed", "since_ns")
 
@@ -139,7 +139,9 @@ class Reloading:
 
     def begin(self) -> None:
         if self._read is None:
-            log.warning("SIGHUP ignored: this broker cannot read its configuration again; restart it to change options")
+            log.warning(
+                "SIGHUP ignored: this broker was started without a way to read its configuration again; restart it to change options"
+            )
             return
         try:
             fresh = self._read()
@@ -236,12 +238,12 @@ class Reloading:
         elif child.told_to_stop or child.state == "ended" or self._broker.stopping:
             return
         elif child.spec.kind in GATEWAYS and time.monotonic_ns() - owing.since_ns >= int(options.RELOAD_S * 1e9):
-            log.error("%s has not taken the new settings (%s): it is killed and started again with them", child.spec.title, missed)
+            log.error("%s did not apply the new settings (%s): it is killed and started again with them", child.spec.title, missed)
             del self._owing[child.spec.key]
             self._killed[child.spec.key] = child
             self._processes.kill(child)
         else:  # its connection may have broken and come back
-            log.warning("%s has not taken the new settings (%s): they are sent again", child.spec.title, missed)
+            log.warning("%s did not apply the new settings (%s): they are sent again", child.spec.title, missed)
             owing.missed += 1
             owing.asked, owing.again_ns = 0, time.monotonic_ns() + _AGAIN_NS
 

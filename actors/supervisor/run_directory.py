@@ -107,7 +107,9 @@ def claim(uuid: str) -> socket.socket:
         if uid == os.geteuid():
             text = f"this data directory is a copy of one on which another broker runs (pid {pid}, uuid {uuid})"
             raise TwinRuns(f"{text}: two brokers must not have the same uuid. Stop that one, or make the copy with `zsq backup`") from None
-        log.warning("user %d has taken the socket name of this broker's uuid: a second broker on a copy would not be detected", uid)
+        log.warning(
+            "user %d uses the socket name that belongs to this data directory, so a second broker on a copy of it cannot be detected", uid
+        )
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     return claimed
 

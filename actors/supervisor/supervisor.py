@@ -228,7 +228,7 @@ class Supervisor:
                 if message.request:
                     self.requests.gatherings.reported(message.request, message.key, message.details)
         elif isinstance(message, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")):
-            log.warning("%s ignored: it did not come from the scan loop", type(message).__name__)
+            log.warning("message %s ignored: its sender is not the scan loop", type(message).__name__)
         elif isinstance(message, p.PoolSize):
             self.singles.size_pool(message.workers)
         elif isinstance(message, p.Hung):

@@ -186,7 +186,7 @@ class TopicBuilder:
                 size = len(message.body)
                 loss = LostBytes(file, position, size + NSQ_HEAD_BYTES, f"the body has {size} bytes; the limit is {BODY_BYTES_MAX}")
                 if not self._skip_too_big:
-                    raise UsageError(E_TOO_BIG, f"{loss}; nothing was imported; --skip-too-big leaves out larger bodies")
+                    raise UsageError(E_TOO_BIG, f"{loss}. Nothing was imported. To import all other messages, use --skip-too-big")
                 report.lose(loss, left_out=True)
                 continue
             yield message

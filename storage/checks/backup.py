@@ -293,7 +293,7 @@ def copy_file(files: Files, source: str, target: str, bytes_max: int | None, adv
                     files.sync(writing)
                 advance(len(piece))
             if bytes_max is not None and position < bytes_max:
-                raise Damaged(f"{source} has {position} bytes, but {bytes_max} were synced")
+                raise Damaged(f"{source} has only {position} bytes, but {bytes_max} bytes of it were synced")
             files.sync(writing)
             files.advise_done(writing, 0, 0)
         finally:

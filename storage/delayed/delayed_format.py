@@ -147,7 +147,7 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
     try:
         check_columns(header, columns)  # the row's checksum proves what was written, this one what was published
     except ZsqError as error:
-        raise Damaged(f"the delayed row {found.text()} does not hold what was published: {error}") from None
+        raise Damaged(f"the block in the delayed row {found.text()} is not the one that was published: {error}") from None
     return DelayedRow(found, Block(header, columns, columns))
 
 

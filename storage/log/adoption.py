@@ -105,7 +105,7 @@ class Adoption:
             raise
         if header.uuid != self._uuid or header.seed != adopted.seed or size < adopted.data_end:
             self._files.close(fd)
-            raise Damaged(f"{path} is not the file that was sealed")
+            raise Damaged(f"{path} was changed or replaced after it was sealed")
         return fd
 
     def _write(self, fd: int, adopted: Adopted, mark: bytes) -> int:

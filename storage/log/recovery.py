@@ -332,7 +332,9 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
         size = chunk.files.size(chunk.fd)
         if chunk.unreadable >= cut.position:
             text = f"{chunk.path} cannot be read at position {chunk.unreadable}"
-            raise StoreFailed(f"{text}, and it is not known whether those bytes were synced; repair the disk")
+            raise StoreFailed(
+                f"{text}. It is not known whether acknowledged messages are there, so the topic does not start; repair the disk"
+            )
         whole = any(bad.start.position >= cut.position and bad.next_offset >= 0 for bad in scan.bad)
         why = "an unfinished write" + (", with intact blocks behind it" if whole else ", or a block that was damaged later")
         kept = Bad(chunk.base_offset, cut.position, size - cut.position, cut.offset, 0, why, CUT_OFF)

@@ -285,7 +285,7 @@ def _check(files: Files, file: StageFile, uuid: bytes) -> None:
         header = decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0))
         size = files.size(fd)
         if header.uuid != uuid or header.seed != file.seed:
-            raise Damaged(f"{file.path} is not the file that was sealed")
+            raise Damaged(f"{file.path} was changed or replaced after it was sealed")
         if size < file.written:
             raise Damaged(f"{file.path} has only {size} of {file.written} bytes")
         if size > file.written:

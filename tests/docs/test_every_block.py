@@ -108,7 +108,7 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ("delivery.md", "stateDiagram-v2"): "tests/actors/channel/test_message_states.py",
     (
         "operations.md",
-        "2026-11-22 12:00:00,123 4711 WARNING [storage clicks] what happened",
+        "2026-11-22 12:00:00,123 4711 WARNING [topic clicks] what happened",
     ): "test_the_log_has_the_form_that_operations_md_shows",
     (
         "operations.md",

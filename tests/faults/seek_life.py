@@ -93,7 +93,7 @@ class Rig:
         self.life = life
         self.jobs = Jobs()
         table = life.store.state.load()
-        self.state = StateCommits(self.jobs, life.store.state, table, "storage clicks")
+        self.state = StateCommits(self.jobs, life.store.state, table, "topic clicks")
         self.harness = Channels(life.log, self.state, table, "always")
         self.back = Line()  # what the desk answers
         self.harness.route(cast("Port", self.back))

@@ -107,7 +107,7 @@ def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_
             wait_for(lambda: health(admin) == "OK" and broker.pids("nsq_gateway"), 20, "good health")
     finally:
         broker.wait_gone([gateway["pid"]])
-    assert b"nsq gateway has not taken the new settings (no answer within 10 s;" in broker.log.read_bytes()
+    assert b"nsq gateway did not apply the new settings (no answer within 10 s;" in broker.log.read_bytes()
     assert b"alarm raised: nsq gateway: the new settings" in broker.log.read_bytes()
     wait_for(lambda: b"alarm cleared: all gateways have the new settings" in broker.log.read_bytes(), 10, "the alarm's end")
     works(broker)

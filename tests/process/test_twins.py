@@ -75,7 +75,7 @@ def test_a_name_that_another_user_has_taken_keeps_nobody_from_starting(
             rundir.claim(UUID)
         monkeypatch.setattr("os.geteuid", lambda: 54_321)
         rundir.claim(UUID).close()
-    assert "a second broker on a copy would not be detected" in caplog.text
+    assert "a second broker on a copy of it cannot be detected" in caplog.text
 
 
 @pytest.mark.parametrize("what", ["folder", "socket", "replaced"])

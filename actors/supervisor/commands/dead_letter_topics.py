@@ -88,7 +88,9 @@ def _asked(options: Mapping[str, Any]) -> _Asked:
     to, channel, origin = options.get("to"), options.get("channel", ""), options.get("origin")
     good = isinstance(to, str) and isinstance(channel, str) and isinstance(origin, tuple) and len(origin) == 3
     if not good or not all(isinstance(one, str) for one in origin or ()) or len(origin[1]) != _UUID_CHARS:  # type: ignore[index]
-        raise UsageError(E_BAD_ARGUMENT, "redrive needs to (a topic), channel, and origin (topic, uuid of that topic, channel)")
+        raise UsageError(
+            E_BAD_ARGUMENT, "redrive needs the options `to` (a topic), `channel`, and `origin` (the topic, its uuid, and the channel)"
+        )
     assert isinstance(origin, tuple)
     check_name(origin[0])
     check_name(origin[2], "channel")

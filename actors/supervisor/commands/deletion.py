@@ -95,7 +95,7 @@ class _Deletion:
 
     def _sealed(self, position: p.Position | None, error: ZsqError | None) -> None:
         if position is None:
-            self._fail(error or Refused(E_CLOSING, f"the storage of topic {self.group.name!r} did not report its end; try again"))
+            self._fail(error or Refused(E_CLOSING, f"topic {self.group.name!r} did not report the offset at which its log ends; try again"))
             return
         end = position.offset
         if self.forced:

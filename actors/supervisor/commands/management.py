@@ -101,7 +101,7 @@ class Commands:
         if not create:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
         if len(self._broker.groups) >= options.TOPICS_MAX:
-            raise Refused(E_LIMIT, f"this broker has {options.TOPICS_MAX} topics, the limit; delete topics that are not used")
+            raise Refused(E_LIMIT, f"this broker has {options.TOPICS_MAX} topics, which is the limit; delete topics that are not used")
         self._broker.processes.check_room(2, f"topic {topic!r} with a channel")
         sync = sync or self._broker.options.sync
         if sync not in SYNC_MODES:

@@ -42,13 +42,15 @@ def _of_delayed(asked: Mapping[str, Any]) -> Make:
             raise UsageError(E_BAD_ARGUMENT, f"limit must be 1 to {options.DELAYED_LIST_MAX} messages, not {repr(limit)[:40]}")
         return partial(p.ListDelayed, after=_as_key(after) if after else (), limit=limit)
     if do != "cancel":
-        raise UsageError(E_BAD_ARGUMENT, f"delayed: do must be list, count or cancel, not {repr(do)[:40]}")
+        raise UsageError(E_BAD_ARGUMENT, f"option `do` of delayed must be list, count or cancel, not {repr(do)[:40]}")
     if asked.get("all") is True:
         return partial(p.CancelDelayed, keys=())
     keys = asked.get("keys", ())
     if not (type(keys) is tuple and 1 <= len(keys) <= options.DELAYED_CANCEL_MAX):
         given = f"{len(keys)} keys" if type(keys) is tuple else repr(keys)[:40]
-        raise UsageError(E_BAD_ARGUMENT, f"cancel needs a list of 1 to {options.DELAYED_CANCEL_MAX} keys, or all, not {given}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"cancel needs option `keys` (1 to {options.DELAYED_CANCEL_MAX} keys) or option `all`, not {given}"
+        )
     return partial(p.CancelDelayed, keys=tuple(_as_key(text) for text in keys))
 
 
@@ -64,5 +66,5 @@ def _of_backup(asked: Mapping[str, Any]) -> Make:
     if do == "state" and name:
         return partial(p.BackUpState, id=name)
     if do not in ("log", "end"):
-        raise UsageError(E_BAD_ARGUMENT, f"backup: do must be state (with an id), log or end, not {repr(do)[:40]}")
+        raise UsageError(E_BAD_ARGUMENT, f"option `do` of backup must be state (with option `id`), log or end, not {repr(do)[:40]}")
     return partial(p.BackUpLog if do == "log" else p.EndBackup, id=name)

@@ -62,9 +62,8 @@ class Orders:
         `callback` gets the answer or an error.
         """
         if len(self._orders) >= options.WAITERS_MAX:
-            callback(
-                None, Refused(E_LIMIT, f"{options.WAITERS_MAX} requests wait for processes of the broker, the limit; try again in a moment")
-            )
+            text = f"{options.WAITERS_MAX} requests wait for processes of the broker, which is the limit; try again in a moment"
+            callback(None, Refused(E_LIMIT, text))
             return
         self._request += 1
         deadline_ns = time.monotonic_ns() + int(patience_s * _NS_PER_S)

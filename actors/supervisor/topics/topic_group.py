@@ -376,7 +376,9 @@ class TopicGroup:
             then(None)
             return
         if len(self._waiting) >= options.WAITERS_MAX:
-            then(ZsqError(E_LIMIT, f"{len(self._waiting)} requests wait for topic {self.name!r}, the limit; try again in a moment"))
+            then(
+                ZsqError(E_LIMIT, f"{len(self._waiting)} requests wait for topic {self.name!r}, which is the limit; try again in a moment")
+            )
         else:
             self._waiting.append((channel, then))
         if channel and child is None and self.state is GroupState.UP:

@@ -28,16 +28,16 @@ def record(text: str, *arguments: Any, fields: dict[str, Any] | None = None, err
 
 
 def test_a_text_line_holds_the_event_and_its_fields() -> None:
-    line = logs.TextFormatter("storage clicks").format(record("%d chunks go", 3, fields={"topic": "clicks"}))
-    assert line.endswith(f",250 {os.getpid()} WARNING [storage clicks] 3 chunks go topic=clicks")
+    line = logs.TextFormatter("topic clicks").format(record("%d chunks go", 3, fields={"topic": "clicks"}))
+    assert line.endswith(f",250 {os.getpid()} WARNING [topic clicks] 3 chunks go topic=clicks")
 
 
 def test_a_json_line_holds_the_event_and_its_fields() -> None:
-    found = json.loads(logs.JsonFormatter("storage clicks").format(record("%d chunks go", 3, fields={"topic": "clicks", "level": "mine"})))
+    found = json.loads(logs.JsonFormatter("topic clicks").format(record("%d chunks go", 3, fields={"topic": "clicks", "level": "mine"})))
     assert found == {
         "time": "2023-11-14T22:13:20.250000Z",
         "level": "warning",
-        "actor": "storage clicks",
+        "actor": "topic clicks",
         "pid": os.getpid(),
         "message": "3 chunks go",
         "topic": "clicks",

@@ -39,7 +39,7 @@ class Bench:
         filled(folder, self.files, 30).close()
         self.files.code = code
         self.store: Store = open_store(self.files, f"{folder}/clicks", OPTIONS, IDENTITY)
-        self.upkeep = LogUpkeep(self.store, "storage clicks", Thread())
+        self.upkeep = LogUpkeep(self.store, "topic clicks", Thread())
         self.harness = Reads(self.store.log, lambda: self.store.log.end, self.upkeep.alarm)
         self.wire = Wire()  # to channels
         self.wire.route(p.Fetch, self.harness.fetch_for_channel)

@@ -52,7 +52,7 @@ def spoil(path: Path, what: bytes) -> None:
 
 def test_an_idle_topic_needs_no_thread(tmp_path: Path) -> None:
     store, housekeeping = filled(tmp_path), House()
-    harness = LogUpkeep(store, "storage clicks", housekeeping)
+    harness = LogUpkeep(store, "topic clicks", housekeeping)
     for second in range(20):
         harness.tick(1_000, time.monotonic_ns() + second * 1_000_000_000)
     assert not housekeeping.jobs
@@ -62,7 +62,7 @@ def test_an_idle_topic_needs_no_thread(tmp_path: Path) -> None:
 
 def test_damage_is_kept_by_the_thread_and_counted_at_once(tmp_path: Path) -> None:
     store, housekeeping = filled(tmp_path), House()
-    harness = LogUpkeep(store, "storage clicks", housekeeping)
+    harness = LogUpkeep(store, "topic clicks", housekeeping)
     store.log.reader.ring.clear()
     first = Path(store.directory) / f"{0:020d}.chunk"
     spoil(first, bytes((0, 0, 0, 0, 1, 0, 0, 0)) + b"0")
@@ -82,7 +82,7 @@ def test_damage_is_kept_by_the_thread_and_counted_at_once(tmp_path: Path) -> Non
 
 def test_a_job_that_fails_is_told_and_the_topic_lives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, housekeeping = filled(tmp_path), House()
-    harness = LogUpkeep(store, "storage clicks", housekeeping)
+    harness = LogUpkeep(store, "topic clicks", housekeeping)
     with caplog.at_level(logging.ERROR, "zsq"):
         harness._kept(OSError("broken"))
         harness._surveyed(OSError("broken too"))
@@ -93,7 +93,7 @@ def test_a_job_that_fails_is_told_and_the_topic_lives(tmp_path: Path, caplog: py
 
 def test_alarms_are_bounded(tmp_path: Path) -> None:
     store = filled(tmp_path)
-    harness = LogUpkeep(store, "storage clicks", House())
+    harness = LogUpkeep(store, "topic clicks", House())
     for number in range(ALARMS_MAX + 5):
         harness.alarm(f"{number} " + "x" * 1_000)
     alarms = harness.statistics("")["alarms"]
@@ -124,7 +124,7 @@ def test_the_survey_goes_through_all_chunks_by_itself(tmp_path: Path, monkeypatc
     files.code = code
     store, housekeeping = open_store(files, f"{tmp_path}/clicks", OPTIONS, IDENTITY), House()
     assert not store.report.holes
-    harness = LogUpkeep(store, "storage clicks", housekeeping)
+    harness = LogUpkeep(store, "topic clicks", housekeeping)
     if not code:
         (tmp_path / "clicks" / f"{3:020d}.chunk").unlink()
     harness.tick(0)

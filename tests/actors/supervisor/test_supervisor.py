@@ -297,7 +297,7 @@ class Managed:
 def test_a_node_takes_so_many_topics_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "TOPICS_MAX", 2)
     assert Managed(topics=1).commands._group("new", create=True) == cast("Any", "new")
-    with pytest.raises(Refused, match="2 topics, the limit; delete"):
+    with pytest.raises(Refused, match="2 topics, which is the limit; delete"):
         Managed(topics=2).commands._group("new", create=True)
     with pytest.raises(Refused, match="no room for topic 'new'"):
         Managed(room=False).commands._group("new", create=True)

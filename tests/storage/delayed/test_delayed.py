@@ -203,7 +203,7 @@ def test_a_block_that_changed_before_it_was_written_does_not_go_to_the_log() -> 
     changed = bytearray(published.columns)
     changed[changed.index(b"two")] ^= 4
     row = DelayedRow(DelayedKey(5, 1), Block(published.header, changed))
-    with pytest.raises(Damaged, match="does not hold what was published"):
+    with pytest.raises(Damaged, match="is not the one that was published"):
         decode_row(*encode_row(row))
 
 

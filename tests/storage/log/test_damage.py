@@ -175,7 +175,7 @@ def test_a_page_of_the_last_chunk_that_cannot_be_read_stops_no_start(tmp_path: P
     broken = (path.name, size - 300)
     pages.abandon()
     pages.files.unreadable = broken
-    with pytest.raises(StoreFailed, match="it is not known whether those bytes were synced"):
+    with pytest.raises(StoreFailed, match="It is not known whether acknowledged messages are there"):
         pages.open()
     assert path.stat().st_size == size
     pages.files.unreadable = ("", 0)

@@ -292,7 +292,9 @@ class StageSession:
             self._end(_E.COMMITTED)
             return Reaction.NOTHING
         if sealing.final and message.data.get("messages") != self.messages:
-            return self.fail(Refused(E_INTERNAL, f"a stage of {self.messages} messages was sealed with {message.data.get('messages')}"))
+            return self.fail(
+                Refused(E_INTERNAL, f"the stage has {self.messages} messages, but the broker sealed it with {message.data.get('messages')}")
+            )
         self._step(_E.FINISHED if sealing.final else _E.SEALED)
         self._arrived(sealing.blocks, now_ns)
         self._sealed(sealing.blocks)

@@ -205,7 +205,7 @@ class ReadHandlers:
         if given == ["id"]:
             of, offset = parse_id(parameters.get("id") or "")
             if of is not None and of != node:
-                raise ApiError(404, f"E_NOT_FOUND the message belongs to node {of}; this broker is node {node}")
+                raise ApiError(404, f"E_NOT_FOUND this message id is from node {of}, but this broker is node {node}")
             return offset
         return await reader.newest(count)
 

@@ -77,7 +77,11 @@ class Origins:
         else:
             origin = headers.get(b"origin")
             own = origin is None or self._is_own(origin.decode("latin-1"), place, scope.get("scheme") == "https")
-        return None if own else ApiError(403, "E_ORIGIN pages of another origin may not do this; use the broker's own pages")
+        return (
+            None
+            if own
+            else ApiError(403, "E_ORIGIN the request came from a page of another site, which may not do this; use the broker's console")
+        )
 
     def _is_own(self, origin: str, place: str, secure: bool) -> bool:
         """Return True if the origin is this broker's.

@@ -65,7 +65,7 @@ class StrictConnection(h11.Connection):
             self._chunks = self._body_bytes = 0
             names = {bytes(name) for name, _ in event.headers}  # h11 has made them lower case
             if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-                raise h11.RemoteProtocolError("Transfer-Encoding with Content-Length, or in HTTP/1.0")
+                raise h11.RemoteProtocolError("Transfer-Encoding is not allowed together with Content-Length, or in HTTP/1.0")
         return event
 
 

@@ -154,7 +154,7 @@ def test_what_vanishes_while_it_is_copied(house: House, tmp_path: Path) -> None:
     house.then = lambda what: None
     house.grows = b"123"
     (house.path / "topics").rename(house.path / "others")
-    with pytest.raises(Refused, match="but 4 were synced"):
+    with pytest.raises(Refused, match="but 4 bytes of it were synced"):
         back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
 
 

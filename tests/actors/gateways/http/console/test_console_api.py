@@ -193,7 +193,7 @@ def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
     found = site.get("/api/messages?topic=t&offset=3&count=2").json()
     assert (found["start"], found["head"], found["from"], found["next_offset"]) == (2, 308, 3, 5)
     assert found["messages"][0]["id"] == "0040000000000003"  # of node 1
-    refused(site.get("/api/messages?topic=t&id=0080000000000004"), 404, "belongs to node 2; this broker is node 1")
+    refused(site.get("/api/messages?topic=t&id=0080000000000004"), 404, "is from node 2, but this broker is node 1")
     for query, text in (
         ("offset=x", "a number"),
         ("id=zz", "neither"),

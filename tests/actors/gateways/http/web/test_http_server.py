@@ -146,6 +146,7 @@ def test_a_silent_connection_gives_way_where_all_places_are_taken() -> None:
         asked, oldest, newer = [site.dial() for _ in range(3)]
         asked.sendall(PING)
         assert answer_of(asked)[0] == 200
+        wait_for(lambda: len(site.server.connections) == 3, what="three connections")
         with site.dial() as fourth:
             fourth.sendall(PING)
             assert answer_of(fourth)[0] == 200
