@@ -1,4 +1,4 @@
-"""Scan loop: selects which channels and storages the workers scan next.
+"""Scan loop: selects which channels and topics the workers scan next.
 
 It holds only the plan (scan_plan.py, scan_rounds.py).
 """
@@ -21,7 +21,7 @@ from .scan_rounds import ScanRounds
 class ScanLoop(Actor[ActorStart]):
     """The actor that orders scans.
 
-    Its setting `front` is the endpoint to which channels and storages send hints. The loop connects
+    Its setting `front` is the endpoint to which channels and topics send hints. The loop connects
     to a worker when the supervisor names it.
     """
 

@@ -1,4 +1,4 @@
-"""Scan worker: asks channels and storages to process what is due, and reports the results."""
+"""Scan worker: asks channels and topics to process what is due, and reports the results."""
 
 from __future__ import annotations
 

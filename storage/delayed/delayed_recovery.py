@@ -1,7 +1,7 @@
 """Recovery of delayed messages: opens, mends or rescues their environment when a topic starts.
 
 *Opening.* `open_delayed` opens the environment and removes the rows of messages that are in the log
-already. A file `delayed.attempt` means that an earlier storage process died during an operation
+already. A file `delayed.attempt` means that an earlier process of the topic died during an operation
 that it tried for the first time. Then a separate process examines the environment before it is
 opened again. A damaged page on which LMDB fails kills the reader with SIGBUS or SIGSEGV, every
 time. The first death may leave no file, but the second does, and then the environment is rescued.

@@ -122,7 +122,7 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("../README.md", "pip install '.[http]'"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
-    ("operations.md", "processes = 10 + 2 x topics + channels"): "a formula",
+    ("operations.md", "processes = 10 + topics + channels"): "a formula",
     ("operations.md", "zsq stats --json | python3 -c '"): "it adds up what `zsq stats --json` of the reader's broker says",
     ("security.md", "./scripts/test tests/attacks -s"): "continuous integration runs the suite",
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,

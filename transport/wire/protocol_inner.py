@@ -243,7 +243,7 @@ class Stop(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Targets(Wire):
-    """Supervisor to scan loop: all channels and storages, as (key, endpoint), and all workers, as
+    """Supervisor to scan loop: all channels and topics, as (key, endpoint), and all workers, as
     endpoints.
     """
 
