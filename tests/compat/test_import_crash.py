@@ -162,7 +162,7 @@ def test_what_cannot_be_cleared_hinders_no_start(tmp_path: Path, caplog: pytest.
             raise OSError(errno.EACCES, "by plan")
 
     clear_imports_at_start(Refusing(), data_dir, registry)
-    assert "cannot be removed" in caplog.text
+    assert "cannot remove the files of an unfinished import" in caplog.text
 
 
 def test_a_full_disk_in_the_middle_gives_its_space_back(tmp_path: Path) -> None:

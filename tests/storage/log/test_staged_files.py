@@ -32,7 +32,7 @@ def test_a_staged_file_of_another_topic_or_another_life_is_not_taken(harness: St
     header = decode_chunk_header(data)._replace(**changes)  # type: ignore[arg-type]
     harness.replace(path, encode_chunk_header(header) + data[CHUNK_HEADER_BYTES:])
     report = harness.open().report
-    assert any("not the file that was sealed" in alarm for alarm in report.alarms)
+    assert any("was changed or replaced after it was sealed" in alarm for alarm in report.alarms)
     assert key not in harness.staging.stages()
     assert not path.exists()
 

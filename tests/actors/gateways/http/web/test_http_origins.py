@@ -93,7 +93,7 @@ def test_what_changes_something_is_for_our_own_pages(site: Site, target: str) ->
         answer = site.post(target, b"x", headers=HOST | headers)
         assert (answer.status_code, answer.json()["message"]) == (
             403,
-            "E_ORIGIN a page of another site, which may not do this; use the broker's own pages",
+            "E_ORIGIN the request came from a page of another site, which may not do this; use the broker's console",
         ), headers
     assert not site.broker.calls
     assert not site.broker.published
