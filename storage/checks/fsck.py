@@ -723,7 +723,7 @@ class _TopicCheck:
             if header.uuid != self._identity.uuid_bytes:
                 self._add(DAMAGE, f"{STAGING_NAME}/{name}", "it belongs to another topic")
             elif end and (header.seed != seed or size < end):
-                text = f"it has only {size} of {end} bytes" if header.seed == seed else "it is not the file that was sealed"
+                text = f"it has only {size} of {end} bytes" if header.seed == seed else "it was changed or replaced after it was sealed"
                 self._add_part(name, text, DAMAGE, needs=True)
             elif bad and bad[0] < data_end:
                 self._add(DAMAGE, f"{STAGING_NAME}/{name}", f"no intact block at position {bad[0]}: its commit will be refused")

@@ -52,7 +52,7 @@ def test_a_missing_chunk_is_damage_though_another_one_is_known_to_be_missing(
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"uuid": bytes(16)}, "belongs to another topic"), ({"seed": 5}, "not the file that was sealed"), ({}, "it has only")],
+    [({"uuid": bytes(16)}, "belongs to another topic"), ({"seed": 5}, "changed or replaced after it was sealed"), ({}, "it has only")],
 )
 def test_a_part_that_is_not_the_one_its_row_names(harness: StorageHarness, changes: dict[str, Any], says: str) -> None:
     key = harness.stage("a", 1, blocks=3)

@@ -152,7 +152,7 @@ def test_a_sealed_file_that_was_exchanged_is_refused(group_desk: StorageHarness,
     header = decode_chunk_header(right[:CHUNK_HEADER_BYTES])
     foreign = encode_chunk_header(header._replace(uuid=bytes(16))) + right[CHUNK_HEADER_BYTES:]
     path.write_bytes(other.read_bytes() if whose == "stage" else foreign)
-    with pytest.raises(Damaged, match="not the file that was sealed"):
+    with pytest.raises(Damaged, match="changed or replaced after it was sealed"):
         group_desk.commit(1, c, d)
     path.write_bytes(right)
     group_desk.commit(1, c, d)
