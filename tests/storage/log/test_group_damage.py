@@ -171,7 +171,7 @@ def test_the_file_of_an_unfinished_commit_is_gone(group_desk: StorageHarness) ->
     group_desk.path(chunk_name(3)).unlink()
     group_desk.files.reset()
     report = group_desk.open().report
-    assert any("gone" in alarm for alarm in report.alarms)
+    assert any("is missing, with" in alarm for alarm in report.alarms)
     assert group_desk.log.end == 19
     assert [block.first_offset for block in group_desk.read_all()] == [0, 11, 13, 15, 17]
     assert report.holes == ((3, 8),)
