@@ -194,7 +194,7 @@ class SupervisorRig:
             if child.state == "starting" and not self.mutator.chance(3):
                 data: dict[str, Any] = (
                     {"channels": [], "alarms": []}
-                    if child.spec.kind == "storage"
+                    if child.spec.kind == "topic"
                     else {"settings": child.spec.start.made_with if isinstance(child.spec.start, ChannelStart) else {}}
                 )
                 self.port.say(envelope, p.Born(child.spec.key, child.spec.key, data | {"head": 5}))
@@ -226,7 +226,7 @@ def _answer(order: p.Order[Any]) -> p.Wire:
 
 
 def _stats(kind: str) -> dict[str, Any]:
-    return {} if kind != "storage" else {"head": 10, "start": 0, "waiting": 10}
+    return {} if kind != "topic" else {"head": 10, "end": 10, "storage": {"head": 10, "start": 0, "waiting": 10}}
 
 
 TARGETS: Final[Sequence[Target]] = (

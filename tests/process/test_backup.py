@@ -144,8 +144,8 @@ def test_a_backup_under_load_has_all_that_was_acknowledged(busy: Broker, tmp_pat
         run("backup", busy.data_dir, tmp_path / "b2", "--since", tmp_path / "b1")
     assert left_behind(busy) == []
     live = Topic(busy, "results").bodies()
-    assert "whole" in run("restore", tmp_path / "b1", "--check")
-    assert "whole" in run("restore", tmp_path / "b2", "--check")
+    assert "complete (" in run("restore", tmp_path / "b1", "--check")
+    assert "complete (" in run("restore", tmp_path / "b2", "--check")
     run("restore", tmp_path / "b1", tmp_path / "restored")
     assert "DAMAGED" not in run("fsck", tmp_path / "restored")
     again = Broker(tmp_path / "restored", "--chunk-bytes", str(MIB))
@@ -184,7 +184,7 @@ def test_a_backup_that_is_killed_leaves_nothing_wrong(busy: Broker, tmp_path: Pa
     wait_for(lambda: not left_behind(busy), what="the storages let go")
     run("backup", busy.data_dir, target)
     assert not partial.exists()
-    assert "whole" in run("restore", target, "--check")
+    assert "complete (" in run("restore", target, "--check")
     assert "already exists" in run("backup", busy.data_dir, target, code=2)
 
 
