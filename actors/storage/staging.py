@@ -273,7 +273,7 @@ class StageCommits:
 
     def open(self, port: Port, mail: Mail, message: p.OpenStage) -> None:
         if self._in_memory:
-            raise UsageError(E_UNSUPPORTED, "a topic in memory takes no transactions, because they must be durable; use a topic on disk")
+            raise UsageError(E_UNSUPPORTED, "a topic in memory cannot take transactions, which must be durable; use one on disk")
         transaction = _transaction(message.app, message.version, message.kind, user_of(mail.envelope))
         self._check_user(message.app, transaction.user)
         committed = self._find(message.app, message.version) is not None
