@@ -90,7 +90,7 @@ def test_the_newest_messages_and_single_ones_can_be_read(filled: Broker) -> None
             reader.newest(10_001)
         found = reader.message(17)
         assert (found.offset, found.body[:4], found.tag) == (17, b"1.7 ", "t1")
-        with pytest.raises(zsq.NotFound, match="ends at 400"):
+        with pytest.raises(zsq.NotFound, match="ends at offset 400"):
             reader.message(400)
     assert zsq_cli(filled, "tail", "t", "--last", "2", "--no-follow").decode().split()[0::2] == ["39.8", "39.9"]
     assert zsq_cli(filled, "message", "t", "17").startswith(b"1.7 x")
