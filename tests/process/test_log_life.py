@@ -97,7 +97,7 @@ def test_the_newest_messages_and_single_ones_can_be_read(filled: Broker) -> None
     told = json.loads(zsq_cli(filled, "message", "t", f"{5 << 54 | 17:016x}", "--json"))
     assert (told["offset"], told["tag"], told["body"][:4]) == (17, "t1", "1.7 ")
     assert b"node 6" in zsq_cli(filled, "message", "t", f"{6 << 54 | 17:016x}", code=1)
-    assert b"ends at 400" in zsq_cli(filled, "message", "t", "400", code=1)
+    assert b"ends at offset 400" in zsq_cli(filled, "message", "t", "400", code=1)
     assert b"neither" in zsq_cli(filled, "message", "t", "abc", code=2)
 
 
