@@ -258,7 +258,7 @@ def measure(arrangement: str, count: int, size: int, window: int, folder: str) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Measure how many processes a topic should have.")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--blocks", type=int, default=10_000)
     parser.add_argument("--singles", type=int, default=2_000)
