@@ -60,7 +60,7 @@ def test_all_processes_take_the_level_and_those_started_later(reloaded: Reloaded
         assert len(everybody) == 5
         reloaded('log-level = "debug"', *(f"DEBUG [{name}] {name} has the new settings" for name in everybody))
         admin.create_topic("later")
-        assert " INFO [storage later]" in reloaded.log()
+        assert " INFO [topic later]" in reloaded.log()
         reloaded('log-level = "error"', "--log-level changed")
         admin.create_topic("latest")
         assert " INFO [topic latest]" not in reloaded.log()
