@@ -103,7 +103,7 @@ def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(topic
     ("end", "alarm"),
     [
         (3, ""),
-        (4, "ends at offset 4, and the next chunk begins at 3"),
+        (4, "ends at offset 4, but the next chunk begins at 3"),
         (1, "2 messages are missing"),
         (-1, "its footer is missing or damaged"),
     ],
