@@ -101,7 +101,7 @@ def forking() -> Iterator[None]:
 
 
 def start(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]:
-    """One life of the storage process: open, look, commit some, look again, and end in order or not. The exit code, and a word."""
+    """One life of the topic's process: open, look, commit some, look again, and end in order or not. The exit code, and a word."""
     try:
         store = open_copy(specimen, directory)
     except StorageError as error:

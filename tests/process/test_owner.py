@@ -1,4 +1,4 @@
-"""Law 3: only a topic's storage process ever has that topic's files open, or mapped, whatever the others do meanwhile."""
+"""Law 3: only a topic's process ever has that topic's files open, or mapped, whatever the others do meanwhile."""
 
 from __future__ import annotations
 

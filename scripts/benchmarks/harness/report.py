@@ -62,7 +62,7 @@ class Report:
         console.print(f"[bold]{self.title}[/]  " + ", ".join(f"{name} {value}" for name, value in self.settings.items()))
         console.print(", ".join(f"{name} {value}" for name, value in self.machine.items()), style="dim", highlight=False)
         if any("raw pyzmq" in name for name in self.measures):
-            console.print("raw pyzmq: the same bytes over the same hops of five processes, nothing packed or stored", style="dim")
+            console.print("raw pyzmq: the same bytes over the hops of five processes, nothing packed or stored", style="dim")
         limits = [m for m in self.measures.values() if m.limit]
         single = any(m.against for m in self.measures.values())
         table = Table("what", box=box.SIMPLE_HEAD)

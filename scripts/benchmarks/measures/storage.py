@@ -29,7 +29,7 @@ def storage(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> N
 
     The producer's round also gives the bytes that storage wrote.
     """
-    report.notes.append("amplification: write_bytes in /proc/PID/io of the storage process, its state store included, by bytes of blocks")
+    report.notes.append("amplification: write_bytes in /proc/PID/io of the topic's process, with its state store, by bytes of blocks")
     for number in range(rounds):
         with Crew() as crew:
             crew.add(_log_alone, str(broker.folder / f"log-{number}"), shape)

@@ -114,7 +114,7 @@ def _rounds(
                 with Admin(broker.url) as admin:
                     admin.delete_topic(topic, force=True)
         if hops:
-            report.add(RAW, RATE, limits.raw_rate(shape, broker.folder), limit=True)
+            report.add(RAW, RATE, limits.raw_rate(shape), limit=True)
         report.add(DISK, RATE, limits.disk_rate(shape, broker.folder), limit=True)
         if not shape.single:
             _nsqd(report, broker.folder, shape, channels, produces, consumes)

@@ -152,3 +152,25 @@ def test_a_topic_that_fails_leaves_its_files_to_the_next_process(shell: Shell, m
     with pytest.raises(SystemExit):
         shell.topic.on_end()
     assert (codes, shell.storage.orders) == ([4], [])
+
+
+def test_a_dead_gateway_is_forgotten_by_the_topic_and_by_its_storage(shell: Shell) -> None:
+    shell.hello()
+    assert shell.topic.ordering.peers() == [A]
+    shell.topic.on_gone(A[0].decode())
+    assert shell.topic.ordering.peers() == []
+    assert shell.storage.orders == [("gone", A[0].decode())]
+
+
+def test_a_topic_is_closed_to_publishers_and_to_writers_of_stages_when_its_blocks_are_answered(shell: Shell) -> None:
+    shell.hello()
+    shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
+    shell.topic.on_turn()
+    shell.hear("supervisor", p.SetClosed(1, to_publishers=True, to_consumers=False))
+    shell.topic.on_turn()
+    assert shell.storage.orders == [("close", True)]
+    assert shell.wires["supervisor"].take() == [], "a block has no answer yet"
+    ((request, _),) = shell.storage.appends
+    shell.topic.appended(request, 5, 1)
+    shell.topic.on_turn()
+    assert shell.wires["supervisor"].take() == [p.Done(1, {})]

@@ -96,7 +96,7 @@ def test_a_failing_member_is_told() -> None:
 def test_the_limits_of_the_machine_are_measured(tmp_path: Path) -> None:
     shape = Shape(2_000, 200, 100)
     assert limits.disk_rate(shape, tmp_path) > 0
-    assert limits.raw_rate(shape, tmp_path) > 0
+    assert limits.raw_rate(shape) > 0
     assert len(limits.sync_seconds(100, 3, tmp_path)) == 3
     assert list(tmp_path.iterdir()) == []
 
