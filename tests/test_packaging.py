@@ -133,7 +133,7 @@ for step in (lambda: None, lambda: register(spark), lambda: register(spark)):
     try:
         spark.read.format("zsq").load()
     except AnalysisException as error:
-        said.append("no topic is named" in str(error))
+        said.append("no topic is given" in str(error))
 spark.stop()
 print(said)
 """

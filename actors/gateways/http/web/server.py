@@ -16,6 +16,7 @@ import contextlib
 import logging
 import socket
 import ssl
+import time
 from email.utils import formatdate
 from typing import Final
 
@@ -77,7 +78,7 @@ class BoundedProtocol(H11Protocol):
         self.conn = StrictConnection(server.limits.head_bytes_max)
         self._server = server
         self._head_since_s: float | None = None  # start of waiting for a complete head
-        self._idle_since_s = 0.0
+        self._idle_since_s = 0.0  # by time.monotonic: uvloop's clock has milliseconds, in which two clients can come
         self._served = False  # it has received an answer
         self._unsent = 0
         self._unsent_since_s = 0.0
@@ -85,7 +86,8 @@ class BoundedProtocol(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._head_since_s = self._idle_since_s = self.loop.time()
+        self._head_since_s = self.loop.time()
+        self._idle_since_s = time.monotonic()
         if len(self.connections) > self._server.limits.connections_max:
             self._server.make_room()  # closes this connection if all others are at work
         self._server.wake()
@@ -115,7 +117,7 @@ class BoundedProtocol(H11Protocol):
 
     def on_response_complete(self) -> None:
         self._served = True
-        self._idle_since_s = self.loop.time()
+        self._idle_since_s = time.monotonic()
         super().on_response_complete()  # this may start a request whose bytes arrived before
         if not self.at_work:
             self._head_since_s = self.loop.time() if self.conn.trailing_data[0] else None
