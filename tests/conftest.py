@@ -16,6 +16,9 @@ settings.register_profile(
     "zsq", deadline=None, derandomize="CI" in os.environ, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("fast", settings.get_profile("zsq"), max_examples=10, stateful_step_count=20)
+# A test that names the gateway tests the gateway, and this user's clients would go past it. tests/process/test_direct.py tests that.
+os.environ["ZSQ_TRANSPORT"] = "tcp"
+
 settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 
 # Whose tests start brokers, Spark or hundreds of recoveries: slow, but for those that are marked `smoke`.

@@ -25,6 +25,7 @@ import zmq
 
 from ...transport.errors import E_BAD_COMMAND, E_FORBIDDEN, E_HELLO, E_LIMIT, E_NOT_FOUND, E_TOO_BIG, E_UNREACHABLE, UsageError, ZsqError
 from ...transport.wire import protocol as p
+from ...transport.wire.address import read_run_id
 from ...transport.wire.codec import decode, encode
 from ..runtime.actor import Actor, StartFailed
 from ..runtime.port import Mail, Port, user_label
@@ -248,6 +249,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.links: dict[bytes, _ClientLink] = {}
         self._seen: dict[bytes, int] = {}
         self._opens: dict[int, tuple[bytes, p.Open, str]] = {}
+        run_dir = self.given.supervisor.removeprefix("ipc://").rpartition("/")[0]
+        run_id = read_run_id(run_dir)
+        self.run_directory = {"run": run_dir, "run_id": run_id} if run_id and not self.doors.encrypts else {}
         self._request = 0
         self.asking = self.open_dealer(self.given.supervisor, f"asking-{self.key}".encode())
         self.asking.route(p.Done, self.on_done)
@@ -428,6 +432,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         port = self.actors.get(endpoint)
         if port is None:
             port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
+        if not self.doors.closed:  # with access control, only the gateway knows what a client may do
+            data |= self.run_directory
         self.links[client] = _ClientLink(message, endpoint, port, key, data.get("route", b""), self._envelope(client, message.kind, key))
         self._seen[client] = time.monotonic_ns()
         self.front.send((client,), p.Done(message.request, data))

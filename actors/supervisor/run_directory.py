@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import secrets
 import shutil
 import socket
 import struct
@@ -18,6 +19,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from ...transport.wire.address import RUN_ID_FILE
+
 log = logging.getLogger("zsq")
 
 IPC_PATH_BYTES_MAX: Final = 107
@@ -25,10 +28,20 @@ _NAME_BYTES_MAX: Final = 16  # "supervisor" or a number
 
 
 def make(data_dir: Path) -> str:
-    """Create an empty run directory and remove the one that a dead broker left.
+    """Create an empty run directory with a new run id, and remove the one that a dead broker left.
 
     The caller holds the data directory's lock.
     """
+    run_dir = _make_empty(data_dir)
+    fd = os.open(f"{run_dir}/{RUN_ID_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, secrets.token_hex(16).encode())
+    finally:
+        os.close(fd)
+    return run_dir
+
+
+def _make_empty(data_dir: Path) -> str:
     pointer = data_dir / "run.json"
     if pointer.exists():
         clear(data_dir, _named(pointer))

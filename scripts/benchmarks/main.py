@@ -29,6 +29,7 @@ from .measures.nsq import BLOCK as NSQ_BLOCK
 from .measures.nsq import Load as NsqLoad
 from .measures.nsq import nsq as measure_nsq
 from .measures.storage import storage
+from .measures.transport import BLOCK, MESSAGES, transport
 from .peers.nsq_peers import free_port
 
 DURABLE: Final = {
@@ -65,14 +66,16 @@ def _run(
     measure: Callable[[LocalBroker, Report], None],
     nsq_port: int = 0,
     http_port: int = 0,
+    port: int = 0,
 ) -> None:
     """Start a broker, measure, and print the report. An error gives one line and exit code 1.
 
-    The ports are those of an NSQ or HTTP gateway, 0 for none.
+    The ports are those of an NSQ, HTTP or ZeroMQ gateway, 0 for none.
     """
+    zeromq = ("--listen", f"127.0.0.1:{port}") if port else ("--no-listen",)
     http = ("--http-listen", f"127.0.0.1:{http_port}") if http_port else ("--no-http",)
     nsq = ("--nsq-listen", f"127.0.0.1:{nsq_port}") if nsq_port else ("--no-nsq",)
-    options = ("--no-listen", *http, *nsq, "--sync", common["sync"])
+    options = (*zeromq, *http, *nsq, "--sync", common["sync"])
     console = Console() if sys.stdout.isatty() else Console(width=160)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as on Ctrl-C
     try:
@@ -121,6 +124,17 @@ def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) 
     settings = {"rate": f"{rate:,.0f} a second", "seconds": seconds, "body": f"{size} B", "block": "1 message"}
     measure = lambda broker, report: single.latency(broker, report, size, seconds, rate, rounds)  # noqa: E731
     _run("latency", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command(name="transport")
+@click.option("--seconds", type=click.FloatRange(0.1, 600), default=5.0, help="Of single messages, in each round.")
+@_common
+def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> None:
+    """The gateway's address on the broker's machine, beside ipc: clients go direct."""
+    port = free_port()
+    settings = {"messages": f"{MESSAGES:,}", "body": f"{size} B", "block": f"{BLOCK:,} messages; and one by one"}
+    measure = lambda broker, report: transport(broker, report, f"tcp://127.0.0.1:{port}", size, seconds, rounds)  # noqa: E731
+    _run("transport", settings, common | {"rounds": rounds}, measure, port=port)
 
 
 @bench.command()

@@ -3,6 +3,9 @@
     tcp://host:4153        the ZeroMQ gateway
     ipc:///path/to/run     a broker's run directory on this machine, its actors directly
 
+The gateway tells clients on its own machine where the run directory is. A client of the same user
+then goes to the actors directly (`direct_address`), because that is two hops less.
+
 A run directory whose paths would be too long for a socket is elsewhere. Then `/path/to/run.json`
 names it.
 """
@@ -24,6 +27,9 @@ from .credentials import Credentials, KeyFile, resolve
 from .protocol import DEFAULT_URL, HEARTBEAT_MS, LOCAL_HEARTBEAT_MS
 
 IPC_PATH_BYTES_MAX: Final = 107
+RUN_ID_FILE: Final = "run_id"  # in the run directory; a new random value at each start of a broker
+_RUN_ID_BYTES: Final = 32
+TRANSPORTS: Final = ("auto", "tcp")
 
 
 class DefaultTimeout(float):
@@ -85,12 +91,16 @@ class Address:
     - `credentials`: The keys for the gateway, or None.
     - `by`: For one of the broker's own gateways, the user in whose name it sends requests. The
       audit log records what they create under this name.
+    - `auto`: True for a gateway whose clients go to the actors directly if they can.
+    - `run_id`: For a run directory that a gateway named, the content of its `run_id` file.
     """
 
     url: str
     direct: bool
     credentials: Credentials | None = None
     by: Mapping[str, str] = field(default_factory=dict, compare=False)
+    auto: bool = False
+    run_id: str = ""
 
     @property
     def heartbeat_ms(self) -> int:
@@ -116,6 +126,11 @@ class Address:
         except ValueError:
             return host == "localhost"
 
+    @property
+    def current(self) -> bool:
+        """True while the run directory that a gateway named belongs to the same start of a broker."""
+        return read_run_id(self.url.removeprefix("ipc://")) == self.run_id
+
     def endpoint(self) -> str:
         """Return the first endpoint to connect to: the gateway's, or the supervisor's.
 
@@ -140,18 +155,57 @@ def _moved(path: Path) -> Path:
         return path  # does not exist (yet)
 
 
-def parse(url: str | None, key_file: KeyFile = None) -> Address:
+def read_run_id(run_dir: str) -> str:
+    """Return the run id of a run directory, or "" if this user has none at this path.
+
+    Only the user who started the broker may go direct. Root could read the file of any user, but
+    then the sockets it makes would belong to root.
+    """
+    try:  # not blocking: a stranger may have named a pipe
+        fd = os.open(f"{run_dir}/{RUN_ID_FILE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+    except (OSError, ValueError):  # ValueError: a path with a NUL
+        return ""
+    try:
+        found = os.read(fd, _RUN_ID_BYTES + 1) if os.fstat(fd).st_uid == os.geteuid() else b""
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return found.decode("ascii", "replace") if len(found) == _RUN_ID_BYTES else ""
+
+
+def direct_address(told: Mapping[str, object]) -> Address | None:
+    """Return the address of the run directory that a gateway named, or None if it is not usable.
+
+    The path that the gateway names may not exist here, as in a container, or it may belong to
+    another broker. So the file in it must have the run id that the gateway sent. (Rejected: to
+    compare the uuid of the data directory. A copy of a data directory has the same one, and a
+    broker that was killed leaves its run directory behind.)
+    """
+    run_dir, run_id = told.get("run"), told.get("run_id")
+    if not isinstance(run_dir, str) or not isinstance(run_id, str) or not run_id or read_run_id(run_dir) != run_id:
+        return None
+    return Address(f"ipc://{run_dir}", True, run_id=run_id)
+
+
+def parse(url: str | None, key_file: KeyFile = None, transport: str | None = None) -> Address:
     """Return the address of a URL. None means $ZSQ_URL, or tcp://127.0.0.1:4153.
 
-    Keys are not needed over ipc, so they are not looked for. Raises `UsageError` if the URL is not
-    valid (E_BAD_ARGUMENT), or if the key file is not (E_BAD_KEY).
+    Keys are not needed over ipc, so they are not looked for. `transport`: "auto" lets the client of
+    a gateway on this machine go direct, "tcp" does not; None means $ZSQ_TRANSPORT, or auto. Raises
+    `UsageError` if the URL or the transport is not valid (E_BAD_ARGUMENT), or if the key file is
+    not (E_BAD_KEY).
     """
+    chosen = transport or os.environ.get("ZSQ_TRANSPORT") or "auto"
+    if chosen not in TRANSPORTS:
+        raise UsageError(E_BAD_ARGUMENT, f"transport must be 'auto' or 'tcp', not {chosen!r}")
     url = url or os.environ.get("ZSQ_URL") or DEFAULT_URL
     scheme, _, rest = url.partition("://")
     if scheme == "ipc" and rest:
         return Address(f"ipc://{rest.rstrip('/')}", True)
     host, colon, port = rest.rpartition(":")
     if scheme == "tcp" and host and colon and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536:
-        return Address(url, False, resolve(key_file))
+        credentials = resolve(key_file)
+        return Address(url, False, credentials, auto=chosen == "auto" and credentials is None)
     text = "is not the address of a broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the same machine"
     raise UsageError(E_BAD_ARGUMENT, f"{url!r} {text}")

@@ -186,7 +186,10 @@ class Open(Wire):
 
     With `create`, topics and channels are created on first use. `settings` is as in Lookup.
     Answered by Done or Failed. Done.data has {"uuid": str, "node": int}, and `settings` as in
-    Lookup. For stages it also has {"push_port": int, "route": bytes}. For "supervisor" it is empty.
+    Lookup. For stages it also has {"push_port": int, "route": bytes}. For "supervisor" it has
+    neither. A broker without access control adds {"run": str, "run_id": str}: the path of its run
+    directory, and what the file `run_id` in it contains. A client that finds this file on its own
+    machine may go there in place of the gateway.
     """
 
     op: ClassVar[int] = 10

@@ -37,8 +37,8 @@ def latency(broker: LocalBroker, report: Report, size: int, seconds: float, a_se
         with Admin(broker.url) as admin:
             admin.create_channel(topic, "bench")
         with Crew() as crew:
-            crew.add(_receive_stamps, broker.url, topic, count)
-            crew.add(_publish_stamps, broker.url, topic, size, count, a_second)
+            crew.add(receive_stamps, broker.url, topic, count)
+            crew.add(publish_stamps, broker.url, topic, size, count, a_second)
             crew.go()
             taken, answered = crew.results()
         for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
@@ -52,7 +52,7 @@ def latency(broker: LocalBroker, report: Report, size: int, seconds: float, a_se
         report.add("one write + fdatasync, p50", MILLISECONDS, percentile(synced, 0.5) * 1000, limit=True)
 
 
-def _publish_stamps(start: Start, url: str, topic: str, size: int, count: int, a_second: float) -> list[float]:
+def publish_stamps(start: Start, url: str, topic: str, size: int, count: int, a_second: float) -> list[float]:
     answered = []
     padding = os.urandom(max(0, size - 20))
     with Producer(url) as producer:
@@ -67,7 +67,7 @@ def _publish_stamps(start: Start, url: str, topic: str, size: int, count: int, a
     return answered
 
 
-def _receive_stamps(start: Start, url: str, topic: str, count: int) -> list[float]:
+def receive_stamps(start: Start, url: str, topic: str, count: int) -> list[float]:
     taken: list[float] = []
     with Consumer(topic, "bench", url=url) as consumer:
         start()

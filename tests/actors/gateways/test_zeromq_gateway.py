@@ -70,7 +70,8 @@ class Gate:
         self.gateway = ZeroMqGateway(7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push=""))
         parts: dict[str, Any] = {
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
-            "_opens": {}, "_request": 0, "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
+            "_opens": {}, "run_directory": {},
+            "_request": 0, "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
         }  # fmt: skip
         vars(self.gateway).update(
             parts | {"doors": CurveAuthentication(SecurityOptions()), "unread": Unread(), "owners": StageOwners(), "zap": None}
@@ -163,3 +164,11 @@ def test_who_says_nothing_for_long_is_forgotten(gate: Gate, monkeypatch: pytest.
     gate.gateway._forget()
     assert {*gate.gateway.links} == {b"b"}
     assert gate.topic.sent == [[b"a", b"", encode(p.Bye())]]
+
+
+def test_a_client_is_told_the_run_directory(gate: Gate) -> None:
+    gate.gateway.run_directory = {"run": "/run/zsq", "run_id": "r"}
+    gate.open(b"a")
+    (done,) = gate.front.words()
+    assert isinstance(done, p.Done)
+    assert done.data == {"uuid": "u", "run": "/run/zsq", "run_id": "r"}

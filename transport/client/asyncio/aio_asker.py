@@ -242,7 +242,7 @@ class Admin(AdminBase, Asker):
         return await self._carry_out(administration.redrive_to(dead_topic, to, channel, origin, chosen))
 
     async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
-        async with Reader(topic, url=self._address.url, timeout=self._timeout, key_file=self._address.credentials) as reader:
+        async with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
             held = await self._carry_out(peeking.place_of(topic, channel, count))
             return await reader._carry_out(peeking.look(topic, channel, held, count))
 

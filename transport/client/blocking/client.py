@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, Unpack, overload
+from typing import Any, Self, TypedDict, TypeVar, Unpack, overload
 
 from ...errors import E_CLOSING, Refused, ZsqError
 from ...names import check_name
@@ -44,6 +44,14 @@ __all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Peek
 _T = TypeVar("_T")
 
 
+class ClientAddress(TypedDict):
+    """The arguments of a client that say where the broker is."""
+
+    url: str
+    key_file: KeyFile
+    transport: str
+
+
 class AskerBase:
     """The base of the blocking and asyncio clients that send requests to one target.
 
@@ -51,9 +59,12 @@ class AskerBase:
     for a limit. Otherwise it is refused at once.
     """
 
-    def __init__(self, url: str | None, target: Target, timeout: float | None, *, patient: bool = False, key_file: KeyFile = None) -> None:
+    def __init__(
+        self, url: str | None, target: Target, timeout: float | None, *, patient: bool = False, key_file: KeyFile = None,
+        transport: str | None = None,
+    ) -> None:  # fmt: skip
         check_times(timeout, None)
-        self._address: Address = parse(url, key_file)
+        self._address: Address = parse(url, key_file, transport)
         self._target = target
         self._timeout = timeout
         self._hasty = isinstance(timeout, DefaultTimeout)
@@ -68,6 +79,11 @@ class AskerBase:
 
     def _engine(self) -> RequestEngine:
         return RequestEngine(self._address, self._target, patient=self._patient)
+
+    def _same_place(self) -> ClientAddress:
+        """Return the arguments of another client for the same broker."""
+        found = self._address
+        return {"url": found.url, "key_file": found.credentials, "transport": "auto" if found.auto else "tcp"}
 
     def _check_open(self) -> None:
         if self._closed:
@@ -143,8 +159,10 @@ class Asker(AskerBase):
 class AdminBase(AskerBase):
     """The base of the blocking and the asyncio Admin."""
 
-    def __init__(self, url: str | None = None, *, timeout: float | None = TIMEOUT_S, key_file: KeyFile = None) -> None:
-        super().__init__(url, Target("supervisor"), timeout, key_file=key_file)
+    def __init__(
+        self, url: str | None = None, *, timeout: float | None = TIMEOUT_S, key_file: KeyFile = None, transport: str | None = None
+    ) -> None:
+        super().__init__(url, Target("supervisor"), timeout, key_file=key_file, transport=transport)
 
 
 class ReaderBase(AskerBase):
@@ -152,8 +170,9 @@ class ReaderBase(AskerBase):
 
     @overload
     def __init__(
-        self, topic: str, *, url: str | None = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None
-    ) -> None: ...
+        self, topic: str, *, url: str | None = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None,
+        transport: str | None = None,
+    ) -> None: ...  # fmt: skip
     @overload
     def __init__(
         self, url: str | None, topic: str, *, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None
@@ -162,18 +181,20 @@ class ReaderBase(AskerBase):
 
     @url_last("topic")
     def __init__(
-        self, topic: str, *, url: str | None = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None
-    ) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=patient, key_file=key_file)
+        self, topic: str, *, url: str | None = None, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None,
+        transport: str | None = None,
+    ) -> None:  # fmt: skip
+        target = Target("reader", check_name(topic), create=False)
+        super().__init__(url, target, timeout, patient=patient, key_file=key_file, transport=transport)
         self.topic = topic
 
 
 class Admin(AdminBase, Asker):
     """Manage topics and channels.
 
-    `timeout`: the seconds for each call. `url`, `key_file`: see `Producer`. If the link is lost
-    during a call, the call raises `BrokerUnreachable`. It is then not known whether the call took
-    effect.
+    `timeout`: the seconds for each call. `url`, `key_file`, `transport`: see `Producer`. If the
+    link is lost during a call, the call raises `BrokerUnreachable`. It is then not known whether the
+    call took effect.
     """
 
     def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> Made:
@@ -285,7 +306,7 @@ class Admin(AdminBase, Asker):
         shows the messages that it would deliver next, and the messages in flight (with their
         consumer), requeued, and deferred. For a topic, it shows the newest messages.
         """
-        with Reader(topic, url=self._address.url, timeout=self._timeout, key_file=self._address.credentials) as reader:
+        with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
             held = self._carry_out(peeking.place_of(topic, channel, count))
             return reader._carry_out(peeking.look(topic, channel, held, count))
 
@@ -370,7 +391,7 @@ class Reader(ReaderBase, Asker):
 
     Raises `NotFound` if the topic does not exist.
 
-    - `url`, `key_file`: see `Producer`.
+    - `url`, `key_file`, `transport`: see `Producer`.
     - `patient`: Also wait, up to `timeout`, for a topic that failed and is being started again.
       Otherwise this raises `Refused` at once.
     """

@@ -177,6 +177,7 @@ class ConsumerOptions(NewChannelOptions, total=False):
     label: str | None
     sample_rate: int
     key_file: KeyFile
+    transport: str | None
 
 
 class ConsumerBase:
@@ -202,12 +203,13 @@ class ConsumerBase:
         label: str | None = None,
         sample_rate: int = 0,
         key_file: KeyFile = None,
+        transport: str | None = None,
         **settings: Unpack[NewChannelOptions],
     ) -> None:
         check_times(timeout, heartbeat_ms)
         self.topic = check_name(topic)
         self.channel = check_name(channel, "channel")
-        self._address = parse(url, key_file)
+        self._address = parse(url, key_file, transport)
         self._options = (ready, message_timeout, label, heartbeat_ms, sample_rate, on_wire(settings))
         self._timeout = timeout
         make_session(ready, message_timeout, label, sample_rate)
@@ -275,7 +277,7 @@ class Consumer(ConsumerBase):
     yet are delivered again. If such a message object is finished later without `sync=True`, that
     changes nothing and is counted in `stale`.
 
-    - `url`, `key_file`: see `Producer`.
+    - `url`, `key_file`, `transport`: see `Producer`.
     - `ready`: The largest number of unanswered messages that this consumer holds.
     - `message_timeout`: The seconds until an unanswered message goes to another consumer (default
       60, at most 900).

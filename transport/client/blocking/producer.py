@@ -152,9 +152,10 @@ class ProducerBase:
         heartbeat_ms: int | None = None,
         when_full: str = "fail",
         key_file: KeyFile = None,
+        transport: str | None = None,
     ) -> None:
         check_times(timeout, heartbeat_ms)
-        self._options = (parse(url, key_file), linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
+        self._options = (parse(url, key_file, transport), linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
         self._timeout = timeout
         self._hasty = isinstance(timeout, DefaultTimeout)
         self._lingers = linger_ms > 0
@@ -199,6 +200,10 @@ class Producer(ProducerBase):
       messages wait to be sent.
     - `key_file`: The file that `zsq keys client` wrote, for a gateway with encryption and
       authentication. The default is $ZSQ_KEY_FILE.
+    - `transport`: "auto" lets a client of the broker's own user, on the broker's machine, talk to
+      the broker's processes directly over ipc, although `url` is the gateway's. That is faster.
+      "tcp" always uses the gateway. With access control on, "auto" does so too. The default is
+      $ZSQ_TRANSPORT, else "auto".
     """
 
     _made: Drive[ProducerEngine] | None

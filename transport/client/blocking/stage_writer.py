@@ -26,8 +26,8 @@ from ...wire.answers import Aborted, Committed
 from ...wire.credentials import KeyFile
 from ...wire.protocol import STAGE_PARTS_MAX, Abort, Commit, StagePart, check_stage_topic, check_transaction
 from ..core.asking import Question, ask
-from ..core.link import FAR_NS, check_timeout
-from ..core.stage_engine import BYE_LINGER_MS, StageEngine
+from ..core.link import BYE_LINGER_MS, FAR_NS, check_timeout
+from ..core.stage_engine import StageEngine
 from ..core.stage_session import WINDOW_BYTES, StageSession, StageState
 from .client import Asker
 from .drive import Drive, inherit, ours, remember

@@ -1,7 +1,9 @@
 """Link: a DEALER socket to one target that is opened, watched, and opened again when it dies.
 
 Over ipc, the client asks the supervisor where the target is and connects the DEALER there. Over
-tcp, it asks the gateway to open the target. From then on both are the same.
+tcp, it asks the gateway to open the target. From then on both are the same. A gateway on this
+machine answers with the broker's run directory, and the link then starts again over ipc, if it can
+(`direct_address`). When such a link cannot reach the supervisor, it goes back to the gateway.
 
 A link is dead when its monitor reports a disconnect, when the peer says Bye or does not know the
 client, when nothing came for two heartbeats, or when the peer sends something invalid. The socket
@@ -52,7 +54,7 @@ from ...errors import (
     option,
 )
 from ...wire import sockets
-from ...wire.address import Address, Target
+from ...wire.address import Address, Target, direct_address
 from ...wire.codec import encode, frames_blocks
 from ...wire.handshake import HANDSHAKE_EVENTS, suspicion, verdict, what_answers
 from ...wire.protocol import Beat, Bye, Done, Failed, Lookup, Open, Wire
@@ -75,6 +77,7 @@ LATER_MS: Final = 250  # until a full topic is tried again
 # reason. So the first hang-ups are tried again soon.
 HANG_UPS_MAX: Final = 30
 HANG_UP_MS: Final = 10
+BYE_LINGER_MS: Final = 200
 REFUSED_MS: Final = 10  # the pause after a refusal; each further refusal doubles it
 REFUSED_MS_MAX: Final = 1_000
 REFUSED_FORGOTTEN_MS: Final = 10_000  # a refusal this long after the last pause counts as the first one
@@ -157,6 +160,32 @@ class Engine:
         self.waiters: list[Waiter] = []
         self._sockets: dict[int, Link] = {}
         self._monitors: dict[int, Link] = {}
+        self._direct: dict[str, Address] = {}  # the run directories that gateways named, by the gateway's URL
+        self._unusable: set[str] = set()  # the run ids of those over which nothing has answered
+
+    # Going direct
+
+    def way_to(self, address: Address) -> Address:
+        """Return the run directory that a gateway named, while it is usable, else the address."""
+        direct = self._direct.get(address.url)
+        if direct is not None and not direct.current:
+            del self._direct[address.url]
+            direct = None
+        return direct or address
+
+    def learn_way(self, address: Address, opened: dict[str, Any]) -> bool:
+        """Take what the gateway said about its run directory. Return True if links can go there."""
+        direct = direct_address(opened) if address.auto else None
+        if direct is None or direct.run_id in self._unusable:
+            return False
+        self._direct[address.url] = direct
+        return True
+
+    def forget_way(self, address: Address, *, unusable: bool) -> None:
+        """Go to the gateway again. `unusable`: nothing has ever answered over the run directory."""
+        direct = self._direct.pop(address.url, None)
+        if direct is not None and unusable:
+            self._unusable.add(direct.run_id)
 
     # Links
 
@@ -315,7 +344,7 @@ LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
     _S.WAITING: {_E.LOOK: _S.LOOKING, _E.OPEN: _S.OPENING, _E.REACHED: _S.GREETING, _E.DIED: _S.WAITING, _E.STOP: _S.IDLE},
     _S.REFUSED: {_E.LOOK: _S.LOOKING, _E.OPEN: _S.OPENING, _E.REACHED: _S.GREETING, _E.DIED: _S.WAITING, _E.STOP: _S.IDLE},
     _S.LOOKING: {_E.REACHED: _S.GREETING, **_DIES},
-    _S.OPENING: {_E.REACHED: _S.GREETING, **_DIES},
+    _S.OPENING: {_E.LOOK: _S.LOOKING, _E.REACHED: _S.GREETING, **_DIES},  # LOOK: the gateway named the run directory
     _S.GREETING: {_E.GREETED: _S.UP, **_DIES},
     _S.UP: _DIES,
 }
@@ -383,7 +412,9 @@ class Link:
         self, engine: Engine, address: Address, target: Target, peer: Peer, heartbeat_ms: int = 0, again: frozenset[str] = AGAIN
     ) -> None:
         self.engine = engine
-        self.address = address
+        self.address = address  # of this attempt: as given, or the run directory that the gateway named
+        self._given = address
+        self._direct_heard = False  # something has arrived over a run directory that a gateway named
         self.target = target
         self.peer = peer
         self.state = _S.IDLE
@@ -434,6 +465,7 @@ class Link:
         self._request += 1
         target = self.target
         create = self.creates = target.create and (self.busy is None or self.busy())
+        self.address = self.engine.way_to(self._given)
         try:
             self._connect(self.address.endpoint())
         except (zmq.ZMQError, OSError) as error:
@@ -510,6 +542,8 @@ class Link:
         self.trouble = self.engine.answers or why
         self.refusal = None
         log.debug("link to %s: %s", self.target, why)
+        if self.address.run_id and (before not in (_S.GREETING, _S.UP) or self.target.kind == "supervisor"):
+            self.engine.forget_way(self._given, unusable=not self._direct_heard)
         self._disconnect()
         self._step(_E.DIED)
         pause_ms = 0.0 if at_once else min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._attempts, 8)) * random.uniform(0.5, 1.0)
@@ -592,6 +626,7 @@ class Link:
                 break
             taken += 1
             self.heard_ns = now_ns
+            self._direct_heard = self._direct_heard or bool(self.address.run_id)
             try:
                 _, message, payload = sockets.open_frames(frames)
                 self._on_word(message, frames_blocks(payload) if payload else [], now_ns)
@@ -645,6 +680,11 @@ class Link:
                 return
         else:
             self.opened = message.data
+            if self.engine.learn_way(self._given, message.data):
+                self.send(_BYE, now_ns)
+                self._disconnect(BYE_LINGER_MS)
+                self._attempt(now_ns)
+                return
         self._reached(now_ns)
 
     # Watching
@@ -655,7 +695,9 @@ class Link:
         events = sockets.read_events(self._monitor)
         # If the endpoint came from a lookup, a refused connection means that its owner is gone. The
         # supervisor and the gateway have fixed places, so ZeroMQ's own retries are enough for them.
-        fixed = self.state in (_S.LOOKING, _S.OPENING) or not self.address.direct or self.target.kind == "supervisor"
+        # A run directory that a gateway named is left at once for the gateway.
+        by_lookup = self.state not in (_S.LOOKING, _S.OPENING) and self.address.direct and self.target.kind != "supervisor"
+        fixed = not by_lookup and not self.address.run_id
         if events:
             # ZeroMQ also tries again after a failed handshake. Then something listens there.
             self.unheard = bool(events & sockets.RETRY_EVENTS) and not events & (sockets.CONNECTED_EVENTS | HANDSHAKE_EVENTS)

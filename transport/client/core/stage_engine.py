@@ -20,14 +20,13 @@ from ...wire import sockets
 from ...wire.address import Address, Target
 from ...wire.codec import encode
 from ...wire.protocol import Abort, Push, Wire
-from .link import AGAIN, Engine, Link, LinkState, so_long
+from .link import AGAIN, BYE_LINGER_MS, Engine, Link, LinkState, so_long
 from .producer_session import Reaction
 from .stage_session import PASSING, StageSession
 
 MS: Final = 1_000_000
 LOOK_NS: Final = 20 * MS  # how long messages may stay unread while blocks are pushed
 RETRY_NS: Final = 10 * MS
-BYE_LINGER_MS: Final = 200
 LOCAL_ROUTE: Final = b"-"
 
 
@@ -140,7 +139,7 @@ class StageEngine(Engine):
         if self.session.ended:
             return
         opened = self.link.opened
-        if self.address.direct:
+        if self.link.address.direct:
             endpoint, route = opened.get("push"), LOCAL_ROUTE
         else:
             host = self.address.url.rpartition(":")[0]

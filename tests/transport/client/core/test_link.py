@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 import zmq
 
+from zsq.actors.supervisor import run_directory as rundir
 from zsq.transport.client.core.link import ATTEMPT_NS, BACKOFF_MS_MAX, FAR_NS, MS, RECEIVE_MAX, Engine, Link, LinkState
 from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.errors import ZsqError
 from zsq.transport.wire import sockets
-from zsq.transport.wire.address import Address, Target, parse
-from zsq.transport.wire.codec import encode
-from zsq.transport.wire.protocol import Beat, Bye, Done, Wire
+from zsq.transport.wire.address import Address, Target, parse, read_run_id
+from zsq.transport.wire.codec import decode, encode
+from zsq.transport.wire.protocol import Beat, Bye, Done, Lookup, Wire
 
 
 class _Quiet:
@@ -116,3 +117,45 @@ def test_what_answers_something_else_leads_nowhere(engine: Engine, tmp_path: Pat
     assert (link.state, link.opened) == (LinkState.LOOKING, {})
     hears(monkeypatch, link, 1, Done(request, {"topic": f"ipc://{tmp_path}/2", "uuid": "new"}))
     assert (link.up, link.opened["uuid"]) == (True, "new")
+
+
+def told_of(run_dir: str) -> dict[str, str]:
+    return {"uuid": "u", "run": run_dir, "run_id": read_run_id(run_dir)}
+
+
+def test_a_link_that_goes_direct_says_goodbye_to_the_gateway(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = rundir.make(tmp_path)
+    monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
+    link = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
+    sent: list[bytes] = []
+    monkeypatch.setattr(sockets, "send_frames", lambda _, frames: not sent.append(bytes(frames[-1])))  # type: ignore[func-returns-value]
+    hears(monkeypatch, link, 1, Done(link._request, told_of(run_dir)))
+    assert [type(decode(message)) for message in sent] == [Bye, Lookup]
+    assert (link.state, link.address.url) == (LinkState.LOOKING, f"ipc://{run_dir}")
+
+
+def test_a_run_directory_over_which_nothing_answers_is_tried_once(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the link would go from the gateway to the directory and back without end."""
+    run_dir = rundir.make(tmp_path)
+    monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
+    link = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
+    hears(monkeypatch, link, 1, Done(link._request, told_of(run_dir)))
+    again_ns = link.on_time(ATTEMPT_NS + 1)
+    link.on_time(again_ns)
+    assert (link.state, link.address.url) == (LinkState.OPENING, "tcp://127.0.0.1:1")
+    hears(monkeypatch, link, again_ns, Done(link._request, told_of(run_dir)))
+    assert (link.up, link.address.url) == (True, "tcp://127.0.0.1:1")
+
+
+def test_links_of_one_client_go_direct_without_the_gateway_after_the_first(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = rundir.make(tmp_path)
+    monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
+    first = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
+    hears(monkeypatch, first, 1, Done(first._request, told_of(run_dir)))
+    second = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "u"))
+    assert (second.state, second.address.url) == (LinkState.LOOKING, f"ipc://{run_dir}")
+    rundir.make(tmp_path)  # the broker was started again
+    third = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "v"))
+    assert (third.state, third.address.url) == (LinkState.OPENING, "tcp://127.0.0.1:1")
