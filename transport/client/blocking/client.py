@@ -428,7 +428,7 @@ class Reader(ReaderBase, Asker):
         return self._carry_out(reading.message(self.topic, offset))
 
     def measure(self, start: int, end: int = -1, bytes_max: int = BYTES_ANY) -> Measured:
-        """Return how many bytes lie between two offsets, and where about `bytes_max` of them end.
+        """Return the size between two offsets, and the offset up to which it is about `bytes_max`.
 
         The range is from `start` to `end` (-1: the durable end). The messages from `start` to the
         returned offset have about `bytes_max` bytes. This offset is at most `end`, and it is above
