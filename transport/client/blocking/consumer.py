@@ -482,14 +482,14 @@ class Consumer(ConsumerBase):
     ) -> None:
         """Call `handler(message)` for each message, until `close`, SIGTERM, or SIGINT.
 
-        Then this waits for the handlers that run, returns all other messages to the channel, and
-        closes the consumer. The handler runs in `concurrency` threads. If it returns, the message
-        is finished, unless the handler has answered it. If it raises an exception, the message is
-        requeued after `requeue_delay`: seconds, a timedelta, or a function of the message that
-        returns one of them. The default is the channel's backoff (1 s, doubled by each attempt, at
-        most 2 minutes, unless set otherwise). The broker gets the exception's repr, and a dead
-        letter contains it. Exceptions go to `on_error(message, exception)`, by default to the log.
-        With `signals=False`, signal handlers are not changed.
+        Then `run` waits for the handlers that are working, returns all other messages to the
+        channel, and closes the consumer. The handler runs in `concurrency` threads. If it returns,
+        the message is finished, unless the handler has answered it. If it raises an exception, the
+        message is requeued after `requeue_delay`: seconds, a timedelta, or a function of the
+        message that returns one of them. The default is the channel's backoff (1 s, doubled by each
+        attempt, at most 2 minutes, unless set otherwise). The broker gets the exception's repr, and
+        a dead letter contains it. Exceptions go to `on_error(message, exception)`, by default to
+        the log. With `signals=False`, signal handlers are not changed.
         """
         check_concurrency(concurrency)
         self._check_open()
@@ -522,9 +522,9 @@ class Consumer(ConsumerBase):
 
         Finishes that could not be confirmed are counted in a warning in the log. To get `LeaseLost`
         instead, call `flush` first. All other messages are returned to the channel at once.
-        Answering such a message afterwards raises `Refused`. If a handler of `run` calls this, it
-        returns at once, and `run` closes the consumer when its handlers have returned. This waits
-        at most `timeout` seconds. The default is the consumer's timeout, or 30.
+        Answering such a message afterwards raises `Refused`. If a handler of `run` calls `close`,
+        the call returns at once, and `run` closes the consumer when its handlers have returned.
+        `close` waits at most `timeout` seconds. The default is the consumer's timeout, or 30.
         """
         drive = self._made
         if drive is None or drive.pid != os.getpid():

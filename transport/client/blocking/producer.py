@@ -235,7 +235,7 @@ class Producer(ProducerBase):
 
         `delay`: seconds or a timedelta (at most 366 days) after which the message is added to the
         topic, never earlier. A delayed message is sent at once, also with a `linger_ms` above 0.
-        Like any other message, it is durable when this returns only if `linger_ms` is 0. Its
+        Like any other message, it is durable when `publish` returns only if `linger_ms` is 0. Its
         receipt has a `key` instead of an offset. Raises `UsageError` for a bad name or a message
         that is too large, `Refused` if the broker cannot accept it now, and `BrokerUnreachable`
         after the timeout.

@@ -272,8 +272,8 @@ class Message(MessageView):
 
         `delay`: seconds or a timedelta, at most an hour. With `backoff`, the channel's settings
         decide the delay. `error`: the reason, a text or an exception, at most 512 characters. If
-        this was the last of the channel's `max_attempts`, the message goes to the dead letters at
-        once instead, and the dead letter contains the error.
+        this was the last attempt that the channel's `max_attempts` allows, the message goes to the
+        dead letters at once instead, and the dead letter contains the error.
         """
         self._give_back(when_again(delay, backoff), error)
 
@@ -285,8 +285,9 @@ class Message(MessageView):
         self._give_back(DEAD, error)
 
     def touch(self) -> None:
-        """Restart the message timeout now, for this message and all others of its delivery (at most
-        15 minutes in all).
+        """Restart the message timeout now, for this message and all others of its delivery.
+
+        A message can be held for at most 15 minutes in all.
         """
         self._batch.delivery.check_open()
         self._batch.owner._touch(self._batch.delivery)
@@ -370,7 +371,7 @@ class Batch(BatchView[Message]):
         self._give_back(DEAD, error)
 
     def touch(self) -> None:
-        """Restart the message timeout now (at most 15 minutes in all)."""
+        """Restart the message timeout now. A message can be held for at most 15 minutes in all."""
         self.delivery.check_open()
         self.owner._touch(self.delivery)
 
