@@ -280,11 +280,11 @@ class Admin(AdminBase, Asker):
 
         `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
         float), which means the first message stored then or later. A place before the oldest kept
-        message means that message. The channel forgets the messages that it holds, and all
-        unfinished messages before the new place. They can no longer be finished. With `forward` the
-        channel never moves back. An offset beyond the topic's end, or a time in the future, raises
-        `UsageError`. With `clamp` it means the end. Returns {"offset": the new place}. The move is
-        durable when this returns.
+        message means the oldest kept message. The channel forgets the messages that it holds, and
+        all unfinished messages before the new place. They can no longer be finished. With `forward`
+        the channel never moves back. An offset beyond the topic's end, or a time in the future,
+        raises `UsageError`. With `clamp` it means the end. Returns {"offset": the new place}. The
+        move is durable when this returns.
         """
         return self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
