@@ -3,8 +3,8 @@
 Nothing else in this folder opens, reads, writes, syncs or renames. Everything that can fail in a
 test fails here: `FaultyFiles` overrides these methods, remembers what was synced and forgets the
 rest. So the rule is strict: a method is one system call, or a few that belong together, and decides
-nothing. Python itself repeats calls that a signal interrupts (PEP 475), so no EINTR comes out. All
-other failures come out as `OSError`. The caller decides what they mean.
+nothing. Python itself repeats calls that a signal interrupts (PEP 475), so EINTR is never raised.
+All other failures are raised as `OSError`. The caller decides what they mean.
 
 Writes give their position. An append with O_APPEND would be as fast. But after a short write the
 log's end could differ from the file's end, and recovery could not write back in place (with
@@ -127,7 +127,8 @@ class Files:
     def exists(self, path: str) -> bool:
         """Return True if the path exists. Raises `OSError` if the system cannot tell.
 
-        It does not return False then: callers create what is missing, or go on without it.
+        It does not return False in that case, because callers create a missing file, or go on
+        without it.
         """
         try:
             os.stat(path)

@@ -15,13 +15,14 @@ transactions from there on. The ongoing chunk is never removed: it is sealed fir
 
 Removal for a bound on bytes always leaves at least three quarters of the bound. A chunk can be
 large compared with the bound, if it was made before the bound was set, or by a group. Such a chunk
-may hold the newest messages too. It stays until what follows it reaches three quarters of the
-bound. So one such chunk may exceed the bound for that long. Rejected: cutting it (a chunk is the
-unit), and removing it (a bound of 32 MiB then left nothing of 40).
+may hold the newest messages too. It stays until the chunks that follow it reach three quarters of
+the bound. Until then the topic may exceed the bound by one such chunk. Rejected: cutting such a
+chunk, because only whole chunks are removed. Rejected too: removing it, because then a bound of 32
+MiB left nothing of 40 MiB.
 
-Rejected: an age counted from the *first* message (a chunk filled over a week would take fresh
-messages with it), and small chunks for every policy (each costs four syncs). Only a bound smaller
-than eight chunks makes them smaller.
+Rejected: an age counted from the *first* message of a chunk, because a chunk that was filled over a
+week would take new messages with it. Rejected too: small chunks for every policy, because each
+chunk costs four syncs. Only a bound smaller than eight chunks makes chunks smaller.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ CHUNK_BYTES_MIN: Final = 1 * MIB  # the smallest size of such a chunk
 ROLL_BYTES: Final = 1 * MIB  # the finished ongoing chunk is sealed early when it has this size,
 ROLL_IDLE_S: Final = 2.0  # or was not written to for this long
 RIPE_S_MIN: Final = 60.0  # shortest time between seals caused by a bound on finished age
-CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB at the default size: the rest goes with the next round
+CHUNKS_A_ROUND_MAX: Final = 64  # 16 GiB at the default size: the next round removes the rest
 _NS: Final = 1_000_000_000
 
 assert MAX_BYTES_MIN == PARTS * CHUNK_BYTES_MIN
@@ -198,7 +199,8 @@ def _finished_too_much(retention: Retention, view: LogView) -> bool:
 def _ripe(retention: Retention, view: LogView) -> bool:
     """Return True if the ongoing chunk has reached an eighth of the bounded age.
 
-    A chunk that fills slowly is sealed then. Otherwise its newest message would keep the oldest.
+    A chunk that fills slowly is sealed then. Otherwise its newest message would keep its oldest
+    messages.
     """
     age_s = _age_s(view, view.first_time_ns)
     ripe = retention.keep_s != NONE and age_s > max(retention.keep_s / PARTS, RIPE_S_MIN)

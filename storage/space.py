@@ -11,7 +11,7 @@ SPACE_CHECK_BYTES: Final = 1024 * 1024  # free space is read again after this ma
 SPACE_CHECK_NS: Final = 100_000_000  # or after this time
 RESERVE_BYTES_MAX: Final = 1024**3
 RESERVE_SHARE: Final = 20  # one twentieth, 5%
-# A shortage that free space does not explain ends this long after the last refusal.
+# If the free space does not explain a shortage, it ends this long after the last refusal.
 UNTOLD_NS: Final = 60_000_000_000
 
 ADVICE: Final = "Free space on this file system or enlarge it; publishing then resumes by itself"

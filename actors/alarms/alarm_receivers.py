@@ -43,7 +43,7 @@ class AlarmMessage(TypedDict):
 class Deadline:
     """A context that ends a try in time.
 
-    If `over` is True, the error of the try does not show the real reason.
+    `over` is True if the time ran out. The error of the try does not show this reason.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -111,7 +111,7 @@ class Receiver(Protocol):
 class Webhook(Receiver):
     """A POST of JSON that succeeds with any 2xx.
 
-    Redirects are not followed, because they would turn it into a GET.
+    Redirects are not followed, because a redirect would turn the POST into a GET.
     """
 
     def __init__(self, url: str, token: str) -> None:

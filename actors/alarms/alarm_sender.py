@@ -73,7 +73,7 @@ class Outbox:
             self._count_lost(1)
 
     def begin(self, now_ns: int) -> list[AlarmEvent]:
-        """Return the events to try now, [] for none. After any events `went` must follow."""
+        """Return the events to send now, or [] for none. After a try with events, call `went`."""
         if self._busy or now_ns < self._due_ns:
             return []
         if not self._out:
@@ -136,7 +136,8 @@ class AlarmSender(Actor[AlarmStart]):
 
     def on_start(self) -> dict[str, Any]:
         for ignored in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            # The signals have no effect. If they were ignored, commands would inherit that.
+            # A handler without effect. If the signals were set to be ignored, commands would
+            # inherit that.
             signal.signal(ignored, lambda *_: None)
         self._stop_ns = 0
         self.supervisor.route(p.Alarm, self.send)

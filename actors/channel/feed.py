@@ -77,7 +77,7 @@ class Feed:
     def wanted(self, is_wanted: bool) -> Attach | None:
         """Note whether some consumer has credit.
 
-        Return the message that stops the topic if none has.
+        If no consumer has credit, return the message that tells the topic to stop sending.
         """
         before = self.state
         self._go("wanted" if is_wanted else "unwanted")

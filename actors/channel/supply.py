@@ -56,7 +56,7 @@ class SavedRows:
         self._rows[start] = (count, attempts)
 
     def came(self, rows: Iterable[Row]) -> None:
-        """Note the rows that the state store returned as due. It must not keep them as they are."""
+        """Note the rows that the state store returned as due. The next commit must change or remove them there."""
         self._came.update(row[0] for row in rows)
 
     def changes(self, rows: dict[int, tuple[int, int]], deferred: Sequence[Row]) -> tuple[tuple[Hole, ...], tuple[int, ...]]:
@@ -519,8 +519,8 @@ class Supply:
     def drop_below(self, start: int) -> bool:
         """Give up and count the messages below `start`, which the topic's limit has removed.
 
-        Consumers keep the messages that they hold until they answer. Only then are those found to
-        be gone. Return True if the next message has changed.
+        Consumers keep the messages that they hold until they answer. The channel then finds that
+        the messages are gone. Return True if the next message has changed.
         """
         self._start = max(self._start, start)
         self.again.ready = deque(self._still_there(self.again.ready))

@@ -22,7 +22,7 @@ ACTING: Final[ContextVar[Mapping[str, str]]] = ContextVar("acting", default=NOBO
 
 
 class ActingAdmin(Admin):
-    """Add the acting client to each order.
+    """Sends orders in the name of the acting client.
 
     `via` is the gateway's name. It is used if `ACTING` is empty.
     """
@@ -42,7 +42,7 @@ class ActingAdmin(Admin):
 
 
 class ActingProducer(Producer):
-    """Publish on behalf of the client that acts while this producer is created.
+    """Publishes in the name of the client that acts while this producer is created.
 
     If publishing creates a topic, the audit log names that client.
     """
@@ -57,7 +57,7 @@ FIRST_USE_KNOWN_S: Final = 1.0  # the list of topics is requested at most this o
 
 
 class FirstUse:
-    """Decide if a principal may publish or subscribe where that would create a topic or channel.
+    """Decides if a principal may publish or subscribe where that would create a topic or channel.
 
     `topics` returns the names of all topics with their channels. It is called only for principals
     whose policy does not let them create the name.

@@ -5,9 +5,9 @@ client's routing id to the envelope, so that the actors can tell clients apart. 
 opcode (one byte of the control frame) and forwards only the protocol messages that a client may
 send. Clients cannot send the actors' internal protocol messages.
 
-Blocks of PUSH writers arrive at a separate port, without a link. The first frame names the
-storage. If that storage accepts no more, the gateway drops the block instead of waiting. The
-writer learns of the gap on its link.
+Blocks of PUSH writers arrive at a separate port, without a link. The first frame names the topic's
+storage. If that storage accepts no more blocks now, the gateway drops the block instead of waiting.
+The writer learns of the gap on its link.
 
 The client's key (`curve.py`) identifies its user and thereby its permissions. The gateway checks
 them when a link is opened, with each order, and when the rules change.
@@ -195,8 +195,8 @@ class _ClientLink(NamedTuple):
 class PushRoute:
     """The socket for the pushes to one storage.
 
-    ZeroMQ's mark counts messages, but memory is limited in bytes. So the mark is set by the largest
-    recent block.
+    ZeroMQ's mark counts messages, but memory is limited in bytes. So the gateway sets the mark for
+    blocks of the size of the largest recent one.
     """
 
     def __init__(self, endpoint: str, port: Port) -> None:
@@ -448,7 +448,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
     def _route(self, endpoint: str) -> bytes:
         """Return the name that pushes to this storage carry in their first frame.
 
-        A storage that is restarted has another name, so pushes for its predecessor are dropped.
+        After a restart of the topic, its storage has another name. So pushes for the old one are
+        dropped.
         """
         name = endpoint.rpartition("/")[2].encode()
         if name not in self.routes:

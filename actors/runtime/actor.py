@@ -54,7 +54,8 @@ class Actor(Generic[StartT]):
     need.
     """
 
-    # A context's tables cost 24 bytes for each possible socket. Actors with many sockets raise it.
+    # A context's tables cost 24 bytes for each possible socket. Actors with many sockets raise this
+    # number.
     sockets_max = 64
 
     def __init__(self, key: int, title: str, start: StartT) -> None:
@@ -93,7 +94,7 @@ class Actor(Generic[StartT]):
         """Close files. Sockets are closed after it."""
 
     def on_gone(self, who: str) -> None:
-        """Forget a dead gateway and all peers behind it; in a gateway, a dead endpoint's owner."""
+        """Forget a dead gateway and all peers behind it. A gateway forgets a dead actor's links."""
 
     def statistics(self) -> Mapping[str, object]:
         """Return the content of a pulse, which is sent once a second (shapes: `pulses.py`)."""

@@ -13,13 +13,13 @@ from ..settings.starts import ActorStart
 
 # Start order; the stop order is the reverse.
 KINDS: Final = ("topic", "channel", "scan_worker", "scan_loop", "gateway", "nsq_gateway", "http_gateway", "alarm_teller")
-# they listen on addresses that other programs may use already
+# These kinds listen on addresses that other programs may use already.
 OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway"})
 
-# What a failure ends. A topic's channels share its fate and start after it: a channel's leases
-# depend on the rows that the topic's storage recovered. Rejected for now: channels that outlive
-# their topic and attach to the next one. That would save redeliveries after
-# a crash, but it needs a second protocol for sending again what was not committed.
+# What ends when a process of a kind fails. A topic's channels end with the topic and start after
+# it, because a channel's leases depend on the rows that the topic's storage recovered. Rejected for
+# now: channels that outlive their topic and attach to the next one. That would save redeliveries
+# after a crash, but it needs a second protocol for sending again what was not committed.
 FATE: Final[dict[str, str]] = {
     "topic": "topic_group",
     "channel": "self",
@@ -30,8 +30,8 @@ FATE: Final[dict[str, str]] = {
     "http_gateway": "self",
     "alarm_teller": "self",
 }
-# Kinds that end the broker when they exceed the restart intensity. A topic's actors only fail their
-# topic. Without the alarm teller, alarms are still in the log.
+# Kinds that end the broker when they exceed the restart intensity. If a topic or a channel exceeds
+# it, only its topic fails. Without the alarm teller, alarms are still in the log.
 ENDS_TREE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "scan_loop", "scan_worker"})
 
 

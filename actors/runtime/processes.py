@@ -57,7 +57,7 @@ class Processes:
         return f"ipc://{self._run_dir}/{number}"
 
     def send(self, child: Child, message: p.Wire) -> bool:
-        """Return False if the connection of the child is gone or full."""
+        """Send a message. Return False if the connection of the child is gone or full."""
         return self._port.send(child.envelope, message)
 
     # Starting

@@ -9,7 +9,7 @@ lease would then be found only by luck. So each answer also carries the channel'
 a channel sends a hint when that time becomes earlier. Due channels are selected first. Random ones
 fill the rest, because a hint may have been lost.
 
-Storages are scanned too, for their delayed messages. The plan treats them as channels.
+Topics are scanned too, for their delayed messages. The plan treats them as channels.
 
 The table shows the states of a channel's scan. A channel that does not answer delays no other.
 

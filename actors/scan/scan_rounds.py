@@ -15,9 +15,9 @@ contain their results. So a round ends soon, even if a channel hangs. The states
 
 `ScanOrders` is the memory of a scan worker: which scans have no answer, and when to report. The
 first report on an order is sent when all channels have answered, or after `SCAN_SOON_MS`. It marks
-the others as LATE. Their results are reported as soon as they are known: the answer, or after
-`SCAN_ANSWER_MS` that they missed the scan. An even later answer is passed on too: the channel no
-longer hangs, and its next scan may be seconds away.
+the others as LATE. Their results are reported as soon as they are known. The result is the answer,
+or, after `SCAN_ANSWER_MS` without one, that the channel missed the scan. An even later answer is
+passed on too: the channel no longer hangs, and its next scan may be seconds away.
 """
 
 from __future__ import annotations

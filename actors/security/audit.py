@@ -286,12 +286,12 @@ def _tail(path: Path) -> list[dict[str, object]]:
 
 
 LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit"})
-# Parts of actions that only read, or that follow on a part that is logged.
+# Parts of actions that only read, or that come after a part that is logged.
 PARTS: Final = frozenset({("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")})
 FIRST_USE: Final = "first use"  # an action in addition to those of Manage
 FOLDED: Final = "folded"  # the action of a line with counts of orders
 COUNT: Final = 100  # entries of an answer, by default
-OPEN_MAX: Final = 10_000  # orders without an answer; of more the oldest are logged unanswered
+OPEN_MAX: Final = 10_000  # orders without an answer; beyond it the oldest are logged as unanswered
 OPTIONS_BYTES: Final = 2 * 1024  # of an order that is not answered yet; longer options are cut
 REFUSED_OPTIONS_BYTES: Final = 256  # of an order that was refused
 USER_BYTES: Final = 2 * 1024 * 1024

@@ -5,8 +5,8 @@ request needs. They have one row for each kind of link (`LINKS`), order (`ORDERS
 NSQ client (`COMMANDS`) and HTTP path (`PATHS`). `RULES` has one row for each action: what it needs
 in the access file, what it needs from an auth server, and the text of its refusal.
 
-An order that is in no table needs `admin` of `*`, so a new order is closed until it has a row here.
-The permission to change a topic does not include reading its messages.
+An order that is in no table needs `admin` of `*`, so no other user may send a new order until it
+has a row here. The permission to change a topic does not include reading its messages.
 
 A publish creates the topic on first use, and a subscription creates the topic and the channel, as
 far as `create` permits. Settings need more. `dead_letter_topic` and redrive copy bodies from one

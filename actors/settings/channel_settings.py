@@ -1,9 +1,9 @@
-"""Channels' settings: how they are made and changed, and where dead letters go. Pure.
+"""Channels' settings: how they are chosen and changed, and where dead letters go. Pure.
 
-The settings are declared in `transport/settings.py`. A setting that was not made follows the
-default. Settings that were made are durable in the channel's row and apply to all its consumers:
-competing consumers with different settings would finish messages that another one wants. A fixed
-setting is chosen when the channel is made and never changes: messages that the old rule skipped or
+The settings are declared in `transport/settings.py`. A setting without a value follows the default.
+Settings with a value are durable in the channel's row and apply to all its consumers. If competing
+consumers had different settings, one would finish messages that another one wants. A fixed setting
+is chosen when the channel is made and never changes: messages that the old rule skipped or
 delivered cannot be taken back.
 
 `start` is not a setting: it says once where a new channel begins.
@@ -91,7 +91,7 @@ def check_same(own: Mapping[str, object], asked: Mapping[str, object], channel: 
 
 
 DEAD_LETTERS: Final = "dead letters"
-"""The user in the audit log who makes a topic for dead letters.
+"""The user that the audit log names when a topic for dead letters is created.
 
 A channel's setting names that topic, so no rule about first use (`--auto-create`) forbids it.
 """

@@ -1,4 +1,4 @@
-"""Closing of topics: to publishers, to drain a topic, then to consumers, to delete it. Pure.
+"""Closing of topics: to publishers, so that they drain, then to consumers, before a deletion. Pure.
 
 | state | close to publishers | close to consumers | open to publishers | open to consumers |
 |---|---|---|---|---|
@@ -6,11 +6,11 @@
 | draining: no publishes, channels go on | draining | closed | open | draining |
 | closed: no publishes, no consumers | closed | closed | open | draining |
 
-There is no state "closed to consumers only": messages that came meanwhile could never be drained. A
-pause holds consumers for a while. So closing to consumers closes to publishers too, and opening to
-publishers opens to consumers too.
+There is no state "closed to consumers only", because messages that came in this state could never
+be drained. So closing to consumers closes to publishers too, and opening to publishers opens to
+consumers too. To stop only consumers for a while, use a pause.
 
-The state is durable in the registry's row before any actor hears of it. Topic, storage and channels
+The state is durable in the registry's row before any actor hears of it. The topic and its channels
 receive it by an order, and each start includes it. An actor that dies in between comes back with
 the state of the row.
 

@@ -22,7 +22,7 @@ from ...transport.block.block_format import MESSAGE_BYTES_MAX
 from ...transport.settings import check
 from ...transport.wire.protocol import REQUEUE_DELAY_MS_MAX
 
-HOLD_S: Final = 10.0  # a backlog counts when it is above or below for this time
+HOLD_S: Final = 10.0  # a backlog counts when it stays above or below its threshold for this time
 HOLD_S_MAX: Final = 86_400.0
 RECEIVERS_MAX: Final = 16  # each has a thread
 _BEHIND_HOST: Final = re.compile(r"[/?#\\;\s]")
@@ -173,7 +173,7 @@ AUTO_CREATE: Final = ("always", "publishers", "never")
 SYNC_INTERVAL_MS: Final = 100  # mode `interval`: EQueue's value; NSQ waits 2 s
 
 # Channel
-WINDOW_BYTES_MAX: Final = 4 * MIB  # blocks ahead of consumers: 20 of 200 KB hide a hop's latency
+WINDOW_BYTES_MAX: Final = 4 * MIB  # blocks ahead of consumers: 20 of 200 KB hide the delay between processes
 # blocks kept for requeued messages; older ones are read from storage
 CACHE_BYTES_MAX: Final = 4 * MIB
 # blocks changed in a channel's memory within CORRUPT_S; beyond it the process is restarted
@@ -249,7 +249,7 @@ CREDIT_BYTES: Final = 8 * MIB  # of one producer
 CREDIT_BYTES_MIN: Final = 256 * KIB
 # when the pool is used up, by about 140 producers, all others get this much and are slower
 CREDIT_BYTES_LEAST: Final = 16 * KIB
-APPEND_BYTES_MAX: Final = 2 * MIB  # blocks sent to storage as one append
+APPEND_BYTES_MAX: Final = 2 * MIB  # blocks given to storage as one append
 APPEND_BYTES_LITTLE: Final = 64 * KIB  # less than that waits while another append is under way
 APPENDS_OUT_MAX: Final = 8  # appends under way; more blocks wait in the topic and are gathered
 # remembered by a topic; beyond it the least recently used one is forgotten
@@ -320,7 +320,8 @@ assert PUSH_MARK * 256 * KIB <= STAGE_CREDIT_POOL_BYTES
 # credit of all writers unless there are very many.
 PUSH_GATEWAY_BYTES: Final = 48 * MIB
 PUSH_GATEWAY_MARK: Final = 10_000  # and in number
-# however large: one writer's large blocks must not drop the small ones of others
+# and at least this many, however large: one writer's large blocks must not drop the small ones of
+# others
 PUSH_GATEWAY_MARK_MIN: Final = 32
 assert PUSH_GATEWAY_BYTES > STAGE_CREDIT_POOL_BYTES
 
@@ -397,12 +398,12 @@ class ServeOptions:
 
     `gateway` is host:port of the ZeroMQ gateway, "" for none. `gateway_push` is its address for
     PUSH writers, "" for the port that `push_listen` chooses. `nsq` and `http` are None for no
-    gateway. `sync` is the mode of topics made without one. `auto_create` is one of AUTO_CREATE.
-    `stage_timeout_s` is how long an unused stage is kept, sealed or not; 0 is STAGE_OPEN_KEPT_S and
-    STAGE_SEALED_KEPT_S. `retention` applies to topics without settings, by the names of
-    `transport.settings.Retention`. A topic or channel is made only while fewer than `processes_max`
-    processes run; 0 takes the limit from the machine's memory. `message_bytes_max` is the size of
-    the largest message that is accepted.
+    gateway. `sync` is the mode of topics that are created without one. `auto_create` is one of
+    AUTO_CREATE. `stage_timeout_s` is how long an unused stage is kept, sealed or not; 0 is
+    STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention` applies to topics without settings, by
+    the names of `transport.settings.Retention`. A topic or channel is made only while fewer than
+    `processes_max` processes run; 0 takes the limit from the machine's memory. `message_bytes_max`
+    is the size of the largest message that is accepted.
     """
 
     data_dir: Path

@@ -5,37 +5,39 @@ The manifest has the name, length and checksum of each file.
     BACKUP/manifest.json      written last; JSON, its own checksum in it
     BACKUP/data/              registry.json, topics/000001/..., as in a data directory
 
-While a backup is being made, its name is BACKUP.partial. So a folder with the final name is whole,
-whatever failed on the way. A backup is no data directory itself, because a broker that served it
-would change it. `restore` copies it to one, and checks each byte on the way.
+While a backup is being made, its name is BACKUP.partial. So a folder with the final name is always
+complete. A backup is not a data directory, because a broker that used it as one would change it.
+`restore` copies a backup to a new data directory and checks each byte.
 
 Sealed chunks of an older backup of the same topics need not be copied again. They get a second name
-here if both backups lie in one file system. A chunk counts as the same if length, header and footer
-agree, because these have the topic's uuid and a random seed.
+(a hard link) in the new backup if both backups are in one file system. A chunk counts as the same
+if its length, header and footer agree. These contain the topic's uuid and a random seed.
 
-The files of an open topic are captured without stopping it. Files that never change again get
-second names. The rest is copied.
+The files of an open topic are first captured in a folder next to them, without stopping the topic.
+Files that never change again get second names there. All others are copied.
 
     DIR/backup/     like DIR itself: chunks, indexes, .bad files, topic, state/, state.snapshot, delayed/, staging/
 
 Storage makes the capture in three parts, each in the thread that owns the files. The state of all
-topics is captured before any other part of any topic. The backup reads the capture. Storage
-removes it when the backup asks for that, when its process is gone, or at the next start. Chunks are
-hard links: no byte is copied while publishers wait. Retention removes its names of the chunks and
-not these. Only the newest chunk still grows: what was synced when it was linked counts.
+topics is captured before any other part of any topic. The backup reads the capture. Storage removes
+it when the backup asks for that, when the backup's process is gone, or at the topic's next start.
+Chunks are hard links: no byte is copied while publishers wait. Retention removes the chunks' names
+in the topic's directory, and the names in the capture stay. Only the newest chunk still grows. The
+backup takes the part of it that was synced before it was linked.
 
 | part | when | reason |
 |---|---|---|
-| state | first, of all topics | what was finished, and published before that, is in the rest |
-| delayed | after the state | messages that then move to the log lie behind its checkpoint |
-| log | last, synced | the other parts cannot refer to what it does not hold |
+| state | first, of all topics | the messages that it calls finished were published before, so the later parts contain them |
+| delayed | after the state | messages that move to the log after this are behind the state's checkpoint |
+| log | last, synced | it holds everything that the other parts refer to |
 
-The staged files are captured with the state, because rows and files change together in its thread.
-No chunk may be removed until the log is captured, because the state says where the log begins.
+The staged files are captured with the state, because one thread changes these files and their rows
+in the state together. No chunk may be removed until the log is captured, because the state says
+where the log begins.
 
-Rejected: LMDB's reader table, with which the copies would hold up no commit (`lock=True` costs each
-read and each start, for one backup a day). Rejected too: reflinks (only two file systems have
-them).
+Rejected: LMDB's reader table (`lock=True`). With it the copies would delay no commit, but it costs
+time at each read and each start, for one backup a day. Rejected too: reflinks, because only two
+file systems have them.
 """
 
 from __future__ import annotations
@@ -185,7 +187,7 @@ def walk(files: Files, folder: str, but: Collection[str] = (), depth: int = DEPT
 
 
 class Writer:
-    """Writes files into a folder. Each file is synced at once, the folders by `finish`.
+    """Writes files into a folder. Each file is synced at once. `finish` syncs the folders.
 
     `base` is an older backup and its manifest.
     """
@@ -240,7 +242,7 @@ class Writer:
     def _known_row(self, source: str, path: str) -> FileRow | None:
         """Link the file from the older backup and return its row.
 
-        Returns None if that is not the same sealed chunk, or could not be linked.
+        Returns None if the older file is not the same sealed chunk, or could not be linked.
         """
         row = self._known.get(path)
         old = f"{self._base}/{path}"
@@ -351,8 +353,8 @@ def capture_state(files: Files, directory: str, state: StateStore, keeper: State
         files.make_folder(f"{folder}/{STAGING_NAME}")
         for name in files.list(staging):
             _link(files, f"{staging}/{name}", f"{folder}/{STAGING_NAME}/{name}")
-    # The snapshot must not be of a later commit than the copied state. Otherwise that would be
-    # taken for an older state that came back.
+    # The snapshot must not be of a later commit than the copied state. Otherwise the start would
+    # take the copied state for an older one that came back.
     keeper.write()
     for name in (SNAPSHOT_NAME, IDENTITY_NAME, DELAYED_NAME + MADE_SUFFIX):
         _link(files, f"{directory}/{name}", f"{folder}/{name}")
@@ -382,8 +384,8 @@ def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
 def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
     """Capture the chunks, the indexes of sealed chunks, and the `.bad` files.
 
-    Returns how many chunks are missing. None of these files may be removed meanwhile. A chunk
-    missing here is missing in the topic too.
+    Returns how many chunks are missing in the topic. The caller makes sure that none of these files
+    is removed meanwhile.
     """
     folder = f"{directory}/{BACKUP_NAME}"
     missing = 0
@@ -430,7 +432,7 @@ def capture_bytes(files: Files, directory: str) -> int:
 def _link(files: Files, old: str, new: str) -> bool:
     """Link a file and return True, or False if it does not exist.
 
-    An existing link is of the same file.
+    If the new name exists already, it is a link to the same file.
     """
     try:
         files.link(old, new)

@@ -1,10 +1,9 @@
 """Fsck: check all files of a closed topic, and whether they agree with each other.
 
 It repairs what can be repaired. There are two levels. *Damage* should not exist. A *note* is
-harmless, or known and kept: what one repair has set aside is a note in the next check. Recovery
-handles some problems at each start: an unfinished write, or a state store that is rebuilt from its
-snapshot and the log. They are not repaired in a second way here: the repair opens the topic like
-the broker, and closes it.
+harmless, or is damage that an earlier repair has set aside. Recovery handles some problems at each
+start: an unfinished write, or a state store that is rebuilt from its snapshot and the log. Fsck has
+no other code to repair them: it opens the topic like the broker does, and closes it.
 
 LMDB may kill the process that opens a damaged environment, so another process checks those
 (`state_check.py`).
@@ -13,8 +12,8 @@ Of each chunk file it checks both copies of the header, the two checksums and th
 block, the groups, the footer and the index.
 
 A finding says what is wrong. If it can be repaired, it has a function that repairs it and returns
-what it did. The check itself changes nothing. A repair first writes a copy of what it changes, or
-changes nothing that can be read:
+what it did. The check itself changes nothing. A repair either writes a copy of what it changes
+first, or changes only bytes that cannot be read:
 
 * A damaged copy of the header is rewritten from the good one.
 * A damaged block stays where it is. Its bytes are kept in a `.bad` file, so that its offsets are a
@@ -109,7 +108,7 @@ class Checked:
     end_offset: int = -1
     end_position: int = 0
     adopted: list[int] = field(default_factory=list)
-    """The chunks that its marks name."""
+    """The first offsets of the adopted chunks that its marks name."""
     groups: list[int] = field(default_factory=list)
     """The first offsets of the groups that its marks end."""
     open_group: int = -1
@@ -287,7 +286,8 @@ class ChunkCheck:
     def _known(self, start: int, end: int) -> Bad | None:
         """Return the damage set aside before at `start`, if it reaches `end`.
 
-        Bytes behind it may have been damaged since.
+        Otherwise returns None: bytes behind the damage that was set aside may have been damaged
+        since.
         """
         known = self._around.known.get((self._found.base_offset, start))
         # A repair may have written a footer behind a cut end, at the next multiple of 8 bytes.
@@ -381,9 +381,9 @@ class ChunkCheck:
 
     def _check_index(self, chunk: Chunk) -> None:
         if not chunk.sealed:
-            return  # not used: recovery cuts that of the last chunk
+            return  # not checked: recovery cuts the index of the last chunk
         if not self._files.exists(chunk.index_path):
-            if not chunk.adopted:  # those never had one
+            if not chunk.adopted:  # an adopted chunk may never have had one
                 self._add(NOTE, "it has no index; zsq creates one when it needs it", repair=lambda: self._mend_index(chunk))
             return
         data = self._files.read_file(chunk.index_path, INDEX_BYTES_MAX)
@@ -497,7 +497,7 @@ class _TopicCheck:
         self._names = files.list(directory)
         self._known: dict[tuple[int, int], Bad] = {}
         self._staged: dict[str, tuple[int, int, int]] = {}
-        """Files of sealed stages: end of their blocks, bytes of their footers, seeds."""
+        """For each file of a sealed stage: end of its blocks, bytes of its footer, its seed."""
         self._synced_end = -1
         self._start = identity.base_offset
 
@@ -645,7 +645,7 @@ class _TopicCheck:
             begun += [found] if found.open_group >= 0 else []
             before = found
         assert before is not None
-        for found in begun:  # with adopted files, the mark lies in the last of those
+        for found in begun:  # if files were adopted, the mark is in the last of them
             if found.open_group not in ended:
                 text = f"the group from offset {found.open_group} on has no mark; its messages are kept, but its transaction is not known"
                 self._add(DAMAGE, chunk_name(found.base_offset), text)
@@ -680,7 +680,7 @@ class _TopicCheck:
     def _check_holes(self) -> None:
         """Note `.bad` files whose messages can be read again.
 
-        A chunk was put back, or a disk recovered.
+        This happens if somebody put a chunk back, or if a disk recovered.
         """
         for bad in self._known.values():
             if not bad.count or bad.hole.next_offset <= self._start:
@@ -731,7 +731,10 @@ class _TopicCheck:
                 self._add(NOTE, f"{STAGING_NAME}/{name}", f"no intact block at position {bad[0]}: an unfinished write, or damage")
 
     def _add_part(self, name: str, text: str, level: str, *, needs: bool) -> None:
-        """Add a finding that costs the stage if it was sealed."""
+        """Add a finding about a staged file.
+
+        If its stage was sealed, the next start drops the stage.
+        """
         found = self._add(
             level, f"{STAGING_NAME}/{name}", f"{text}; if its stage was sealed, the next start drops the stage and reports it"
         )

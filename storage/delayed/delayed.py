@@ -19,8 +19,9 @@ block whose row still exists, and a row must not move while one of its messages 
 The caller ensures both (`actors/storage/delayed.py`).
 
 Delayed messages are not in the state store for these reasons. Ten million messages are gigabytes.
-The state store is loaded whole, snapshotted, and rebuilt from the log. This is impossible with
-messages that exist nowhere else. Here only the producers are held in memory.
+The state store is loaded into memory, copied to snapshots, and rebuilt from the log after damage.
+That does not work for messages that exist nowhere else. The delayed store holds only its producers
+in memory.
 
 LMDB's pages have no checksums. So each value carries its key and a checksum, and the meta row has
 the number of all rows and the sum of their checksums. A damaged row is saved to a file, counted as
@@ -306,7 +307,7 @@ MAP_BYTES: Final = 16 * 1024 * 1024  # address space, not memory or disk space; 
 MAP_BYTES_MAX: Final = 1 << 42
 DATA_NAME: Final = "data.mdb"
 RESCUE: Final = "rescue"  # tells the next start to rescue, without an examination
-MARKED_EVERY: Final = 256  # the number of runs of an operation between two marks
+MARKED_EVERY: Final = 256  # `attempting` is called at each run of an operation with such a number
 RECENT_MAX: Final = 8  # blocks that a producer row lists
 PRODUCERS_MAX: Final = 20_000
 PRODUCER_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
@@ -329,8 +330,8 @@ class DelayedStore:
         """Called with an operation's name before it runs, and with "" after it.
 
         This happens the first time in this process, and then every MARKED_EVERY times. The call
-        with "" is left out if the operation met damage. If an operation meets damage without such a
-        mark, its name is given afterwards.
+        with "" is left out if the operation met damage. If an operation meets damage and was not
+        announced like this, the call with its name follows at that moment.
         """
         self.set_aside: Callable[[bytes, bytes, str], None] = lambda key, value, why: None
         """Called with a damaged row's key, value and defect before the row is deleted."""

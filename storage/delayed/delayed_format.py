@@ -1,6 +1,6 @@
 """Format of the delayed messages' environment: keys, checked values, and changes to a row.
 
-    key                          value (all behind a checksum and the key itself)
+    key                          value (each begins with a checksum and the key)
     "d" due time, serial         a block as on the wire: header (64 bytes) and columns; its messages are due together
     "m"                          version, uuid, next serial, counts of rows, messages and bytes, sum of all rows' checksums, lost messages
     "p" producer id              a producer's next sequence and the keys of its last delayed blocks

@@ -16,15 +16,15 @@ newest, and the last commit is lost unnoticed.
 *Note.* After each commit, DelayedStore reports its number of commits, and `delayed/commits` notes
 it without a sync. This costs microseconds, outlives the process, and is never ahead of what LMDB
 has synced. A power loss may remove the note or leave an old one. Then a lost commit stays
-unnoticed. The state store's checkpoint would be seconds behind, and the only commit that can vanish
-is the last one.
+unnoticed. Rejected: noting the number with the state store's checkpoint. The checkpoint is seconds
+old, and the only commit that can vanish is the last one.
 
 *Mending.* This happens if LMDB refuses, or if the environment has fewer commits than are noted.
-Each of the two heads replaces both in turn, with its constant fields corrected, and the one with
-more commits stays. Another process tests each head, because the test may kill it. Mending works in
-place and not on a copy: an environment may have gigabytes, and a topic has two minutes to start.
-First, the two original pages are synced to a file. They are put back if neither head helps.
-Otherwise the file is kept as `delayed/head.bad-N`.
+Each of the two heads is tried in turn: it is written to both pages, with its constant fields
+corrected. The head with more commits stays. Another process tests each head, because the test may
+kill it. Mending works in place and not on a copy: an environment may have gigabytes, and a topic
+has two minutes to start. First, the two original pages are synced to a file. They are put back if
+neither head helps. Otherwise the file is kept as `delayed/head.bad-N`.
 
 *Rescue.* It saves all readable rows of a damaged environment, in separate processes, because
 reading may kill the reader.
@@ -35,8 +35,8 @@ reading may kill the reader.
 A step reads OLD, never writes there, and adds the undamaged rows to NEW. `meta` prints the content
 of the meta row, `forward` takes rows from the first on, `backward` from the last, and `producers`
 the producers' rows. A step that dies of a damaged page is tried once more with a commit for each
-row. So both passes together leave out only the rows between the first and the last unreadable page.
-Each row is checked by its own checksum. The output is one line of JSON.
+row. So `forward` and `backward` together miss only the rows between the first and the last
+unreadable page. Each row is checked by its own checksum. The output is one line of JSON.
 
 A rescue of many rows takes longer than a start may take. So a killed rescue continues where it
 stopped. `forward` continues after the last row of NEW. `backward` goes down to `BORDER`, the last
@@ -712,7 +712,7 @@ def _connect(store: DelayedStore, files: Files, directory: str) -> None:
 def _mark(files: Files, path: str, what: str) -> None:
     """Write or remove the file `delayed.attempt`. Best effort.
 
-    Without the file, a death is noticed one start later, or by a person.
+    If the file cannot be written, a death is noticed one start later, or only by a person.
     """
     name = path + ATTEMPT_SUFFIX
     with contextlib.suppress(OSError):

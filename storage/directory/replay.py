@@ -14,13 +14,14 @@ from ..state.state import ProducerRow, StateBatch, Table, producer_after
 def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = False) -> StateBatch | None:
     """Return what the checkpoint lacks, or None if nothing.
 
-    This is the rows of producers and transactions, committed stages to remove, and cursors to set
-    back. `rebuilt`: the state comes from a snapshot, and the log's start may have moved since.
+    The batch contains rows of producers and transactions, committed stages to remove, and cursors
+    to set back. `rebuilt`: the state comes from a snapshot, and the log's start may have moved
+    since.
     """
     batch = StateBatch(applied_offset=log.end, synced_end=log.end)
     producers: dict[int, ProducerRow] = {}
-    # Begin one block earlier: a mark stands behind its group, so one at the checkpoint may or may
-    # not be applied.
+    # Begin one block earlier: a mark follows its group, so the state may or may not contain the
+    # group of a mark at the checkpoint.
     for header, mark in log.headers(max(table.applied_offset - 1, 0)):
         if mark is not None:
             row = mark.row(header.time_ns)

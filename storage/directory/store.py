@@ -2,17 +2,17 @@
 
 Creation is a separate call, so that nothing is created twice.
 
-    DIR/topic                 which topic this is (identity.json form, with a checksum)
+    DIR/topic                 which topic this is: a line of JSON and its checksum
     DIR/lock                  held while open; the holder's pid inside, for people
     DIR/<first offset>.chunk  the log; .index beside each sealed one
     DIR/state/                LMDB
-    DIR/state.snapshot        a copy of its small rows, to make it again if it is damaged
-    DIR/state.starts          how often it was opened since its last commit
-    DIR/staging/              what is not committed yet; made when first needed
+    DIR/state.snapshot        a copy of the state's small rows, from which a damaged state is rebuilt
+    DIR/state.starts          how often the state was opened since its last commit
+    DIR/staging/              staged blocks that are not committed yet; made when first needed
 
-A missing directory is refused and not created: an empty topic in place of a lost mount would give
-old offsets again. `create_store` makes everything under a temporary name and renames it, so a
-half-made directory never has the final name.
+A missing directory is refused and not created: an empty topic in place of a file system that is not
+mounted would give old offsets a second time. `create_store` makes everything under a temporary name
+and renames it, so a half-made directory never has the final name.
 """
 
 from __future__ import annotations
@@ -187,7 +187,8 @@ def create_store(files: Files, directory: str, identity: TopicIdentity, options:
 def open_store(files: Files, directory: str, options: StoreOptions, identity: TopicIdentity) -> Store:
     """Lock, recover, and open a directory.
 
-    Raises `Locked`, `ForeignDirectory`, `Damaged` (all chunks), or `StoreFailed` for I/O errors.
+    Raises `Locked`, `ForeignDirectory`, `Damaged` if no chunk can be used, or `StoreFailed` for I/O
+    errors.
     """
     directory = directory.rstrip("/")
     began_ns = time.monotonic_ns()

@@ -12,8 +12,8 @@ the first offset, and so the name, of the chunk that follows it. Recovery looks 
 and finds the mark there. The old chunk gets its footer after the commit, because a footer says that
 everything before it is part of the log.
 
-The staging folder is not synced after the renames. If a crash brings a name in it back, that file
-has no row, and the start removes it.
+The staging folder is not synced after the renames. If a crash brings back an old name in that
+folder, the state store has no row for this file, and the next start removes it.
 """
 
 from __future__ import annotations

@@ -1,14 +1,15 @@
 """One chunk of the log: statistics, a walk through its blocks, finding and reading blocks.
 
-`log.py` writes it. Marks are blocks without messages. A walk passes them like all others. They are
-never found, read or put in an index.
+`log.py` writes chunks. A mark is a block without messages that ends a group (see
+`transactions.py`). A walk yields marks like all other blocks. Searches and reads leave them out,
+and no index has them.
 
 `ChunkBook` has statistics like those of EQueue (a queue for .NET), without I/O: size, times, bytes
-written, reads from the ring and from the file. Counts are totals since this process began, and the
-rate over the last full second. Only chunks that were used have counters. The facts of a sealed
-chunk are learned when it is opened for a reader, or by a survey in another thread. They are never
-read again, because such a chunk does not change: a report about ten thousand chunks opens none. A
-read is counted in the chunk where it begins.
+written, reads from the ring and from the file. Each count is given as a total since this process
+began, and as a rate over the last full second. Only chunks that were used have counters. The facts
+of a sealed chunk are learned when it is opened for a reader, or by a survey in another thread. They
+are never read again, because such a chunk does not change. So a report about ten thousand chunks
+opens none of them. A read is counted in the chunk where it begins.
 
 `ChunkFile` walks through the blocks, forwards or backwards. A walk yields stretches: blocks, good
 or not, and bytes between them that are no block. A block with a good header and bad columns has a
@@ -164,7 +165,7 @@ class ChunkReport(TypedDict):
 
 
 class ChunkBook:
-    """Facts and activities of a log's chunks. `facts` has them by the chunk's first offset."""
+    """Facts and activities of a log's chunks. `facts` has a chunk's facts by its first offset."""
 
     def __init__(self) -> None:
         self.facts: dict[int, Facts] = {}
@@ -240,8 +241,8 @@ SEARCH_BYTES: Final = 1024 * 1024  # bytes per read in the search for the next h
 PAGE_BYTES: Final = 4096  # a failing disk loses bytes in units of this size
 # A header begins with: magic, version, columns, flags, a length that is a multiple of 8 below 16
 # MiB, a count below 65,536. The pattern tests all of them, so a body full of magics costs one
-# search and not a decoding at each (7.9 s for 5 MB). Two candidates never overlap, because no byte
-# of a magic fits the other fields.
+# search, and not one decoding for each magic (7.9 s for 5 MB). Two candidates never overlap,
+# because no byte of a magic fits the other fields.
 _LENGTHS: Final = bytes(range(0, 256, ALIGNMENT))
 _CANDIDATE: Final = re.compile(re.escape(DISK_MAGIC) + bytes([BLOCK_VERSION]) + rb".{3}[" + _LENGTHS + rb"]..\0..\0\0", re.DOTALL)
 
@@ -283,7 +284,7 @@ class ChunkFile:
     def walk(self, position: int, *, columns: bool) -> Iterator[Stretch]:
         """Yield stretches from the block at `position` to the end of the chunk.
 
-        With `columns`, check these too.
+        With `columns`, the checksums of the blocks' columns are checked too.
         """
         window = memoryview(b"")
         window_at = position
@@ -424,8 +425,8 @@ class Chunk(ChunkFile):
         """Find the block that holds `offset`, or the first one after it, or the chunk's end."""
         relative = offset - self.base_offset
         before = 0
-        # A reader that comes from the chunk before needs no index, so reading through a backlog
-        # loads none.
+        # A reader that comes from the chunk before needs no index. So reading through a backlog
+        # loads no indexes.
         before_end = start = CHUNK_HEADER_BYTES if relative <= 0 else self._entry_position(relative, by_time=False)
         for stretch in self.walk(start, columns=False):
             if stretch.header is None:
@@ -600,7 +601,7 @@ class Chunk(ChunkFile):
             state = ChunkState.ONGOING if self.end_position > CHUNK_HEADER_BYTES else ChunkState.NEW
         size = self.end_position + (FOOTER_BYTES if self.sealed else 0)
         first_time_ns = self.header.base_time_ns
-        # A topic's first chunk is made before its first message.
+        # A topic's first chunk is made before its first message and has base time 0.
         if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:
             with contextlib.suppress(Unreadable):  # only a statistic: an error must not end the roll that asks for it
                 header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed, CHUNK_HEADER_BYTES)
@@ -680,8 +681,8 @@ def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_e
 def _read_header(files: Files, fd: int, base_offset: int) -> tuple[ChunkHeader, bool]:
     """Read the header from the front of the file, or from its footer.
 
-    Returns True if it came from the footer. One bad sector with both copies at the front must not
-    cost a sealed chunk.
+    Returns True if it came from the footer. One bad sector may hold both copies at the front, and
+    must not cost a sealed chunk.
     """
     try:
         return decode_chunk_header(files.pread(fd, CHUNK_HEADER_BYTES, 0)), False

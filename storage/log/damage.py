@@ -47,7 +47,7 @@ class Hole(NamedTuple):
     """Offsets that have lost their messages."""
 
     first_offset: int
-    count: int  # type: ignore[assignment]  # a tuple has a method of that name; nobody counts in a hole
+    count: int  # type: ignore[assignment]  # a tuple has a method of that name, unused here
 
     @property
     def next_offset(self) -> int:
@@ -57,7 +57,7 @@ class Hole(NamedTuple):
 class Bad(NamedTuple):
     """A damaged stretch of a chunk, `bytes` long.
 
-    `blocks` counts bad blocks in a row, 0 if no bytes were there.
+    `blocks` is the number of bad blocks in a row, or 0 if the chunk has no bytes there.
     """
 
     base_offset: int

@@ -1,4 +1,4 @@
-"""Atomic group: which staged parts are appended, which become chunks, and the mark that records it.
+"""Atomic group: the plan of a commit that appends some staged parts and makes chunks of others.
 
 Appending writes the bytes a second time. A chunk costs a header, a sync and a rename: about half a
 millisecond, whatever its size. So parts of ADOPT_BYTES or more become chunks. What one group

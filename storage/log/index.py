@@ -1,19 +1,20 @@
 """Index of a chunk: sparse entries that find an offset or a time.
 
 An index is a cache, in memory and in a file beside the chunk. It holds at most one entry per
-`every_bytes` of chunk. Each entry is the place of a block's header, and what lies between is
-walked. The chunk that is being written keeps its index in memory (1.5 MiB for 256 MiB of the
-smallest blocks). It writes the index beside itself now and then, so that recovery need not read
-what was synced long ago, and when it is sealed. The index is never synced.
+`every_bytes` of chunk. Each entry is the place of a block's header. A search walks through the
+blocks between two entries. The chunk that is being written keeps its index in memory (1.5 MiB for
+256 MiB of the smallest blocks). The index is written to its file when the chunk is sealed, and now
+and then before that, so that recovery need not read what was synced long ago. The index is never
+synced.
 
 The head of the file carries the chunk's seed, the count and a checksum. A file that is missing,
 short, of another chunk, or wrong in any bit is not used, and the index is rebuilt. A reader that
 follows an entry still checks that the header there agrees, because the chunk may have changed
 since.
 
-Rejected: one entry a block, written as blocks are (a second file to write for every append, for
-what recovery does not need), and a binary search in the file by pread (no memory, but 17 system
-calls a look-up).
+Rejected: one entry for each block, written together with the block. Every append would write a
+second file, which recovery does not need. Rejected too: a binary search in the file by pread. It
+needs no memory, but 17 system calls for each look-up.
 """
 
 from __future__ import annotations

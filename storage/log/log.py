@@ -2,10 +2,11 @@
 
 One thread uses the log. Only a ticket's `run` may happen in another.
 
-Append: all blocks of a call get consecutive offsets and one time. They go out in one `writev` (of
-at most IOV_MAX pieces: a disk header and the columns, as they came). If that fails, the file is cut
-back to the last good end and synced. If that fails too, the log accepts nothing more. A call never
-spans two chunks: the log rolls before it, so one truncate removes all of a failed append.
+Append: all blocks of a call get consecutive offsets and one time. They are written by one `writev`
+(at most IOV_MAX pieces: of each block, a disk header and the columns as they came). If that fails,
+the file is cut back to the last good end and synced. If that fails too, the log accepts nothing
+more. A call never spans two chunks: the log rolls before it, so one truncate removes all of a
+failed append.
 
 Sync: `begin_sync` fixes what the coming fdatasync will cover. `SyncTicket.run` syncs, in any
 thread. `finish_sync` takes over the result. Appends go on meanwhile. A roll during an outstanding
@@ -110,7 +111,8 @@ def place(chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: 
 class SyncTicket:
     """One fdatasync of the log, to be run once, in any thread.
 
-    It covers what was written when it was made. That is durable after `run` and `finish_sync`.
+    It covers all that was written before it was made. That is durable after `run` and
+    `finish_sync`.
     """
 
     __slots__ = ("_files", "_lock", "base_offset", "done", "end", "error", "fd", "position", "written")
@@ -157,7 +159,7 @@ class Log:
         self._folder = folder
         self._uuid = uuid
         self._options = options
-        self.chunk_bytes = options.chunk_bytes  # a bound of the topic may make it smaller
+        self.chunk_bytes = options.chunk_bytes  # a topic's limit on unfinished bytes may make it smaller
         self._active = active
         self.reader = self._reader = LogReader(files, folder, uuid, options.index_every_bytes, bases, active, holes, options.ring_bytes)
         self.survey = Survey(files, folder, uuid, options.index_every_bytes, self.reader)
@@ -183,7 +185,7 @@ class Log:
 
     @property
     def synced_end(self) -> int:
-        """Everything below it is on disk."""
+        """The offset below which everything is on disk."""
         return self._synced_end
 
     @property
@@ -333,7 +335,7 @@ class Log:
         self._reader.grew(data_end - chunk.end_position, time_ns if blocks else self._last_time_ns)
         self._move_to(data_end, offset, time_ns if blocks else self._last_time_ns)
         if mark.unsealed:
-            with contextlib.suppress(DiskFull):  # readers do without its footer
+            with contextlib.suppress(DiskFull):  # readers can do without the footer
                 self._seal(chunk)
         self._active = active
         self._last_time_ns = time_ns
@@ -388,14 +390,14 @@ class Log:
     def forget(self, start: int) -> None:
         """Forget the chunks wholly below `start`, which are about to be removed.
 
-        Readers there get what follows.
+        A read below `start` then returns what follows the removed chunks.
         """
         self._reader.forget(start)
 
     def _roll(self, base_offset: int, time_ns: int) -> Chunk:
         """Seal the active chunk and begin the next one at `base_offset`.
 
-        If space ends in between, a later call goes on.
+        If the disk becomes full on the way, a later call continues.
         """
         old = self._active
         if not old.sealed:
@@ -471,7 +473,7 @@ class Log:
         self._synced = self._written
 
     def _sync_file(self) -> None:
-        """Sync what is written to the active chunk, whether it counts yet or not."""
+        """Sync all bytes written to the active chunk, also those that are not part of the log yet."""
         self._run_ticket()
         try:
             self._files.sync(self._active.fd)

@@ -2,8 +2,8 @@
 
 It knows the files of the log and keeps a few of them open.
 
-Holes are offsets whose block was lost. A read never returns blocks with a gap between them. Asked
-for an offset in a hole, it returns what follows the hole. `skip` returns where that is. `damage.py`
+Holes are offsets whose block was lost. A read never returns blocks with a gap between them. A read
+of an offset in a hole returns what follows the hole. `skip` returns where that is. `damage.py`
 keeps what is known of damage.
 
 A reader that goes on where it stopped needs no look-up: the log remembers the end of each read as a
@@ -13,11 +13,12 @@ chunk's index. The newest blocks come from the ring.
 `GiveBack` returns pages to the system behind a reader that goes through an old part of the log. So
 its backlog does not push the newest pages out of the cache. It returns only pages more than
 FAR_BYTES before the end and more than KEPT_BYTES behind the reader. Other readers may follow
-closely and need these pages: four channels that catch up together read the same blocks. A step is
-some MiB, because each is a system call.
+closely and need these pages: four channels that catch up together read the same blocks. Each step
+gives back some MiB, because it costs a system call.
 
-Rejected: advice on the whole chunk when a reader leaves it (256 MiB stay meanwhile for each
-reader), and O_DIRECT (no sharing between readers, and a cache to write ourselves).
+Rejected: advice on the whole chunk when a reader leaves it, because until then 256 MiB stay in the
+cache for each reader. Rejected too: O_DIRECT, because readers would share nothing, and ZSQ would
+need its own cache.
 """
 
 from __future__ import annotations

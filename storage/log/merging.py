@@ -7,8 +7,8 @@ part with a new name that is in no row. It takes the place of the old parts in t
 parts stay until the commit. After a crash, the start removes the merged files like all files
 without a row, or finishes them if a mark names them.
 
-A merge is made in the log's thread. Its steps run in any thread, one after the other. Each is
-bounded, so that seals waiting for the same thread can run in between.
+A merge is made in the log's thread. Its steps run in any thread, one after the other. Each step is
+bounded, so that a seal that waits for the same thread can run between two steps.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ nothing half-written is shown:
 * any one flipped bit in the log's files: at most one block is lost, and none is wrong.
 
 We do not promise to survive: a disk that reports a sync and did not do it, damage in both copies of
-a chunk's header, a bit that rots in the last block written before a crash (it looks like a torn
+a chunk's header, a bit that flips in the last block written before a crash (it looks like a torn
 write), or edited files.
 
 Steps:
@@ -39,7 +39,8 @@ What is cut is copied to a `.bad` file first: the last block may have been ackno
 later. Recovery cannot tell.
 
 Offsets are never given twice. The end found may lie below what the state store knows to be synced,
-if the disk lost it. Then the log goes on behind that, with a hole.
+if the disk lost it. Then the log continues at the offset that the state store knows, and the lost
+offsets are a hole.
 """
 
 from __future__ import annotations
@@ -379,7 +380,7 @@ def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = B
 
 
 def _write_back(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryReport) -> None:
-    """Write again, in place, what no commit covers, and sync.
+    """Write again, in place, what the state store does not know to be synced. Then sync.
 
     After a failed sync, the page cache may hold what the disk does not.
     """

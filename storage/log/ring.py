@@ -1,15 +1,16 @@
 """Ring: the newest blocks of a log in memory, for readers slightly behind. Pure.
 
-A read needs no system call. The ring is bounded in bytes, and in time, because an idle topic should
-hold no memory. (EQueue drops what was not used for 5 s. Here the page cache still has it then.) The
-ring holds a run without gaps up to the newest block. Any other block empties it first. An entry is
-an append, not a block, so that keeping a thousand small blocks costs as much as keeping one.
+A read needs no system call. The ring is bounded in bytes. It is also bounded in time, because an
+idle topic should hold no memory. (EQueue drops what was not used for 5 s. In ZSQ the page cache
+still has such blocks.) The blocks of the ring follow each other without a gap, up to the newest
+one. An append that does not follow the last one empties the ring first. An entry is an append and
+not a block. So keeping a thousand small blocks of one append costs as much as keeping one block.
 Headers get their wire form (offset and time) only when they are read.
 
-The topic has checked the blocks. They stay as they came, in the frames they came in. They are
-checked again when they are read, because memory may have changed them since. If a check fails, the
-ring drops everything, and the reader takes the blocks from the file. The ring knows nothing of
-syncs: the reader decides by `end` what it may see.
+The topic has checked the blocks. They stay in the frames in which they came. They are checked again
+when they are read, because memory may have changed them since. If a check fails, the ring drops
+everything, and the reader takes the blocks from the file. The ring does not know what is synced: a
+caller gives the `end` up to which it may read.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class Ring:
     def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block] | None:
         """Return whole blocks below `end` in wire form, from the one that holds `offset` on.
 
-        Returns about `bytes_max` bytes. Returns None if that block is not kept, or no longer.
+        Returns about `bytes_max` bytes. Returns None if the ring does not have that block.
         """
         if not self.start <= offset < self.end:
             return None

@@ -1,10 +1,11 @@
 """Survey after a start: old chunks are opened once, and known damage is read again.
 
 Recovery reads only the last chunk, so that its time does not grow with the backlog. The survey
-opens the others once, header and footer, a few at a time. Recovery itself opens the newest. Another
-thread opens the rest while the topic serves. So a chunk that was removed or lost its end causes an
-alarm soon after the start, and not when a reader needs it months later. The survey also learns the
-sizes and times of all chunks. Damage that can be read again is no longer a hole.
+opens each of the others once and reads its header and footer. The start opens the newest of them.
+Another thread opens the rest, a few at a time, while the topic serves. So a chunk that was removed
+or lost its end causes an alarm soon after the start, and not when a reader needs it months later.
+The survey also learns the sizes and times of all chunks. Damage that can be read again is no longer
+a hole.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ READABLE_AGAIN: Final = (
     "the messages that this file lists as lost can be read again; channels that passed them get them by Admin.seek, "
     "and the file can be deleted"
 )
-# Bytes of known damage that a start reads again. Damage beyond that is not checked.
+# Bytes of known damage that a start reads again. Damage beyond this number of bytes is not checked.
 CHECK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 

@@ -11,8 +11,8 @@ that recovery can finish it.
 
 The rows belong to the state store. A transaction is (`app`, `version`): the versions of an app
 ascend, and each is committed at most once. So one row per app is enough: the last commit. The
-content of a group's mark (log) goes into the row when the state is committed. If they differ, the
-mark is right.
+content of a group's mark goes into the row when the state is committed. If the mark and the row
+differ, the mark is right.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ from .log_format import ALIGNMENT, encode_disk_header
 
 JOB: Final = "job"  # a kind whose app is the uuid of one job: not needed after the job's retries
 JOB_KEPT_NS: Final = 7 * 86_400 * 1_000_000_000
-# Rows of about 100 bytes, all in memory. Each job makes one, a query makes one in all.
+# Rows of about 100 bytes, all in memory. Each job makes one. A streaming query makes one in all its
+# runs.
 TRANSACTIONS_MAX: Final = 100_000
 
 
@@ -85,7 +86,7 @@ class StagedFile(NamedTuple):
 class StageRow(NamedTuple):
     """A stage at its last seal; all of it is on disk.
 
-    `bytes` is the size of its blocks. `final`: no more blocks come.
+    `bytes` is the size of its blocks. `final` is True if no more blocks come.
     """
 
     app: str
@@ -157,8 +158,8 @@ class Adopted(NamedTuple):
 class Mark(NamedTuple):
     """The content of a mark.
 
-    `messages` counts the whole group, of which the first `appended` were appended. `adopted`
-    ascends, and the mark lies in the last one.
+    `messages` counts the whole group, of which the first `appended` were appended. `adopted` is in
+    ascending order, and the mark is in the last one's file.
 
     `unsealed` describes the chunk before the adopted ones, if it had no footer yet: (base offset,
     end of its blocks, time of the last one). Otherwise it is ().

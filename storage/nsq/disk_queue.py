@@ -1,44 +1,53 @@
-"""NSQ's disk queue: a queue of byte strings in files, byte for byte as go-diskqueue 1.1 reads and writes them, but durable.
+"""NSQ's disk queue: byte strings in files in go-diskqueue 1.1's format, byte for byte, but durable.
 
-For embedded use, for taking over what an nsqd left, and for giving it back; the broker's own log is another thing (`log.py`).
+A program can use it directly, to read what an nsqd left on disk, or to write files that an nsqd
+reads. The broker's own messages are in another format (`log.py`).
 
     with DiskQueue("/var/spool/app", "jobs") as queue:
         queue.put(b"one")              # on disk when this returns
-        job = queue.peek()             # the oldest, still there
-        queue.get()                    # and now not any more, on disk too
+        job = queue.peek()             # the oldest message; it stays in the queue
+        queue.get()                    # removes it, on disk too
 
-What holds, with the defaults (`sync_every=1`):
+With the defaults (`sync_every=1`) the queue promises the following:
 
-* When `put` returns, the message is on disk: data synced, metadata written anew, synced, renamed, folder synced. A crash before
-  that leaves all of it or nothing.
-* When `get` returns, the message does not come again. Who must not lose it while working on it peeks, works, and then gets;
-  a crash in between brings it again.
-* First in, first out.
-* A failed fsync ends the queue (`StoreFailed`): after it nobody knows what is on disk. Open it again; that looks.
-* A full disk refuses a put (`DiskFull`), which then stored nothing; reading goes on, and frees space file by file. Until there is
-  space for the metadata, a crash may bring messages again that were got meanwhile.
-* One process owns the folder, as with nsqd: it is locked (flock) in nsqd's way, so neither an nsqd nor a second program can open it.
-  Within the process queues of different names share it, and all methods may be called from any thread. A process forked from it may
-  not use the queue (`StoreFailed`), nor open one there while its parent has it; what it inherited lets go of itself.
+* When `put` returns, the message is on disk: the data are synced, and the metadata are written to a
+  new file, synced and renamed, and the folder is synced. A crash before that leaves the whole
+  message or nothing of it.
+* When `get` returns, the message is not delivered again. A program that must not lose a message
+  while it works on it calls `peek`, does the work, and then calls `get`. After a crash in between,
+  it receives the message again.
+* Messages are returned in the order in which they were put.
+* A failed fsync ends the queue (`StoreFailed`), because the content of the disk is then unknown.
+  Opening the queue again runs the recovery.
+* If the disk is full, a put raises `DiskFull` and stores nothing. Reads still work, and free space
+  file by file. Until there is space for the metadata, a crash may return messages again that were
+  removed since the last metadata.
+* One process owns the folder. It is locked (flock) as nsqd locks it, so neither an nsqd nor a
+  second program can open it. In one process, queues of different names share the lock, and any
+  thread may call any method. A process that was forked from the owner must not use the queue
+  (`StoreFailed`). It cannot open one in this folder while its parent has one open. It closes the
+  descriptors of locks that it inherited.
 
-With `sync_every=N`, as in NSQ (there 2500): puts and gets count, and every N of them, or `sync_timeout` seconds after the first that
-is not synced, all are. A crash of the machine may cost what is not synced yet; a crash of the process costs nothing that was put, and
-may bring again what was got.
+With `sync_every=N`, as in NSQ (where N is 2500), puts and gets are counted. They are synced after
+every N of them, or `sync_timeout` seconds after the first one that is not synced. A crash of the
+machine may then lose what is not synced yet. A crash of the process loses no message that was put,
+but may return messages again that were removed by `get`.
 
-Kept from go-diskqueue: the files, their names and when a new one begins; the metadata; which operations sync; that a file with a
-record that cannot be read is renamed to `.bad` and left from there on. Different: folders are synced; a failed fsync is not passed
-over; a file that was read to its end while it was still written is removed when the next begins, where go-diskqueue finds no record
-there and leaves it as `.bad`; what `disk_queue_recovery.py` says of crashes; `delete` removes the files (there it only closes).
+As in go-diskqueue: the files, their names, and when a new file begins; the metadata; which
+operations sync; and that a file with an unreadable record is renamed to `.bad` and not read
+further. Different from go-diskqueue:
 
-An empty message is refused by default (`min_msg_size=1`): its record is four zero bytes, which is also what a power cut leaves.
+* Folders are synced, and a failed fsync is an error.
+* A file may be read to its end while it is still written. It is removed when the next file begins.
+  go-diskqueue finds no record at this position and renames the file to `.bad`.
+* The recovery after a crash: see `disk_queue_recovery.py`.
+* `delete` removes the files. In go-diskqueue it only closes them.
 
-Which folders with disk queues this process holds, in nsqd's way: one flock on the folder itself, shared by the queues of the process.
+An empty message is refused by default (`min_msg_size=1`). Its record is four zero bytes, and a
+power cut may leave zero bytes too.
 
-Rejected: a lock file for each queue. It would be one more name in a folder that nsqd may own later, and an nsqd would not look at it.
-
-The file of a disk queue that is being read: its records one after another, from a window of bytes read ahead.
-
-The file of a disk queue that is being written: one record at its end, or nothing of it.
+Rejected: a lock file for each queue. It would be one more name in a folder that nsqd may own later,
+and an nsqd would not look at it.
 """
 
 from __future__ import annotations
@@ -59,8 +68,12 @@ from .disk_queue_recovery import QueueFiles, count_records, recover, write_meta
 
 
 class OwnLock(threading.Condition):
-    """A lock that only the process which made it can take. After a fork both would have the same files, each with its own idea of
-    where they end, and write over each other; and another thread may have held the lock at the fork, for ever."""
+    """A lock that only the process that created it can take.
+
+    After a fork, both processes would have the same files open. Each would write at its own
+    position, over the data of the other. Also, if another thread held the lock at the fork, the
+    lock would never be free in the new process.
+    """
 
     def __init__(self) -> None:
         super().__init__(threading.RLock())
@@ -77,14 +90,21 @@ class OwnLock(threading.Condition):
 
 
 class Folders:
-    """One for the process."""
+    """The folders with disk queues that this process holds. There is one object for the process.
+
+    As in nsqd, the lock is one flock on the folder itself. All queues of the process in this folder
+    share it.
+    """
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
         self._held: dict[str, tuple[Files, int, set[str]]] = {}
 
     def take(self, files: Files, folder: str, name: str) -> str:
-        """Hold `folder` for the queue `name`; returns what `leave` wants. `Locked` by another process, or as open already in this one."""
+        """Hold `folder` for the queue `name`, and return the path to give to `leave`.
+
+        Raises `Locked` if another process holds the folder, or if this process has the queue open.
+        """
         path = os.path.realpath(folder)
         with self._mutex:
             if path not in self._held:
@@ -105,7 +125,11 @@ class Folders:
                     files.close(fd)
 
     def forget(self) -> None:
-        """In a process just forked: its parent holds the folders. A copy of a lock's descriptor would hold one beyond the parent's end."""
+        """Close the inherited locks in a process that was just forked.
+
+        The parent holds the folders. An inherited descriptor would keep a folder locked after the
+        parent's end.
+        """
         self._mutex = threading.Lock()
         held, self._held = self._held, {}
         for files, fd, _ in held.values():
@@ -121,7 +145,11 @@ READ_AHEAD_BYTES: Final = 256 * 1024
 
 
 class RecordReader:
-    """One file at a time. `size`: of a file that is not written any more; whoever writes the same file sets it when he leaves it."""
+    """Reads one file at a time, record by record, from a window of bytes that were read ahead.
+
+    `size` is the size of a file that is no longer written. If the file being read is also being
+    written, the queue sets `size` when it begins to write the next file.
+    """
 
     def __init__(self, place: QueueFiles) -> None:
         self._place = place
@@ -131,7 +159,7 @@ class RecordReader:
         self.size = 0
 
     def open(self, number: int) -> None:
-        """This file, if it is not open yet. `OSError` as it comes."""
+        """Open this file if it is not open yet. Raises `OSError`."""
         if self.number != number:
             self.close()
             self._fd = self._place.files.open_read(self._place.data_path(number))
@@ -145,7 +173,10 @@ class RecordReader:
         self._window, self._window_at = b"", 0
 
     def record(self, position: int, end: int) -> bytes | None:
-        """The payload of the record there, None where none can be read. `end`: where the file's records end."""
+        """Return the payload of the record at `position`, or None if no record can be read there.
+
+        `end` is the position where the file's records end.
+        """
         try:
             head = self._read(position, LENGTH_BYTES, end)
             if len(head) < LENGTH_BYTES:
@@ -161,7 +192,10 @@ class RecordReader:
         return found if len(found) == size else None
 
     def _read(self, position: int, size: int, end: int) -> bytes:
-        """From the window, which is filled anew where it ends; a file only grows, so what is in it stays right."""
+        """Return bytes from the window. If it does not contain them, read a new window from the file.
+
+        A file only grows, so the bytes in the window stay right.
+        """
         size = max(0, min(size, end - position))
         start = position - self._window_at
         if start < 0 or start + size > len(self._window):
@@ -171,13 +205,17 @@ class RecordReader:
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                self._window = files.pread(self._fd, size, position)  # what cannot be read may lie farther on
+                self._window = files.pread(self._fd, size, position)  # read less: the disk error may be farther on
             self._window_at, start = position, 0
         return self._window[start : start + size]
 
 
 class RecordWriter:
-    """The last file, opened when first needed. `unsynced`: it has bytes that no sync covers."""
+    """Writes the last file, which it opens when first needed.
+
+    A record is appended whole, or nothing of it. `unsynced` is True if some bytes of the file are
+    not synced.
+    """
 
     def __init__(self, place: QueueFiles) -> None:
         self._place = place
@@ -186,7 +224,10 @@ class RecordWriter:
         self.unsynced = False
 
     def append(self, meta: Meta, message: bytes) -> Meta:
-        """The metadata behind it. `DiskFull`: the file is as it was; `StoreFailed`: unknown."""
+        """Append a message and return the metadata after it.
+
+        Raises `DiskFull` if the file is unchanged, and `StoreFailed` if its content is unknown.
+        """
         record = encode_record(message)
         try:
             self._open(meta)
@@ -205,13 +246,14 @@ class RecordWriter:
             path = self._place.data_path(meta.write_file)
             self._named = files.exists(path)
             self._fd = files.open_append(path) if self._named else files.open_new(path)
-        if not self._named:  # also at the next put, if there was no space for it at this one
-            # Before metadata count it: with that and without the file, it would look as if what was read before had not been.
+        if not self._named:  # tried again at the next put if there was no space now
+            # This must come before the metadata count the file. If the metadata named a file that
+            # does not exist, messages that were read would look unread.
             files.sync_folder(self._place.folder)
             self._named = True
 
     def cut(self, number: int, position: int) -> None:
-        """The file ends there again, on disk too."""
+        """Cut the file at `position`, on disk too."""
         if self._fd < 0:
             return
         try:
@@ -221,7 +263,7 @@ class RecordWriter:
             raise StoreFailed(f"the failed write to {self._place.data_path(number)} could not be undone: {error}") from error
 
     def sync(self) -> None:
-        """`OSError` as it comes: after it nobody knows what is on disk."""
+        """Sync the file. After an `OSError` it is unknown what is on disk."""
         if self.unsynced and self._fd >= 0:
             self._place.files.sync(self._fd)
         self.unsynced = False
@@ -308,7 +350,7 @@ class DiskQueue:
         full: DiskFull | None = None
         with self._lock:
             self._check()
-            start, kept = self._meta, 0  # what a commit that finds no space takes back to; what a new file's own commit has confirmed
+            start, kept = self._meta, 0  # where a commit without space cuts back to; how many a new file's commit confirmed
             for number, message in enumerate(messages):
                 try:
                     self._append(message)
@@ -339,13 +381,13 @@ class DiskQueue:
             self._meta = self._writer.append(self._meta, message)
 
     def _take_back(self, start: Meta) -> None:
-        """All that was put since: there was no space for the metadata that would have confirmed it."""
+        """Remove all messages put since `start`, because there was no space for their metadata."""
         with self._fatal():
             self._writer.cut(start.write_file, start.write_position)
         self._meta = start
 
     def _roll(self) -> None:
-        """The next file. What was written is synced with the metadata that says so, as NSQ does it."""
+        """Begin the next file. The old one is synced with its metadata first, as in NSQ."""
         old = self._meta
         new = old._replace(write_file=old.write_file + 1, write_position=0)
         if (old.read_file, old.read_position) == (old.write_file, old.write_position):
@@ -360,11 +402,11 @@ class DiskQueue:
     # Reading
 
     def get(self, timeout: float = 0.0) -> bytes | None:
-        """Remove the oldest message and return it. Returns None if there is none within `timeout`
-        seconds.
+        """Remove the oldest message and return it.
 
-        Raises `Unreadable` if the operating system cannot read it now (too many open files).
-        Nothing is lost then, and the next call tries again.
+        Returns None if there is no message within `timeout` seconds. Raises `Unreadable` if
+        the operating system cannot read it now (too many open files). Nothing is lost then, and the
+        next call tries again.
         """
         with self._lock:
             message = self._wait(timeout)
@@ -377,15 +419,16 @@ class DiskQueue:
             if meta.read_file < meta.write_file and position >= self._reader.size:
                 done = meta.read_file
                 self._meta = self._meta._replace(read_file=meta.read_file + 1, read_position=0)
-            with contextlib.suppress(DiskFull):  # reading goes on; the next commit says where
+            with contextlib.suppress(DiskFull):  # reading goes on; the next commit writes the position
                 self._commit_if_due(1, now=done >= 0)
             if done >= 0:
                 self._remove_read(done)
             return message
 
     def peek(self, timeout: float = 0.0) -> bytes | None:
-        """Return the oldest message without removing it, or None if there is none within `timeout`
-        seconds.
+        """Return the oldest message without removing it.
+
+        Returns None if there is no message within `timeout` seconds.
         """
         with self._lock:
             return self._wait(timeout)
@@ -400,7 +443,11 @@ class DiskQueue:
             self._lock.wait(left)
 
     def _front(self) -> bytes | None:
-        """The record at the read position. Files that cannot be read there are set aside, files that end there are left behind."""
+        """Return the record at the read position, or None if the queue is empty.
+
+        If the file ends there, reading continues with the next file. A file that cannot be read
+        there is set aside.
+        """
         while self._meta[1:3] < self._meta[3:5]:
             meta = self._meta
             ongoing = meta.read_file == meta.write_file
@@ -421,7 +468,11 @@ class DiskQueue:
         return None
 
     def _next_file(self, *, bad: bool) -> None:
-        """Leave the read file: it is at its end, or gone, or a record in it cannot be read (then it becomes `.bad`)."""
+        """Leave the read file and continue with the next one.
+
+        `bad` is True if the file is missing, or if a record in it cannot be read. In the second
+        case it is renamed to `.bad`.
+        """
         meta = self._meta
         self._reader.close()
         path = self._place.data_path(meta.read_file)
@@ -454,7 +505,7 @@ class DiskQueue:
         self.report.notes.append(f"{path}: no message can be read at position {self._meta.read_position}; the file is set aside as {aside}")
 
     def __iter__(self) -> Iterator[bytes]:
-        """Gets until the queue is empty."""
+        """Get messages until the queue is empty."""
         while (message := self.get()) is not None:
             yield message
 
@@ -487,7 +538,10 @@ class DiskQueue:
             self._lock.notify_all()
 
     def _commit(self, meta: Meta) -> None:
-        """Data synced, then the metadata. `DiskFull`: the metadata is as it was; anything else ends the queue."""
+        """Sync the data, then write the metadata.
+
+        Raises `DiskFull` if the metadata are unchanged. Every other error ends the queue.
+        """
         try:
             self._writer.sync()
         except OSError as error:
@@ -503,7 +557,7 @@ class DiskQueue:
         self._operations = 0
 
     def _tick(self) -> None:
-        """In a thread of its own: commits what has waited for `sync_timeout`."""
+        """Commit in a separate thread what has waited for `sync_timeout`."""
         with self._lock:
             while not self._closed:
                 if not self._operations:
@@ -512,7 +566,7 @@ class DiskQueue:
                     self._lock.wait(left)
                 else:
                     self._first_operation = time.monotonic()
-                    with contextlib.suppress(DiskFull, StoreFailed):  # the next who calls is told
+                    with contextlib.suppress(DiskFull, StoreFailed):  # the next call raises the error
                         self._commit(self._meta)
 
     # Ends
@@ -527,12 +581,15 @@ class DiskQueue:
             self._empty()
 
     def _empty(self) -> None:
-        """The metadata goes first: a crash behind it finds files that were read, and removes them."""
+        """Write the metadata, then remove the files.
+
+        After a crash in between, recovery takes the files for read ones and removes them.
+        """
         old = self._meta
         self._reader.close()
         self._commit(Meta(0, old.write_file + 1, 0, old.write_file + 1, 0))
         self._writer.close()
-        with contextlib.suppress(OSError):  # what is left of them goes at the next opening
+        with contextlib.suppress(OSError):  # the next opening removes those that are left
             for number in self._place.numbers():
                 if number <= old.write_file:
                     self._remove_read(number)
@@ -586,7 +643,7 @@ class DiskQueue:
         self.close()
 
     def _remove_read(self, number: int) -> None:
-        """A file that was read. What the system refuses is done at the next opening."""
+        """Remove a file that was read. If that fails, the next opening removes it."""
         self._reader.close()
         with contextlib.suppress(OSError):
             self._files.remove(self._place.data_path(number))
@@ -597,7 +654,7 @@ class DiskQueue:
 
     @contextlib.contextmanager
     def _fatal(self) -> Iterator[None]:
-        """A `StoreFailed` inside is the end of the queue."""
+        """End the queue if the body of the `with` raises `StoreFailed`."""
         try:
             yield
         except StoreFailed as error:

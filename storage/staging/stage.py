@@ -5,8 +5,9 @@ which may still need files of a commit from here.
 
 A row was committed after a sync of all that it names. So a file that is missing, too short, or
 whose header is damaged twice is damage. The stage is dropped with an alarm. Its writer or its
-commit gets the error that it does not exist. The topic starts. A file behind a row's last one, or
-without a row, was not sealed and is removed. Bytes behind a row's end are cut off.
+commit then gets the error that the stage does not exist. The topic starts nevertheless. A file
+behind a row's last one, or without a row, was not sealed and is removed. Bytes behind a row's end
+are cut off.
 
 A read error of the disk is no damage yet. A finally sealed stage stays with its files, and its
 commit is refused while they cannot be read. A stage that is still written to is dropped, because
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from ..log.recovery import RecoveryReport
 
 
-# Descriptors: one per active writer (at most 256) and some more. A third of a process's usual
-# limit.
+# Descriptors: one for each active writer (at most 256) and some more. This is a third of the usual
+# limit of a process.
 OPEN_FILES_MAX: Final = 320
 
 
@@ -168,8 +169,8 @@ class StageTicket:
     def run(self) -> None:
         """Sync the files.
 
-        Raises `StoreFailed` if a sync fails, and on each later ticket of the stage. Linux reports a
-        lost page only once.
+        Raises `StoreFailed` if a sync fails. Each later ticket of the stage raises it too, because
+        Linux reports a lost page only once.
         """
         with self.stage.lock:
             if self.stage.error is None and not self.done:
@@ -221,7 +222,9 @@ class OpenFiles:
         self.close(oldest)
 
     def close(self, file: StageFile) -> None:
-        """Close a file, unless a ticket needs it. Then whoever removes the last pin calls again.
+        """Close a file, unless a ticket needs it.
+
+        In that case the code that removes the last pin calls this again.
 
         What is not synced is given up.
         """

@@ -4,9 +4,9 @@
 
 Each file is a chunk without a place: base offset 0, base time 0, a random seed, and blocks in disk
 form. So a new header and a rename make it a chunk of the log (`adoption.py`), whatever its size. A
-seal syncs what was staged and makes a row of it. After a restart only what a committed row names
-exists: files without a row are removed, and files are cut to what the row says. Consumers never
-read these files.
+seal syncs what was staged, and writes a row about it to the state store. A restart removes all
+files that no committed row names, and cuts each other file to the length in its row. Consumers
+never read these files.
 
 A stage's data since its last seal may be lost at any time. Its writer keeps them until they are
 sealed. Everything runs in one thread, except a ticket's `run`.
@@ -39,7 +39,7 @@ from ..space import Space
 from ..state.state import StateBatch
 from .stage import OpenFiles, Stage, StageFile, StageTicket
 
-# Twice the parts of the largest commit: a batch, and the rest of the one before.
+# Twice the parts of the largest commit: those of one batch, and those left of the batch before.
 STAGES_MAX: Final = 20_000
 FILES_MAX: Final = 40_000  # 10 TB in full chunks; a name and a header each at start
 
@@ -263,8 +263,8 @@ class Staging:
     def _write_footer(self, file: StageFile) -> None:
         """Write the footer.
 
-        Its offsets are relative, so it stays when the file becomes a chunk. Then only the file with
-        the mark grows.
+        The footer's offsets are relative, so it stays valid when the file becomes a chunk. Only the
+        file that gets the mark is changed then.
         """
         footer = ChunkFooter(file.messages, 0, file.data_end)
         self._files.writev(self._open.use(file), [encode_footer(footer, file.seed)], file.data_end)

@@ -5,10 +5,10 @@ the rows. The caller syncs the log first: no commit may name an offset that is n
 
 LMDB has no page checksums. A flipped bit gives a wrong value, a missing row or an error. So each
 value carries its key and a CRC-32C. The checkpoint carries the number of all small rows and the sum
-of their checksums. So the store notices a row that changed, but also one that vanished or came
-back. (A vanished hole row would make an unfinished message look finished.) The total of each
-channel carries the same for its deferred rows. Each such mismatch raises `Damaged`. The store never
-returns a wrong value.
+of their checksums. So the store notices not only a row that changed, but also a row that vanished
+or came back. (A vanished hole row would make an unfinished message look finished.) The row of a
+channel's total has the same number and sum for the channel's deferred rows. Each such mismatch
+raises `Damaged`. The store never returns a wrong value.
 
 The start does not read deferred rows: LMDB's own count of entries shows that their number is right.
 `walk` reads and adds them up.
@@ -101,9 +101,10 @@ def says_full(error: lmdb.Error) -> bool:
 def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
     """Return the error to raise for a commit that failed.
 
-    It is the same error, except if `DiskFull` happened at the head of LMDB's file. The head may
-    then be the new one or the old one, and LMDB accepts no more writes. The result is then
-    `StoreFailed`. Only file systems that copy a page on overwrite can run out of space there.
+    This is the same error, with one exception: the disk was full when LMDB wrote the head of its
+    file. Then the head may be the new one or the old one, and LMDB accepts no more writes. In this
+    case the result is `StoreFailed`. This can happen only on file systems that write to a new place
+    when a page is overwritten.
     """
     if isinstance(error, DiskFull):
         try:

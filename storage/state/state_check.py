@@ -13,8 +13,8 @@ if the list is empty. It changes nothing in DIR.
 The copy is next to DIR. The caller removes it, however the process ended. The commit is not tried
 if the disk has no space for a copy, or if the environment is larger than TRIAL_BYTES_MAX.
 
-The page check compares each page with the pages above it. LMDB finds such damage only when it frees
-or fills a page, which is too late.
+The page check compares each page with the pages above it. LMDB itself finds such damage only when
+it frees or fills a page, which is too late.
 
 A page begins with its own number, and LMDB frees the page by this number. If a bit flips there,
 LMDB frees another page, which is in use. A page also says where its list of nodes ends. A list of
@@ -166,7 +166,7 @@ COPY_SUFFIX: Final = ".check"
 COPY_BYTES: Final = 4 * 1024 * 1024
 TRIAL_BYTES_MAX: Final = 256 * 1024 * 1024
 CHECK_S: Final = 60.0  # plus the time that reading it takes
-CHECK_S_MAX: Final = 90.0  # the limit at a start, which must not take for ever
+CHECK_S_MAX: Final = 90.0  # the limit at a start, which must end in time
 CHECK_BYTES_S: Final = 20_000_000  # assumes a slow disk; each row is read twice
 _FINDINGS_MAX: Final = 100
 _TRIAL_COMMITS: Final = 4  # LMDB uses pages again two commits after they were freed

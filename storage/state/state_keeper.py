@@ -4,28 +4,28 @@
 be wrong in a way that redelivery does not repair. This applies to the set of channels, a pause, the
 start of a first channel, a cursor that was moved back, removed chunks, and finally sealed stages.
 Everything else (cursors, holes, producers, transactions) is up to date again after a replay of the
-log and some redeliveries. So for other changes the snapshot waits a minute, and a minute more for
-each MiB of it. Then snapshots never write more than about 17 KB/s. A full disk does not keep a
-commit from its reply. But a replay must find what it needs: no chunk is removed before a snapshot
-on disk covers all of it (`covered`).
+log and some redeliveries. So for other changes the next snapshot waits a minute, and a minute more
+for each MiB of its size. With this wait, snapshots never write more than about 17 KB/s. If the disk
+is too full for a snapshot, the commit is answered nevertheless. But a replay must find what it
+needs: no chunk is removed before a snapshot on disk covers all of it (`covered`).
 
 *Starts.* A flipped bit may make LMDB kill the whole process (SIGBUS). `DIR/state.starts` counts the
 starts since the last successful commit. It also keeps the times of the last starts that did not end
 in order. After one start without a commit, the next start commits at once to test the store. After
 two, or after too many starts within a minute, a separate process examines the store before it is
-opened. A start that made a few commits is not one of those many: its commits have used all free
-pages, so damage there would have shown. The file is never synced, because it is about processes
-that die, not about power loss.
+opened. A start that made a few commits does not count towards the "too many starts": its commits
+have used all free pages, so damage in them would have shown. The file is never synced, because it
+is about processes that die, not about power loss.
 
 *Opening.* `open_state` opens the store of a topic and rebuilds it if it is damaged. It deletes
 nothing: the old store is then in `state.bad-N`.
 
 A store is damaged if LMDB or a checksum says so, or if the process that examines it dies. The
-rebuild uses the last snapshot, and recovery replays the log from the snapshot's checkpoint. So
-producers and transactions are as before. Channels go on where they were at the snapshot, which
-causes redeliveries but no loss. Deferred holes are only in the store, so a channel that had some
-goes back to the lowest one. Without a good snapshot there are no channels. The first channel that
-is created then gets all messages of the log.
+rebuild uses the last snapshot, and recovery replays the log from the snapshot's checkpoint. After
+that, producers and transactions are as before. Channels go on where they were at the snapshot,
+which causes redeliveries but no loss. Deferred holes are only in the store, so a channel that had
+some goes back to the lowest one. Without a good snapshot there are no channels. The first channel
+that is created then gets all messages of the log.
 
 A crash may happen between the two renames. So the new store is complete and synced under its other
 name before the old one is moved.

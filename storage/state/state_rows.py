@@ -1,6 +1,6 @@
 """Rows of the state store: keys, values behind a checksum, the table, and the batch of one commit.
 
-    key                          value (all behind a checksum and the key itself)
+    key                          value (each begins with a checksum and the key)
     "m"                          checkpoint: applied and synced end, pause, waiting cursor, start, digest of all small rows
     "c" name                     a channel's row, as its channel wrote it
     "d" name 0 start             a deferred hole: count, attempts, due time
@@ -57,7 +57,10 @@ _HEAD: Final = struct.Struct("<IH")  # checksum, length of the key
 
 
 class StateMeta(TypedDict):
-    """The checkpoint as stored. `rows` and `sum` count all small rows and sum their checksums."""
+    """The checkpoint as stored.
+
+    `rows` is the number of all small rows, and `sum` the sum of their checksums.
+    """
 
     version: int
     uuid: bytes

@@ -153,7 +153,7 @@ class Subscription:
         self.session.on_refused = self._on_refused
         self.engine = ConsumerEngine(Address(url, True, None, by), topic, channel, self.session, None, {})
         self.engine.on_void = self._void
-        self.engine.link.busy = lambda: not self._open  # a deleted channel is not created again: its consumers are told
+        self.engine.link.busy = lambda: not self._open  # a deleted channel is not created again: its consumers get an error
         self.held: dict[bytes, Handed] = {}
         self.paused = False  # the client does not read
         self._hand, self._answer, self._refused, self._lost = hand, answer, refused, lost
@@ -318,7 +318,8 @@ class Subscription:
     def _refused_whole(self, token: int) -> None:
         """Report the refusal of a delivery that the channel no longer knows.
 
-        The channel was emptied, or a seek moved it, or the delivery timed out there first.
+        This happens if the channel was emptied or moved by a seek, or if the delivery timed out
+        there first.
         """
         runs = self.session.answered.pop(token, None)
         if runs is not None:

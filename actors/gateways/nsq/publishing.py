@@ -27,7 +27,7 @@ Answer = Callable[[str], None]
 
 AHEAD_MAX: Final = 2  # blocks on their way for a topic and delay: one at the disk, one behind it
 # A second block is sent only with this many bytes, or with half as many publishes as the first.
-# Each block costs four processes as much as ten publishes do.
+# Each block costs the processes on its way as much as ten publishes do.
 WORTH_BYTES: Final = 32 * 1024
 BLOCK_BYTES: Final = 1024 * 1024  # of bodies; a block of this size does not wait
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; above it none is read

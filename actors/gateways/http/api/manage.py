@@ -96,7 +96,7 @@ class ManagementHandlers:
     async def _missing(self, topic: str) -> ApiError:
         """Return the error that tells which of the two is missing.
 
-        The broker's own error has that only in its text.
+        The broker's own error says only in its text whether the topic or the channel is missing.
         """
         try:
             await self._broker.stats(topic)

@@ -1,6 +1,7 @@
 """Previews of actions, and statistics for the pages of topics and channels.
 
-A preview has the losses of an action, as counts and as sentences for the confirming dialog.
+A preview says what an action would lose: as counts, and as sentences for the dialog in which the
+user confirms the action.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class BoundedProtocol(H11Protocol):
         self.conn = StrictConnection(server.limits.head_bytes_max)
         self._server = server
         self._head_since_s: float | None = None  # start of waiting for a complete head
-        self._idle_since_s = 0.0  # by time.monotonic: uvloop's clock has milliseconds, in which two clients can come
+        self._idle_since_s = 0.0  # by time.monotonic: uvloop's clock counts only milliseconds, and two clients can come in one
         self._served = False  # it has received an answer
         self._unsent = 0
         self._unsent_since_s = 0.0
