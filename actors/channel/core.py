@@ -324,8 +324,7 @@ class ChannelCore:
             return None
 
     def _share(self, wall_ns: int) -> int:
-        """Return how many of the possible messages in flight one consumer of an ordered channel
-        gets.
+        """Return how many messages one consumer of an ordered channel may hold, see `Supply.share`.
 
         0 means no limit.
         """

@@ -56,7 +56,10 @@ class SavedRows:
         self._rows[start] = (count, attempts)
 
     def came(self, rows: Iterable[Row]) -> None:
-        """Note the rows that the state store returned as due. The next commit must change or remove them there."""
+        """Note the rows that the state store returned as due.
+
+        The next commit must change them there, or remove them.
+        """
         self._came.update(row[0] for row in rows)
 
     def changes(self, rows: dict[int, tuple[int, int]], deferred: Sequence[Row]) -> tuple[tuple[Hole, ...], tuple[int, ...]]:

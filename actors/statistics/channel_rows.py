@@ -79,9 +79,9 @@ def held(stats: ChannelPulse) -> int:
 
 
 def visible_end(group: TopicView) -> int:
-    """Return the end of what channels may see: at a pause, or with the log.
+    """Return the end of the messages that channels may see: the pause, or the end of the log.
 
-    Storage may know of a commit of which the topic does not know yet.
+    The storage's end may be ahead of the topic's for a moment. Then the storage's end counts.
     """
     topic = topic_pulse(group)
     end = topic.get("end", 0)

@@ -248,11 +248,11 @@ class Channels:
     def floor(self) -> int:
         """Return the offset below which every channel has finished all messages.
 
-        Offline channels count; ephemeral ones count in memory only. Without a channel, no
-        messages wait below it. The floor includes only what is committed, as after a crash, so
-        chunks below it may be removed. A channel that is new or was moved back keeps its messages
-        from its request on, because its commit and its answer may come before the commit of a
-        removal.
+        Offline channels count; ephemeral ones count in memory only. Without a channel, it is the
+        offset from which messages wait for a first channel. The floor counts only what is
+        committed, because only that is known after a crash. So chunks below it may be removed. A
+        channel that is new or was moved back keeps its messages from its request on, because its
+        commit and its answer may come before the commit of a removal.
         """
         wanted = [*self._state.floors.values(), *(max(row.next_offset, self._log.start) for row in self.rows.values())]
         if self.in_memory:
@@ -386,8 +386,8 @@ class Channels:
         try:
             row = _saved(self._rows_of(message.channel)[message.channel], message, self._log.end)
             pages = self._page(message)
-        # Later pages may be here already. Without this one they would move the channel past
-        # messages that this one mentions.
+        # Later pages of this commit may have arrived. Applied without this page, they would move
+        # the channel past messages that only this page mentions.
         except ZsqError:
             self._pages.pop(message.channel, None)
             self.owners.pop(message.channel, None)
@@ -449,7 +449,7 @@ class Channels:
         self._state.then(partial(then, self.visible_end))
 
     def empty(self, then: Callable[[int, int], None]) -> None:
-        """Clear what waits for a first channel, and call `then` with what waits behind a pause.
+        """Clear what waits for a first channel. Call `then` with the range behind a pause.
 
         The messages behind a pause are skipped by each channel itself. The channels do this after
         this call and before `move_pause`.

@@ -118,7 +118,7 @@ class RetentionRunner:
     def admit_delayed(self) -> None:
         """Raise `Refused` as `admit` does, for messages that enter the log only later.
 
-        No rule drops the oldest of them, so in memory they have a separate bound.
+        No rule drops the oldest of them, so in a topic in memory they have a separate bound.
         """
         self.admit()
         if self.in_memory and self.delayed_bytes() >= self.policy.max_bytes:
@@ -128,9 +128,9 @@ class RetentionRunner:
     def admit_staged(self, total: int) -> None:
         """Raise `Refused` as `admit` does, for blocks that a writer stages.
 
-        They count from now on, so their commit is not refused later. A topic that drops its
-        oldest messages when it is full cannot drop parts of a stage. There the bound applies to
-        stages alone.
+        They count from now on, so their commit is not refused later. A topic that drops its oldest
+        messages when it is full cannot drop parts of a stage. In such a topic the bound applies to
+        the stages alone.
         """
         bound = self.policy.max_bytes
         if bound >= 0 and self.staged_bytes() + total > bound:

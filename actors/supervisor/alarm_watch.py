@@ -41,7 +41,7 @@ KIND: Final = "alarm_teller"
 
 
 class AlarmWatch:
-    """Raise, clear and report alarms.
+    """Raises, clears and reports alarms.
 
     `settings_trouble` returns which gateways do not have the new settings, or "" if all have them.
     """

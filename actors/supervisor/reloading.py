@@ -116,8 +116,8 @@ class _Owing:
 class Reloading:
     """The state of reloads.
 
-    `read` reads the settings again. Whoever starts the broker gives it; without it a reload is not
-    possible. `on_alarms` takes new settings of alarms.
+    `read` reads the settings again. The code that starts the broker passes it. Without it a reload
+    is not possible. `on_alarms` takes new settings of alarms.
     """
 
     def __init__(

@@ -271,8 +271,8 @@ class Supervisor:
     def _on_processes(self) -> None:
         ended, forkserver_dead = self.table.changes()
         if forkserver_dead and not self._generation_over:
-            # Its children end when it ends, so this broker cannot go on. A service manager starts
-            # the next.
+            # All processes end with the forkserver that started them, so this broker cannot go on.
+            # A service manager starts the next broker.
             self._say("zsq: the forkserver process ended unexpectedly, so this broker stops; start it again", logging.ERROR)
             self.exit_code = 1
             self.state.stopping = self._generation_over = True

@@ -94,7 +94,8 @@ def _first(entries: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
 class Ordering:
     """The ordering of one topic: each method takes an event and returns effects.
 
-    The actor sends the blocks of `next_append` to the storage, and the replies to the producers.
+    The actor hands the blocks of `next_append` to the storage, and sends the replies to the
+    producers.
     """
 
     def __init__(self, producers: Mapping[int, tuple[int, Sequence[Sequence[int]]]]) -> None:

@@ -77,12 +77,12 @@ class Fanout:
         self.head = placed.next_offset
 
     def advance(self, head: int) -> bool:
-        """Note that blocks became durable that this process never held.
+        """Note that blocks became durable that the fan-out never held.
 
-        This happens with a commit in the storage. Channels read these blocks from the storage. The
-        ring is cleared, because its blocks are not adjacent to the next one. One block number is
-        skipped for the missing blocks, so channels that wait for them are found to be behind.
-        Return False if the head is not new.
+        These are blocks of committed stages, and delayed messages that became due. Channels read
+        them from the storage. The ring is cleared, because its blocks are not adjacent to the next
+        one. One block number is skipped for the missing blocks, so channels that wait for them are
+        found to be behind. Return False if the head is not new.
         """
         if head <= self.head:
             return False

@@ -192,7 +192,7 @@ class RecordReader:
         return found if len(found) == size else None
 
     def _read(self, position: int, size: int, end: int) -> bytes:
-        """Return bytes from the window. If it does not contain them, read a new window from the file.
+        """Return bytes from the window. If it lacks them, read a new window from the file.
 
         A file only grows, so the bytes in the window stay right.
         """

@@ -161,8 +161,8 @@ def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: The
     # From now on requests for the channel wait or fail: a second process must not use the old row.
     group.deleting.add(name)
     group.drop_channel(name, lost=lost)
-    # Storage must know it before any client can see that the channel is gone. Messages from now on
-    # do not belong to the channel.
+    # The topic's storage must know of the deletion before any client can see that the channel is
+    # gone. Messages that come from now on do not belong to the channel.
     if is_ephemeral(name):
         requests.orders.send(topic, partial(p.LeaveChannel, channel=name), lambda done, error: None)
     if child is not None:

@@ -45,7 +45,7 @@ def starting(message: p.Manage) -> Refused:
 class Orders:
     """Orders to actors.
 
-    Each ends once: with the actor's answer, with its end, or with a timeout.
+    Each order is completed once: by the actor's answer, by the end of the actor, or by a timeout.
     """
 
     def __init__(self, processes: Processes) -> None:

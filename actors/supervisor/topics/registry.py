@@ -212,8 +212,9 @@ class Registry:
         if not content.checked:
             log.warning("%s has no checksum (written by an earlier version or edited by hand): accepted, a checksum is added", self._path)
             self.save()
-        # Empty folders may be made again, because copies often lack them. If a live topic exists,
-        # `topics` must not be made: its files are lost.
+        # Empty folders may be made again, because copies often lack them. But if the registry has a
+        # live topic and `topics` is missing, the topic's files are lost, and `topics` must not be
+        # made.
         nothing_lost = all(row.state != "live" for row in self.topics.values())
         for folder in ("trash", *(["topics"] if nothing_lost else [])):
             if folder not in present:

@@ -114,7 +114,7 @@ def encode(content: Content) -> bytes:
 
 
 def _as_dict(row: TopicRow) -> dict[str, object]:
-    """Omit `dead_letters_of` if it is empty.
+    """Return the row as a dict, without `dead_letters_of` if it is empty.
 
     Earlier versions can then read a registry that does not use it.
     """

@@ -150,7 +150,7 @@ class GroupEvents:
 
 
 class TopicGroup:
-    """Run the state table for one topic.
+    """All processes of one topic, with their state as one unit.
 
     `serve_options` returns the current options, which a reload changes.
     """
