@@ -4,7 +4,8 @@ Two different bounds must not be mixed up:
 
 * `keep_*` bounds what is *finished* and stays only to be read again. A chunk is removed when every
   channel has finished all of it and one of these bounds is passed. Channels without consumers count
-  too. In a topic without a channel, the waiting cursor counts as one.
+  too. In a topic without a channel, the offset from which messages wait for a first channel counts
+  like a channel.
 * `max_*` bounds what is *unfinished*. Without it nothing unfinished is ever removed, whatever its
   age and size. With it the topic either refuses new messages (`reject`) or loses the oldest ones
   (`drop-oldest`). The user must name one of the two: there is no default.

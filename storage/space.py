@@ -26,7 +26,7 @@ def reserve_bytes(files: Files, folder: str) -> int:
 
 
 def describe(folder: str, free: int, reserve: int) -> str:
-    """Say how much is free where, how much of it is kept free, and what to do."""
+    """Return a sentence with the free bytes, the bytes that are kept free, and what to do."""
     return f"{folder} is on a file system with {sized(free)} free, and zsq keeps a reserve of {sized(reserve)}. {ADVICE}"
 
 

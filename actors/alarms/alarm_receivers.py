@@ -2,12 +2,12 @@
 
 Each sends an alarm once, within TRY_S, or raises `NotSent`.
 
-Receivers run in a thread. Their libraries are imported at the first use, because they need 5 MB,
-which no other actor should carry.
+Receivers run in a thread. Their libraries are imported at the first use, because they need 5 MB of
+memory, which the other actors should not use.
 
 A `Deadline` shuts the connection down after TRY_S, from another thread. A socket's timeout is not
-enough: it begins again with each byte, so a server that sends single bytes would hold the try for
-ever.
+enough: it begins again with each byte, so a server that sends single bytes would keep the try from
+ending.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ none.
 
 "Held" means that the value stayed there for `hold_s`. Only the two steps with "held" make an event:
 *raised* and *cleared*. So a backlog that touches the threshold from time to time causes no event,
-and one that swings around it causes one. While a channel is being started again, its values are
-unknown. This changes no state, and the time does not count for `hold_s`. When a channel or its
-threshold is removed, a raised alarm is cleared.
+and a backlog that swings around the threshold causes only one. While a channel is being started
+again, its values are unknown. This changes no state, and the time does not count for `hold_s`. When
+a channel or its threshold is removed, a raised alarm is cleared.
 
 The states are lost when the broker ends. After a start, a backlog above its threshold is raised and
 reported again.

@@ -8,8 +8,8 @@ The module also holds what a channel measures, the turns of its consumers, and p
 
 Measurements. Latency is the wall-clock time from the arrival of a message in the topic to its
 finish. The arrival is the time of its block. For a delayed message it is the time at which the
-message became due. The work grows with answers and blocks, not with messages: all messages of one
-block that one answer finishes took the same time.
+message became due. The cost depends on the number of answers and blocks and not on the number of
+messages: all messages of one block that one answer finishes took the same time.
 
 Turns. The next delivery goes to the consumer with room that has received the fewest messages.
 Counting deliveries would be unfair: a delivery ends where its block ends. With blocks of 1,000

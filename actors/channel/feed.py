@@ -1,4 +1,4 @@
-"""Feed: where a channel's next block comes from, its topic or the storage. No I/O.
+"""Feed: selects the source of a channel's next block, its topic or the topic's storage. No I/O.
 
 A block carries its offset, so blocks from the topic and from the storage cannot be confused.
 

@@ -1,8 +1,8 @@
 """Ordered supply: delivers the messages of one key in order, one at a time. No I/O.
 
-A message has a slot, selected by the hash of its key. One message of a slot is out at a time:
-consumers have threads, so nothing else keeps the order. Therefore the cursor looks ahead and sorts
-the messages that it passes:
+A message has a slot, selected by the hash of its key. Only one message of a slot is out at a time.
+Consumers have threads, so no other rule would keep the order. Therefore the cursor looks ahead and
+sorts the messages that it passes:
 
     window  ->  parked behind its slot's head, or free  ->  in flight  ->  finished: the next of its slot is free
                                                               |    ^

@@ -18,8 +18,8 @@ Messages that came back in one round, from one promise to the next, go out in th
 offsets, after those that waited before. They are not sorted into one queue: a message that fails at
 once, again and again, would keep messages with higher offsets waiting forever.
 
-A first delivery is not promised. It goes out at once, and counts after a crash if it was committed,
-which happens about 0.2 s later.
+A first delivery is not promised. It goes out at once. After a crash it counts as an attempt only if
+it was committed before, which happens about 0.2 s after the delivery.
 
 Deferred messages. These were requeued with a delay, and are only on disk once that is committed.
 Ten million of them cost this process only a few numbers. The states of a row:
@@ -46,8 +46,8 @@ of a run:
     out        in the batch on its way to the dead-letter topic. There is one batch at a time.
     stored     a durable dead letter: finished for this channel
 
-Until it is stored, the run is a hole like any other. So a crash costs a second dead letter, never a
-loss. After a restart, the attempts in its row show that it was dying: they have reached the
+Until it is stored, the run is a hole like any other. So a crash may cause a second dead letter, but
+never a loss. After a restart, the attempts in its row show that it was dying: they have reached the
 maximum, or include REJECTED. The kind of reason survives a crash, but its text does not, because
 rows do not hold texts.
 """

@@ -42,9 +42,9 @@ Place = tuple[bytes, bytes]  # route, stage
 class StageOwners:
     """The users that opened stages.
 
-    A push carries no link, so the gateway accepts it only from the user that opened its stage.
-    A stage is known from OpenStage until the end of the link that sent it. A client that continues
-    the stage on another link sends OpenStage again.
+    A push does not belong to a link, so the gateway accepts it only from the user that opened its
+    stage. A stage is known from OpenStage until the end of the link that sent it. A client that
+    continues the stage on another link sends OpenStage again.
     """
 
     def __init__(self) -> None:

@@ -49,8 +49,8 @@ class ChildSpec:
 OUT_OF_FILES: Final = "OutOfFiles"
 """Failure code of an actor that found no free descriptor.
 
-The actor is started again soon. This does not count as its failure, because the cause lies
-outside and passes.
+The actor is started again soon. This does not count as its failure, because the cause lies outside
+the actor and may pass.
 """
 
 

@@ -1,9 +1,9 @@
 """Process table: starts children through the forkserver and watches them by their pidfds.
 
 It does not use multiprocessing to watch them: when the forkserver is killed, multiprocessing
-reports all children dead while all live. Each child first sends its pidfd (a pid may be used again)
-over a pipe. The other end of the pipe stays open here as the child's lifeline: when this process
-dies, each child reads the end of its pipe and ends too.
+reports all children as dead although all of them still run. Each child first sends its pidfd (a pid
+may be used again) over a pipe. The other end of the pipe stays open here as the child's lifeline:
+when this process dies, each child reads the end of its pipe and ends too.
 """
 
 from __future__ import annotations

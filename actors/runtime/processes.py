@@ -38,7 +38,7 @@ class Processes:
         # each new scan loop uses the same endpoint
         self.scan_endpoint = self.endpoint(self.new_key())
         self.changes = 0
-        """Processes that were started, ended, or asked for details: all that takes memory here."""
+        """How often processes were started, ended, or asked for details. Each time costs memory."""
         self._stop_deadlines: dict[int, int] = {}
         self._looked_ns = 0
         self._starts_until_ns = 0

@@ -3,11 +3,11 @@
 The random numbers come from a function that the caller passes in.
 
 NSQ's queueScanLoop picks 20 channels at random every 100 ms, and lets the workers process what is
-due in each. It repeats this at once while more than 25% of them were dirty. Every 5 s it sets the
-number of workers to a quarter of the channels, 1 to 4. With thousands of channels, the end of a
-lease would then be found only by luck. So each answer also carries the channel's next due time, and
-a channel sends a hint when that time becomes earlier. Due channels are selected first. Random ones
-fill the rest, because a hint may have been lost.
+due in each. It repeats this at once while more than 25% of them had work that was due. Every 5 s it
+sets the number of workers to a quarter of the channels, 1 to 4. With thousands of channels, the end
+of a lease would then be found only by luck. So each answer also carries the channel's next due
+time, and a channel sends a hint when that time becomes earlier. Due channels are selected first.
+Random ones fill the rest, because a hint may have been lost.
 
 Topics are scanned too, for their delayed messages. The plan treats them as channels.
 

@@ -189,7 +189,7 @@ class ScanOrders:
 
     def __init__(self) -> None:
         self._orders: dict[Who, _RequestState] = {}
-        self._scans: dict[int, _ChannelScan] = {}  # unanswered: awaited, or the newest missed one of its endpoint
+        self._scans: dict[int, _ChannelScan] = {}  # scans without an answer: awaited, or the newest missed scan of an endpoint
         self._missed: dict[str, int] = {}  # endpoint -> the newest missed scan
         self._after_all: list[tuple[Who, list[Result]]] = []
         self._number = 0

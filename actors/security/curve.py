@@ -102,7 +102,7 @@ class CurveAuthentication:
             port.socket.setsockopt(zmq.CURVE_SERVER, 1)
             port.socket.setsockopt(zmq.CURVE_SECRETKEY, self._secret.encode())
             port.socket.setsockopt(zmq.ZAP_DOMAIN, ZAP_DOMAIN)
-            # Without an answer to its request a connection is then refused.
+            # With this option, libzmq refuses a connection whose request gets no answer.
             port.socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
 
     def answer(self, port: Port) -> None:

@@ -152,7 +152,7 @@ class HttpOptions:
 
 @dataclass(frozen=True, slots=True)
 class SecurityOptions:
-    """Access control, as paths, so that only the process that needs a file reads it.
+    """Access control. Files are paths here, so that only the process that needs a file reads it.
 
     No message contains the secrets. `access_file` holds the rules (`access.py`); "" allows
     everything to every client. `curve_key_file` is the key pair of the ZeroMQ gateway, made by `zsq
@@ -293,7 +293,8 @@ DELAYED_CANCEL_BYTES: Final = 32 * MIB
 # Staging
 STAGE_CREDIT_POOL_BYTES: Final = 32 * MIB  # blocks under way to one topic, of all writers
 STAGE_CREDIT_BYTES: Final = 4 * MIB  # of one writer
-# less than one of Spark's blocks: one at a time, but all executors of a large cluster make progress
+# less than one of Spark's blocks: a writer then sends one block at a time, but all executors of a
+# large cluster make progress
 STAGE_CREDIT_BYTES_MIN: Final = 64 * KIB
 # writers with credit; those with the least credit may exceed the pool
 STAGE_WRITERS_MAX: Final = 256
@@ -301,7 +302,7 @@ STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits this long for pushes that are sti
 STAGE_GAP_RETELL_S: Final = 1.0  # blocks that were sent again for a gap may be lost too
 # an unused stage that was not finally sealed is kept this long
 STAGE_OPEN_KEPT_S: Final = 15 * 60.0
-# an unused stage that was finally sealed: its driver may come back to commit it
+# an unused stage that was finally sealed is kept this long: its driver may come back to commit it
 STAGE_SEALED_KEPT_S: Final = 24 * 3600.0
 STAGES_MAX: Final = 20_000  # of a topic: twice as many as one commit may name
 STAGES_PER_LINK_MAX: Final = 64

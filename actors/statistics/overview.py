@@ -91,8 +91,8 @@ class Overview:
         if whole:
             found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if asked.get("processes"):
-            # Without their memory: reading it for a thousand processes takes as long as all else
-            # here.
+            # Without the memory of the processes: reading it for a thousand of them takes as long
+            # as everything else here.
             found["processes"] = [{"state": "up", **row} for row in process_rows(self._view, memory=False)]
         if asked.get("alarms"):
             alarms = self._view.alarms

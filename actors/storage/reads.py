@@ -23,8 +23,8 @@ from ..settings import options
 log = logging.getLogger("zsq")
 
 NEWEST_MAX = 10_000
-# The most waiting reads of channels. A further one replaces the oldest, whose channel asks again
-# when it moves.
+# The largest number of waiting reads of channels. A further read replaces the oldest one. The
+# channel of the replaced read asks again when it moves.
 WAITING_MAX: Final = 10_000
 RETRIES_MAX: Final = 64  # waiting reads that one tick tries again
 

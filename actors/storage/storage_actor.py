@@ -1,9 +1,9 @@
 """Storage of a topic: owns all its files, appends, syncs, commits state and answers reads.
 
 It lives in the process and the loop of its topic, which hands it blocks by a call (`append`) and
-gets the outcome by a call (`StorageListener`). Channels, readers and stages reach it over sockets
-of its own. Two processes were tried first: each block then crossed two more sockets, and each
-publish woke six more threads (`docs/design.md`).
+gets the outcome by a call (`StorageListener`). Channels, readers and stages reach it over separate
+sockets. Two processes were tried first: each block then crossed two more sockets, and each publish
+woke six more threads (`docs/design.md`).
 
 It syncs several appends at once, and commits state only after the log is synced. Three threads work
 beside the loop and are reached over inproc. One syncs the log, so that the next appends are written

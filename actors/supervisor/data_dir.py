@@ -1,6 +1,6 @@
 """Checks and repairs of a data directory whose broker is stopped.
 
-The directory's lock is held meanwhile, and the directory is checked topic by topic.
+The directory's lock is held during the check, which goes through the directory topic by topic.
 
 A lost registry is rebuilt from the copy that was made before its last change and from the identity
 file in each topic's directory. The copy is one change behind. The last change was one of these:

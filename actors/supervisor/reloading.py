@@ -3,8 +3,8 @@
 On SIGHUP the supervisor reads the settings again and sends those that may change to its actors.
 
 These settings may change: the log level of all processes, thresholds and receivers of alarms, the
-retention of topics without settings of their own, the access file, and TLS certificates. The log
-names all other changed options as needing a restart, and they stay as they were. If any new setting
+retention of topics without settings of their own, the access file, and TLS certificates. All other
+changed options keep their old values, and the log says that they need a restart. If any new setting
 is wrong, all settings stay as they were.
 
 An actor gets a Reload of its kind. An actor that is still starting gets it when it is up, because

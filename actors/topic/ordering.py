@@ -13,11 +13,11 @@ Rules (see "Publish" in `docs/design.md`):
 * `offset -1` in an answer means: stored, but the offset is no longer remembered.
 * A delayed block is committed separately, and fails alone. So plain and delayed blocks of one
   producer never overtake each other. A delayed block goes to the storage when no plain block of its
-  producer waits here. After it, no block of that producer goes until it is stored or has failed.
-  Otherwise block 6 could be durable while the delayed block 5 is not, and when 5 is sent again, it
-  would count as stored. Blocks that must wait are *held* with their producer. Blocks of other
-  producers go on. One request with delayed blocks is under way at a time. Delayed blocks that
-  arrive in the meantime go together in the next one.
+  producer waits here. After a delayed block, no other block of that producer goes to the storage
+  until the delayed block is stored or has failed. Otherwise block 6 could be durable while the
+  delayed block 5 is not, and when 5 is sent again, it would count as stored. Blocks that must wait
+  are *held* with their producer. Blocks of other producers go on. One request with delayed blocks
+  is under way at a time. Delayed blocks that arrive in the meantime go together in the next one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Topic actor: orders the blocks of producers, has them stored, and passes them on to channels.
 
 Its storage (`storage/storage_actor.py`) lives in the same process and loop, and they call each
-other. If the process dies, both start again, so no append can be in doubt between them.
+other. If the process dies, both start again, so they never disagree about an append.
 
 Fan-out. The topic keeps a small ring of the newest durable blocks, and the place of each channel in
 it. A channel attaches at its offset and grants a running total of bytes. While its offset is in the

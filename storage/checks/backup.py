@@ -162,7 +162,7 @@ def _inner(path: str) -> str:
 def read_manifest(files: Files, backup: str) -> Manifest:
     """Read the manifest of a backup.
 
-    Raises `ForeignDirectory` if there is none, `Damaged`, or `OSError`.
+    Raises `ForeignDirectory` if there is none, `Damaged` if it is damaged, or `OSError`.
     """
     path = f"{backup}/{MANIFEST_NAME}"
     if not files.exists(path):

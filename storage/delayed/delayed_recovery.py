@@ -190,8 +190,8 @@ def _read(files: Files, path: str) -> bytes:
 def _variant(original: bytes, index: int, pages: int) -> bytes:
     """Return both pages with the chosen head in each.
 
-    Its last page is set to the last one of the file. One page too many stays unused, but one too
-    few would be overwritten.
+    Its last page is set to the last one of the file. If that number is too high, pages stay unused.
+    If it were too low, pages in use would be overwritten.
     """
     size = len(original) // 2
     heads = [list(_HEAD.unpack_from(original, at + _PAGE.size)) for at in (0, size)]

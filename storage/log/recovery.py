@@ -9,7 +9,7 @@ nothing half-written is shown:
 * the loss of power: of what was not synced, any part may be on disk, at any granularity and in any
   order. Names made, renamed or removed in a folder that was not synced may or may not be there;
 * a failed write, short write, or failed fdatasync: the process ends. After it the page cache may
-  look fine and not be on disk;
+  hold good bytes that are not on disk;
 * any one flipped bit in the log's files: at most one block is lost, and none is wrong.
 
 We do not promise to survive: a disk that reports a sync and did not do it, damage in both copies of

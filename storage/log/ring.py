@@ -1,11 +1,11 @@
 """Ring: the newest blocks of a log in memory, for readers slightly behind. Pure.
 
 A read needs no system call. The ring is bounded in bytes. It is also bounded in time, because an
-idle topic should hold no memory. (EQueue drops what was not used for 5 s. In ZSQ the page cache
-still has such blocks.) The blocks of the ring follow each other without a gap, up to the newest
-one. An append that does not follow the last one empties the ring first. An entry is an append and
-not a block. So keeping a thousand small blocks of one append costs as much as keeping one block.
-Headers get their wire form (offset and time) only when they are read.
+idle topic should hold no memory. (The ring of EQueue, a queue for .NET, drops what was not used for
+5 s. In ZSQ the page cache still has such blocks.) The blocks of the ring follow each other without
+a gap, up to the newest one. An append that does not follow the last one empties the ring first. An
+entry is an append and not a block. So keeping a thousand small blocks of one append costs as much
+as keeping one block. Headers get their wire form (offset and time) only when they are read.
 
 The topic has checked the blocks. They stay in the frames in which they came. They are checked again
 when they are read, because memory may have changed them since. If a check fails, the ring drops

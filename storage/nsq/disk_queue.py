@@ -25,8 +25,8 @@ With the defaults (`sync_every=1`) the queue promises the following:
 * One process owns the folder. It is locked (flock) as nsqd locks it, so neither an nsqd nor a
   second program can open it. In one process, queues of different names share the lock, and any
   thread may call any method. A process that was forked from the owner must not use the queue
-  (`StoreFailed`). It cannot open one in this folder while its parent has one open. It closes the
-  descriptors of locks that it inherited.
+  (`StoreFailed`). It cannot open a queue in this folder while its parent has one open there. It
+  closes the descriptors of locks that it inherited.
 
 With `sync_every=N`, as in NSQ (where N is 2500), puts and gets are counted. They are synced after
 every N of them, or `sync_timeout` seconds after the first one that is not synced. A crash of the

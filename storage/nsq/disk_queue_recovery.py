@@ -14,7 +14,7 @@ that NSQ would lose:
   file), or the depth is not the number of messages from the read position on: the metadata have no
   checksum, and one flipped bit could hide messages that were never read. Reading begins at the
   first existing file, and messages that were read there are delivered again. Counting reads all
-  data, so it is done up to CHECK_BYTES_MAX, and always before a file is removed.
+  data, so it is done only for queues of up to CHECK_BYTES_MAX, and always before a file is removed.
 * The write file is shorter than the metadata say: the missing data are lost, and a note says so.
   NSQ would write on after the old end, with zeros between.
 * The read file does not exist: it was read to its end and removed before the metadata were written.
@@ -238,8 +238,9 @@ def _writing_to(place: QueueFiles, meta: Meta, numbers: list[int], report: Queue
 def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: QueueReport) -> int:
     """Cut off an unfinished write, and return the end of the file.
 
-    Other damaged bytes stay, and are set aside when they are read. This walks from the file's begin
-    and not from `known`: if `known` were wrong, whole messages would look like an unfinished write.
+    Other damaged bytes stay, and are set aside when they are read. This walks from the beginning of
+    the file and not from `known`: if `known` were wrong, whole messages would look like an
+    unfinished write.
     """
     end = 0
     for record in walk_records(place, number, 0):

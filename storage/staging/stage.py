@@ -3,11 +3,11 @@
 Recovery makes the staged files agree with their rows at start. It runs after the log's recovery,
 which may still need files of a commit from here.
 
-A row was committed after a sync of all that it names. So a file that is missing, too short, or
-whose header is damaged twice is damage. The stage is dropped with an alarm. Its writer or its
-commit then gets the error that the stage does not exist. The topic starts nevertheless. A file
-behind a row's last one, or without a row, was not sealed and is removed. Bytes behind a row's end
-are cut off.
+A row was committed after a sync of all that it names. So it is damage if a file is missing or too
+short, or if both copies of its header are damaged. The stage is dropped with an alarm. Its writer
+or its commit then gets the error that the stage does not exist. The topic starts nevertheless. A
+file behind a row's last one, or without a row, was not sealed and is removed. Bytes behind a row's
+end are cut off.
 
 A read error of the disk is no damage yet. A finally sealed stage stays with its files, and its
 commit is refused while they cannot be read. A stage that is still written to is dropped, because

@@ -4,8 +4,8 @@ A deletion is refused while messages are unfinished, unless it is forced. Offset
 again.
 
 An `#ephemeral` channel is deleted when it reports that its last consumer has left, or when its
-process died. An `#ephemeral` topic is deleted with its last channel. A client that asks for one
-meanwhile gets a new one.
+process died. An `#ephemeral` topic is deleted with its last channel. A client that asks for such a
+channel or topic during its deletion gets a new one.
 
 The deletion of a topic seals it first. A sealed topic takes no messages, so the end that its actors
 report is final, and no message that was acknowledged after the check of the backlog is lost. The

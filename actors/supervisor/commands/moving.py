@@ -1,7 +1,7 @@
 """The position of a channel: seek and empty move it, peek only reads.
 
 All three need the topic's current ends. The topic's storage turns a time into an offset. The client
-could not: its clock may differ, and retention may remove the message meanwhile.
+cannot do this, because its clock may differ, and retention may remove the message meanwhile.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@
      "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}}}
 
 The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
-spaces (ASCII). It covers the content of the file and not its layout. It is the same in every
-version, so an unknown version can be distinguished from a damaged digit. A file without a checksum
-is accepted once. Earlier versions wrote such files, and a person can edit the file that way.
+spaces (ASCII). It covers the content of the file and not its layout. It is computed in the same way
+in every version, so an unknown version can be distinguished from a damaged version number. A file
+without a checksum is accepted once. Earlier versions wrote such files, and a person can edit the
+file that way.
 
 Rejected: a checksum behind the JSON, as in a topic's identity. JSON tools could not read the file
 then.
@@ -108,7 +109,8 @@ def encode(content: Content) -> bytes:
         "ended": content.ended,
         "imports": content.imports,
     }
-    # The checksum is not at the end: there, removing its line would leave a comma behind.
+    # The checksum is not the last key. Otherwise the line before it would end with a comma after a
+    # person has removed its line.
     head = {"version": VERSION, CHECKSUM: checksum(data)}
     return json.dumps(head | data, indent=1).encode()
 

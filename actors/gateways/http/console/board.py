@@ -6,7 +6,7 @@ a slow watcher can skip ticks without a loss, and nothing is stored for it. `Boa
 what its principal may see.
 
 Rates are for about the last second: the growth of a counter between two pulses of an actor. (The
-rates that actors measure are for the last minute, so a chart of them would lag.) A pulse has its
+rates that actors measure are for the last minute, so a chart of them would lag.) Each pulse has a
 time. Without pulses nothing happens, and the rate is 0.
 """
 

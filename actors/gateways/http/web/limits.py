@@ -25,7 +25,7 @@ class HttpLimits:
     max_msg_size: int = MESSAGE_BYTES_MAX
     max_body_size: int = 5 * MIB
     max_req_timeout_ms: int = 3_600_000
-    connections_max: int = 1_024  # above it an idle one, or else the new one, is closed
+    connections_max: int = 1_024  # above it, an idle connection is closed, or the new one if none is idle
     requests_max: int = 256  # at the same time; more are answered with 503
     bodies_bytes_max: int = 64 * MIB  # of all requests together
     head_bytes_max: int = 32 * KIB  # request line and headers
