@@ -40,7 +40,7 @@ class LastConsumer:
 
     `over` is True once the channel takes no more consumers. It never becomes False again, because
     the supervisor may already be removing the channel. A later consumer gets a new channel. The
-    supervisor is notified repeatedly, because a topic that starts or stops may miss the message.
+    supervisor is notified repeatedly, because it ignores the notice while the topic is not up.
     """
 
     def __init__(self, now_ns: int) -> None:

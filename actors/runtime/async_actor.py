@@ -4,7 +4,7 @@ The actors of a topic use a plain poller, which is the fastest for a few ZeroMQ 
 gateway for NSQ or HTTP has a connection for each client, and libraries that need asyncio. Both
 share what is in `Actor`: birth, pulses, orders, the end.
 
-ZeroMQ's descriptor is edge-triggered: any use of the socket, also sending, takes the event. So
+ZeroMQ's descriptor is edge-triggered: any use of the socket, also sending, consumes the event. So
 after each action that may have sent, the supervisor's port is checked again.
 """
 

@@ -103,7 +103,7 @@ class Trimming:
 
     def __init__(self, now_ns: int) -> None:
         self._stirred_ns = now_ns
-        # the time since which a release is owed, or the time of the last release
+        # the time since which a release is due, or the time of the last release
         self._since_ns = now_ns
         self._owed = True
 

@@ -8,8 +8,8 @@ bytes. Lines beyond it are lost and counted, and the count is written when there
 line is written completely or not at all. At 16 MiB the file is renamed to audit.log.1, and so on;
 four old files stay.
 
-Texts from outside are shortened and escaped as in JSON, so they cannot contain a line of the log. A
-line has at most LINE_BYTES_MAX bytes.
+Texts from outside are shortened and escaped as in JSON, so a text cannot look like another line of
+the log. A line has at most LINE_BYTES_MAX bytes.
 
 `AuditRecorder` decides which orders are logged, and writes each with its result when it is
 answered. The gateway tells who gave the order (Manage.by). Over ipc it is a process of the broker's

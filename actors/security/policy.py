@@ -211,7 +211,7 @@ class FixedPolicy(Policy):
 
 EVERYBODY: Final = Principal("", FixedPolicy(*Action))  # all clients, without authentication
 NOBODY: Final = Principal("", FixedPolicy(Action.OPEN))  # unknown clients
-# All clients that read by HTTP beside an auth server.
+# All clients that read over HTTP when an auth server is used.
 LOOKING: Final = Principal("", FixedPolicy(Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL))
 
 

@@ -10,9 +10,9 @@ There is no state "closed to consumers only", because messages that came in this
 be drained. So closing to consumers closes to publishers too, and opening to publishers opens to
 consumers too. To stop only consumers for a while, use a pause.
 
-The state is durable in the registry's row before any actor hears of it. The topic and its channels
-receive it by an order, and each start includes it. An actor that dies in between comes back with
-the state of the row.
+The state is durable in the registry's row before any actor receives it. The topic and its channels
+receive it by an order, and each start includes it. An actor that dies in between is started again
+with the state of the row.
 
 Delayed messages that were accepted before still become due: they were acknowledged.
 """

@@ -189,7 +189,7 @@ DUE_ROWS_MAX: Final = 1_000  # rows of one answer
 DUE_LATEST_NS: Final = (REQUEUE_DELAY_MS_MAX + 60_000) * 1_000_000
 # redeliveries whose attempt number one commit records; the rest of a long range waits
 PROMISED_MAX: Final = 50_000
-# while more rows are ready, or half of those messages, nothing more is recorded
+# while more rows than this, or half of PROMISED_MAX messages, are ready, nothing more is recorded
 PROMISED_ROWS_LOW: Final = 4_000
 SAVE_ROWS_MAX: Final = 50_000  # rows of one frame: 36 bytes each at most, so under 2 MB
 # pages of one commit: enough for a few million in flight with every second one answered
@@ -236,14 +236,14 @@ CONSUMER_BYTES_MAX: Final = 16 * MIB
 # Ephemeral channels and topics: in memory
 EPHEMERAL_UNUSED_S: Final = 60.0  # a channel that never had a consumer; others end with the last
 EPHEMERAL_DEFERRED_ROWS_MAX: Final = 100_000  # rows of a channel, in storage's memory: about 30 MB
-# a topic's unfinished messages; as much again for those kept to be read again
+# a topic's unfinished messages; and as much again for finished ones that are kept
 EPHEMERAL_BYTES_MAX: Final = 64 * MIB
 EPHEMERAL_SHARE: Final = 8  # or this part of the memory file system, if that is less
 # a smaller memory file system is not used: one topic would fill it
 EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB
 
 # Topic
-RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; others read storage
+RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; others read from the storage
 CREDIT_POOL_BYTES: Final = 256 * MIB  # unanswered blocks of all producers
 CREDIT_BYTES: Final = 8 * MIB  # of one producer
 CREDIT_BYTES_MIN: Final = 256 * KIB
@@ -279,7 +279,7 @@ LAST_WORDS_S: Final = 0.2
 
 # Delayed messages
 DELAYED_MOVE_BYTES: Final = 2 * MIB  # moved at once: publishers wait no longer than the write takes
-DELAYED_MOVE_ROWS: Final = 2_000  # and in blocks: blocks of one message cost 10 microseconds each
+DELAYED_MOVE_ROWS: Final = 2_000  # and at most this many blocks: blocks of one message cost 10 microseconds each
 DELAYED_RETRY_NS: Final = 1_000_000_000  # delay after a full disk
 # longest time between scans while messages wait, in case the wall clock is put forward
 DELAYED_LOOK_NS: Final = 10_000_000_000
@@ -299,7 +299,7 @@ STAGE_CREDIT_BYTES_MIN: Final = 64 * KIB
 # writers with credit; those with the least credit may exceed the pool
 STAGE_WRITERS_MAX: Final = 256
 STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits this long for pushes that are still under way
-STAGE_GAP_RETELL_S: Final = 1.0  # blocks that were sent again for a gap may be lost too
+STAGE_GAP_RETELL_S: Final = 1.0  # a gap is reported again after this: blocks that were sent again may be lost too
 # an unused stage that was not finally sealed is kept this long
 STAGE_OPEN_KEPT_S: Final = 15 * 60.0
 # an unused stage that was finally sealed is kept this long: its driver may come back to commit it

@@ -22,7 +22,7 @@ read when a channel's first unfinished message lies in another block than before
 same place share it. Each call reads a bounded number of headers. The other channels keep their
 known times and so look older than they are for a few seconds. Nothing is read for a channel that
 does not move or has nothing to deliver. Rejected: asking the channels. Channels without a consumer
-do not hear of new messages, and each would have to ask storage anyway.
+do not learn of new messages, and each would have to ask storage anyway.
 """
 
 from __future__ import annotations

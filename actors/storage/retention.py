@@ -215,7 +215,7 @@ class RetentionRunner:
     def turn(self) -> None:
         """Request a tick early if the topic is in memory and grew by a part of its bound.
 
-        Memory may not wait for the next second. Chunks are removed only behind the checkpoint.
+        Such a topic cannot wait for the next second. Chunks are removed only behind the checkpoint.
         """
         if self.in_memory and self._log.written_bytes - self._ticked_at >= self.policy.max_bytes // PARTS:
             self._ticked_at = self._log.written_bytes
@@ -263,8 +263,8 @@ class RetentionRunner:
 
         The number of dropped messages counts from the lowest offset that some channel had not
         finished, so it is an upper bound. Rejected: counting what each channel had finished behind
-        that offset, for a channel may have millions of deferred rows. Each channel itself counts
-        the messages that it loses.
+        that offset, because a channel may have millions of deferred rows. Each channel itself
+        counts the messages that it loses.
         """
         self._removing = True
         dropped = max(0, start - max(view.floor, view.bases[0]))

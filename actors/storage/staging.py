@@ -12,7 +12,8 @@
 
 `CommitQueue` holds the commits that wait for a merge, one merge at a time, and the requests that
 wait for them. A merge proceeds in steps in the thread that syncs stages. A commit that is requested
-twice is answered twice. An abort that came too late learns that the transaction is committed.
+twice is answered twice. The answer to an abort that came too late says that the transaction is
+committed.
 """
 
 from __future__ import annotations

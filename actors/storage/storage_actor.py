@@ -341,7 +341,7 @@ class StorageActor:
         self._channels.move_pause(end, then)
 
     def _look_for_space(self) -> None:
-        """Send a pulse when publishes begin or cease to be refused.
+        """Send a pulse when the refusal of publishes begins or ends.
 
         The reason is a full disk or the topic's bound. The supervisor learns it within a second.
         """

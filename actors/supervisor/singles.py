@@ -173,7 +173,7 @@ class Singles:
         loops = [child for child in self.of_kind("scan_loop") if child.state == "up"]
         now = time.monotonic_ns()
         if not loops or now < self._tell_ns:
-            return  # an update lists all targets; one per new process would cost more than the process
+            return  # an update lists all targets: one update per new process would cost more than the process
         self._tell_ns = now + (options.TELL_SCAN_MS + len(self._processes.children) // 10) * 1_000_000
         self._broker.channels_changed = False
         targets = tuple(

@@ -124,8 +124,8 @@ class Supervisor:
         poller.register(self.table.events_fd, zmq.POLLIN)
         poller.register(wake_read.fileno(), zmq.POLLIN)
         self.audit.open()
-        # The starts are inside the `try`: the interpreter waits at its end for each child that
-        # still lives.
+        # The starts are inside the `try`: when the interpreter ends, it waits for each child that
+        # still runs.
         try:
             self._start_all()
             while not self._ended():

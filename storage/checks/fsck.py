@@ -680,7 +680,7 @@ class _TopicCheck:
     def _check_holes(self) -> None:
         """Note `.bad` files whose messages can be read again.
 
-        This happens if somebody put a chunk back, or if a disk recovered.
+        This happens if a chunk was put back, or if a disk recovered.
         """
         for bad in self._known.values():
             if not bad.count or bad.hole.next_offset <= self._start:

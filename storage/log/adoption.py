@@ -205,9 +205,9 @@ def _is_there(files: Files, path: str, seed: int) -> bool:
 def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
     """Write and sync the footer of the chunk before the adopted ones.
 
-    Readers can do without the footer, so a failure is only noted. It is synced because no later
-    write seals that chunk once the log goes on behind the adopted ones, and a missing footer is an
-    alarm then. It is written even if it can be read: after a failed sync it may be in the page
+    Readers can do without the footer, so a failure is only noted. It is synced now: once the log
+    goes on behind the adopted chunks, no later write seals that chunk, and a missing footer would
+    cause an alarm. It is written even if it can be read: after a failed sync it may be in the page
     cache and never reach the disk.
     """
     base_offset, data_end, last_time_ns = mark.unsealed

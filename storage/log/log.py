@@ -84,8 +84,8 @@ def place(chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: 
     """Return what to write at the chunk's end, and the offset and position behind it.
 
     Each block gives a header and its columns as they came. The offset is relative to the chunk.
-    What lies before `synced_position` in the chunk is on disk. A caller that does not write must
-    cut the index.
+    What lies before `synced_position` in the chunk is on disk. A caller that then does not write
+    these bytes must cut the index.
     """
     position = chunk.end_position
     offset = chunk.end_offset - chunk.base_offset

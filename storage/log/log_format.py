@@ -17,8 +17,9 @@ power cut left unfinished (cut it off). Without that field, a producer's block c
 its next block survived. When the producer sends the lost block again, it would be taken for stored.
 
 The second spare field is the block's position in the file. Without it, a block passes all its
-checksums wherever it lies in its chunk. A misdirected write or an old page that came back would be
-read twice, or set the log's end back to where that block ended.
+checksums wherever it lies in its chunk. So a misdirected write or an old page that came back would
+not be noticed. Its block would be read twice, or the log's end would be set back to the end of that
+block.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class LogKeeper:
     def _ongoing_since(self, base: int) -> int:
         """Return when the ongoing chunk's first message came.
 
-        Its header may be older, if it was made earlier.
+        The chunk's header may be older, because the chunk may have been created earlier.
         """
         if self._first_time[0] != base:
             header = next(self._log.headers(base), None)
@@ -133,7 +133,7 @@ def finished_bytes(view: LogView) -> int:
 
 
 def remove_below(files: Files, folder: str, start: int) -> int:
-    """Remove the files of all chunks wholly below `start`, and return how many files that were.
+    """Remove the files of all chunks wholly below `start`, and return the number of removed files.
 
     Files left of an incomplete removal are removed too. The last chunk always stays. Raises
     `OSError` if files are left; the next call removes them.

@@ -21,7 +21,7 @@ With the defaults (`sync_every=1`) the queue promises the following:
   Opening the queue again runs the recovery.
 * If the disk is full, a put raises `DiskFull` and stores nothing. Reads still work, and free space
   file by file. Until there is space for the metadata, a crash may return messages again that were
-  removed since the last metadata.
+  removed since the metadata were last written.
 * One process owns the folder. It is locked (flock) as nsqd locks it, so neither an nsqd nor a
   second program can open it. In one process, queues of different names share the lock, and any
   thread may call any method. A process that was forked from the owner must not use the queue

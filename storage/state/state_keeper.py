@@ -1,13 +1,14 @@
 """State keeper: opens and rebuilds the state store, writes snapshots, counts failed starts.
 
 *Snapshot.* `StateKeeper` writes a snapshot at once, before the commit returns, if the old one would
-be wrong in a way that redelivery does not repair. This applies to the set of channels, a pause, the
-start of a first channel, a cursor that was moved back, removed chunks, and finally sealed stages.
-Everything else (cursors, holes, producers, transactions) is up to date again after a replay of the
-log and some redeliveries. So for other changes the next snapshot waits a minute, and a minute more
-for each MiB of its size. With this wait, snapshots never write more than about 17 KB/s. If the disk
-is too full for a snapshot, the commit is answered nevertheless. But a replay must find what it
-needs: no chunk is removed before a snapshot on disk covers all of it (`covered`).
+be wrong in a way that redelivery does not repair. This applies to a change of the set of channels,
+of a pause, or of the start of a first channel, to a cursor that was moved back, to removed chunks,
+and to finally sealed stages. Everything else (cursors, holes, producers, transactions) is up to
+date again after a replay of the log and some redeliveries. So for other changes the next snapshot
+waits a minute, and a minute more for each MiB of its size. With this wait, snapshots never write
+more than about 17 KB/s. If the disk is too full for a snapshot, the commit is answered
+nevertheless. But a replay must find what it needs: no chunk is removed before a snapshot on disk
+covers all of it (`covered`).
 
 *Starts.* A flipped bit may make LMDB kill the whole process (SIGBUS). `DIR/state.starts` counts the
 starts since the last successful commit. It also keeps the times of the last starts that did not end

@@ -22,8 +22,9 @@ from .....transport.wire.answers import OverviewAlarms, OverviewAnswer, Overview
 from ....security.policy import Action, Principal
 
 _MS: Final = 1_000_000
-# After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. The
-# time between two pulses counts as at most this, or the time between two overviews if longer.
+# After this time without a pulse, a rate becomes 0, because idle actors send pulses rarely. A
+# longer time between two pulses counts as this time, or as the time between two overviews if that
+# is longer.
 STILL_MS: Final = 2_000
 GONE_KEPT: Final = 1_000
 UNKNOWN: Final = -1

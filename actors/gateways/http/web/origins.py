@@ -6,7 +6,7 @@ own: addresses, localhost, this machine's name, its broadcast address, and the o
 every request needs a token, the check is left out: a page without the token gains nothing, and
 proxies use any name.
 
-*Forgery.* A page of another origin can send a form here. Browsers mark such requests by
+*Forgery.* A page of another origin can send a form to this gateway. Browsers mark such requests by
 Sec-Fetch-Site, which no script can set. Older browsers, and browsers on plain HTTP, mark them by
 Origin. Requests without both headers do not come from browsers but, for example, from curl or NSQ
 clients, and are accepted. Marked requests are refused if they change something or use /api/, whose
