@@ -31,7 +31,7 @@ FATE: Final[dict[str, str]] = {
     "alarm_teller": "self",
 }
 # Kinds that end the broker when they exceed the restart intensity. If a topic or a channel exceeds
-# it, only its topic fails. Without the alarm teller, alarms are still in the log.
+# it, only its topic fails. Without the alarm sender (`alarm_teller`), alarms are still in the log.
 ENDS_TREE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "scan_loop", "scan_worker"})
 
 

@@ -130,7 +130,7 @@ class AlarmBroker(TypedDict):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlarmStart(ActorStart):
-    """Start values of the alarm teller; `broker` describes the broker to receivers."""
+    """Start values of the alarm sender; `broker` describes the broker to receivers."""
 
     alarms: AlarmOptions
     broker: AlarmBroker

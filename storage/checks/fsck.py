@@ -13,7 +13,7 @@ block, the groups, the footer and the index.
 
 A finding says what is wrong. If it can be repaired, it has a function that repairs it and returns
 what it did. The check itself changes nothing. A repair either writes a copy of what it changes
-first, or changes only bytes that cannot be read:
+first, or leaves everything that can be read as it is:
 
 * A damaged copy of the header is rewritten from the good one.
 * A damaged block stays where it is. Its bytes are kept in a `.bad` file, so that its offsets are a

@@ -19,9 +19,9 @@ block whose row still exists, and a row must not move while one of its messages 
 The caller ensures both (`actors/storage/delayed.py`).
 
 Delayed messages are not in the state store for these reasons. Ten million messages are gigabytes.
-The state store is loaded into memory, copied to snapshots, and rebuilt from the log after damage.
-That does not work for messages that exist nowhere else. The delayed store holds only its producers
-in memory.
+The rows of the state store are loaded into memory, copied to snapshots, and rebuilt from the log
+after damage. That does not work for messages that exist nowhere else. The delayed store holds only
+its producers in memory.
 
 LMDB's pages have no checksums. So each value carries its key and a checksum, and the meta row has
 the number of all rows and the sum of their checksums. A damaged row is saved to a file, counted as

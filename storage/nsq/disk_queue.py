@@ -39,7 +39,7 @@ further. Different from go-diskqueue:
 
 * Folders are synced, and a failed fsync is an error.
 * A file may be read to its end while it is still written. It is removed when the next file begins.
-  go-diskqueue finds no record at this position and renames the file to `.bad`.
+  go-diskqueue finds no further record at the end of such a file and renames it to `.bad`.
 * The recovery after a crash: see `disk_queue_recovery.py`.
 * `delete` removes the files. In go-diskqueue it only closes them.
 
