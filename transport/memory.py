@@ -1,4 +1,4 @@
-"""Settings of the C library's allocator for blocks that are allocated a thousand times a second."""
+"""Settings of the C library's allocator, for memory that is allocated a thousand times a second."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Names: the rule for legal ones.
 
-A raw name is never used as a path or an endpoint: these are numbers.
+A raw name is never part of a path or an endpoint. Paths and endpoints have numbers instead.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ _TYPES: Final = {Kind.FLAG: (bool,), Kind.COUNT: (int,), Kind.BYTES: (int,), Kin
 class Setting:
     """The row of one setting.
 
-    - `allowed`, `least`: The ends of error texts: what a value must be, and what a number below
-      `low` must be.
+    - `allowed`, `least`: The ends of error texts. `allowed` says what a value must be, and `least`
+      says it in the error for a number below `low`.
     - `no_bound`: The number that means "no bound", if there is one.
     - `fixed`: True if the setting is chosen when the channel is created.
     - `option`: The option on the command line, with the name of its value.
@@ -255,7 +255,8 @@ class NewChannelSettings(ChannelOptions, total=False):
 class Retention:
     """A topic's retention policy. -1 means no bound.
 
-    Bytes count log files, seconds are by the times of messages, and a chunk is a file.
+    Limits in bytes are for the sizes of log files. Limits in seconds are for the ages of messages.
+    A chunk is one log file.
     """
 
     keep_bytes: int = _row(

@@ -12,19 +12,19 @@ with these exceptions: `pack`, `gather`, and the views that return single messag
 (map, accumulate, join).
 
 `cut` and `gather` compute a new checksum from old bytes, so they check the old ones first. The
-first check of a block covers all of it, and keeps the checksum of each prefix of whole pieces.
-Later checks cover only the pieces that hold the messages: `crc32c` continues from the prefix before
-a piece, and must arrive at the prefix after it. Otherwise, taking a large block message by message
-would check the whole block each time.
+first check of a block covers all of it, and keeps the checksum from the block's start to the end of
+each piece. Later checks cover only the pieces that hold the messages: `crc32c` continues from the
+kept checksum before a piece, and the result must equal the kept checksum after it. Otherwise,
+taking a large block message by message would check the whole block each time.
 
 Two alternatives were rejected. One is a single frame with header and columns, because storing an
 offset would copy or alter 200 KB. The other is a row format, because Spark and every slice would
 take each message apart.
 
-`gather` makes one block of messages that are not adjacent. It does not cut each part out as a block
-first. For a thousand single messages, their checksums and copies would take 28 ms. Reading their
-values takes 7 ms, or 1 ms if they are close together, as those of one tag are. Nothing here does
-I/O.
+`gather` makes one block of messages that are not adjacent. It reads their values, which takes 7 ms
+for a thousand single messages, or 1 ms if the messages are close together, as messages with the
+same tag usually are. It does not first make a block of each part, because the checksums and copies
+of a thousand such blocks would take 28 ms. Nothing here does I/O.
 """
 
 from __future__ import annotations
@@ -185,10 +185,7 @@ class Block:
         self.columns = memoryview(payload) if columns is None else columns
         self._layout: tuple[tuple[Column | None, ...], memoryview | None] | None = None
         self._prefixes: tuple[int, ...] = ()
-        """Checksums of the columns up to the end of each piece, from a check of all.
-
-        Empty before it.
-        """
+        """Checksums of the columns up to the end of each piece, or () before the first full check."""
 
     @property
     def count(self) -> int:
@@ -258,7 +255,7 @@ class Block:
             found.append(crc32c(columns[position : position + PIECE_BYTES], found[-1]))
         if found[-1] != self.header.columns_crc:
             raise self._corrupt()
-        self._parts()  # while the sizes in it are verified
+        self._parts()  # now, because the sizes that it reads are verified
         self._prefixes = tuple(found)
 
     def check_messages(self, spans: Iterable[tuple[int, int]]) -> None:
@@ -280,7 +277,7 @@ class Block:
                     self._check_pieces(bitmap + (start >> 3), bitmap + ((stop + 7) >> 3))
                 if (at + start * 4) // PIECE_BYTES > at // PIECE_BYTES:
                     self._check_pieces(at, at + 4)  # the first offset, which all others are relative to
-                self._check_pieces(at + start * 4, at + stop * 4 + 4)  # before one of them is used
+                self._check_pieces(at + start * 4, at + stop * 4 + 4)  # the offsets, before one of them is used
                 data = at + padded(len(offsets) * 4) - offsets[0]
                 self._check_pieces(data + offsets[start], data + offsets[stop])
             if times is not None:
@@ -340,7 +337,7 @@ def open_block(header: Buffer, payload: Any, columns: memoryview | None = None) 
 
 
 def _split(header: Header, columns: memoryview) -> tuple[tuple[Column | None, ...], memoryview | None]:
-    """Walk the layout once. Raises `UsageError` (E_BAD_BLOCK) if a piece would leave the block."""
+    """Walk the layout once. Raises `UsageError` (E_BAD_BLOCK) if a piece ends outside."""
     count = header.count
     end = len(columns) - TRAILER_BYTES
     position = 0
@@ -419,7 +416,7 @@ def pack(
 ) -> Block:
     """Pack messages. Each optional column has one value or None per message.
 
-    Raises `UsageError` (E_TOO_BIG) that names the exceeded limit.
+    Raises `UsageError` (E_TOO_BIG), which names the exceeded limit.
     """
     limits = limits or Limits()
     count = len(bodies)
@@ -502,7 +499,7 @@ def cut(block: Block, start: int, stop: int) -> Block:
     The work does not depend on the number of messages: one slice and one copy per column, one
     checksum, and the check of the copied bytes. Raises `CorruptBlock` (E_CHECKSUM) if that check
     fails. If the range is the whole block, this returns the block itself without a check, because
-    it keeps its checksum.
+    the block keeps its old checksum.
     """
     if not 0 <= start < stop <= block.count:
         raise ValueError(f"cannot cut messages {start} to {stop} from a block of {block.count} messages")
@@ -528,16 +525,16 @@ def cut(block: Block, start: int, stop: int) -> Block:
                  producer_id=old.producer_id, sequence=old.sequence, flags=old.flags)  # fmt: skip
 
 
-_CLOSE: Final = 8  # if at least one of so many messages is picked, C takes the whole range apart
+_CLOSE: Final = 8  # if at least one message in so many is picked, all values of the range are read in one call
 _UNLIMITED: Final = Limits(BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)  # they were checked on arrival
 
 
 def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:
     """Return one block of `parts`, which are (block, start, stop) indexes.
 
-    Its first offset is that of the first part. The delivery that carries the block has the real
-    runs. If the messages have different storing times, a times column keeps them. Raises
-    `CorruptBlock` if a part is not as it was sent.
+    The header has only the first message's offset. The delivery that carries the block lists the
+    offsets of all its messages (`runs`). If the messages have different storing times, a times
+    column keeps them. Raises `CorruptBlock` if a part is not as it was sent.
     """
     if len(parts) == 1:
         return cut(*parts[0])

@@ -15,7 +15,7 @@ TRAILER_BYTES: Final = 8
 BLOCK_BYTES_MAX: Final = 8 * 1024 * 1024
 BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024  # default of the broker (--max-msg-size)
-MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # limit of --max-msg-size: it fits into a block with key, tag and headers
+MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # limit of --max-msg-size: such a message fits into a block with key, tag and headers
 KEY_BYTES_MAX: Final = 256
 TAG_BYTES_MAX: Final = 256
 HEADERS_BYTES_MAX: Final = 16 * 1024
@@ -25,7 +25,7 @@ WIRE_MAGIC: Final = b"ZSQB"
 DISK_MAGIC: Final = b"ZSQD"
 TRAILER_MAGIC: Final = 0x42515A5F
 
-# The columns that follow, and those of them that have a validity bitmap.
+# Bits of the field `columns`: the columns that the block has, and those that have a validity bitmap.
 HAS_KEY: Final = 1
 HAS_TAG: Final = 2
 HAS_HEADERS: Final = 4

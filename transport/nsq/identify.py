@@ -187,7 +187,7 @@ def _heartbeat(asked_ms: int, default_ms: int, limits: NsqLimits) -> int:
 
 
 def _output_buffer(asked_size: int, asked_ms: int, limits: NsqLimits) -> tuple[int, int]:
-    """Return size and timeout. The timeout is checked first. No buffer (a size of 1) needs none."""
+    """Return size and timeout. The timeout is checked first. A size of 1 (no buffer) needs none."""
     timeout_ms = {-1: 0, 0: limits.output_buffer_timeout_ms}.get(asked_ms, asked_ms)
     if asked_ms not in {-1, 0} and not limits.min_output_buffer_timeout_ms <= asked_ms <= limits.max_output_buffer_timeout_ms:
         raise NsqError(E_BAD_BODY, f"IDENTIFY output buffer timeout ({asked_ms}) is invalid")

@@ -2,11 +2,11 @@
 
 A layer never returns more than about PIECE bytes of plain text at a time. A megabyte of deflate may
 contain a gigabyte. Each byte of it is legal in some PUB, so no ratio distinguishes a bomb from
-published zeros. The rest waits packed, as `held`. The caller passes a piece on, lets the event loop
-turn once, checks whether its session still wants to read, and calls `receive(b"")` again. Meanwhile
-it reads nothing from the socket. So a bomb costs its sender's connection time, but no memory and no
-turns of other connections. Input without plain text is limited in the same way: `receive` processes
-at most PARTS_PIECE TLS records or snappy chunks.
+published zeros. The rest waits in compressed form, and `held` is True. The caller passes a piece
+on, lets the event loop turn once, checks whether its session still wants to read, and calls
+`receive(b"")` again. Meanwhile it reads nothing from the socket. So a bomb costs its sender's
+connection time, but no memory and no turns of other connections. Input without plain text is
+limited in the same way: `receive` processes at most PARTS_PIECE TLS records or snappy chunks.
 
 Details follow nsqd. Deflate is raw (no zlib header, window of 15 bits), and each `send` ends with a
 sync flush. Snappy uses the framing format. Nothing here does I/O.
@@ -22,7 +22,7 @@ from typing import Final, Protocol
 
 import crc32c
 
-PIECE: Final = 65_536  # plain bytes from one `receive`, plus one snappy block at most; a socket gives as much
+PIECE: Final = 65_536  # plain bytes from one `receive`, plus one snappy block at most; one read of a socket returns as much
 PARTS_PIECE: Final = 256  # TLS records or snappy chunks that one `receive` processes
 DEFLATE_LEVELS: Final = range(1, 10)
 

@@ -74,7 +74,7 @@ def cut_equal(data: bytes, first: int, count: int, size_max: int) -> list[bytes]
 def cut_any(data: bytes, first: int, count: int, size_max: int) -> list[bytes] | None:
     """Return the bodies of `count` messages if all are complete and valid, else None.
 
-    After None, `Walk` finds the fault, or waits.
+    After None, `Walk` finds the fault, or waits for more bytes.
     """
     bodies: list[bytes] = []
     append = bodies.append
@@ -148,7 +148,7 @@ class Walk:
     def on(self, buffer: bytearray | memoryview) -> bool:
         """Go on as far as the bytes reach.
 
-        Return True at the end. A repeated call raises an error again.
+        Return True at the end. After an error, a repeated call raises it again.
         """
         size_max, have = self._limits.max_msg_size, len(buffer)
         stop_max = self._first - 4 + self._limits.max_body_size

@@ -55,7 +55,7 @@ class Ends(TypedDict):
 
 
 class Size(Ends):
-    """`bytes`: the approximate number between two offsets.
+    """`bytes`: the approximate number of bytes between two offsets.
 
     `offset`: where about `bytes_max` of them end.
     """

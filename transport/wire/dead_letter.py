@@ -5,8 +5,8 @@ stored. Headers have a largest size, and the message may have used all of it. Th
 first. After that own headers are left out, the largest first, and `zsq-dead-left-out` counts them.
 
 The module also handles messages for only one channel of a topic. The header `zsq-channel` names the
-channel, and a flag of the block says that it contains such messages. The packer of the block sets
-the flag, so that a channel inspects no other block. A block with the flag may contain none.
+channel, and a flag of the block says that the block may contain such messages. The packer of the
+block sets the flag, so that a channel inspects only blocks with the flag.
 """
 
 from __future__ import annotations

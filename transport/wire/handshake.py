@@ -4,8 +4,8 @@ ZeroMQ itself would try again silently, for ever. Its monitor distinguishes thre
 
 * The other side uses another mechanism: it wants a key and none is given here, or the reverse.
 * It does not know this client (ZAP's 400).
-* It just hung up. A client with a wrong server key is treated so, but so is one that reaches a
-  proxy without a broker. This gives only a text, not a verdict.
+* It just hung up. This happens to a client with a wrong server key, but also to one that reaches a
+  proxy without a broker. So this case has no verdict, only a text that says what it may mean.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Protocol messages: every message between processes is a frozen dataclass with a fixed opcode.
 
-PROTOCOL.md shows each byte by byte. A message is one control frame (msgpack array: opcode, then the
-fields in this order), then its blocks, two frames each (64-byte header, columns). Envelope: routing
-ids, an empty frame, the control frame.
+PROTOCOL.md shows the bytes of each message. A message is one control frame (msgpack array: opcode,
+then the fields in this order), then its blocks, two frames each (64-byte header, columns).
+Envelope: routing ids, an empty frame, the control frame.
 
 Opcodes are never reused, and a released message never changes its meaning: a new one gets a new
 opcode. Field types allowed: int, str, bytes, bool, float, tuple, dict (msgpack's own).

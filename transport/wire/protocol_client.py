@@ -102,7 +102,7 @@ FRAMES_MAX: Final = 1024  # of one message
 HEARTBEAT_MS: Final = 30_000
 HEARTBEAT_MS_MIN: Final = 1_000
 HEARTBEAT_MS_MAX: Final = 60_000
-LOCAL_HEARTBEAT_MS: Final = 5_000  # a client on ipc: a dead one is noticed in 10 s, one whose C code holds the interpreter for 9 s lives
+LOCAL_HEARTBEAT_MS: Final = 5_000  # for clients on ipc: a dead one is noticed in 10 s; one whose C code blocks Python for 9 s is kept
 MESSAGE_TIMEOUT_MS: Final = 60_000
 MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
 MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
@@ -113,7 +113,7 @@ EXPIRED: Final = -3  # ... no delay, and it counts as a time-out: for a consumer
 ERROR_TEXT_MAX: Final = 512
 WINDOW_BLOCKS_MAX: Final = 4096  # unanswered blocks of one link; sockets' high-water marks lie above it
 READY_MAX: Final = 100_000
-SAMPLE_RATE_MAX: Final = 99  # percent; all is 0, as in NSQ
+SAMPLE_RATE_MAX: Final = 99  # percent; 0 means all messages, as in NSQ
 RANGES_MAX: Final = 10_000  # of one answer
 RUN_BYTES_MAX: Final = 256 * 1024  # of blocks that travel together, unless one alone is larger
 PRODUCER_WINDOW_BYTES: Final = 16 * 1024 * 1024
@@ -169,8 +169,8 @@ class Failed(Wire):
 class Bye(Wire):
     """The sender ends.
 
-    From a broker: open a new link after a lookup. From a consumer: the channel requeues what it
-    holds at once.
+    If a broker sends it, the client looks up the target again and opens a new link. If a consumer
+    sends it, the channel at once requeues the messages that the consumer holds.
     """
 
     op: ClassVar[int] = 4
@@ -483,9 +483,11 @@ class OffsetAt(Wire):
 
 @dataclass(frozen=True, slots=True)
 class Measure(Wire):
-    """Ask storage for the number of bytes between two offsets. Done.data {"bytes": approximate, by
-    the index; "offset": the largest one, at most `end`, that has no more than about `bytes_max`
-    between `start` and it, but some; "start", "head"}. `end` -1: the durable end.
+    """Ask storage for the number of bytes between two offsets (`end` -1: the durable end).
+
+    Done.data {"bytes": approximate, by the index; "offset": see below; "start", "head"}. From
+    `start` to "offset" there are about `bytes_max` bytes. "offset" is at most `end`, and above
+    `start` if there is any message.
     """
 
     op: ClassVar[int] = 43
@@ -572,8 +574,8 @@ class OpenStage(Wire):
     """The first message of a writer on a link, also when it continues after a lost link.
 
     Done.data: {"expected": next block number to push (blocks below it are durable or have arrived),
-    "sealed": blocks that are durable, "credit_bytes": unarrived bytes it may have out, "committed":
-    True if this transaction is committed already (then nothing is staged)}.
+    "sealed": blocks that are durable, "credit_bytes": how many sent bytes may not have arrived yet,
+    "committed": True if this transaction is committed already (then nothing is staged)}.
     """
 
     op: ClassVar[int] = 44

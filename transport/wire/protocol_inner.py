@@ -34,8 +34,9 @@ class OpenChannel(Wire):
     (`transport/settings.py`; `start` among them).
 
     The row of an `#ephemeral` channel is only in storage's memory, and is removed with its process.
-    Done.data: {"row", "holes": those that are not deferred, "deferred": (rows, messages, next due
-    time), "end", "start", "more"}. While `more` is true, another Done with further holes follows.
+    A *hole* is a run of messages before the channel's cursor that are not finished. Done.data:
+    {"row", "holes": those that are not deferred, "deferred": (rows, messages, next due time),
+    "end", "start", "more"}. While `more` is true, another Done with further holes follows.
     """
 
     op: ClassVar[int] = 60

@@ -83,7 +83,7 @@ class DeadLettersGo(OrderAnswer):
 
 @dataclass(frozen=True, slots=True)
 class SetSealed(Order[Position]):
-    """Stop taking blocks, because the topic is about to be deleted, or resume it.
+    """Stop taking blocks, because the topic is about to be deleted, or take blocks again.
 
     Position: the end of the topic.
     """

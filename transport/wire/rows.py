@@ -34,6 +34,6 @@ def check_rows(rows: Sequence[Any], width: int, what: str) -> None:
 def heartbeat(told_ms: int) -> int:
     """Return a peer's heartbeat, moved into the allowed range.
 
-    With 0 a link would only send beats.
+    A heartbeat of 0 would make a link send beats without a pause.
     """
     return min(HEARTBEAT_MS_MAX, max(HEARTBEAT_MS_MIN, told_ms))

@@ -173,7 +173,7 @@ def send_frames(socket: Socket, frames: Sequence[Any]) -> bool:
         for index, frame in enumerate(frames):
             _send(socket, frame, _NOW if index == last else _NOW_MORE, len(frame) <= COPY_BYTES_MAX)
     except zmq.Again:
-        # Only the first frame can fail so: the rest of a message is always accepted.
+        # Only the first frame can fail in this way: the rest of a message is always accepted.
         return False
     return True
 

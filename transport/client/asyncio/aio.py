@@ -1,6 +1,6 @@
 """The asyncio clients: the names and arguments of the blocking ones, with await.
 
-They turn the same engines in the loop's own thread, without locks or threads.
+They run the same engines as the blocking clients, in the event loop's own thread, without locks.
 
     async with zsq.aio.Producer(url) as producer:
         await producer.publish("clicks", b"hello")
@@ -81,7 +81,7 @@ class Producer(ProducerBase):
         headers: Mapping[str, HeaderValue] | None = None,
         delay: Delay | None = None,
     ) -> Receipt:
-        """Publish one message. It is durable when this returns, unless it lingers.
+        """Publish one message. It is durable when this returns, unless `linger_ms` is above 0.
 
         `delay`: seconds or a timedelta, see `zsq.Producer.publish`.
         """

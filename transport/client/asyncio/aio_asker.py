@@ -51,9 +51,9 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 
 class Turner(Generic[_EngineT]):
-    """An engine in the running loop, made and used in its thread only.
+    """Runs an engine in the running event loop. It is made and used only in the loop's thread.
 
-    The counterpart of `Drive`.
+    It is the asyncio counterpart of `Drive`.
     """
 
     def __init__(self, engine: _EngineT, *, tells: bool = False, hasty: bool = False) -> None:

@@ -204,7 +204,10 @@ class Consumer(ConsumerBase):
         turner.settle()
 
     async def flush(self, timeout: float | None = None) -> None:
-        """Wait until all finishes without `sync=True` are committed. Raises `LeaseLost` otherwise."""
+        """Wait until all finishes without `sync=True` are committed.
+
+        Raises `LeaseLost` if some could not be committed. See `zsq.Consumer.flush`.
+        """
         turner = self._made
         if turner is not None and turner.pid == os.getpid():
             await turner.carry_out(turner.engine.flush(self._patience(timeout)))

@@ -55,8 +55,9 @@ class ClientAddress(TypedDict):
 class AskerBase:
     """The base of the blocking and asyncio clients that send requests to one target.
 
-    With `patient`, the client waits until the time-out for a failed topic that is started again, or
-    for a limit. Otherwise it is refused at once.
+    If the broker refuses a request because a topic failed and is being started again, or because a
+    limit is reached, a client with `patient` tries again until the time-out. Otherwise it raises
+    the refusal at once.
     """
 
     def __init__(

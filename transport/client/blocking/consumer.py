@@ -4,8 +4,8 @@ A handler gets one message at a time in each thread. The message is finished on 
 with backoff on an exception.
 
 The channel defines the backoff, so the operator sets it in one place for all consumers. Rejected: a
-backoff with jitter in each client, as it was before. Jitter separates clients that do not know of
-each other. Here the channel's credit does that.
+backoff with jitter in each client, as it was before. Jitter keeps clients that do not know of each
+other from acting at the same moment. Here the channel's credit does that.
 """
 
 from __future__ import annotations
@@ -126,7 +126,7 @@ class Runner:
 
 @contextlib.contextmanager
 def draining_on_signals(consumer: Consumer) -> Iterator[None]:
-    """Drain on SIGTERM and SIGINT. A second signal acts as it did before."""
+    """Drain on SIGTERM and SIGINT. After the first signal, the old signal handlers apply again."""
     before: dict[int, Any] = {}
 
     def restore() -> None:
@@ -225,7 +225,7 @@ class ConsumerBase:
         return
 
     def _forked(self) -> None:
-        """Leave all messages to the parent, in its forked child.
+        """Leave all messages to the parent. Called in a forked child.
 
         The parent answers the messages in hand and hands out the waiting ones.
         """
@@ -263,7 +263,8 @@ class ConsumerBase:
     def _patience(self, timeout: float | None) -> float:
         """Return how long to wait for a reply, in seconds.
 
-        While a link is up, the reply comes or the link is lost.
+        Without a time-out it is ANSWER_S. That is enough, because on a link that is up the reply
+        comes, or the link is soon found to be lost.
         """
         found = check_timeout(self._timeout if timeout is None else timeout)
         return ANSWER_S if found is None else found

@@ -1,5 +1,7 @@
 """Drive: threads turn an engine. A waiting thread drives it, otherwise a keeper does.
 
+To *turn* an engine is to process the events that arrived, and then what is due (see `link.py`).
+
 The hot path has no thread switch. A thread that waits (for Stored, for a delivery) sleeps on the
 engine's epoll set itself, without the lock. It processes events under the lock. If another thread
 drives already, the thread *follows*: it sleeps on a private lock until the driver has processed

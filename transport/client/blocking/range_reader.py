@@ -33,8 +33,8 @@ class RangeReader(Asker):
     listed in `gaps` as (first offset, count), and counted in `lost`. With `uuid` (see
     `Reader.uuid`), a topic that was created again under the same name is always data loss, whatever
     `fail_on_data_loss` says. Raises `NotFound` if the topic does not exist, and `BrokerUnreachable`
-    if one answer takes longer than `timeout` seconds, including reconnects. If the broker said why
-    (a topic that cannot be started), it raises `Refused`.
+    if one answer takes longer than `timeout` seconds, including reconnects. If the broker gave a
+    reason for the delay (for example, a topic that cannot be started), it raises `Refused` instead.
     """
 
     def __init__(

@@ -205,7 +205,7 @@ class StageWriter:
 class StageCommitter(Asker):
     """Commit and abort transactions of a topic.
 
-    You can repeat both calls. When the connection is lost, they are sent again by themselves.
+    You can repeat both calls. When the connection is lost, they are sent again automatically.
     """
 
     def __init__(

@@ -58,7 +58,7 @@ class LeasedBlock:
         self.epoch = epoch
         self.received_ns = now_ns
         self.finished: list[int] = []  # finished by the user, not yet sent to the channel
-        self.answered: set[int] = set()  # sent to the channel, while some others are not
+        self.answered: set[int] = set()  # sent to the channel; kept until the whole delivery is answered
         self.closed = False  # all answers are sent
         self.queued = False  # in session.dirty
 
@@ -76,7 +76,11 @@ class LeasedBlock:
         return self.epoch == self.session.epoch
 
     def expired(self, now_ns: int) -> bool:
-        """Return True if the lease has certainly ended: it began before the delivery arrived."""
+        """Return True if the lease has certainly ended.
+
+        The lease began before the delivery arrived here. So it has ended when its duration has
+        passed since the arrival.
+        """
         return now_ns >= self.received_ns + self.timeout_ms * 1_000_000
 
     def finish(self, index: int) -> bool:
@@ -223,9 +227,9 @@ class ConsumerSession:
         self.stale = 0  # answers that came too late
         self.stale_told = 0  # the part of them that a flush has reported
         self.node = 0  # the broker's node number
-        self.over = ""  # why no message of this session can be answered any more: it is closed, or of another process
+        self.over = ""  # why no message of this session can be answered any more: the session is closed, or it belongs to another process
         self._request = 1
-        self._told: dict[int, int] = {}  # request -> unconfirmed when it was sent
+        self._told: dict[int, int] = {}  # by request: the value of `unconfirmed` when it was sent
 
     # Outgoing messages
 
@@ -303,7 +307,7 @@ class ConsumerSession:
     def barrier(self) -> Confirm:
         """Ask for a confirmation that all answers sent before are committed.
 
-        The Confirm is done at once if nothing waits for one.
+        The Confirm is done at once if no sent answer is unconfirmed.
         """
         self.collect()
         confirm = Confirm()

@@ -300,7 +300,7 @@ class ProducerEngine(Engine):
     # Steps of calls; see `Steps`
 
     def push(self, topic: str, blocks: Iterable[Block], delay_ms: int, timeout: float | None) -> Steps[tuple[PendingBlock, ...]]:
-        """Pass blocks on to be sent, as the queue has room."""
+        """Queue blocks to be sent. Wait while the queue has no room."""
         lane = self.lane(topic)
         if lane.gather is not None:
             lane.seal(time.monotonic_ns())  # keeps the order: messages published earlier go first
@@ -395,7 +395,7 @@ def as_delay_ms(delay: Delay | None) -> int:
     delay = as_seconds(delay)
     if delay == 0:
         return 0
-    if not 0 < delay * 1000 <= DELAY_MS_MAX:  # NaN is neither
+    if not 0 < delay * 1000 <= DELAY_MS_MAX:  # also refuses NaN, which fails every comparison
         raise UsageError(E_BAD_ARGUMENT, f"the delay of a publish must be 0 to {DELAY_MS_MAX // 1000} s (366 days), not {delay} s")
     return math.ceil(delay * 1000)
 

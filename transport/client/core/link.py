@@ -19,8 +19,8 @@ timers, and the waiters. To *turn* an engine is to process the events that arriv
 due. The blocking client (`drive.py`) and the asyncio client (`aio_asker.py`) turn the same engine
 in two ways. An engine owns an epoll set of its sockets' descriptors. ZeroMQ's descriptors are
 edge-triggered: one becomes readable when there are events, and any call on the socket consumes
-these events. So the link is drained after each send, and messages that a bounded drain leaves over
-are due at once.
+these events. So the link is drained after each send. A drain is bounded, and messages that it
+leaves are due at once.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ RECEIVE_MAX: Final = 500  # messages a turn; the rest is due at once
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
-AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals that pass
+AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals whose reason may disappear by itself
 Ready = list[tuple[int, int]]
 _T = TypeVar("_T")
 Steps = Generator[tuple[Callable[[], bool], int], bool, _T]
@@ -109,7 +109,7 @@ def check_timeout(timeout: Any) -> float | None:
 
 
 def until_ns(timeout: Any) -> int:
-    """Return when a wait of this time-out ends that begins now.
+    """Return the end of a wait that begins now and lasts for this time-out.
 
     Return `FAR_NS` for None and infinity. A time-out below 0 has ended already.
     """
@@ -123,7 +123,7 @@ def so_long(timeout: float | None) -> str:
 
 
 def _told_after(times: int) -> int:
-    """Return the seconds of waiting after which the next log line is due, after `times` lines."""
+    """Return after how many seconds of waiting log line number `times` is due, counted from 0."""
     return PATIENCE_S[times] if times < len(PATIENCE_S) else (times - 1) * PATIENCE_S[-1]
 
 
@@ -155,7 +155,7 @@ class Engine:
         self.answers = ""  # what is known of the server that answers in place of a broker
         self.epoll = select.epoll()
         self.links: list[Link] = []
-        self.due_ns = FAR_NS  # a lower bound of when `timers` has something to do
+        self.due_ns = FAR_NS  # `timers` has nothing to do before this time
         self.turns = 0
         self.waiters: list[Waiter] = []
         self._sockets: dict[int, Link] = {}
@@ -237,7 +237,7 @@ class Engine:
         self.sooner(self._look_after(now_ns))
 
     def _look_after(self, now_ns: int) -> int:
-        """Report that there is no broker, or give up. Return when to check again."""
+        """Log that no broker answers, or give up. Return when to check again."""
         waiting = []
         for link in self.links:
             if link.wanted_ns != FAR_NS and not link.needed():
@@ -312,7 +312,8 @@ log = logging.getLogger("zsq")
 def _ends(message: Failed) -> bool:
     """Return True if this failure answers no request.
 
-    The topic was closed to this client then, or its permission was revoked.
+    It then says that the topic was closed to this client, or that the client's permission was
+    revoked.
     """
     return message.code in (E_CLOSED, E_FORBIDDEN) and not message.request
 
@@ -360,7 +361,7 @@ class Backoff:
     __slots__ = ("_count", "until_ns")
 
     def __init__(self) -> None:
-        self.until_ns = 0  # no request is sent before
+        self.until_ns = 0  # no request is sent before this time
         self._count = 0
 
     def refused(self, now_ns: int) -> None:
@@ -385,7 +386,7 @@ class Peer(Protocol):
     """The user of a link: a session with its shell."""
 
     def greeting(self) -> Wire | None:
-        """Return the first message, or None if there is none. Then the link is up at once."""
+        """Return the first message. If it is None, the link is up at once."""
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction: ...
 
@@ -398,7 +399,7 @@ class Peer(Protocol):
     def on_lost(self) -> None: ...
 
     def on_refused(self, error: ZsqError) -> None:
-        """Let everything fail that waits for this link: the broker refused it."""
+        """Fail everything that waits for this link, because the broker refused it."""
 
 
 class Link:
@@ -439,7 +440,7 @@ class Link:
         self.passing = again
         self.busy: Callable[[], bool] | None = None  # True if something waits for the link: an idle link creates no topic
         self.creates = target.create  # True if this attempt may create the target
-        self._known = False  # connected before: then a failed handshake may pass, as while the broker is being configured
+        self._known = False  # connected before: a failed handshake may then be temporary, as while the broker's keys are changed
 
     # Beginning
 
@@ -556,7 +557,7 @@ class Link:
             self._want(now_ns)
 
     def give_up(self, error: ZsqError) -> None:
-        """Let everything fail that waits: nothing listens there. The next call starts again."""
+        """Fail everything that waits, because nothing listens there. The next call starts again."""
         self._disconnect()
         self._step(_E.REFUSE if self.state in (_S.LOOKING, _S.OPENING, _S.GREETING, _S.UP) else _E.STOP)
         self.wanted_ns = FAR_NS
@@ -601,7 +602,7 @@ class Link:
         """Send, in order.
 
         High-water marks lie above all credits, so a full pipe means a peer that takes nothing.
-        Frames that it does not take wait here until the heartbeat decides.
+        Frames that it does not take wait here until the heartbeat shows whether the peer is alive.
         """
         assert self._socket is not None
         self.sent_ns = now_ns
@@ -757,7 +758,7 @@ class Link:
         if now_ns - self.heard_ns > 2 * heartbeat_ns:
             self._die(now_ns, f"nothing arrived for {2 * self.heartbeat_ms} ms, two heartbeats")
             return self._again_ns
-        quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)  # silence of either side requires a beat, but only one
+        quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)  # due after silence of either side, once in an interval
         if now_ns - quiet_ns >= heartbeat_ns:
             self.send(_BEAT, now_ns)
             self._beat_ns = quiet_ns = now_ns

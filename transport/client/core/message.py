@@ -379,7 +379,7 @@ class Batch(BatchView[Message]):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
-        """Finish, or requeue if the body raised."""
+        """Finish all messages, or requeue them if the `with` block raised an exception."""
         if kind is None:
             self.finish()
         else:

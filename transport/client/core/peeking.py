@@ -20,7 +20,7 @@ from .message import Fetched, StoredMessage, message_at
 
 PEEK_MAX: Final = 1_000  # messages of each state
 PEEK_COUNT: Final = 10
-ONE_BLOCK: Final = 1  # byte: a read returns at least one block
+ONE_BLOCK: Final = 1  # as a limit in bytes: reads one block, because a read always returns at least one
 READ_BYTES: Final = 1024 * 1024
 LOOK_BYTES_MAX: Final = 16 * 1024 * 1024  # the most that one peek reads; it bounds the search in a channel whose tags are rare
 STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")

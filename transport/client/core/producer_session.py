@@ -230,7 +230,7 @@ class ProducerSession:
         self.credit_bytes = 0 if self.no_room else message.credit_bytes  # one block at a time, until one of them finds room
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         if message.expected > self.next_sequence:
-            self._cut = self.next_sequence  # another producer uses this id: finish what is sent, then take another id
+            self._cut = self.next_sequence  # another producer uses this id: wait for the answers to what is sent, then take another id
         if self._cut >= 0:
             self._step(_E.SPOILED)
             if self._settled():
@@ -249,9 +249,9 @@ class ProducerSession:
         return Reaction.RENEW if self._settled() else Reaction.NOTHING
 
     def on_delayed(self, message: Delayed) -> Reaction:
-        """Settle a delayed block.
+        """Note that a delayed block is durable and waits in the topic.
 
-        It waits in the topic. It is as durable as a stored block and answered in the same sequence.
+        It has a sequence like any other block, and counts as answered.
         """
         self._step(_E.STORED)
         self._found_room()
@@ -336,7 +336,7 @@ class ProducerSession:
             self.no_room, self.credit_bytes = None, self._granted
 
     def _rewind(self) -> None:
-        """Queue the unanswered blocks again, first and in order."""
+        """Queue the unanswered blocks again, in order and before all others."""
         self.queue.extendleft(reversed(self.window.values()))
         self.queue_bytes += self.window_bytes
         self.window.clear()
@@ -345,9 +345,8 @@ class ProducerSession:
     def _take_back(self) -> None:
         """Remove the sequences of all blocks after the refused one.
 
-        They cannot be stored under this id.
-        This includes everything in the queue. Sequences are assigned in order, so each one there is
-        higher than the refused one.
+        They cannot be stored under this id. This includes everything in the queue. Sequences are
+        assigned in order, so each one there is higher than the refused one.
         """
         later = [pending for sequence, pending in self.window.items() if sequence > self._cut]
         for pending in later:

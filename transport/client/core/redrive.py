@@ -1,9 +1,9 @@
 """Redrive: decide for each dead letter to which channel it returns, or why it stays. No I/O.
 
-The caller reads and publishes. It reads a dead letter by the channel `redrive` of its topic,
-publishes it, and finishes it only when it is durable in the target. So a process that is killed in
-between sends a letter twice but never loses it. A letter is addressed to the channel that gave it
-up, because the topic's other channels have received it.
+The caller reads and publishes. It reads a dead letter through the channel `redrive` of the
+dead-letter topic, publishes it, and finishes it only when it is durable in the target. So if the
+process is killed in between, a letter may be sent twice but is never lost. A letter is addressed to
+the channel that gave it up, because the topic's other channels have received it.
 
 Headers prove nothing, because every client that may publish to the dead-letter topic can write
 them. So the broker is asked about each new route before anything is published on it (`Manage`

@@ -1,9 +1,10 @@
 """Stage engine: a link for progress messages, and beside it the PUSH socket for the blocks.
 
-Nothing here waits. Both are always replaced together. The contents of an old PUSH socket's pipe are
-dropped with it, and a block that has left the pipe is at worst a block that storage already has.
-The PUSH socket is never read or waited for. The credit keeps its contents below its high-water
-mark. If it takes nothing all the same, a timer tries again.
+Nothing here waits. Both are always replaced together. Blocks in the pipe of an old PUSH socket are
+dropped with it. A block that had already left the pipe may be pushed a second time, and storage
+ignores a block that it already has. The PUSH socket is never read or waited for. The credit keeps
+the number of blocks in its pipe below its high-water mark. If it still takes nothing, a timer tries
+again.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class StageEngine(Engine):
         super().__init__()
         self.address = address
         self.session = session
-        self.progress_ns = 0  # when more had arrived, or was durable, than ever before
+        self.progress_ns = 0  # the last time at which more blocks had arrived, or were durable, than ever before
         self.link = Link(self, address, target, self, heartbeat_ms or address.heartbeat_ms, AGAIN | PASSING)
         self.add(self.link)
         self._push: sockets.Socket | None = None
@@ -51,7 +52,8 @@ class StageEngine(Engine):
     def go(self, now_ns: int) -> None:
         """Push the added blocks, and read messages if it is time.
 
-        While there is credit, calls are few.
+        Messages are read only now and then while less than half of the credit is used. This saves
+        calls.
         """
         session = self.session
         if session.ended:
@@ -89,7 +91,7 @@ class StageEngine(Engine):
     def abandon(self, now_ns: int) -> None:
         """Tell storage that this stage will not be committed, if there is a link.
 
-        Else storage drops it later.
+        Without a link, storage drops it later.
         """
         if self.link.up:
             self.link.send([b"", encode(Abort(0, "", 0, (self.session.stage,)))], now_ns)

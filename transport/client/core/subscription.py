@@ -25,7 +25,7 @@ from .producer_session import Reaction
 log = logging.getLogger("zsq")
 
 TELL_NS: Final = 20_000_000  # plain finishes are sent at the latest after this
-TELL_SHARE: Final = 4  # while more messages are at hand, finishes are sent at this part of the credit: fewer wake-ups
+TELL_SHARE: Final = 4  # while more messages are at hand, finishes are sent when they are 1/4 of the credit: fewer wake-ups
 CLOSED: Final = "the consumer of this message is closed; the message was returned to the channel and is delivered again"
 WORDS_MAX: Final = 5_000  # sent at a time, before the socket is drained
 
@@ -52,7 +52,8 @@ class ConsumerEngine(Engine):
     def start(self) -> None:
         """Start the link, unless a refusal must be raised first.
 
-        Otherwise each call would raise the result of the previous call's attempt.
+        If the link started before that, each call would raise the refusal of an attempt that the
+        previous call had started.
         """
         if self.error is None:
             self.link.start(time.monotonic_ns())
@@ -94,7 +95,7 @@ class ConsumerEngine(Engine):
         self.error = None
 
     def _compare(self, settings: object) -> None:
-        """Warn, once, about settings without effect, because the channel existed before."""
+        """Warn, once, about settings that have no effect because the channel existed before."""
         if self._compared or not isinstance(settings, dict):
             return
         self._compared = True
@@ -124,8 +125,9 @@ class ConsumerEngine(Engine):
     def unreachable(self, timeout: float | None) -> int:
         """Return when to give up waiting for a link.
 
-        Return `FAR_NS` while there is a link, and for a time-out of None. A lost link holds its
-        place for two heartbeats. So a full channel is awaited for longer than a short time-out.
+        Return `FAR_NS` while there is a link, and for a time-out of None. If the channel is full,
+        this allows at least three heartbeats, even with a shorter time-out: a consumer whose link
+        was lost counts for two heartbeats.
         """
         seconds = check_timeout(timeout)
         if self._full() is not None:
