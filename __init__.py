@@ -1,7 +1,7 @@
 """ZSQ: a durable message queue for Python and Spark teams, without a cluster to run first.
 
-The public names are loaded when first used: the command line answers `zsq --help` and the supervisor forks its
-children without a client library, and nothing makes a ZeroMQ context at import.
+The public names are loaded when they are first used. So `zsq --help` answers and the supervisor
+forks its children without a client library, and the import creates no ZeroMQ context.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _HOMES: Final = _CLIENT | {
     "RangeReader": ".transport.client.blocking.range_reader",
     "StageCommitter": ".transport.client.blocking.stage_writer",
     "StageWriter": ".transport.client.blocking.stage_writer",
-}  # the others: errors
+}  # all other public names are errors
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""The asyncio clients under their public name, `zsq.aio`; they live in transport/client/asyncio/aio.py."""
+"""The asyncio clients under their public name, `zsq.aio` (see transport/client/asyncio/aio.py)."""
 
 from ..transport.client.asyncio.aio import Admin, Batch, Consumer, Fetched, Measured, Message, Producer, Reader, Receipt, run
 

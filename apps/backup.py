@@ -5,8 +5,8 @@ copies them. It takes the states of all topics first, then the logs of all topic
 the backup says that a message is finished, the logs in the backup contain everything that its
 consumer published before it finished the message, in any topic.
 
-The lock file shows the storages that a backup is running. If this process dies, they release what
-they hold.
+By a lock file, the storages know that a backup is running. If this process dies, they release what
+they hold for it.
 
 With a stopped broker, this process copies the files as they are and holds the directory's lock.
 """
@@ -96,7 +96,7 @@ class BackupPlan:
 
 
 def back_up(files: Files, plan: BackupPlan) -> Manifest:
-    """Make a backup. It is complete when this returns; on failure, nothing has the target's name.
+    """Make a backup. It is complete when this returns. On failure, the target does not exist.
 
     Raises `ZsqError` or `OSError`.
     """
@@ -259,8 +259,8 @@ class _Running(_Copying):
     def _take_states(self) -> Content:
         """Take the states of all topics until no topic is missing.
 
-        A topic created meanwhile counts too: a message may be finished because of a message
-        published to it.
+        Topics that are created meanwhile are included: a consumer may have published to such a
+        topic before it finished its own message.
         """
         missing: dict[str, TopicRow] = {}
         for _ in range(ROUNDS_MAX):

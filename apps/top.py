@@ -1,6 +1,6 @@
 """State of `zsq top`: rows of topics, channels or processes, and effects of keys; no terminal.
 
-Picture    takes overviews, each with only the changes, and keeps the whole
+Picture    takes overviews, each with only the changes, and keeps the complete state
 Screen     view, order, filter and position: a key calls one method, and `rows` are drawn
 """
 

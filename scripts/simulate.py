@@ -3,9 +3,10 @@
 
     ./scripts/simulate.py [--seeds N] [--first S] [--seed S -v] [--minutes M] [--jobs J]
 
-The real supervisor, actors and client library run in one process on a simulated clock, network and disk; faults come at random times, and
-a checker holds what clients saw against the promises. It finds or makes its environment like the other scripts; a failing seed is
-printed with the command that replays it, and the replay goes the same way bit for bit.
+The real supervisor, actors and client library run in one process, with a simulated clock, network
+and disk. Faults come at random times, and a checker compares what the clients saw with the promises
+of ZSQ. If a seed fails, the script prints it with the command that replays it. The replay repeats
+the run exactly. Like the other scripts, this one uses or creates the Python environment.
 """
 
 from __future__ import annotations

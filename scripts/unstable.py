@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""List the tests that failed beside the others and passed alone: ./scripts/unstable.py FIRST SECOND. Exit code 1 where they are too many.
+"""List the tests that failed in a whole run and passed alone: ./scripts/unstable.py FIRST SECOND.
 
-FIRST and SECOND are pytest's own lists of failed tests (`.pytest_cache/v/cache/lastfailed`), saved after the whole run and after a run of
-only those that failed. `.ci/run` calls it last, so that what is unstable is seen and not forgotten.
+FIRST and SECOND are pytest's own lists of failed tests (`.pytest_cache/v/cache/lastfailed`). FIRST
+was saved after the whole run, and SECOND after a run of only the tests that had failed. The exit
+code is 1 if there are too many such tests. `.ci/run` calls this script last, so that unstable tests
+are noticed.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ UNSTABLE_MAX: Final = 2
 
 
 def failed(path: Path) -> set[str]:
-    """Return the node ids in pytest's list of failed tests. Pytest writes no list where no test has ever failed."""
+    """Return the names in pytest's list of failed tests.
+
+    Pytest writes no list if no test ever failed.
+    """
     return set(json.loads(path.read_text())) if path.exists() else set()
 
 

@@ -1,14 +1,14 @@
 """Export of a data directory to nsqd: the messages that channels have not finished.
 
-A channel's queue gets its holes and all messages from its cursor on. Holes include deferred ones,
-because nsqd itself makes them ready when it stops. The topic's own queue gets the messages after
-the topic's pause, or those that wait for a first channel. The export is built beside OUT_DIR and
-renamed, so OUT_DIR is never incomplete.
+A channel's queue gets its holes and all messages from its cursor on. A hole is a run of unfinished
+messages before the cursor. Deferred messages are included, because nsqd itself makes them ready
+when it stops. The topic's own queue gets the messages after the topic's pause, or those that wait
+for a first channel. The export is built beside OUT_DIR and renamed, so OUT_DIR is never incomplete.
 
-The report names what NSQ cannot keep: keys, tags and headers (an imported id becomes the id again),
-delayed messages, bodies over nsqd's limit, and unfinished messages lost by damage. Delayed, too
-large and lost messages are never left out silently: without an option for them the export is
-refused.
+The report names what NSQ cannot keep: keys, tags and headers (but an id that an import put into a
+header becomes the id again), delayed messages, bodies over nsqd's limit, and unfinished messages
+lost by damage. Delayed, too large and lost messages are never left out silently: without an option
+for them the export is refused.
 """
 
 from __future__ import annotations

@@ -309,7 +309,7 @@ class _Import:
         clear_imports(self._files, self._data_dir, self._registry)
 
     def _check_space(self, queues: list[str]) -> None:
-        """Check the free space first: a disk that fills up during the import only costs time."""
+        """Check the free space first. A disk that fills up later does no harm, but wastes time."""
         need = int(sum(self._source.bytes(queue) for queue in queues) * _GROWTH)
         reserve = self._options.reserve_bytes
         if reserve is None:

@@ -5,9 +5,10 @@ itself gives up the rest of the file. But each record has 16 hex digits at a fix
 does not.
 
 A record is accepted, whatever its time is, if another record can follow it or the file ends after
-it. Otherwise the reader searches for the next place that looks like a record, first inside of the
-rejected record. If there is one, the rejected record's length was wrong. The search then continues
-after the record. A place counts only if its time is likely or another record follows it.
+it. It is also accepted if no place inside of it looks like a record: then only what follows it is
+damaged. Otherwise its length must be wrong, and the reader searches for the next place that looks
+like a record. The search begins inside of the rejected record. A place counts only if its time is
+likely or another record follows it.
 """
 
 from __future__ import annotations

@@ -186,9 +186,9 @@ class NsqdSource:
     def _begin(self, queue: str, report: SourceReport | None = None) -> tuple[int, int]:
         """Return the file and position at which reading begins.
 
-        The metadata decides if the files agree with it. Otherwise reading begins at the first file.
-        The metadata has no checksum: if one flipped bit made it hide messages, they would be lost
-        forever. Messages that come twice do less harm.
+        If the files agree with the metadata, it decides. Otherwise reading begins at the first
+        file. The metadata has no checksum: if one flipped bit made it hide messages, they would be
+        lost forever. Messages that come twice do less harm.
         """
         if queue not in self._begins:
             self._begins[queue] = self._found_begin(queue)
@@ -266,8 +266,8 @@ class NsqdSource:
     def digest(self) -> str:
         """Return a digest that identifies this source.
 
-        It covers names, sizes, metadata, and the start and end of each data file. A whole file may
-        have a terabyte.
+        It covers names, sizes, metadata, and the start and end of each data file. It does not cover
+        the whole files, because one may have a terabyte.
         """
         found = hashlib.sha256(self._files.read_file(f"{self.folder}/{NSQD_NAME}", NSQD_BYTES_MAX))
         for queue in sorted(self._metas | set(self._numbers)):

@@ -173,8 +173,9 @@ def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
     """Drop the staged rows. Never raises: Spark fails the batch anyway, and stages expire.
 
     A job's transaction belongs to that job, so all its stages are dropped. A successor may try an
-    app's transaction again, and an old driver must not touch its stages. There only the stages that
-    the messages name are dropped. The transaction's next commit or the expiry drops the rest.
+    app's transaction again, and an old driver must not touch its stages. So of an app's transaction
+    only the stages that the messages name are dropped. Its next commit or the expiry drops the
+    rest.
     """
     try:
         named: dict[str, list[bytes]] = {}

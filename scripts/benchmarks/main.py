@@ -120,7 +120,7 @@ _throughput("fanout", "Four channels on one topic, a consumer each.", throughput
 @click.option("--rate", type=click.FloatRange(1, 100_000), default=500.0, help="Messages a second.")
 @_common
 def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) -> None:
-    """One message after another: from publish() to the handler."""
+    """Measure the time from publish() to the handler, for one message after another."""
     settings = {"rate": f"{rate:,.0f} a second", "seconds": seconds, "body": f"{size} B", "block": "1 message"}
     measure = lambda broker, report: single.latency(broker, report, size, seconds, rate, rounds)  # noqa: E731
     _run("latency", settings, common | {"rounds": rounds}, measure)
@@ -142,7 +142,7 @@ def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> 
 @click.option("--count", type=click.IntRange(2, 1000), default=64, help="Producers.")
 @_common
 def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -> None:
-    """Many producers that publish a message at a time and wait for it."""
+    """Measure many producers, each of which publishes one message at a time and waits until it is durable."""
     settings = {"clients": count, "processes": single.CLIENT_PROCESSES, "seconds": seconds, "body": f"{size} B", "block": "1 message"}
     measure = lambda broker, report: single.clients(broker, report, size, seconds, count, rounds)  # noqa: E731
     _run("clients", settings, common | {"rounds": rounds}, measure)
@@ -165,7 +165,7 @@ def processes(count: int, size: int, rounds: int, **common: Any) -> None:
 @click.option("--count", type=click.IntRange(1, 1000), default=1000)
 @_common
 def channels(count: int, size: int, rounds: int, **common: Any) -> None:
-    """Many channels on one topic, idle: creating them, a producer with them behind it, expiries, a stop and a start."""
+    """Measure many idle channels on one topic: their creation, a producer on that topic, late expiries, a stop and a start."""
     settings = {"channels": f"{count:,}", "body": f"{size} B", "block": "100 messages"}
     measure = lambda broker, report: measure_channels(broker, report, size, count, rounds)  # noqa: E731
     _run("channels", settings, common | {"rounds": rounds}, measure)
@@ -178,7 +178,7 @@ def channels(count: int, size: int, rounds: int, **common: Any) -> None:
 @click.option("--messages", type=click.IntRange(10_000, 50_000_000), default=1_000_000, help="Of each round.")
 @_common
 def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) -> None:
-    """Rates and memory with an empty and a huge backlog, and a start after kill -9 with all of it waiting and a full last chunk."""
+    """Measure rates and memory with no backlog and with a huge one, and a start after kill -9 with that backlog and a full last chunk."""
     shape = Shape(messages, size, 1000)
     settings = {"waiting": f"{waiting:,}", "messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
     measure = lambda broker, report: measure_backlog(broker, report, waiting, shape, rounds)  # noqa: E731
@@ -190,7 +190,7 @@ def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) 
 @click.option("--sizes", default="200,1024", help="Bytes of a value, separated by commas.")
 @_common
 def spark(rows: int, sizes: str, size: int, rounds: int, **common: Any) -> None:
-    """Spark's sink and source, beside an Arrow sink that throws away and a reader of prebuilt Arrow batches; micro-batches."""
+    """Measure Spark's sink and source, beside an Arrow sink that discards rows and a source of prebuilt Arrow batches; micro-batches."""
     from .measures.spark import spark as measure  # Spark is an extra
 
     wanted = tuple(int(number) for number in sizes.split(","))
@@ -204,7 +204,7 @@ def spark(rows: int, sizes: str, size: int, rounds: int, **common: Any) -> None:
 @click.option("--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="For those, in each round.")
 @_common
 def nsq(messages: int, connections: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
-    """NSQ's protocol: MPUBs, a consumer with a FIN for each message, single PUBs of many and of one; beside nsqd if it is here."""
+    """Measure NSQ's protocol: MPUBs, a FIN for each message, single PUBs on many connections and on one; beside nsqd if it is on PATH."""
     load = NsqLoad(messages // NSQ_BLOCK * NSQ_BLOCK, size, connections, seconds)
     port = free_port()
     settings = {"messages": f"{load.messages:,}", "body": f"{size} B", "seconds of single PUBs": seconds}

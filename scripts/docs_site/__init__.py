@@ -1,1 +1,1 @@
-"""The documentation site: what MkDocs cannot do by itself."""
+"""Extensions of MkDocs for the documentation site."""

@@ -1,4 +1,4 @@
-"""The API page on the site: the headings of docs/api.md, with a mkdocstrings directive in place of the text below each name."""
+"""API page of the site: docs/api.md, with a mkdocstrings directive in place of each name's text."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ DIRECTIVE: Final = """<a id="{anchor}"></a>
 
 
 def with_directives(markdown: str) -> str:
-    """Return the page with a directive in place of each section of a public name; other sections stay as they are."""
+    """Return the page with a directive in place of each section about a public name.
+
+    Other sections stay as they are.
+    """
     head, *sections = re.split(r"^(?=#{2,3} )", markdown, flags=re.MULTILINE)
     return "".join([head, *map(_section, sections)]) + f"\n## Spark\n\n{_directive('apps.spark.register', 'register')}"
 

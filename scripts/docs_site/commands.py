@@ -1,4 +1,4 @@
-"""The page of all commands, from click: usage, help, arguments and options of each."""
+"""Page of all commands, made from click: usage, help, arguments and options of each."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ def _command(name: str, group: click.Group, above: click.Context, level: int) ->
 
 
 def _help(command: click.Command) -> str:
-    """The help as Markdown: what click prints as it stands (after `\\b`) becomes a block of text."""
+    """Return the help as Markdown.
+
+    A paragraph that click prints unchanged (after `\\b`) becomes a block of text.
+    """
     parts = []
     for paragraph in inspect.cleandoc(command.help or "").split("\f")[0].split("\n\n"):
         first, _, rest = paragraph.partition("\n")
@@ -60,7 +63,7 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 def _plain(text: str) -> str:
-    """Text in which nothing is Markdown by chance, code spans excepted."""
+    """Return the text with the special characters of Markdown escaped, except in code spans."""
     pieces = text.split("`")
     pieces[::2] = [piece.replace("<", "&lt;").replace("*", r"\*").replace("_", r"\_").replace("[", r"\[") for piece in pieces[::2]]
     return "`".join(pieces)

@@ -1,6 +1,7 @@
-"""MkDocs hooks of the documentation site: which files it has, which pages are generated, and that it asks no other server.
+"""MkDocs hooks of the documentation site: its files, its generated pages, and a check of its links.
 
-The site mirrors the repository: a page lies where its file lies, so each relative link works on the site and in the repository.
+The folders of the site are those of the repository. So each relative link works on the site and in
+the repository. No page may make a browser load anything from another server.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ DOCUMENTS: Final = (
 API: Final = "docs/api.md"
 TABLE_ROW: Final = re.compile(r"^\|.*\|$", re.MULTILINE)
 CODE: Final = re.compile(r"`[^`\n]+`")
-# What a browser fetches by itself. A link that a reader may follow is no such thing.
+# Parts of a page that a browser loads without being asked. Links that a reader may follow are not included.
 FETCHED: Final = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*\bhref=["']?(?:https?:)?//""")
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Move docs/ below `docs/`, and add the documents of other folders and the generated pages."""
-    found = [one for one in files if one.src_dir != config.docs_dir]  # those of the theme
+    found = [one for one in files if one.src_dir != config.docs_dir]  # the files of the theme
     names = [*DOCUMENTS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*")) if path.is_file())]
     found += [File(name, str(ROOT), config.site_dir, config.use_directory_urls) for name in names]
     found.append(File.generated(config, "docs/commands.md", content=commands_page()))
@@ -41,16 +42,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let mkdocstrings draw the API page, and write code in tables as Python-Markdown wants it.
+    """Put the directives into the API page, and adapt code in tables to Python-Markdown.
 
-    A Git host takes `\\|` in a table for a pipe, also in code. Python-Markdown shows the backslash there, and needs none.
+    Git hosts show `\\|` in a table as a pipe, also in code. Python-Markdown would show the
+    backslash in code, and does not need it.
     """
     text = with_directives(markdown) if page.file.src_uri == API else markdown
     return TABLE_ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0]), text)
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
-    """Refuse a page that makes a browser fetch something from another server."""
+    """Refuse a page that makes a browser load something from another server."""
     asks = FETCHED.search(output)
     if asks is not None:
         raise PluginError(

@@ -1,4 +1,4 @@
-"""The page of the HTTP API, from docs/openapi.yaml: a table for each path and method."""
+"""Page of the HTTP API, made from docs/openapi.yaml: a table for each path and method."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _type(document: Mapping[str, Any], schema: Mapping[str, Any]) -> str:
 
 
 def _resolved(document: Mapping[str, Any], item: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The item itself, or what its `$ref` names."""
+    """Return the item that `$ref` names, or the item itself if it has no `$ref`."""
     reference = item.get("$ref")
     if reference is None:
         return item

@@ -5,6 +5,6 @@ from pathlib import Path
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Return the environment of a process that imports the packages of `scripts/`, with the variables in `more`."""
+    """Return the environment for a process that imports packages of `scripts/`. `more` is added."""
     places = (str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH", ""))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)), **more}

@@ -3,26 +3,30 @@
 
 The spike asks whether SQLite could replace LMDB, whose pages have no checksums. `docs/design.md` has the result.
 
-Both engines run the code of the product (`DelayedStore`, `StateStore`), with the same rows, keys, counts and checksums. Only the
-environment under it differs: `SqliteEnvironment` offers the few calls of LMDB that the stores use. SQLite's table is WITHOUT ROWID and
-keyed by our keys, its page cache is small, nothing is mapped into memory, and each commit is synced. Each engine works in a process of
-its own, which is forked for each round, and the engines take turns. So a figure is a median of interleaved rounds, and memory and bytes
-written are one engine's.
+Both engines run the code of the product (`DelayedStore`, `StateStore`), with the same rows, keys,
+counts and checksums. Only the database below this code differs: `SqliteEnvironment` offers the few
+calls of LMDB that the stores use. SQLite's table is WITHOUT ROWID, and its keys are those of the
+stores. Its page cache is small, nothing is mapped into memory, and each commit is synced.
+
+The engines take turns. For each round, each engine gets a new forked process. So each figure is a
+median of interleaved rounds, and the memory and the written bytes belong to one engine alone.
 
 Parts:
 
 | part | what it does |
 |---|---|
-| rates | puts, reads, removals and lists with so many rows waiting; bytes written, memory, size of the file |
-| checks | what a check of the largest store costs |
-| flips | flips one bit of a small store: is it noticed, does it kill the process, what can still be read |
-| power | mixes old and new sectors of what one commit writes, and flips bits of a write-ahead log |
-| full | fills a small file system (`--small FOLDER`, such as a tmpfs of 8 MB) and goes on when there is space again |
+| rates | measures puts, reads, removals and lists with `--rows` waiting rows; also bytes written, memory, and the size of the file |
+| checks | measures a check of the largest store |
+| flips | flips one bit of a small store, and finds out whether that is noticed, whether it kills the process, and what can still be read |
+| power | mixes old and new sectors of the files that one commit changes, and flips bits of a write-ahead log |
+| full | fills a small file system (`--small FOLDER`, such as a tmpfs of 8 MB), frees space, and continues |
 
-Bytes written are those of write calls (`wchar` in /proc/PID/io), as each of them is synced. What the kernel counts as written there depends
-on how large the parts are in which it holds a file in memory.
+Bytes written are those of write calls (`wchar` in /proc/PID/io), because each of them is synced.
+`write_bytes` in the same file is not used: it depends on the sizes of the pieces in which the
+kernel caches a file.
 
-It writes below --folder and removes what it wrote. It never opens a data directory of a broker.
+The script writes below --folder, and removes its files at the end. It never opens a data directory
+of a broker.
 """
 
 from __future__ import annotations
@@ -72,9 +76,9 @@ FILL_CACHE_KB: Final = 400_000
 BASE_NS: Final = 1_700_000_000_000_000_000
 HOUR_NS: Final = 3_600 * 1_000_000_000
 NOW_NS: Final = BASE_NS + 100 * HOUR_NS
-MOVE_ROWS: Final = 2_000  # as the broker moves due rows
+MOVE_ROWS: Final = 2_000  # the broker moves as many due rows at a time
 MOVE_BYTES: Final = 2 * 1024 * 1024
-FILL_ROWS: Final = 20_000  # of one commit
+FILL_ROWS: Final = 20_000  # rows of one commit
 SECTOR: Final = 512
 CHANNEL: Final = "archive"
 CHANNEL_ROW: Final = ChannelRow(1)
@@ -84,7 +88,11 @@ CHANNEL_ROW: Final = ChannelRow(1)
 
 
 def in_child(call: Callable[[Callable[[Any], None]], Any]) -> tuple[list[Any], Any, int]:
-    """Call it in a forked process: what it said on the way, what it returned (None if it did not), and the signal that ended it."""
+    """Call `call` in a forked process.
+
+    Return the values that it passed to `say`, its result (None if it did not return), and the
+    number of the signal that ended the process (0 for none).
+    """
     reading, writing = os.pipe()
     pid = os.fork()
     if not pid:
@@ -107,7 +115,7 @@ def in_child(call: Callable[[Callable[[Any], None]], Any]) -> tuple[list[Any], A
     said, returned = [], None
     with os.fdopen(reading) as pipe:
         for line in pipe:
-            with contextlib.suppress(ValueError):  # the last line of a process that died
+            with contextlib.suppress(ValueError):  # an incomplete last line, because the process died
                 kind, what = json.loads(line)
                 if kind == "said":
                     said.append(what)
@@ -150,7 +158,7 @@ def single(number: int) -> Block:
 
 
 def put_many(env: Any, txn: Any, rows: list[tuple[bytes, bytes]]) -> None:
-    """Put ready rows of new keys by the fastest call of the engine."""
+    """Put encoded rows with new keys by the fastest call of the engine."""
     if isinstance(env, SqliteEnvironment):
         env.connection.executemany("INSERT INTO rows VALUES (?, ?)", rows)
     else:
@@ -163,7 +171,7 @@ def growing(env: Any) -> None:
 
 
 def fill_delayed(engine: str, path: str, rows: int) -> None:
-    """Write what `put` would have written, without its checks."""
+    """Write the rows that `put` would write, without its checks."""
     os.mkdir(path)
     store = open_delayed(engine, path, create=True, cache_kb=FILL_CACHE_KB)
     env: Any = store._env
@@ -232,7 +240,7 @@ def work_delayed(engine: str, path: str, seed: int, scale: float) -> dict[str, A
 
 
 def alone(engine: str, path: str, clock: Clock, times: int) -> None:
-    """Measure the engine without our code: ready rows by its fastest call, one commit each."""
+    """Measure the engine without ZSQ's code: encoded rows by its fastest call, in one commit."""
     store = open_delayed(engine, path)
     env: Any = store._env
     value = bytes(250)
@@ -251,7 +259,7 @@ def alone(engine: str, path: str, clock: Clock, times: int) -> None:
 
 def closing(store: Any, path: str, clock: Clock, written: int, memory: list[int], put_bytes: int) -> dict[str, Any]:
     anonymous, mapped = numbers_of("/proc/self/status", "RssAnon", "RssFile")
-    store.close()  # what SQLite has still to write belongs to the work
+    store.close()  # writes that SQLite has postponed are part of the measured work
     figures = {"memory of its own, MB": (anonymous - memory[0]) / 1024, "mapped file in memory, MB": (mapped - memory[1]) / 1024}
     figures["file, MB"] = folder_bytes(path) / 1e6
     if put_bytes:
@@ -260,7 +268,7 @@ def closing(store: Any, path: str, clock: Clock, written: int, memory: list[int]
 
 
 def fill_state(engine: str, path: str, rows: int) -> None:
-    """Write what commits would have written, without their checks."""
+    """Write the rows that commits would write, without their checks."""
     os.mkdir(path)
     state = open_state(engine, path, create=True, cache_kb=FILL_CACHE_KB)
     env: Any = state._env
@@ -374,7 +382,7 @@ def pragma(path: str, name: str) -> list[str]:
 
 
 def sum_rows(engine: str, path: str) -> list[str]:
-    """Do what the product's check of an environment does, on either engine."""
+    """Check the rows like the product's check of an environment, on either engine."""
     if engine == "lmdb":
         return list(delayed_recovery.counted(path).values())
     rows = messages = 0
@@ -390,7 +398,10 @@ Model = dict[str, int]  # key of a row: number of its body
 
 
 def small_store(engine: str, path: str, rows: int) -> tuple[Model, int, list[bytes]]:
-    """Make one with some history: its rows, how many commits it has seen, and all values that were ever put."""
+    """Make a store with some puts and removals.
+
+    Return its rows, the number of its commits, and all values that were ever put.
+    """
     os.mkdir(path)
     store = open_delayed(engine, path, create=True)
     drawn = random.Random(3)
@@ -422,7 +433,7 @@ def as_model(rows: Iterable[DelayedRow]) -> Model:
 
 
 def live(engine: str, path: str, model: Model, commits: int) -> Callable[[Callable[[Any], None]], Any]:
-    """Do what a broker would do with it: read all, put some and remove some, read all again."""
+    """Use the store as a broker would: read all rows, put some, remove some, and read all again."""
 
     def life(say: Callable[[Any], None]) -> Any:
         expected, aside = dict(model), set()
@@ -454,7 +465,10 @@ def live(engine: str, path: str, model: Model, commits: int) -> Callable[[Callab
 
 
 def salvage(engine: str, path: str, commits: int) -> int:
-    """Count the rows that can be read, by the ways of the product's rescue: forward to the damage, and backward to it."""
+    """Count the rows that can be read.
+
+    This reads like the product's rescue: forward up to the damage, and backward down to it.
+    """
     if engine == "lmdb":
         with contextlib.suppress(Exception):
             delayed_recovery.mend_head(Files(), path, commits, delayed_recovery.probe)
@@ -473,7 +487,7 @@ def salvage(engine: str, path: str, commits: int) -> int:
 
 
 def is_found(engine: str, path: str) -> bool:
-    """Return True where a full check finds something, or dies."""
+    """Return True if a full check finds something, or if its process dies."""
 
     def look(_: object) -> list[str]:
         try:
@@ -487,7 +501,10 @@ def is_found(engine: str, path: str) -> bool:
 
 
 def structure(data: bytes, values: list[bytes]) -> list[int]:
-    """Positions of bytes that no message has: the engine's own, and the heads of our rows."""
+    """Return the positions of bytes that belong to no message.
+
+    They belong to the engine itself, or to the heads of the rows.
+    """
     covered = bytearray(len(data))
     for value in values:
         at = data.find(value)
@@ -522,7 +539,10 @@ def flips(folder: str, rows: int, count: int) -> None:
 
 
 def flipped(engine: str, path: str, data: bytes, model: Model, commits: int) -> tuple[str, bool, int | None]:
-    """Return the result, whether a full check finds it, and how many rows a rescue loses (None: it needs none)."""
+    """Return the outcome, whether a full check finds the damage, and how many rows a rescue loses.
+
+    The last value is None if no rescue is needed.
+    """
 
     def renew() -> None:
         shutil.rmtree(path, ignore_errors=True)
@@ -565,7 +585,10 @@ def power(folder: str, count: int) -> None:
 
 
 def torn(engine: str, path: str, states: list[dict[str, bytes]], drawn: random.Random) -> str:
-    """Open what a power cut before the last sync could have left: any mixture of sectors. LMDB writes its head behind the first sync."""
+    """Open the files that a power cut before the last sync may leave: any mixture of sectors.
+
+    LMDB's head stays old, because LMDB writes it only after the first sync.
+    """
     shutil.rmtree(path, ignore_errors=True)
     os.mkdir(path)
     for name, new in states[1].items():
@@ -589,7 +612,10 @@ def torn(engine: str, path: str, states: list[dict[str, bytes]], drawn: random.R
 
 
 def flipped_log(folder: str, count: int) -> None:
-    """One flipped bit in a write-ahead log that 100 commits of 10 rows lie in: how many of them are gone after the next start."""
+    """Flip one bit in a write-ahead log with 100 commits of 10 rows each.
+
+    Print how many of the commits are lost after the next start.
+    """
     base, path = f"{folder}/log", f"{folder}/log-flipped"
     os.mkdir(base)
 
@@ -597,7 +623,7 @@ def flipped_log(folder: str, count: int) -> None:
         store = open_delayed("wal", base, create=True)
         for turn in range(100):
             store.put([(single(turn * 10 + number), BASE_NS + turn * 10 + number) for number in range(10)], BASE_NS)
-        return {one.name: one.read_bytes().hex() for one in Path(base).iterdir()}  # and die without a close
+        return {one.name: one.read_bytes().hex() for one in Path(base).iterdir()}  # the process then ends without closing the store
 
     files = {name: bytes.fromhex(data) for name, data in in_child(life)[1].items()}
     lost, noticed = [], 0
@@ -684,7 +710,7 @@ def main() -> int:
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else folder
         with tempfile.TemporaryDirectory(
             prefix="sqlite-delayed-", dir=memory
-        ) as fast:  # flips and torn commits are made, no disk is measured
+        ) as fast:  # these parts measure no disk
             if "flips" in chosen.parts:
                 flips(fast, chosen.flip_rows, chosen.flips)
             if "power" in chosen.parts:

@@ -1,4 +1,4 @@
-"""The engines of the spike `sqlite_delayed.py`: LMDB as the product has it, and SQLite under the interface of LMDB."""
+"""Engines of `sqlite_delayed.py`: LMDB as the product uses it, and SQLite with LMDB's interface."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class SqliteTransaction:
 
 
 class SqliteCursor:
-    """A place among the keys; an iteration from there is one statement."""
+    """A position between the keys. An iteration from this position is one SQL statement."""
 
     def __init__(self, transaction: SqliteTransaction) -> None:
         self._txn = transaction
@@ -144,7 +144,7 @@ class SqliteCursor:
     def _rows(self, order: str, columns: str = "k, v") -> Iterator[tuple[bytes, bytes]]:
         try:
             for row in self._txn.run(f"SELECT {columns} FROM rows WHERE k {order}", self._key):
-                if any(type(one) is not bytes for one in row):  # one flipped bit makes a NULL or a number of it
+                if any(type(one) is not bytes for one in row):  # one flipped bit can turn a value into NULL or a number
                     raise lmdb.CorruptedError(f"a row of {row!r:.60}")
                 self._key, self._value = row[0], row[-1] if len(row) > 1 else None
                 yield row[0], row[-1]

@@ -1,19 +1,22 @@
 #!/usr/bin/env python3
 """A spike that asks how many processes a topic should have: scripts/spikes/topic_process.py [--help].
 
-Raw pyzmq over the hops of a message, each block written with `writev` and synced with `fdatasync` before it is acknowledged and
-passed on. Nothing is packed, checked, leased or finished. `docs/design.md` has the result. Arrangements:
+The spike uses raw pyzmq over the hops of a message. Each block is written with `writev` and synced
+with `fdatasync` before it is acknowledged and passed on. Nothing is packed, checked, leased or
+finished. `docs/design.md` has the result. The arrangements are:
 
 | arrangement | what it is |
 |---|---|
 | processes | topic and storage are two processes that talk over ipc |
 | threads | one process; the storage is a thread that the topic reaches over inproc, and it writes and syncs |
 | loop | one process with one loop; the loop writes, and a thread that it reaches over inproc syncs |
-| inline | as loop, but the loop syncs itself when nothing else waits |
+| inline | like loop, but the loop itself syncs small writes |
 
-In each arrangement a producer, a channel and a consumer are processes of their own. `blocks` keeps a window of blocks unanswered.
-`single` publishes one small message at a time and waits for its acknowledgement; it measures publish to acknowledgement, and publish
-to consumer. The arrangements take turns; figures are medians of the rounds.
+In each arrangement the producer, the channel and the consumer are separate processes. `blocks`
+publishes blocks, of which a limited number may be unanswered. `single` publishes one small message
+at a time and waits for its acknowledgement. It measures the time from the publish to the
+acknowledgement, and from the publish to the consumer. The arrangements take turns, and the figures
+are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -115,7 +118,7 @@ def write(file: Any, blocks: list[Any]) -> None:
 
 
 def take(socket: Any) -> list[Any]:
-    """Return what is waiting, up to 2 MiB: [peer, stamp, payload] each."""
+    """Return the waiting blocks, about 2 MiB at most. Each is a list [peer, stamp, payload]."""
     got: list[Any] = []
     size = 0
     while size < GATHER_MAX:
@@ -135,7 +138,7 @@ def storage(run: str, barrier: Any, count: int) -> None:
 
 
 def loop_storage(ends: Ends, name: str, count: int, run: str, barrier: Any) -> None:
-    """Write and sync one append after the other: the first frame is its number."""
+    """Write and sync one append after the other, and answer each."""
     socket = ends.open(zmq.PAIR, name, bind=name.startswith("+") is False)
     with tempfile.TemporaryFile(dir=run) as file:
         if barrier is not None:
@@ -199,8 +202,8 @@ def topic(run: str, barrier: Any, count: int, arrangement: str) -> None:
     poller.register(answers, zmq.POLLIN)
     barrier.wait()
     waiting: list[Any] = []  # arrived
-    written: list[Any] = []  # written, not under a sync
-    under: list[Any] = []  # under a sync, or at the storage
+    written: list[Any] = []  # written; their sync has not begun
+    under: list[Any] = []  # being synced, or sent to the storage
     done = 0
     while done < count:
         for socket, _ in poller.poll(WAIT_MS):
@@ -235,7 +238,10 @@ def topic(run: str, barrier: Any, count: int, arrangement: str) -> None:
 
 
 def measure(arrangement: str, count: int, size: int, window: int, folder: str) -> tuple[float, list[float], list[float]]:
-    """Return the seconds of all blocks to the consumer, and the waits for acknowledgement and consumer."""
+    """Return the seconds until the consumer has all blocks, and two lists of waits in seconds.
+
+    The lists have the times to the acknowledgement and to the consumer.
+    """
     with tempfile.TemporaryDirectory(prefix="spike-", dir=folder) as run:
         with_storage = arrangement == "processes"
         barrier = multiprocessing.Barrier(4 + with_storage)

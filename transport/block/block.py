@@ -185,7 +185,7 @@ class Block:
         self.columns = memoryview(payload) if columns is None else columns
         self._layout: tuple[tuple[Column | None, ...], memoryview | None] | None = None
         self._prefixes: tuple[int, ...] = ()
-        """Checksums of the columns up to the end of each piece, or () before the first full check."""
+        """Checksums of the columns up to the end of each piece. Empty before the first check."""
 
     @property
     def count(self) -> int:

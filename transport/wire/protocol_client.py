@@ -486,8 +486,8 @@ class Measure(Wire):
     """Ask storage for the number of bytes between two offsets (`end` -1: the durable end).
 
     Done.data {"bytes": approximate, by the index; "offset": see below; "start", "head"}. From
-    `start` to "offset" there are about `bytes_max` bytes. "offset" is at most `end`, and above
-    `start` if there is any message.
+    `start` to "offset" there are at most about `bytes_max` bytes. "offset" is the largest such
+    offset up to `end`, but always above `start` if there is any message.
     """
 
     op: ClassVar[int] = 43

@@ -1,6 +1,6 @@
 """zsq config: show the options of `zsq serve` and the source of each.
 
-`usual` finds the defaults that click does not know. Except for its imports, it is pure.
+`usual` finds the defaults that click does not know. It is pure, except for its imports.
 """
 
 from __future__ import annotations

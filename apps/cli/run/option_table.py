@@ -52,8 +52,8 @@ class Row:
     """The row of an option.
 
     `live` options are reloaded by SIGHUP (actors/supervisor/reloading.py). The others need a
-    restart. `usual` is the default, as a text or a value, if it is neither click's nor that of the
-    object that gets the option. `variable` is an older name of its variable.
+    restart. `usual` is the default (a text or a value). It is only given if neither click nor the
+    object that gets the option has the default. `variable` is an older name of its variable.
     """
 
     value: Value

@@ -103,7 +103,7 @@ def every(
     docs: Path | None,
     **options: Any,
 ) -> None:
-    """Measure every budget of the design, with its ratio: medians of interleaved rounds, beside the machine's limits and the peers on PATH.
+    """Measure every budget of the design, beside the machine's limits and the peers on PATH. Values are medians of interleaved rounds.
 
     A budget that is not met is a finding, not a failure: the exit code is 1 only where something could not be measured.
     """

@@ -98,7 +98,7 @@ def kilobytes(work: Work) -> Found:
 def fanout(work: Work) -> Found:
     shape = Shape(work.count(500_000), SIZE, 1000)
     with group(work, "four channels on one topic") as (broker, result):
-        # No budget compares it here.
+        # Redis streams are left out, because no budget compares ZSQ with them here.
         throughput.fanout(broker, result.report, shape, work.rounds, streams=False)
     lines, report = result.lines, result.report
     ours = f"zsq, {throughput.FANOUT_CHANNELS} channels, all deliveries"

@@ -44,7 +44,7 @@ def latency(work: Work) -> Found:
 def syncs(work: Work) -> Found:
     """Measure one broker with each delay in turn.
 
-    All delays then have the same start of the broker and the same page cache.
+    So all delays are measured with the same broker and the same page cache.
     """
     result = found("a sync takes longer, publish and consume at once, blocks of 1,000")
     shape = Shape(work.count(1_000_000), SIZE, 1000)

@@ -69,7 +69,7 @@ def scaling(
     docs: Path | None,
     **options: Any,
 ) -> None:
-    """Measure the cost of more: sizes, blocks, channels, consumers, producers, topics, waiting and delayed messages, slower syncs."""
+    """Measure how costs grow with sizes, blocks, channels, consumers, producers, topics, waiting and delayed messages, and slower syncs."""
     names = [name for name in SWEEPS if not only or name in only]
     if docs is not None:
         checked(docs, [MARK, *map(mark, names)])

@@ -1,6 +1,6 @@
 """Many consumers or topics in few processes, as threads of the public clients.
 
-Sixty-four processes would mostly measure themselves.
+With a process for each client (up to 64), the load of the clients would hide that of the broker.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zsq.transport.client.blocking.client import Consumer, Producer, Receipt
 from ..harness.loads import WAIT_S, WINDOW_BYTES, Shape, Start, make_bodies
 
 PROCESSES_MAX: Final = 2
-# Seconds without a message, far more than a pause in the deliveries: all were delivered.
+# After so many seconds without a message, all are taken as delivered. Pauses in deliveries are far shorter.
 IDLE_S: Final = 3.0
 READY_ALL: Final = 40_000  # messages that all consumers of a channel together may hold
 Place = tuple[str, str]

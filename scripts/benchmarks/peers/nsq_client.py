@@ -1,8 +1,8 @@
 """Client of NSQ's protocol with the least possible cost: plain sockets and prebuilt frames.
 
-So the measurement is not of the client. But it does all that a client must: it reads every answer,
-and finishes each message by the message's own id. In the end it checks that every message came
-exactly once.
+So the measured rate is the server's and not the client's. But it does all that a client must: it
+reads every answer, and finishes each message by the message's own id. In the end it checks that
+every message came exactly once.
 """
 
 from __future__ import annotations
