@@ -708,9 +708,7 @@ def main() -> int:
             if "checks" in chosen.parts:
                 checks(folder, chosen.rows[-1])
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else folder
-        with tempfile.TemporaryDirectory(
-            prefix="sqlite-delayed-", dir=memory
-        ) as fast:  # these parts measure no disk
+        with tempfile.TemporaryDirectory(prefix="sqlite-delayed-", dir=memory) as fast:  # these parts measure no disk
             if "flips" in chosen.parts:
                 flips(fast, chosen.flip_rows, chosen.flips)
             if "power" in chosen.parts:

@@ -59,7 +59,7 @@ def run_for(world: World, seconds: float) -> None:
     world.run(lambda: world.now_ns >= end)
 
 
-def test_words_go_both_ways_in_order(world: World) -> None:
+def test_messages_arrive_in_order_in_both_directions(world: World) -> None:
     got: list[bytes] = []
     back: list[bytes] = []
 
@@ -79,7 +79,7 @@ def test_words_go_both_ways_in_order(world: World) -> None:
     assert back == [b"got %d" % number for number in range(20)]
 
 
-def test_a_queue_outlives_its_server_and_delivers_five_after_two(world: World) -> None:
+def test_unsent_messages_reach_the_next_server_and_sent_ones_are_lost(world: World) -> None:
     """What was on its way is lost with the server; what had not left is sent to its successor, by the same socket."""
     first: list[bytes] = []
     second: list[bytes] = []
@@ -106,7 +106,7 @@ def test_a_queue_outlives_its_server_and_delivers_five_after_two(world: World) -
     assert second == [b"5"]
 
 
-def test_a_router_refuses_whom_it_does_not_know_and_who_takes_no_more(world: World) -> None:
+def test_a_router_refuses_unknown_peers_and_full_queues(world: World) -> None:
     seen: list[int] = []
 
     def server() -> None:

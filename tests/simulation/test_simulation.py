@@ -38,7 +38,7 @@ def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_promises_hold_in_every_seed() -> None:
+def test_every_promise_holds_in_every_seed() -> None:
     done = simulate("--seeds", str(SEEDS), "--jobs", "2")
     print(done.stdout)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -50,7 +50,7 @@ def test_promises_hold_in_every_seed() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_seed_goes_the_same_way_each_time() -> None:
+def test_a_seed_gives_the_same_run_each_time() -> None:
     first, second = (simulate("--seed", "7") for _ in range(2))
     assert first.returncode == 0, first.stdout + first.stderr
     assert re.search(r"log [0-9a-f]{16}", first.stdout)
@@ -58,7 +58,7 @@ def test_a_seed_goes_the_same_way_each_time() -> None:
 
 
 @pytest.mark.smoke
-def test_each_defect_has_one_place_in_the_source() -> None:
+def test_the_code_of_each_defect_is_in_the_source_once() -> None:
     """A changed line or comment must not leave a defect without effect."""
     counts = {name: (TESTS.parent / defect.path).read_text().count(defect.old) for name, defect in broken.DEFECTS.items()}
     assert {name: count for name, count in counts.items() if count != 1} == {}
@@ -67,7 +67,7 @@ def test_each_defect_has_one_place_in_the_source() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("defect", DEFECTS)
-def test_a_deliberate_defect_is_found(defect: str) -> None:
+def test_the_simulation_finds_each_deliberate_defect(defect: str) -> None:
     done = simulate("--seeds", str(DEFECT_SEEDS), "--failures", "1", "--jobs", "2", "--broken", defect)
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout

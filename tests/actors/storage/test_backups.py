@@ -94,7 +94,7 @@ def office(tmp_path: Path) -> Iterator[Office]:
     one.store.close()
 
 
-def test_a_backup_from_its_beginning_to_its_end(office: Office) -> None:
+def test_a_backup_takes_state_then_log_and_removes_its_copies_at_the_end(office: Office) -> None:
     office.order("state")
     assert office.state_is("state")
     assert office.answers == []
@@ -116,7 +116,7 @@ def test_a_backup_from_its_beginning_to_its_end(office: Office) -> None:
     assert office.state_is("idle")
 
 
-def test_no_chunk_goes_between_state_and_log(office: Office) -> None:
+def test_no_chunk_is_removed_between_the_backup_of_state_and_log(office: Office) -> None:
     held: list[bool] = []
     tick = office.retention._view
     office.retention._view = lambda: held.append(True) or tick()  # type: ignore[method-assign, func-returns-value]
@@ -143,7 +143,7 @@ def test_the_log_is_taken_after_the_delayed_messages(office: Office) -> None:
     assert office.store.log.synced_end == 1
 
 
-def test_it_waits_for_a_removal_that_is_under_way(office: Office) -> None:
+def test_a_backup_waits_for_a_removal_of_chunks_that_has_begun(office: Office) -> None:
     office.retention._removing = True
     office.order("state")
     office.work()
@@ -157,7 +157,7 @@ def test_it_waits_for_a_removal_that_is_under_way(office: Office) -> None:
     ("do", "name", "error"),
     [("log", "other", Refused), ("end", "other", Refused), ("state", "", UsageError), ("copy", "one", UsageError)],
 )
-def test_what_it_refuses(office: Office, do: str, name: str, error: type[ZsqError]) -> None:
+def test_an_order_for_another_backup_or_with_wrong_data_is_refused(office: Office, do: str, name: str, error: type[ZsqError]) -> None:
     office.order("state")
     office.work()
     with pytest.raises(error):
@@ -165,7 +165,7 @@ def test_what_it_refuses(office: Office, do: str, name: str, error: type[ZsqErro
     assert office.state_is("held")
 
 
-def test_it_is_busy_and_takes_the_next_afterwards(office: Office) -> None:
+def test_a_second_backup_is_refused_until_the_first_has_its_state(office: Office) -> None:
     office.order("state")
     with pytest.raises(Refused, match="busy"):
         office.order("state", "two")
@@ -180,7 +180,7 @@ def test_it_is_busy_and_takes_the_next_afterwards(office: Office) -> None:
         office.order("log", "two")
 
 
-def test_who_is_gone_holds_nothing(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_whose_process_has_ended_holds_no_chunk(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup_desk, "LOOK_NS", 0)
     lock = Files().lock(office.lock_path)
     office.order("state")
@@ -203,7 +203,7 @@ def test_who_is_gone_holds_nothing(office: Office, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("call", ["link", "make_folder"])
-def test_a_failure_ends_the_backup_and_nothing_else(office: Office, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_that_fails_does_not_prevent_the_next_one(office: Office, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EPERM, "no such thing here")
 
@@ -220,14 +220,14 @@ def test_a_failure_ends_the_backup_and_nothing_else(office: Office, call: str, m
     assert office.answers[-1] == p.Done(1, {})
 
 
-def test_no_room_for_the_copies(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_is_refused_without_space_for_its_copies(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Files, "free_bytes", lambda *_: 4096)
     with pytest.raises(Refused, match=r"beyond the reserve of .*; 4096 bytes are free"):
         office.order("state")
     assert office.state_is("idle")
 
 
-def test_another_lifes_remains_go(office: Office) -> None:
+def test_copies_from_before_a_restart_are_removed(office: Office) -> None:
     office.order("state")
     office.work()
     assert office.taken

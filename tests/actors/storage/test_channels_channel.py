@@ -83,7 +83,7 @@ def harness(tmp_path: Path) -> Iterator[ChannelsHarness]:
     one.bench.store.close()
 
 
-def test_a_successor_finds_what_was_committed(harness: ChannelsHarness) -> None:
+def test_a_channels_next_process_gets_what_was_committed(harness: ChannelsHarness) -> None:
     assert harness.open()["holes"] == []
     harness.save(10, (2, 3, 1, 0), (7, 1, 2, 500), (8, 1, 2, 400))
     harness.save(12, (11, 1, 1, 0), gone=(2,))
@@ -95,13 +95,13 @@ def test_a_successor_finds_what_was_committed(harness: ChannelsHarness) -> None:
         harness.due(1)
 
 
-def test_what_is_on_its_way_is_in_the_answer_too(harness: ChannelsHarness) -> None:
+def test_a_channels_next_process_also_gets_saves_that_are_not_committed(harness: ChannelsHarness) -> None:
     harness.open()
     harness.say(p.Save(9, "c", {"next": 10}, ((2, 3, 1, 0), (7, 1, 1, 500)), (), False, False))
     assert harness.open(TWO)["holes"] == [(2, 3, 1, 0)]
 
 
-def test_due_rows_by_time_until_a_save_takes_them(harness: ChannelsHarness) -> None:
+def test_due_rows_are_returned_by_time_until_a_save_changes_them(harness: ChannelsHarness) -> None:
     harness.open()
     harness.save(20, *((i, 2, 3, 1_000 - i) for i in range(0, 10, 2)))
     assert harness.due(995) == {"rows": ((8, 2, 3, 992), (6, 2, 3, 994)), "next_due_ns": 996, "deferred": 10}
@@ -114,7 +114,7 @@ def test_due_rows_by_time_until_a_save_takes_them(harness: ChannelsHarness) -> N
     assert harness.open(TWO)["deferred"] == (3, 6, 996)
 
 
-def test_clear_takes_what_is_deferred_in_the_batch_too(harness: ChannelsHarness) -> None:
+def test_clear_also_removes_deferred_rows_that_are_not_committed(harness: ChannelsHarness) -> None:
     harness.open()
     harness.save(20, (1, 1, 1, 100), (2, 1, 1, 0))
     harness.say(p.Save(9, "c", {"next": 20}, ((3, 1, 1, 100), (4, 1, 1, 0)), (), False, False))
@@ -123,7 +123,7 @@ def test_clear_takes_what_is_deferred_in_the_batch_too(harness: ChannelsHarness)
     assert harness.open(TWO)["holes"] == [(2, 1, 1, 0), (4, 1, 1, 0)]
 
 
-def test_a_commit_of_several_pages_is_whole_or_not_at_all(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_of_several_pages_is_stored_completely_or_not_at_all(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     harness.open()
     harness.save(20, (1, 1, 1, 0), (2, 1, 1, 0), (3, 1, 1, 0))
     monkeypatch.setattr(options, "SAVE_ROWS_MAX", 2)
@@ -143,7 +143,7 @@ def test_a_commit_of_several_pages_is_whole_or_not_at_all(harness: ChannelsHarne
     assert harness.bench.store.state.load().channels["c"].next_offset == 31, "a dead predecessor's pages are forgotten"
 
 
-def test_one_page_where_one_is_enough() -> None:
+def test_a_save_that_fits_into_one_page_has_one_page() -> None:
     assert save_pages(1, "c", ROW, Changes(5, (), ())) == [p.Save(1, "c", ROW.encode(), (), (), False, False)]
     rows = tuple((2**62, 10_000, 2**15, 2**62) for _ in range(options.SAVE_ROWS_MAX))
     (page,) = save_pages(1, "c", ROW, Changes(5, rows, tuple(row[0] for row in rows)))
@@ -164,7 +164,7 @@ def test_too_many_pages_are_refused(harness: ChannelsHarness, monkeypatch: pytes
 # Floor
 
 
-def test_the_floor_is_the_lowest_of_all_channels(harness: ChannelsHarness) -> None:
+def test_the_floor_is_the_lowest_unfinished_offset_of_all_channels(harness: ChannelsHarness) -> None:
     assert harness.harness.floor() == 0
     harness.open()
     harness.save(700)
@@ -187,7 +187,7 @@ STEPS: list[tuple[int, tuple[tuple[int, int, int, int], ...], tuple[int, ...], i
 ]
 
 
-def test_the_floor_moves_with_commits_only(harness: ChannelsHarness) -> None:
+def test_the_floor_moves_only_when_a_commit_is_durable(harness: ChannelsHarness) -> None:
     harness.open()
     before = 0
     for next_offset, puts, gone, floor in STEPS:
@@ -202,7 +202,7 @@ def test_the_floor_moves_with_commits_only(harness: ChannelsHarness) -> None:
         before = floor
 
 
-def test_without_channels_the_floor_is_where_the_first_one_would_begin(harness: ChannelsHarness) -> None:
+def test_without_channels_the_floor_is_where_a_first_one_would_begin(harness: ChannelsHarness) -> None:
     harness.open()
     harness.save(10)
     harness.harness.drop("c", lambda: None)
@@ -228,7 +228,7 @@ def paused(harness: ChannelsHarness) -> None:
     assert ends == [1_000]
 
 
-def test_what_lies_behind_a_pause_waits_when_the_last_channel_goes(harness: ChannelsHarness) -> None:
+def test_messages_after_a_pause_wait_when_the_last_channel_is_deleted(harness: ChannelsHarness) -> None:
     harness.open()
     harness.save(1_000)
     paused(harness)
@@ -239,7 +239,7 @@ def test_what_lies_behind_a_pause_waits_when_the_last_channel_goes(harness: Chan
     assert harness.open(channel="next")["row"]["next"] == 1_000
 
 
-def test_a_channel_made_during_a_pause_gets_what_lies_behind_it(harness: ChannelsHarness) -> None:
+def test_a_channel_created_during_a_pause_gets_the_messages_after_it(harness: ChannelsHarness) -> None:
     harness.open()
     paused(harness)
     assert harness.open(TWO, "second")["row"]["next"] == 1_000
@@ -253,7 +253,7 @@ def test_a_channel_made_during_a_pause_gets_what_lies_behind_it(harness: Channel
 EPHEMERAL = "c#ephemeral"
 
 
-def test_an_ephemeral_channel_begins_as_another_and_leaves_no_row(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_begins_like_any_other_and_leaves_no_row(harness: ChannelsHarness) -> None:
     assert harness.open(channel=EPHEMERAL)["row"]["next"] == 0, "the first channel gets what waits"
     assert harness.open(TWO, "second#ephemeral")["row"]["next"] == 1_000
     assert harness.open(TWO, "durable")["row"]["next"] == 1_000, "not the first one"
@@ -264,7 +264,7 @@ def test_an_ephemeral_channel_begins_as_another_and_leaves_no_row(harness: Chann
     assert harness.open(channel=EPHEMERAL)["row"]["next"] == 1_000
 
 
-def test_its_deferred_rows_are_named_from_memory(harness: ChannelsHarness) -> None:
+def test_deferred_rows_of_an_ephemeral_channel_come_from_memory(harness: ChannelsHarness) -> None:
     harness.open(channel=EPHEMERAL)
     harness.say(p.Save(9, EPHEMERAL, {"next": 20}, ((3, 2, 1, 50), (7, 1, 1, 0)), (), False, False))
     assert harness.wire.sent == [p.Done(9, {})], "at once, without a commit"
@@ -276,14 +276,14 @@ def test_its_deferred_rows_are_named_from_memory(harness: ChannelsHarness) -> No
     assert not harness.bench.state.may_commit()
 
 
-def test_a_full_state_store_hinders_no_ephemeral_channel(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_opens_although_the_state_store_is_full(harness: ChannelsHarness) -> None:
     harness.bench.state.disk_full = True
     harness.say(p.OpenChannel(1, EPHEMERAL))
     (done,) = harness.wire.sent
     assert isinstance(done, p.Done)
 
 
-def test_without_space_a_new_channel_is_refused_and_one_that_is_there_is_put_off(harness: ChannelsHarness) -> None:
+def test_without_space_a_new_channel_is_refused_and_an_old_one_put_off(harness: ChannelsHarness) -> None:
     """Each with its own code: the supervisor forgets the one, and starts the other again."""
     harness.open(channel="old")
     harness.bench.state.disk_full = True
@@ -294,7 +294,7 @@ def test_without_space_a_new_channel_is_refused_and_one_that_is_there_is_put_off
     assert [*harness.harness.rows] == ["old"]
 
 
-def test_a_start_that_cannot_be_read_makes_no_channel(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_is_not_created_if_its_start_cannot_be_read(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     def unreadable(time_ns: int) -> int:
         raise Unreadable(f"chunk 0 cannot be read at {time_ns}")
 
@@ -304,7 +304,7 @@ def test_a_start_that_cannot_be_read_makes_no_channel(harness: ChannelsHarness, 
     assert (error.value.code, harness.harness.rows) == ("E_INTERNAL", {})
 
 
-def test_it_holds_nothing_back_beside_another(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_does_not_hold_the_floor_beside_another(harness: ChannelsHarness) -> None:
     harness.open()
     harness.save(700)
     harness.open(TWO, EPHEMERAL)
@@ -313,7 +313,7 @@ def test_it_holds_nothing_back_beside_another(harness: ChannelsHarness) -> None:
     assert harness.harness.floor() == 1_000, "wherever the ephemeral one is"
 
 
-def test_it_holds_nothing_back_alone_and_what_it_had_is_not_kept(harness: ChannelsHarness) -> None:
+def test_a_lone_ephemeral_channel_does_not_hold_the_floor(harness: ChannelsHarness) -> None:
     harness.open(channel=EPHEMERAL)
     assert harness.harness.floor() == 1_000
     assert harness.harness.checkpoint()
@@ -333,7 +333,7 @@ def test_it_holds_nothing_back_alone_and_what_it_had_is_not_kept(harness: Channe
     assert (EPHEMERAL in harness.harness, harness.harness.floor()) == (False, 1_500)
 
 
-def test_of_several_the_last_that_leaves_counts(harness: ChannelsHarness) -> None:
+def test_messages_wait_from_where_the_last_ephemeral_channel_was(harness: ChannelsHarness) -> None:
     for who, name in ((ONE, EPHEMERAL), (TWO, "other#ephemeral")):
         harness.open(who, name)
     harness.harness.leave(EPHEMERAL)
@@ -347,7 +347,7 @@ def test_of_several_the_last_that_leaves_counts(harness: ChannelsHarness) -> Non
     assert harness.harness.waiting == 1_500
 
 
-def test_one_that_left_and_comes_again_takes_what_comes(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_that_comes_back_counts_as_a_channel_again(harness: ChannelsHarness) -> None:
     harness.open(channel=EPHEMERAL)
     harness.harness.leave(EPHEMERAL)
     harness.open(TWO, EPHEMERAL)
@@ -356,14 +356,14 @@ def test_one_that_left_and_comes_again_takes_what_comes(harness: ChannelsHarness
     assert harness.open(channel="durable")["row"]["next"] == 1_500
 
 
-def test_what_lies_behind_a_pause_is_no_ephemeral_channels_yet(harness: ChannelsHarness) -> None:
+def test_messages_after_a_pause_are_kept_for_ephemeral_channels(harness: ChannelsHarness) -> None:
     harness.open(channel=EPHEMERAL)
     paused(harness)
     harness.harness.checkpoint()
     assert (harness.harness.waiting, harness.harness.floor()) == (1_000, 1_000)
 
 
-def test_they_count_among_the_channels_that_a_topic_may_have(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ephemeral_channels_count_toward_the_limit_of_channels(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "CHANNELS_MAX", 2)
     harness.open()
     harness.open(TWO, EPHEMERAL)

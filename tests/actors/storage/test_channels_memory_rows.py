@@ -26,7 +26,7 @@ def made() -> MemoryRows:
     return rows
 
 
-def test_a_row_is_replaced_and_goes_with_its_channel() -> None:
+def test_a_save_replaces_the_row_and_a_drop_removes_it() -> None:
     rows = made()
     rows.save("c", ChannelRow(9), [save()])
     assert rows.rows["c"] == ChannelRow(9)
@@ -36,7 +36,7 @@ def test_a_row_is_replaced_and_goes_with_its_channel() -> None:
     assert "c" not in rows
 
 
-def test_only_what_is_deferred_is_kept() -> None:
+def test_only_deferred_holes_are_kept() -> None:
     rows = made()
     rows.save("c", ROW, [save((1, 2, 1, 0), (3, 4, 1, 700), (7, 1, 2, 600))])
     assert rows.deferred("c") == DeferredTotal(2, 5, 3, 600)
@@ -45,14 +45,14 @@ def test_only_what_is_deferred_is_kept() -> None:
     assert rows.deferred("c") == DeferredTotal()
 
 
-def test_clear_goes_before_the_puts_of_all_pages() -> None:
+def test_clear_is_applied_before_the_puts_of_all_pages() -> None:
     rows = made()
     rows.save("c", ROW, [save((1, 1, 1, 100))])
     rows.save("c", ROW, [save((2, 1, 1, 200), clear=True), save((3, 1, 1, 300), clear=True)])
     assert rows.due("c", 1_000, 10, 10_000) == ([HoleRow(2, 1, 1, 200), HoleRow(3, 1, 1, 300)], 0)
 
 
-def test_a_channel_made_again_has_nothing_of_the_one_before() -> None:
+def test_a_channel_created_again_has_no_rows_of_the_old_one() -> None:
     rows = made()
     rows.save("c", ChannelRow(9), [save((1, 1, 1, 100))])
     rows.make("c", ChannelRow(20))
@@ -64,7 +64,7 @@ PUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(1, 3
 
 @settings(max_examples=200, deadline=None)
 @given(PUTS, st.lists(st.integers(0, 9), max_size=4), st.integers(0, 40), st.integers(0, 6), st.integers(20, 60))
-def test_the_state_store_names_the_same(puts: list[Any], gone: list[int], until: int, limit: int, late: int) -> None:
+def test_due_rows_are_those_that_a_plain_model_returns(puts: list[Any], gone: list[int], until: int, limit: int, late: int) -> None:
     """Against a plain model of what `StateStore.due` promises: due ones, then impossible ones, at most `limit`; what is behind them."""
     late = max(late, until)
     rows = made()
@@ -85,7 +85,7 @@ def test_the_state_store_names_the_same(puts: list[Any], gone: list[int], until:
     assert following == min(between, default=min((row.due_ns for row in left), default=0))
 
 
-def test_it_agrees_with_the_store_itself(tmp_path: Path) -> None:
+def test_due_rows_are_those_that_the_state_store_returns(tmp_path: Path) -> None:
     from zsq.storage.state.state import StateBatch, StateStore
 
     puts = [(start, 1, 1, due) for start, due in enumerate((50, 10, 30, 30, 900, 20, 950))]

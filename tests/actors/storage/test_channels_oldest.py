@@ -27,7 +27,7 @@ class Log:
         return None if number in self.unreadable else Header(0, 0, 128, 10, number * 10, number, 0, 0, 0)
 
 
-def test_each_look_is_for_a_block() -> None:
+def test_one_look_into_the_log_serves_all_offsets_of_a_block() -> None:
     log = Log()
     oldest = OldestTimes(log.header_at)
     for offset in range(30, 40):
@@ -38,7 +38,7 @@ def test_each_look_is_for_a_block() -> None:
     assert log.looks == [30, 40, 29]
 
 
-def test_who_has_finished_all_that_it_may_see_is_not_named() -> None:
+def test_a_channel_without_unfinished_messages_has_no_oldest_time() -> None:
     log = Log()
     oldest = OldestTimes(log.header_at)
     assert oldest.refresh([Floor("a", 50, 50), Floor("b", 60, 50)]) == {}
@@ -48,13 +48,13 @@ def test_who_has_finished_all_that_it_may_see_is_not_named() -> None:
     assert oldest.refresh([Floor("a", 51, 52)]) == {"a": 5}, "it was forgotten, and is looked up again"
 
 
-def test_a_thousand_at_one_place_share_a_look() -> None:
+def test_a_thousand_channels_in_one_block_share_one_look() -> None:
     log = Log()
     found = OldestTimes(log.header_at).refresh([Floor(str(number), 70 + number % 10, 100) for number in range(1_000)])
     assert (len(found), set(found.values()), len(log.looks)) == (1_000, {7}, 1)
 
 
-def test_looks_are_bounded_and_everybody_gets_one() -> None:
+def test_looks_are_bounded_and_every_channel_gets_one_in_time() -> None:
     log = Log()
     oldest = OldestTimes(log.header_at)
     floors = [Floor(str(number), number * 10, 10_000) for number in range(3 * LOOKS_MAX + 50)]
@@ -69,7 +69,7 @@ def test_looks_are_bounded_and_everybody_gets_one() -> None:
     assert found == {str(number): number + 1 for number in range(3 * LOOKS_MAX + 50)}
 
 
-def test_where_all_move_all_the_time_nobody_is_left_behind() -> None:
+def test_times_stay_recent_although_all_channels_move_all_the_time() -> None:
     oldest = OldestTimes(Log().header_at)
     channels = 3 * LOOKS_MAX + 50
     for second in range(20):
@@ -78,7 +78,7 @@ def test_where_all_move_all_the_time_nobody_is_left_behind() -> None:
             assert min(found[str(number)] - number for number in range(channels)) >= (second - 4) * channels
 
 
-def test_what_cannot_be_read_is_not_known_and_asked_again() -> None:
+def test_a_time_that_cannot_be_read_is_left_out_and_read_again() -> None:
     log = Log()
     log.unreadable = {3}
     oldest = OldestTimes(log.header_at)
@@ -88,7 +88,7 @@ def test_what_cannot_be_read_is_not_known_and_asked_again() -> None:
 
 
 @pytest.mark.parametrize("kept", [True, False], ids=["ring", "file"])
-def test_the_log_tells_when_a_message_came(tmp_path: Path, kept: bool) -> None:
+def test_the_log_finds_the_header_of_the_block_at_an_offset(tmp_path: Path, kept: bool) -> None:
     log = Bench(str(tmp_path / "topic")).store.log
     base = 1_700_000_000_000_000_000
     for number in range(50):
@@ -101,7 +101,7 @@ def test_the_log_tells_when_a_message_came(tmp_path: Path, kept: bool) -> None:
         assert (header.first_offset, header.time_ns) == (offset // 10 * 10, base + offset // 10)
 
 
-def test_damage_is_no_failure_of_statistics(tmp_path: Path) -> None:
+def test_a_damaged_block_is_passed_over_without_an_error(tmp_path: Path) -> None:
     """A hole that is known is passed; one that is met here stops nothing, and is told by who reads there."""
     bench = Bench(str(tmp_path / "topic"))
     log = bench.store.log

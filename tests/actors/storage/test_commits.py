@@ -21,7 +21,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     one.store.close()
 
 
-def test_state_waits_for_the_log_and_tries_a_full_disk_again_in_order(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_wait_for_the_log_and_are_repeated_in_order_on_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     state = bench.state
     done: list[str] = []
     bench.store.log.append([pack([b"x"] * 5)], 1)
@@ -70,7 +70,7 @@ def test_state_waits_for_the_log_and_tries_a_full_disk_again_in_order(bench: Ben
     assert state.is_idle()
 
 
-def test_of_two_words_about_a_hole_the_later_counts(bench: Bench) -> None:
+def test_of_two_changes_to_a_hole_the_later_one_is_committed(bench: Bench) -> None:
     state = bench.state
     state.put_hole("c", 5, (1, 1, 0))
     state.put_hole("c", 5, None)

@@ -111,7 +111,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     one.store.close()
 
 
-def test_what_was_before_is_durable_before_a_delayed_block_is(bench: Bench) -> None:
+def test_a_delayed_block_is_stored_after_earlier_blocks_are_durable(bench: Bench) -> None:
     bench.store.log.append([pack([b"before"], producer_id=7)], 1)
     bench.publish(60)
     bench.turn(sync=False)
@@ -122,7 +122,7 @@ def test_what_was_before_is_durable_before_a_delayed_block_is(bench: Bench) -> N
     assert bench.told == [Kept(1, (bench.store.delayed.listed(None, 1, 9)[0].key,))]  # type: ignore[union-attr]
 
 
-def test_answered_only_after_the_commit_and_those_that_wait_share_one(bench: Bench) -> None:
+def test_delayed_blocks_are_answered_after_a_commit_that_they_share(bench: Bench) -> None:
     bench.publish(60, request=1)
     bench.turn()
     assert bench.harness.statistics()["delayed_count"] == 2, "a topic that is being deleted has this one too"
@@ -139,7 +139,7 @@ def test_answered_only_after_the_commit_and_those_that_wait_share_one(bench: Ben
     assert bench.hints == [bench.now_ns + 10 * S, bench.now_ns + 10 * S], "as far as a scan looks ahead"
 
 
-def test_a_move_goes_through_its_states(bench: Bench) -> None:
+def test_due_messages_are_read_then_written_then_synced_then_removed(bench: Bench) -> None:
     bench.keep(5, 60)
     assert bench.scan() == (False, bench.now_ns + 5 * S)
     bench.now_ns += 5 * S - 1
@@ -165,7 +165,7 @@ def test_a_move_goes_through_its_states(bench: Bench) -> None:
     assert bench.store.log.last_time_ns >= 5_005 * S
 
 
-def test_a_clock_that_goes_back_in_the_middle_gives_no_time_before_the_due_one(bench: Bench) -> None:
+def test_a_clock_set_back_gives_no_message_a_time_before_its_due_time(bench: Bench) -> None:
     ((due_ns, _),) = bench.keep(5)
     bench.now_ns += 6 * S
     assert bench.scan()[0]
@@ -174,7 +174,7 @@ def test_a_clock_that_goes_back_in_the_middle_gives_no_time_before_the_due_one(b
     assert bench.store.log.last_time_ns >= due_ns
 
 
-def test_more_than_a_turn_can_take_goes_on_at_once(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_rows_beyond_one_move_are_moved_right_after_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "DELAYED_MOVE_ROWS", 2)
     bench.keep(1, 2, 3, 4, 5)
     bench.now_ns += 10 * S
@@ -190,7 +190,7 @@ def test_more_than_a_turn_can_take_goes_on_at_once(bench: Bench, monkeypatch: py
 
 
 @pytest.mark.parametrize("when", ["before the scan", "while it is read"])
-def test_nothing_moves_once_the_topic_is_sealed(bench: Bench, when: str) -> None:
+def test_no_delayed_message_is_moved_once_the_topic_is_sealed(bench: Bench, when: str) -> None:
     """The end that the seal was answered with is remembered as the last offset of that name."""
     bench.keep(1)
     bench.now_ns += 2 * S
@@ -205,7 +205,7 @@ def test_nothing_moves_once_the_topic_is_sealed(bench: Bench, when: str) -> None
     assert bench.scan()[0]
 
 
-def test_a_full_disk_refuses_at_once_or_with_the_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_a_delayed_block_at_once_or_at_its_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = bench.keep(1)
     monkeypatch.setattr(Files, "free_bytes", lambda self, path: 0)
     bench.harness._space.forget()
@@ -227,7 +227,7 @@ def test_a_full_disk_refuses_at_once_or_with_the_commit(bench: Bench, monkeypatc
     assert len(bench.keep(6)) == len(keys)
 
 
-def test_due_on_a_full_disk_waits_and_says_so(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_messages_wait_and_raise_an_alarm_on_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.keep(1)
     bench.now_ns += 2 * S
 
@@ -246,7 +246,7 @@ def test_due_on_a_full_disk_waits_and_says_so(bench: Bench, monkeypatch: pytest.
     assert (bench.in_log(), bench.harness.statistics()["delayed_alarm"]) == ([b"0"], "")
 
 
-def test_a_removal_that_has_no_space_is_tried_again_and_holds_the_checkpoint(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_without_space_is_repeated_and_holds_the_checkpoint(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.keep(1)
     bench.now_ns += 2 * S
     bench.scan()
@@ -267,7 +267,7 @@ def test_a_removal_that_has_no_space_is_tried_again_and_holds_the_checkpoint(ben
     assert (bench.harness.holds_checkpoint(), bench.harness.statistics()["delayed_count"]) == (False, 0)
 
 
-def test_what_failed_in_an_unknown_way_ends_the_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_failure_of_the_store_ends_the_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.publish(1)
     bench.turn()
 
@@ -283,7 +283,7 @@ def test_what_failed_in_an_unknown_way_ends_the_process(bench: Bench, monkeypatc
 # Orders
 
 
-def test_cancel_waits_for_a_move_and_says_what_has_moved(bench: Bench) -> None:
+def test_a_cancel_waits_for_a_move_and_says_which_messages_moved(bench: Bench) -> None:
     keys = bench.keep(1, 60)
     texts = tuple(f"{due_ns:016x}{serial:016x}" for due_ns, serial in keys)
     bench.now_ns += 2 * S
@@ -298,7 +298,7 @@ def test_cancel_waits_for_a_move_and_says_what_has_moved(bench: Bench) -> None:
     assert bench.in_log() == [b"0"]
 
 
-def test_list_count_and_cancel_all(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_messages_are_counted_listed_and_cancelled_in_portions(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "DELAYED_CANCEL_ROWS", 2)
     assert bench.order(do="count")["messages"] == 0
     assert bench.order(do="list") == {"messages": ()}
@@ -322,7 +322,7 @@ def test_list_count_and_cancel_all(bench: Bench, monkeypatch: pytest.MonkeyPatch
         {"do": "cancel", "keys": ("0" * 32,) * (options.DELAYED_CANCEL_MAX + 1)}, {"do": "cancel", "all": "yes"},
     ],
 )  # fmt: skip
-def test_wrong_orders(bench: Bench, data: dict[str, Any]) -> None:
+def test_a_wrong_order_about_delayed_messages_is_refused(bench: Bench, data: dict[str, Any]) -> None:
     with pytest.raises(UsageError):
         bench.order(**data)
 
@@ -330,7 +330,7 @@ def test_wrong_orders(bench: Bench, data: dict[str, Any]) -> None:
 # Start
 
 
-def test_a_restart_finds_all_and_sequences_of_both_kinds_are_one_row(bench: Bench) -> None:
+def test_a_restart_finds_all_and_merges_sequences_of_both_kinds_of_blocks(bench: Bench) -> None:
     keys = bench.keep(5, 6)
     bench.store.close()
     bench.start()
@@ -345,7 +345,7 @@ def test_a_restart_finds_all_and_sequences_of_both_kinds_are_one_row(bench: Benc
     assert sequences({7: (1, ((0, 9),))}, delayed)[7][0] == 2
 
 
-def test_bytes_are_counted_from_the_moment_they_are_taken(bench: Bench) -> None:
+def test_delayed_bytes_are_counted_once_from_their_arrival_on(bench: Bench) -> None:
     """For the topic's bound. Not twice once they are kept, and not when they cannot be."""
     size = pack([b"0", b"x"]).length
     bench.publish(60, 70)
@@ -360,13 +360,13 @@ def test_bytes_are_counted_from_the_moment_they_are_taken(bench: Bench) -> None:
     assert bench.harness.held_bytes() == before
 
 
-def test_the_table_names_each_state_and_each_way() -> None:
+def test_each_state_of_a_move_is_in_the_table_and_is_reached() -> None:
     assert set(MOVES) == set(MoveState)
     assert {state for ways in MOVES.values() for state in ways.values()} == set(MoveState)
 
 
 @pytest.mark.parametrize("holds", [True, False])
-def test_the_checkpoint_waits_for_a_move(holds: bool) -> None:
+def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> None:
     """The actor's part: no commit of the state store while messages are in the log whose rows are still here."""
     actor = StorageActor.__new__(StorageActor)
     committed: list[int] = []
@@ -382,7 +382,7 @@ def test_the_checkpoint_waits_for_a_move(holds: bool) -> None:
     assert committed == ([] if holds else [7])
 
 
-def test_the_file_is_looked_at_after_rows_went(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_shrunk_once_after_rows_were_removed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Files] = []
     monkeypatch.setattr(DelayedStore, "shrink", lambda self, files: asked.append(files))
     bench.keep(60)

@@ -21,7 +21,7 @@ def ignore(*_: Any) -> None:
     """What the topic, the log and the scan loop are told."""
 
 
-def test_messages_that_damage_cost_are_an_alarm(tmp_path: Path) -> None:
+def test_delayed_messages_lost_by_damage_raise_an_alarm(tmp_path: Path) -> None:
     delayed = DelayedStore(str(tmp_path / "delayed"), bytes(16), create=True)
     store = SimpleNamespace(files=Files(), directory=str(tmp_path), reserve_bytes=0, delayed=delayed)
     harness = DelayedMessages(cast("Any", store), "storage t", Thread(), Listener(), ignore, ignore, ignore, Shortage())

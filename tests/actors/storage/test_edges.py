@@ -56,7 +56,7 @@ def test_an_append_has_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatc
     assert sizes == [3, 3, 1]
 
 
-def test_producers_that_have_a_link_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_too_many_is_refused_until_another_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     topic = Ordering({})
     assert topic.hello((b"1",), 1, 1, 1) is not None
@@ -66,7 +66,7 @@ def test_producers_that_have_a_link_are_bounded(monkeypatch: pytest.MonkeyPatch)
     assert topic.hello((b"3",), 3, 1, 1) is not None
 
 
-def test_only_the_answer_to_the_delayed_blocks_that_are_out_counts() -> None:
+def test_an_answer_is_used_once_and_only_for_the_request_that_is_out() -> None:
     topic = greeted()
     published(topic, 0, delay_ms=5)
     out = topic.next_delayed()
@@ -89,7 +89,7 @@ def test_offsets_to_read_for_a_start_are_bounded() -> None:
     assert rows.wanted(0, 15) == []
 
 
-def test_no_more_is_asked_for_than_may_be_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deferred_rows_are_not_asked_for_while_too_many_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "DUE_HELD_MAX", 4)
     for held, wanted in ((3, True), (4, False)):
         deferred = Deferred(1, 1, 5)
@@ -100,7 +100,7 @@ def test_no_more_is_asked_for_than_may_be_held(monkeypatch: pytest.MonkeyPatch) 
         assert deferred.may_ask(held) is wanted
 
 
-def test_half_of_a_consumers_room_is_for_what_comes_again(harness: ChannelHarness) -> None:
+def test_redelivered_messages_get_half_of_a_consumers_room(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(10)
     harness.channel.req(A, harness.send_one().token, ALL, 0, harness.wall_ns)
@@ -119,14 +119,14 @@ def test_half_of_a_consumers_room_is_for_what_comes_again(harness: ChannelHarnes
     assert (third.runs[0][2], sum(count for _, count, _ in third.runs)) == (2, 2), "and never more than it has room for"
 
 
-def test_dead_letters_are_cut_into_blocks_of_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_are_divided_into_blocks_of_at_most_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zsq.actors.channel.dead_letters.BLOCK_COUNT_MAX", 3)
     death = Death((0, 7, 2), "why", "")
     blocks = letters(cast("Any", [(death, (pack([b"x"] * 7), 0, 7))]), "t", "0" * 32, "c", 1)
     assert [block.count for block in blocks] == [3, 3, 1]
 
 
-def test_a_folder_whose_sockets_would_have_too_long_names_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_too_long_paths_for_sockets_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     data_dir = tmp_path / ("e" * 100)
@@ -140,7 +140,7 @@ def test_a_folder_whose_sockets_would_have_too_long_names_is_not_used(tmp_path: 
         Path(found).rmdir()
 
 
-def test_who_waits_to_cancel_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_cancels_that_wait_for_a_move_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     harness = cast("Any", SimpleNamespace(state=MoveState.READING, _waiting=[]))
     for _ in range(2):
@@ -149,7 +149,7 @@ def test_who_waits_to_cancel_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None
         DelayedMessages._when_idle(harness, lambda: None)
 
 
-def test_a_full_disk_is_not_asked_again_at_once() -> None:
+def test_a_move_on_a_full_disk_or_a_sealed_topic_is_not_retried_at_once() -> None:
     now = 10**15
     clock = SimpleNamespace(monotonic_ns=lambda: now, wall_ns=lambda: 100)
     for full, is_open, wait in ((False, True, 0), (True, True, options.DELAYED_RETRY_NS), (False, False, options.DELAYED_RETRY_NS)):
@@ -159,7 +159,7 @@ def test_a_full_disk_is_not_asked_again_at_once() -> None:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(-1, 0), (5, 5), (10**9, options.DUE_ROWS_MAX)])
-def test_rows_that_are_due_come_a_bounded_number_at_a_time(asked: int, given: int) -> None:
+def test_the_rows_in_one_answer_to_due_are_bounded(asked: int, given: int) -> None:
     limits: list[int] = []
 
     def due(channel: str, until_ns: int, limit: int, late_ns: int) -> tuple[list[Any], int]:
@@ -194,7 +194,7 @@ class Log:
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, 1), (50, 50), (1_000, 100)])
-def test_a_read_is_within_its_bounds(asked: int, given: int) -> None:
+def test_the_size_of_a_read_is_moved_into_its_bounds(asked: int, given: int) -> None:
     log = Log()
     harness = Reads(cast("Any", log), lambda: 50, print)
     port = cast("Any", SimpleNamespace(send=lambda *_: True))
@@ -205,7 +205,7 @@ def test_a_read_is_within_its_bounds(asked: int, given: int) -> None:
             harness._fetch(port, cast("Any", SimpleNamespace(envelope=A)), p.Fetch(1, offset, size), 50, 100)
 
 
-def test_reads_that_wait_are_tried_again_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_reads_are_tried_again_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_desk, "RETRIES_MAX", 2)
     harness = Reads(cast("Any", Log()), lambda: 50, print)
     tried: list[int] = []
@@ -235,7 +235,7 @@ class Seen(Files):
         self.done.append(f"sync {Path(path).name}")
 
 
-def test_a_deleted_topic_is_in_the_trash_for_good_before_its_row_goes(tmp_path: Path) -> None:
+def test_a_deleted_topics_move_is_synced_before_its_row_is_removed(tmp_path: Path) -> None:
     files = Seen()
     data_dir = tmp_path / "data"
     data_dir.mkdir()
@@ -251,7 +251,7 @@ def test_a_deleted_topic_is_in_the_trash_for_good_before_its_row_goes(tmp_path: 
 
 
 @pytest.mark.parametrize(("name", "uuid"), [("clicks", "2" * 32), ("other", "1" * 32)])
-def test_two_topics_of_one_name_or_one_uuid_are_not_chosen_between(name: str, uuid: str) -> None:
+def test_a_rebuild_fails_if_two_topics_have_one_name_or_one_uuid(name: str, uuid: str) -> None:
     rebuilt = cast("Any", SimpleNamespace(content=SimpleNamespace(topics={"clicks": TopicRow(1, "1" * 32, "always", 0, "live")}), said=[]))
     with pytest.raises(NotRebuilt):
         _add_topics(rebuilt, {1: None, 2: TopicIdentity(name, uuid)}, set())

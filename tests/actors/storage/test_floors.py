@@ -24,11 +24,11 @@ def floors(harness: ChannelsHarness) -> dict[str, tuple[int, int]]:
     return {floor.channel: (floor.offset, floor.end) for floor in harness.harness.floors()}
 
 
-def test_without_a_channel_all_waits_for_the_first(harness: ChannelsHarness) -> None:
+def test_without_a_channel_all_messages_wait_for_the_first_one(harness: ChannelsHarness) -> None:
     assert floors(harness) == {"": (0, 1_000)}
 
 
-def test_cursor_holes_and_deferred_count(harness: ChannelsHarness) -> None:
+def test_a_channels_floor_counts_its_cursor_holes_and_deferred_rows(harness: ChannelsHarness) -> None:
     harness.open()
     harness.save(600)
     assert floors(harness) == {"c": (600, 1_000), "": (600, 1_000)}
@@ -40,7 +40,7 @@ def test_cursor_holes_and_deferred_count(harness: ChannelsHarness) -> None:
     assert floors(harness) == {"c": (1_000, 1_000), "": (1_000, 1_000)}
 
 
-def test_behind_a_pause_the_topic_has_it_and_no_channel(harness: ChannelsHarness) -> None:
+def test_messages_after_a_pause_belong_to_the_topic_and_to_no_channel(harness: ChannelsHarness) -> None:
     harness.open()
     harness.save(1_000)
     harness.harness.visible_end = 1_000
@@ -49,7 +49,7 @@ def test_behind_a_pause_the_topic_has_it_and_no_channel(harness: ChannelsHarness
     assert floors(harness) == {"c": (1_000, 1_000), "": (1_000, 1_020)}
 
 
-def test_ephemeral_ones_say_themselves_what_they_hold(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_reports_its_own_floor(harness: ChannelsHarness) -> None:
     harness.open(channel="e#ephemeral")
     harness.say(p.Save(9, "e#ephemeral", {"next": 50, "first": 20}, ((20, 3, 1, 0),), (), False, False))
     assert floors(harness)["e#ephemeral"] == (20, 1_000)

@@ -32,7 +32,7 @@ def save(harness: ChannelsHarness, following: int, first: int, *puts: Hole, gone
     harness.say(p.Save(9, channel, {"next": following, "first": first}, puts, gone, False, False), ONE)
 
 
-def test_waiting_in_flight_and_deferred_are_held(harness: ChannelsHarness) -> None:
+def test_waiting_in_flight_and_deferred_messages_hold_the_floor(harness: ChannelsHarness) -> None:
     harness.open(channel=EPHEMERAL)
     assert harness.harness.floor() == 0, "it begins with what waits"
     save(harness, 700, 300)
@@ -43,7 +43,7 @@ def test_waiting_in_flight_and_deferred_are_held(harness: ChannelsHarness) -> No
     assert harness.harness.floor() == 1_000
 
 
-def test_the_slowest_of_all_counts(harness: ChannelsHarness) -> None:
+def test_the_slowest_channel_decides_the_floor(harness: ChannelsHarness) -> None:
     harness.open(channel="durable")
     harness.say(p.Save(9, "durable", {"next": 600}, (), (), False, False))
     harness.commit()
@@ -58,7 +58,7 @@ def test_the_slowest_of_all_counts(harness: ChannelsHarness) -> None:
     assert harness.harness.floor() == 600
 
 
-def test_behind_a_pause_all_is_held(harness: ChannelsHarness) -> None:
+def test_messages_after_a_pause_hold_the_floor(harness: ChannelsHarness) -> None:
     harness.open(channel=EPHEMERAL)
     save(harness, 1_000, 1_000)
     paused(harness)
@@ -71,7 +71,7 @@ def test_behind_a_pause_all_is_held(harness: ChannelsHarness) -> None:
     assert harness.harness.floor() == 1_500
 
 
-def test_when_the_last_has_left_the_next_begins_there(harness: ChannelsHarness) -> None:
+def test_the_next_channel_begins_where_the_last_one_left(harness: ChannelsHarness) -> None:
     harness.open(channel=EPHEMERAL)
     harness.harness.leave(EPHEMERAL)
     harness.commit()
@@ -81,7 +81,7 @@ def test_when_the_last_has_left_the_next_begins_there(harness: ChannelsHarness) 
     assert harness.open(TWO, EPHEMERAL)["row"]["next"] == 1_000
 
 
-def test_what_is_not_there_any_more_holds_nothing_back() -> None:
+def test_deferred_messages_that_were_dropped_do_not_hold_the_floor() -> None:
     """A deferred message that the bound has taken lies there until it is due."""
     rows = MemoryRows()
     rows.make("c", ChannelRow(9))
@@ -89,7 +89,7 @@ def test_what_is_not_there_any_more_holds_nothing_back() -> None:
     assert [rows.first("c", start) for start in (0, 5, 10, 25, 30, 45, 70, 95)] == [0, 5, 20, 25, 40, 45, 70, 95]
 
 
-def test_starts_of_rows_that_went_are_forgotten() -> None:
+def test_starts_of_removed_rows_do_not_stay_in_memory() -> None:
     rows = MemoryRows()
     rows.make("c", ChannelRow(0))
     for number in range(5_000):
@@ -127,7 +127,7 @@ def fill(housekeeping: House, blocks: int) -> None:
     housekeeping.commit_state()
 
 
-def test_below_the_bound_nothing_goes_however_long_it_lies(housekeeping: House) -> None:
+def test_below_the_bound_no_unfinished_message_is_dropped(housekeeping: House) -> None:
     harness = begin(housekeeping, "drop-oldest")
     fill(housekeeping, 6)
     for _ in range(10):
@@ -135,7 +135,7 @@ def test_below_the_bound_nothing_goes_however_long_it_lies(housekeeping: House) 
     assert (housekeeping.state.batch.start, housekeeping.store.log.start, harness.statistics()["finished_bytes"]) == (None, 0, 0)
 
 
-def test_beyond_it_the_oldest_goes_and_is_counted(housekeeping: House) -> None:
+def test_beyond_the_bound_the_oldest_messages_are_dropped_and_counted(housekeeping: House) -> None:
     harness = begin(housekeeping, "drop-oldest")
     fill(housekeeping, 12)
     harness.tick()
@@ -147,7 +147,7 @@ def test_beyond_it_the_oldest_goes_and_is_counted(housekeeping: House) -> None:
     assert harness.statistics()["dropped_count"] == start
 
 
-def test_one_that_refuses_does(housekeeping: House) -> None:
+def test_with_reject_publishes_beyond_the_bound_are_refused(housekeeping: House) -> None:
     harness = begin(housekeeping, "reject")
     fill(housekeeping, 10)
     harness.tick()

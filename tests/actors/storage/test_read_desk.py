@@ -51,7 +51,7 @@ class Bench:
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE, errno.ENOENT])
-def test_a_channel_waits_for_what_cannot_be_read_and_loses_nothing(tmp_path: Path, code: int) -> None:
+def test_a_channels_failed_read_is_tried_again_and_loses_nothing(tmp_path: Path, code: int) -> None:
     bench = Bench(tmp_path, code)
     bench.fetch(3)
     bench.fetch(9, 2)
@@ -70,7 +70,7 @@ def test_a_channel_waits_for_what_cannot_be_read_and_loses_nothing(tmp_path: Pat
     bench.store.close()
 
 
-def test_a_reader_from_outside_is_told(tmp_path: Path) -> None:
+def test_a_clients_failed_read_is_refused_at_once(tmp_path: Path) -> None:
     bench = Bench(tmp_path, errno.EACCES)
     with pytest.raises(Refused, match="nothing is known to be lost") as refused:
         bench.outside.hear(p.Fetch(1, 3, 1 << 20))
@@ -81,7 +81,7 @@ def test_a_reader_from_outside_is_told(tmp_path: Path) -> None:
     bench.store.close()
 
 
-def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_reads_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_desk, "WAITING_MAX", 3)
     bench = Bench(tmp_path, errno.EACCES)
     for request in range(6):
@@ -104,9 +104,7 @@ def test_what_waits_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ([Hole(0, 30)], 3, 0),
     ],
 )
-def test_the_newest_are_counted_without_what_is_lost_and_without_reading(
-    tmp_path: Path, holes: list[Hole], count: int, expected: int
-) -> None:
+def test_the_newest_are_counted_without_lost_ones_and_without_reading(tmp_path: Path, holes: list[Hole], count: int, expected: int) -> None:
     store = filled(tmp_path, blocks=30)
     for hole in holes:
         store.log.reader.damage.add(hole)

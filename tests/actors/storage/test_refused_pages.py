@@ -11,7 +11,7 @@ from zsq.transport.errors import Refused, UsageError
 from zsq.transport.wire import protocol as p
 
 
-def test_a_refused_page_takes_its_whole_commit_with_it(tmp_path: Path) -> None:
+def test_the_whole_commit_of_a_refused_page_is_refused(tmp_path: Path) -> None:
     """Those behind it are on their way already: without this one's holes they would move the channel past what it has not finished."""
     harness = ChannelsHarness(str(tmp_path / "t"))
     harness.open()

@@ -84,7 +84,7 @@ def housekeeping(tmp_path: Path) -> Iterator[House]:
     one.store.close()
 
 
-def test_the_start_is_committed_then_told_then_files_go(housekeeping: House) -> None:
+def test_the_new_start_is_committed_then_announced_then_files_are_removed(housekeeping: House) -> None:
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(65)
@@ -110,7 +110,7 @@ def test_the_start_is_committed_then_told_then_files_go(housekeeping: House) -> 
     assert shown["log_bytes"] == sum((Path(housekeeping.directory) / f"{base:020d}.chunk").stat().st_size for base in (60, 80))
 
 
-def test_a_commit_that_finds_the_disk_full_removes_nothing(housekeeping: House) -> None:
+def test_no_chunk_is_removed_before_the_new_start_is_committed(housekeeping: House) -> None:
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(100)
@@ -121,7 +121,7 @@ def test_a_commit_that_finds_the_disk_full_removes_nothing(housekeeping: House) 
     assert (housekeeping.store.log.start, housekeeping.housekeeping.jobs) == (0, [])
 
 
-def test_only_what_channels_have_committed_counts(housekeeping: House) -> None:
+def test_messages_finished_but_not_committed_are_not_removed(housekeeping: House) -> None:
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(0)
@@ -131,7 +131,7 @@ def test_only_what_channels_have_committed_counts(housekeeping: House) -> None:
     assert housekeeping.state.batch.start is None
 
 
-def test_a_seek_backwards_holds_before_it_is_committed(housekeeping: House) -> None:
+def test_a_seek_backwards_keeps_chunks_before_it_is_committed(housekeeping: House) -> None:
     """It may be on its way to the disk already, and be answered before the removal is committed."""
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
@@ -141,7 +141,7 @@ def test_a_seek_backwards_holds_before_it_is_committed(housekeeping: House) -> N
     assert housekeeping.state.batch.start == 40
 
 
-def test_the_checkpoint_must_have_passed_it(housekeeping: House) -> None:
+def test_no_chunk_is_removed_before_the_checkpoint_has_passed_it(housekeeping: House) -> None:
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(100)
@@ -150,7 +150,7 @@ def test_the_checkpoint_must_have_passed_it(housekeeping: House) -> None:
     assert housekeeping.state.batch.start == 20
 
 
-def test_no_chunk_goes_before_a_snapshot_counts_it(housekeeping: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_chunk_is_removed_before_a_snapshot_covers_it(housekeeping: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a store that is damaged later would be made again without the producers and transactions that lay there."""
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.state.keeper = housekeeping.store.keeper
@@ -181,7 +181,7 @@ def test_no_chunk_goes_before_a_snapshot_counts_it(housekeeping: House, monkeypa
     assert applied.meta["applied"] == 100
 
 
-def test_half_a_snapshot_does_not_stay(housekeeping: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_snapshot_is_removed(housekeeping: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a full disk its space is needed, for the commit that gives some back too."""
     write_file = housekeeping.store.files.write_file
 
@@ -200,7 +200,7 @@ def full(*args: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_unfinished_ones_are_dropped_counted_and_remembered(housekeeping: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_unfinished_messages_are_counted_and_remembered(housekeeping: House, caplog: pytest.LogCaptureFixture) -> None:
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, when_full="drop-oldest", **KEEP_ALL)
     housekeeping.store.log.chunk_bytes = MIB
     for _ in range(12):
@@ -219,7 +219,7 @@ def test_unfinished_ones_are_dropped_counted_and_remembered(housekeeping: House,
     assert harness.statistics()["log_bytes"] <= MAX_BYTES_MIN + 1_000
 
 
-def test_what_waits_for_a_first_channel_is_dropped_too(housekeeping: House) -> None:
+def test_messages_that_wait_for_a_first_channel_are_dropped_too(housekeeping: House) -> None:
     harness = housekeeping.begin(max_s=1, when_full="drop-oldest", **KEEP_ALL)
     housekeeping.store.log.append([big()], time.time_ns() - 10**11)
     housekeeping.store.log.sync()
@@ -259,7 +259,7 @@ def test_files_that_cannot_be_removed_are_tried_again(housekeeping: House, monke
     assert housekeeping.chunk_files()[0] == 80
 
 
-def test_a_full_topic_refuses_until_channels_have_committed(housekeeping: House) -> None:
+def test_a_full_topic_refuses_publishes_until_channels_have_committed(housekeeping: House) -> None:
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     housekeeping.finished(0)
     for _ in range(MAX_BYTES_MIN // big(50_000).length + 1):
@@ -280,7 +280,7 @@ def test_a_full_topic_refuses_until_channels_have_committed(housekeeping: House)
     harness.admit_bytes(1 << 40)
 
 
-def test_between_two_measures_what_was_written_counts(housekeeping: House) -> None:
+def test_bytes_written_since_the_last_measurement_count(housekeeping: House) -> None:
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     housekeeping.finished(0)
     harness._measured_ns = time.monotonic_ns() + 10**12  # none in this test
@@ -291,7 +291,7 @@ def test_between_two_measures_what_was_written_counts(housekeeping: House) -> No
         harness.admit()
 
 
-def test_what_is_delayed_counts(housekeeping: House) -> None:
+def test_delayed_messages_count_toward_the_bound(housekeeping: House) -> None:
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     delayed = [MAX_BYTES_MIN - 1]
     harness.delayed_bytes = lambda: delayed[0]
@@ -301,7 +301,7 @@ def test_what_is_delayed_counts(housekeeping: House) -> None:
         harness.admit()
 
 
-def test_staged_rows_count_when_they_are_pushed_and_are_not_asked_again_at_their_commit(housekeeping: House) -> None:
+def test_staged_rows_count_when_pushed_and_not_again_at_their_commit(housekeeping: House) -> None:
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     harness.staged_bytes = lambda: housekeeping.harness.core.staged_bytes
     housekeeping.harness.admit = harness.admit_staged
@@ -319,7 +319,7 @@ def test_staged_rows_count_when_they_are_pushed_and_are_not_asked_again_at_their
     assert harness.staged_bytes() == 0
 
 
-def test_staged_rows_have_the_bound_for_themselves_where_the_oldest_is_dropped(housekeeping: House) -> None:
+def test_with_drop_oldest_the_bound_is_for_staged_rows_alone(housekeeping: House) -> None:
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, when_full="drop-oldest")
     harness.staged_bytes = lambda: MAX_BYTES_MIN - 10
     harness.admit_staged(10)
@@ -327,14 +327,14 @@ def test_staged_rows_have_the_bound_for_themselves_where_the_oldest_is_dropped(h
         harness.admit_staged(11)
 
 
-def test_settings_that_make_no_sense_change_nothing(housekeeping: House) -> None:
+def test_invalid_settings_are_refused_and_change_nothing(housekeeping: House) -> None:
     harness = housekeeping.begin(keep_bytes=7)
     with pytest.raises(UsageError):
         harness.configure(Retention(max_s=5))
     assert harness.policy.keep_bytes == 7
 
 
-def test_a_small_bound_makes_chunks_smaller_and_a_larger_one_gives_that_back(housekeeping: House) -> None:
+def test_the_size_of_chunks_follows_the_bound(housekeeping: House) -> None:
     harness = housekeeping.begin()
     harness._usual_chunk_bytes = 256 * MIB
     for max_bytes, expected in ((MAX_BYTES_MIN, MIB), (80 * MIB, 10 * MIB), (-1, 256 * MIB)):

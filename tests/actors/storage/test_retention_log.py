@@ -50,7 +50,7 @@ def spoil(path: Path, what: bytes) -> None:
     path.write_bytes(data)
 
 
-def test_an_idle_topic_needs_no_thread(tmp_path: Path) -> None:
+def test_an_idle_topic_gives_its_thread_no_work(tmp_path: Path) -> None:
     store, housekeeping = filled(tmp_path), House()
     harness = LogUpkeep(store, "topic clicks", housekeeping)
     for second in range(20):
@@ -60,7 +60,7 @@ def test_an_idle_topic_needs_no_thread(tmp_path: Path) -> None:
     store.close()
 
 
-def test_damage_is_kept_by_the_thread_and_counted_at_once(tmp_path: Path) -> None:
+def test_damage_is_counted_at_once_and_set_aside_by_the_thread(tmp_path: Path) -> None:
     store, housekeeping = filled(tmp_path), House()
     harness = LogUpkeep(store, "topic clicks", housekeeping)
     store.log.reader.ring.clear()
@@ -80,7 +80,7 @@ def test_damage_is_kept_by_the_thread_and_counted_at_once(tmp_path: Path) -> Non
     store.close()
 
 
-def test_a_job_that_fails_is_told_and_the_topic_lives(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_job_is_logged_and_does_not_end_the_topic(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     store, housekeeping = filled(tmp_path), House()
     harness = LogUpkeep(store, "topic clicks", housekeeping)
     with caplog.at_level(logging.ERROR, "zsq"):
@@ -91,7 +91,7 @@ def test_a_job_that_fails_is_told_and_the_topic_lives(tmp_path: Path, caplog: py
     store.close()
 
 
-def test_alarms_are_bounded(tmp_path: Path) -> None:
+def test_the_number_and_length_of_alarms_are_bounded(tmp_path: Path) -> None:
     store = filled(tmp_path)
     harness = LogUpkeep(store, "topic clicks", House())
     for number in range(ALARMS_MAX + 5):
@@ -115,7 +115,7 @@ class Limited(Files):
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.ENOENT, errno.EACCES, errno.ESTALE, 0])
-def test_the_survey_goes_through_all_chunks_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+def test_the_survey_checks_all_chunks_without_further_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     """What the operating system does not give now is an alarm, and not lost; a chunk that its folder does not hold is (0: removed)."""
     files = Limited()
     filled(tmp_path, files, 30).close()

@@ -34,14 +34,16 @@ def harness() -> StageTable:
         ((2**64 - 1,), [], [0]),
     ],
 )
-def test_exactly_the_next_block_is_taken(harness: StageTable, numbers: tuple[int, ...], taken: list[int], told: list[int]) -> None:
+def test_only_the_next_block_of_a_stage_is_accepted(
+    harness: StageTable, numbers: tuple[int, ...], taken: list[int], told: list[int]
+) -> None:
     assert harness.open() == {"expected": 0, "sealed": 0, "credit_bytes": options.STAGE_CREDIT_BYTES, "committed": False}
     assert harness.push(*numbers) == taken
     assert harness.told() == [(b"a", Missing(0, ONE, expected)) for expected in told]
     assert harness.open()["expected"] == len(taken)
 
 
-def test_a_gap_is_told_again_after_a_while(harness: StageTable) -> None:
+def test_a_gap_is_reported_again_after_a_while(harness: StageTable) -> None:
     harness.open()
     for step_s, told in ((0, 1), (0.5, 0), (0.6, 1), (0.9, 0)):
         harness.now_ns += int(step_s * S)
@@ -49,7 +51,7 @@ def test_a_gap_is_told_again_after_a_while(harness: StageTable) -> None:
         assert len(harness.told()) == told
 
 
-def test_a_gap_is_told_on_a_new_link_at_once(harness: StageTable) -> None:
+def test_a_gap_is_reported_at_once_on_a_new_link(harness: StageTable) -> None:
     harness.open()
     harness.push(3)
     harness.open(B)
@@ -57,13 +59,13 @@ def test_a_gap_is_told_on_a_new_link_at_once(harness: StageTable) -> None:
     assert harness.told() == [(b"a", Missing(0, ONE, 0)), (b"b", Missing(0, ONE, 0))]
 
 
-def test_what_nobody_opened_is_dropped_and_counted(harness: StageTable) -> None:
+def test_pushes_to_an_unknown_stage_are_dropped_and_counted(harness: StageTable) -> None:
     assert harness.push(0) == []
     assert harness.stages.statistics()["pushes_dropped"] == 1
     assert harness.told() == []
 
 
-def test_what_arrived_is_told_once_a_turn(harness: StageTable) -> None:
+def test_arrived_blocks_are_reported_once_in_a_turn(harness: StageTable) -> None:
     harness.open()
     harness.open(B, TWO)
     harness.push(0)
@@ -75,7 +77,7 @@ def test_what_arrived_is_told_once_a_turn(harness: StageTable) -> None:
     assert harness.told() == []
 
 
-def test_a_full_disk_takes_back_what_was_not_written(harness: StageTable) -> None:
+def test_blocks_refused_by_a_full_disk_are_expected_again(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     assert harness.stages.push(ONE, 1, harness.now_ns)
@@ -87,7 +89,7 @@ def test_a_full_disk_takes_back_what_was_not_written(harness: StageTable) -> Non
     assert harness.push(1, 2) == [1, 2]
 
 
-def test_a_bad_block_is_the_end_of_its_stage(harness: StageTable) -> None:
+def test_a_bad_block_ends_its_stage(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(9, 2)
@@ -109,7 +111,9 @@ def test_a_bad_block_is_the_end_of_its_stage(harness: StageTable) -> None:
     ("before", "named", "final", "asked"),
     [(2, 2, True, SealNow(ONE, True)), (2, 2, False, SealNow(ONE, False)), (3, 2, False, SealNow(ONE, False)), (0, 0, True, None)],
 )
-def test_a_seal_of_what_has_arrived(harness: StageTable, before: int, named: int, final: bool, asked: SealNow | None) -> None:
+def test_a_seal_of_arrived_blocks_is_answered_when_they_are_synced(
+    harness: StageTable, before: int, named: int, final: bool, asked: SealNow | None
+) -> None:
     harness.open()
     harness.push(*range(before))
     harness.seal(5, named, final=final)
@@ -122,7 +126,7 @@ def test_a_seal_of_what_has_arrived(harness: StageTable, before: int, named: int
     assert harness.push(before) == ([] if final else [before])
 
 
-def test_a_seal_waits_for_what_is_on_its_way(harness: StageTable) -> None:
+def test_a_seal_waits_for_blocks_that_have_not_arrived(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(5, 3)
@@ -137,7 +141,7 @@ def test_a_seal_waits_for_what_is_on_its_way(harness: StageTable) -> None:
     assert harness.told() == [(b"a", Done(5, {"messages": 6}))]
 
 
-def test_a_seal_has_its_time_from_when_it_came(harness: StageTable) -> None:
+def test_the_time_limit_of_a_seal_begins_at_its_arrival(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.now_ns += 9 * S
@@ -146,7 +150,7 @@ def test_a_seal_has_its_time_from_when_it_came(harness: StageTable) -> None:
     assert harness.told() == []
 
 
-def test_a_seal_names_what_does_not_come(harness: StageTable) -> None:
+def test_a_seal_is_answered_with_the_block_that_is_missing(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(5, 3)
@@ -159,7 +163,7 @@ def test_a_seal_names_what_does_not_come(harness: StageTable) -> None:
     assert harness.told() == [(b"a", Done(6, {"messages": 6}))]
 
 
-def test_one_seal_of_a_stage_is_carried_out_at_a_time(harness: StageTable) -> None:
+def test_seals_of_one_stage_are_carried_out_one_at_a_time(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(5, 1, final=False)
@@ -174,7 +178,7 @@ def test_one_seal_of_a_stage_is_carried_out_at_a_time(harness: StageTable) -> No
     assert harness.told() == [(b"a", Done(6, {"messages": 3}))]
 
 
-def test_only_what_the_row_says_is_durable(harness: StageTable) -> None:
+def test_only_blocks_counted_in_the_row_are_reported_as_sealed(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(5, 1, final=False)
@@ -185,7 +189,7 @@ def test_only_what_the_row_says_is_durable(harness: StageTable) -> None:
     assert harness.open()["sealed"] == 1
 
 
-def test_a_full_disk_lets_a_seal_be_asked_again(harness: StageTable) -> None:
+def test_a_seal_that_failed_on_a_full_disk_can_be_requested_again(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(5, 1)
@@ -201,7 +205,7 @@ def test_a_full_disk_lets_a_seal_be_asked_again(harness: StageTable) -> None:
 @pytest.mark.parametrize(
     "change", [{"size_bytes": 1}, {"checksum": 1}, {"blocks": 1, "final": True}, {"size_bytes": 0, "blocks": 2, "checksum": 0}]
 )
-def test_a_seal_that_does_not_agree_is_refused(harness: StageTable, change: dict[str, Any]) -> None:
+def test_a_seal_that_does_not_match_the_blocks_is_refused(harness: StageTable, change: dict[str, Any]) -> None:
     harness.open()
     harness.push(0, 1)
     message = harness.seal_of(5, 2)
@@ -226,7 +230,7 @@ def test_a_repeated_seal_is_answered_like_the_first(harness: StageTable) -> None
     assert harness.stages.seals == []
 
 
-def test_a_seal_is_of_the_latest_link_only(harness: StageTable) -> None:
+def test_only_the_latest_link_of_a_stage_can_seal(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(5, 2)
@@ -241,7 +245,7 @@ def test_a_seal_is_of_the_latest_link_only(harness: StageTable) -> None:
     assert harness.told() == [(b"b", Done(7, {"messages": 3}))]
 
 
-def test_a_seal_of_what_is_not_there(harness: StageTable) -> None:
+def test_a_seal_of_an_unknown_stage_is_not_found(harness: StageTable) -> None:
     with pytest.raises(NotFound):
         harness.seal(5, 0)
 
@@ -249,7 +253,7 @@ def test_a_seal_of_what_is_not_there(harness: StageTable) -> None:
 # Links
 
 
-def test_credit_comes_of_one_pool(harness: StageTable) -> None:
+def test_all_writers_share_one_pool_of_credit(harness: StageTable) -> None:
     """The first get what they can use, the last of hundreds enough for a block at a time."""
     peers = [(b"%d" % n,) for n in range(options.STAGE_WRITERS_MAX)]
     granted = [harness.open(peer, b"%016d" % n)["credit_bytes"] for n, peer in enumerate(peers)]
@@ -289,7 +293,7 @@ def test_a_silent_link_loses_its_credit_and_not_its_stage(harness: StageTable, p
     assert harness.open(peer)["expected"] == 2
 
 
-def test_who_is_behind_a_gateway_goes_with_it(harness: StageTable) -> None:
+def test_links_through_a_gateway_end_with_it(harness: StageTable) -> None:
     harness.open()
     harness.open(FAR, TWO)
     harness.stages.gone(FAR[0])
@@ -319,7 +323,7 @@ def test_stages_and_links_are_bounded(harness: StageTable, monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("stage", "transaction"), [(b"short", T), (ONE, Transaction("app", 8, "app")), (ONE, Transaction("app", 7, "job"))]
 )
-def test_an_opening_that_cannot_be(harness: StageTable, stage: bytes, transaction: Transaction) -> None:
+def test_an_invalid_opening_of_a_stage_is_refused(harness: StageTable, stage: bytes, transaction: Transaction) -> None:
     harness.open()
     with pytest.raises(UsageError):
         harness.stages.check_open(stage, transaction)

@@ -17,7 +17,7 @@ def harness() -> StageTable:
     return StageTable()
 
 
-def test_the_parts_of_a_commit(harness: StageTable) -> None:
+def test_only_parts_with_messages_are_written_by_a_commit(harness: StageTable) -> None:
     harness.sealed(2)
     harness.sealed(0, TWO, B)
     assert harness.stages.check_parts(T, (harness.part(2), harness.part(0, TWO))) == [ONE], "an empty part writes nothing"
@@ -35,7 +35,7 @@ def test_the_parts_of_a_commit(harness: StageTable) -> None:
         (T, ((ONE, 1, 3, 0, 0),), "E_BAD_ARGUMENT"),
     ],
 )
-def test_parts_that_cannot_be_committed(harness: StageTable, transaction: Transaction, parts: Any, code: str) -> None:
+def test_parts_that_do_not_match_their_stages_are_refused(harness: StageTable, transaction: Transaction, parts: Any, code: str) -> None:
     harness.sealed(2)
     with pytest.raises(ZsqError) as caught:
         harness.stages.check_parts(transaction, (harness.part(2),) if parts is None else parts)
@@ -74,7 +74,7 @@ def test_a_stage_that_the_commit_did_not_name_is_superseded(harness: StageTable)
     assert harness.stages._granted == credit
 
 
-def test_an_aborted_stage_is_gone(harness: StageTable) -> None:
+def test_an_aborted_stage_is_forgotten_and_its_seal_fails(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(5, 2)
@@ -90,7 +90,7 @@ def orphans(harness: StageTable, after_s: int, *, open_s: int = 10, sealed_s: in
     return harness.stages.orphans(harness.now_ns + after_s * S, open_s * S, sealed_s * S)
 
 
-def test_stages_in_use_are_no_orphans(harness: StageTable) -> None:
+def test_stages_whose_writer_is_connected_do_not_expire(harness: StageTable) -> None:
     harness.open()
     harness.open(B, TWO)
     assert orphans(harness, 10) == []
@@ -103,7 +103,7 @@ def test_stages_in_use_are_no_orphans(harness: StageTable) -> None:
     assert orphans(harness, 11) == [ONE, TWO]
 
 
-def test_a_stage_that_is_being_sealed_is_no_orphan(harness: StageTable) -> None:
+def test_a_stage_that_is_being_sealed_does_not_expire(harness: StageTable) -> None:
     harness.open()
     harness.push(0)
     harness.seal(1, 1)
@@ -111,7 +111,7 @@ def test_a_stage_that_is_being_sealed_is_no_orphan(harness: StageTable) -> None:
     assert orphans(harness, 1_000) == []
 
 
-def test_sealed_stages_are_kept_while_their_transaction_is_at_work(harness: StageTable) -> None:
+def test_sealed_stages_are_kept_while_their_transaction_is_active(harness: StageTable) -> None:
     harness.sealed(1)
     other: Transaction = Transaction("another", 1, "job")
     harness.stages.recovered(b"3" * 16, other, (2, 3, 100, 5), True, harness.now_ns)
@@ -121,14 +121,14 @@ def test_sealed_stages_are_kept_while_their_transaction_is_at_work(harness: Stag
     assert orphans(harness, 101) == [ONE, b"3" * 16, TWO]
 
 
-def test_the_time_of_a_recovered_stage_begins_anew(harness: StageTable) -> None:
+def test_the_time_limit_of_a_recovered_stage_begins_at_the_start(harness: StageTable) -> None:
     harness.now_ns += 1_000_000 * S
     harness.stages.recovered(ONE, T, (2, 3, 100, 5), False, harness.now_ns)
     assert orphans(harness, 10) == []
     assert orphans(harness, 11) == [ONE]
 
 
-def test_what_was_recovered_goes_on(harness: StageTable) -> None:
+def test_a_recovered_stage_continues_after_its_sealed_blocks(harness: StageTable) -> None:
     message = harness.seal_of(0, 2)
     harness.stages.recovered(ONE, T, (2, 3, message.size_bytes, message.checksum), False, harness.now_ns)
     harness.stages.recovered(TWO, T, (2, 3, message.size_bytes, message.checksum), True, harness.now_ns)

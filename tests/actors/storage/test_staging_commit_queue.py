@@ -46,7 +46,7 @@ def two_parts(bench: Bench, version: int = 1) -> tuple[p.StagePart, p.StagePart]
     return bench.sealed(ONE, *blocks(3), version=version), bench.sealed(TWO, *blocks(1), version=version)
 
 
-def test_a_commit_is_answered_when_it_is_merged_and_in_the_log(bench: Bench) -> None:
+def test_a_commit_is_answered_when_its_parts_are_merged_into_the_log(bench: Bench) -> None:
     parts = two_parts(bench)
     assert bench.say(p.Commit(9, "app", 1, "app", parts)) == []
     for _ in range(3):
@@ -62,7 +62,7 @@ def test_a_commit_is_answered_when_it_is_merged_and_in_the_log(bench: Bench) -> 
     assert found == [block.body.values() for block in (*blocks(3), *blocks(1))]
 
 
-def test_words_about_it_wait_for_it(bench: Bench) -> None:
+def test_requests_about_a_transaction_wait_for_its_commit(bench: Bench) -> None:
     parts = two_parts(bench)
     bench.say(p.Commit(9, "app", 1, "app", parts))
     for message in (
@@ -87,7 +87,7 @@ def test_words_about_it_wait_for_it(bench: Bench) -> None:
     assert bench.store.log.end == 8
 
 
-def test_its_stages_do_not_expire(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_of_a_running_commit_do_not_expire(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = two_parts(bench)
     bench.sealed(THREE, *blocks(1), version=2)
     bench.say(p.Commit(9, "app", 1, "app", parts))
@@ -100,7 +100,7 @@ def test_its_stages_do_not_expire(bench: Bench, monkeypatch: pytest.MonkeyPatch)
     assert set(bench.store.staging.stages()) <= {THREE}
 
 
-def test_one_at_a_time_and_in_order(bench: Bench) -> None:
+def test_commits_are_carried_out_one_at_a_time_and_in_order(bench: Bench) -> None:
     parts = two_parts(bench)
     others = []
     for stage in (THREE, FOUR):
@@ -127,7 +127,7 @@ def _seal(bench: Bench, stage: bytes) -> p.StagePart:
 
 @pytest.mark.parametrize(("error", "code"), [(DiskFull("full"), "E_DISK_FULL"), (Damaged("bad"), "E_CHECKSUM")])
 @pytest.mark.parametrize("where", ["merge", "commit"])
-def test_a_failed_one_leaves_all_as_it_was(bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, code: str) -> None:
+def test_a_failed_commit_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, code: str) -> None:
     parts = two_parts(bench)
     names = bench.files_now()
     calls = []
@@ -151,7 +151,7 @@ def test_a_failed_one_leaves_all_as_it_was(bench: Bench, monkeypatch: pytest.Mon
     assert merge_all(bench) == [p.Head(8), done(11, 8)]
 
 
-def test_an_abort_that_waits_for_a_failed_one_is_done(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_that_waits_for_a_failed_commit_is_carried_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     parts = two_parts(bench)
 
     def fail(*arguments: Any) -> None:
@@ -167,7 +167,7 @@ def test_an_abort_that_waits_for_a_failed_one_is_done(bench: Bench, monkeypatch:
 
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("how", ["deleted", "stopped"])
-def test_the_end_of_the_topic_ends_it(bench: Bench, how: str, steps: int) -> None:
+def test_the_end_of_the_topic_ends_a_running_commit(bench: Bench, how: str, steps: int) -> None:
     parts = two_parts(bench)
     names = bench.files_now()
     bench.say(p.Commit(9, "app", 1, "app", parts))
@@ -189,7 +189,7 @@ def test_the_end_of_the_topic_ends_it(bench: Bench, how: str, steps: int) -> Non
     assert merge_all(bench) == [p.Head(8), done(11, 8)]
 
 
-def test_a_failed_sync_of_it_ends_storage(bench: Bench) -> None:
+def test_a_failed_sync_of_a_commit_ends_storage(bench: Bench) -> None:
     bench.say(p.Commit(9, "app", 1, "app", two_parts(bench)))
     ((tag, _),) = bench.stage_thread.jobs
     bench.stage_thread.jobs = [(tag, lambda: 1 / 0)]
@@ -197,7 +197,7 @@ def test_a_failed_sync_of_it_ends_storage(bench: Bench) -> None:
         bench.sync_stages()
 
 
-def test_a_death_while_it_merges_leaves_the_parts(bench: Bench) -> None:
+def test_a_restart_during_a_merge_keeps_the_parts(bench: Bench) -> None:
     parts = two_parts(bench)
     names = bench.files_now()
     bench.say(p.Commit(9, "app", 1, "app", parts))
@@ -209,7 +209,7 @@ def test_a_death_while_it_merges_leaves_the_parts(bench: Bench) -> None:
     assert merge_all(bench) == [p.Head(8), done(10, 8)]
 
 
-def test_what_waits_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_commits_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit_queue, "WAITING_MAX", 1)
     parts = two_parts(bench)
     bench.say(p.Commit(9, "app", 1, "app", parts))

@@ -54,7 +54,7 @@ def test_a_stage_that_is_dropped_while_it_is_sealed_stays_dropped(bench: Bench) 
     assert bench.files() == []
 
 
-def test_files_are_removed_on_the_thread(bench: Bench) -> None:
+def test_files_of_dropped_stages_are_removed_by_the_thread(bench: Bench) -> None:
     """A large one takes long: publishers do not wait for it."""
     bench.sealed(ONE, *blocks(3))
     bench.say(p.Abort(6, "", 0, (ONE,)))
@@ -64,7 +64,7 @@ def test_files_are_removed_on_the_thread(bench: Bench) -> None:
     assert bench.files_now() == []
 
 
-def test_a_stage_that_is_dropped_before_its_seal_begins(bench: Bench) -> None:
+def test_a_stage_dropped_before_its_seal_begins_is_not_sealed(bench: Bench) -> None:
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     bench.push(ONE, *blocks(3))
     bench.wire.hear(seal_of(ONE, *blocks(3)), A)
@@ -73,7 +73,7 @@ def test_a_stage_that_is_dropped_before_its_seal_begins(bench: Bench) -> None:
     assert bench.stage_thread.jobs == []
 
 
-def test_a_failed_sync_ends_it(bench: Bench) -> None:
+def test_a_failed_sync_of_a_stage_ends_storage(bench: Bench) -> None:
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     bench.push(ONE, *blocks(1))
     bench.say(seal_of(ONE, *blocks(1)))
@@ -86,7 +86,7 @@ def test_a_failed_sync_ends_it(bench: Bench) -> None:
 # Commits
 
 
-def test_a_commit_is_answered_when_the_log_has_it_and_the_topic_was_told(bench: Bench) -> None:
+def test_a_commit_is_answered_when_it_is_in_the_log_and_the_topic_knows(bench: Bench) -> None:
     part = bench.sealed(ONE, *blocks(3))
     bench.sealed(TWO, *blocks(1))
     told = bench.say(p.Commit(9, "app", 1, "app", (part,)))
@@ -100,7 +100,7 @@ def test_a_commit_is_answered_when_the_log_has_it_and_the_topic_was_told(bench: 
     assert (table.stages, table.transactions["app"].messages, table.applied_offset) == ({}, 6, 6)
 
 
-def test_an_empty_commit_is_answered_when_the_state_has_it(bench: Bench) -> None:
+def test_an_empty_commit_is_answered_when_the_state_is_committed(bench: Bench) -> None:
     part = bench.sealed(ONE)
     assert bench.say(p.Commit(9, "app", 1, "app", (part,))) == []
     assert bench.say(p.Commit(10, "app", 1, "app", ())) == [], "nor is it repeated before that"
@@ -111,7 +111,7 @@ def test_an_empty_commit_is_answered_when_the_state_has_it(bench: Bench) -> None
     ]
 
 
-def test_a_restart_between_log_and_state(bench: Bench) -> None:
+def test_a_restart_between_log_and_state_does_not_repeat_a_commit(bench: Bench) -> None:
     part = bench.sealed(ONE, *blocks(3))
     bench.say(p.Commit(9, "app", 1, "app", (part,)))
     bench.restart()
@@ -124,7 +124,7 @@ def test_a_restart_between_log_and_state(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(("error", "caught"), [(DiskFull("full"), Refused), (Damaged("bad"), CorruptBlock)])
-def test_a_commit_that_cannot_be_leaves_all_as_it_was(
+def test_a_commit_that_the_log_refuses_changes_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception, caught: type[Exception]
 ) -> None:
     part = bench.sealed(ONE, *blocks(3))
@@ -141,7 +141,7 @@ def test_a_commit_that_cannot_be_leaves_all_as_it_was(
     assert bench.say(p.Commit(9, "app", 1, "app", (part,)))[-1] == p.Done(9, {"first_offset": 0, "messages": 6, "repeated": False})
 
 
-def test_a_topic_that_is_deleted_takes_no_commit(bench: Bench) -> None:
+def test_a_topic_that_is_being_deleted_accepts_no_commit(bench: Bench) -> None:
     part = bench.sealed(ONE, *blocks(1))
     bench.harness.hold(True)
     for message in (p.Commit(9, "app", 1, "app", (part,)), p.OpenStage(1, TWO, "app", 1, "app", 0), seal_of(ONE, *blocks(1))):
@@ -149,7 +149,7 @@ def test_a_topic_that_is_deleted_takes_no_commit(bench: Bench) -> None:
             bench.say(message)
 
 
-def test_the_memory_of_transactions_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_transactions_are_bounded_and_jobs_are_forgotten_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest job makes room; apps do not."""
     monkeypatch.setattr(stage_desk, "TRANSACTIONS_MAX", 2)
     monkeypatch.setattr("zsq.storage.log.transactions.TRANSACTIONS_MAX", 2)
@@ -167,7 +167,7 @@ def test_the_memory_of_transactions_is_bounded(bench: Bench, monkeypatch: pytest
 # Pushes
 
 
-def test_a_full_disk_refuses_blocks_and_takes_them_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_refused_by_a_full_disk_are_accepted_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
 
     def fail(*arguments: Any) -> None:
@@ -206,7 +206,7 @@ def test_a_bad_block_ends_its_stage_and_no_other(bench: Bench, bad: dict[str, in
     assert bench.commit_state() == [p.Done(5, {"messages": 6})]
 
 
-def test_a_turn_takes_no_more_than_its_share(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_turn_accepts_a_bounded_number_of_pushed_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "STAGE_TURN_BYTES", 2 * blocks(1)[0].length)
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     assert bench.push(ONE, *blocks(5)) == [p.Staged(ONE, 2)]
@@ -216,7 +216,7 @@ def test_a_turn_takes_no_more_than_its_share(bench: Bench, monkeypatch: pytest.M
 # Time
 
 
-def test_stages_expire_by_their_kind(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_and_sealed_stages_expire_after_their_own_time_limits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.sealed(ONE, *blocks(1))
     bench.say(p.OpenStage(1, TWO, "app", 1, "app", 0))
     bench.push(TWO, *blocks(1))
@@ -231,7 +231,7 @@ def test_stages_expire_by_their_kind(bench: Bench, monkeypatch: pytest.MonkeyPat
         assert len(bench.files()) == len(left)
 
 
-def test_a_job_is_forgotten_when_nobody_can_ask_for_it_any_more(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_forgotten_when_its_time_has_passed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each job is an app of its own: a topic that kept them all would take no new ones one day."""
     now, wall = 10**18, time.time_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -253,7 +253,7 @@ def test_a_job_is_forgotten_when_nobody_can_ask_for_it_any_more(bench: Bench, mo
     assert told == p.Done(10, {"first_offset": 2, "messages": 2, "repeated": True})
 
 
-def test_a_state_store_without_space_is_told_to_who_waits_for_a_seal(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seal_fails_if_the_state_store_has_no_space(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     made = blocks(2)
     bench.say(p.OpenStage(1, ONE, "a", 1, "app", 0))
 
@@ -285,7 +285,7 @@ def test_a_state_store_without_space_is_told_to_who_waits_for_a_seal(bench: Benc
     assert p.Done(seal.request, {"messages": 4}) in told
 
 
-def test_a_stranger_s_pushes_cost_no_line_in_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_pushes_to_unknown_stages_write_no_lines_to_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     """The port takes them from anybody: a line for each would fill the disk, and so would a name of a MiB."""
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     for stage in [b"x" * (1 << 20), TWO] * 5 + [ONE] * 5:
@@ -296,7 +296,7 @@ def test_a_stranger_s_pushes_cost_no_line_in_the_log(bench: Bench, caplog: pytes
     assert bench.harness.statistics()["pushes_dropped"] == 14
 
 
-def test_a_part_is_named_as_a_stage_is(bench: Bench) -> None:
+def test_a_part_whose_name_is_no_stage_name_is_refused(bench: Bench) -> None:
     with pytest.raises(UsageError, match="E_BAD_ARGUMENT") as caught:
         bench.say(p.Commit(1, "app", 1, "app", ((b"x" * (1 << 20), 1, 1, 1, 1),)))
     assert len(str(caught.value)) < 200

@@ -26,14 +26,14 @@ def test_a_commit_carries_what_changed_since_the_last_one() -> None:
     assert table.take(2 * S) == ({}, [])
 
 
-def test_who_was_not_there_for_long_is_forgotten() -> None:
+def test_a_producer_that_was_away_for_a_week_is_forgotten() -> None:
     table = ProducerTable({7: producer_after(None, 4, 40, S), 8: producer_after(None, 4, 40, S + 1)})
     table.stored([(7, 5, 50)], S)
     assert table.take(S + WEEK + 1) == ({}, [7])
     assert len(table) == 1
 
 
-def test_too_many_are_forgotten_by_a_thousand_a_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_commit_forgets_at_most_a_thousand_producers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 500)
     table = ProducerTable({})
     table.stored([(pid, 0, pid) for pid in range(100, 1_601)], S)
@@ -46,7 +46,7 @@ def test_too_many_are_forgotten_by_a_thousand_a_commit(monkeypatch: pytest.Monke
 @pytest.mark.parametrize(
     "wrong", [{"sequence": (1 << 64) - 1}, {"sequence": SEQUENCE_MAX}, {"flags": IN_GROUP}, {"flags": MARK}, {"flags": DELAYED}]
 )
-def test_blocks_that_recovery_would_take_for_something_else_are_refused(wrong: dict[str, int]) -> None:
+def test_blocks_that_recovery_would_misread_are_refused(wrong: dict[str, int]) -> None:
     """A producer's row cannot be written with 2^64 as its next sequence; a block of a group without a mark is cut off, and what follows."""
     good = [pack([b"x"], sequence=SEQUENCE_MAX - 1), Block(pack([b"x"]).header._replace(flags=ADDRESSED), b"")]
     assert checked(good) is good

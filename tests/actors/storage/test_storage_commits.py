@@ -85,7 +85,7 @@ def roll_before_its_time(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("roll", [roll_for_an_append, roll_for_an_append_that_is_refused, roll_before_its_time])
-def test_a_commit_counts_what_a_roll_has_synced(bench: Bench, roll: Callable[[Bench], None]) -> None:
+def test_a_commit_counts_the_blocks_that_a_roll_has_synced(bench: Bench, roll: Callable[[Bench], None]) -> None:
     """Else a producer that lost its link in a power cut would be asked for blocks that are there, and they would be there twice:
     what recovery reads of the log begins at the offset that the commit names."""
     bench.hear(3)

@@ -44,7 +44,7 @@ def syncs(bench: Bench) -> Thread:
     return cast("Thread", bench.actor._sync_thread)
 
 
-def test_a_little_is_synced_in_line_and_more_by_the_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_bytes_are_synced_in_the_loop_and_more_by_the_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "INLINE_SYNC_BYTES_MAX", a_block(bench))
     bench.hear(1)
     bench.turn()
@@ -57,7 +57,7 @@ def test_a_little_is_synced_in_line_and_more_by_the_thread(bench: Bench, monkeyp
     assert stored(bench) == 1
 
 
-def test_a_little_waits_behind_what_the_thread_has(bench: Bench) -> None:
+def test_few_bytes_are_synced_by_the_thread_while_it_has_work(bench: Bench) -> None:
     """One disk: in line it would wait as long, and keep everybody waiting."""
     size = a_block(bench)
     assert size < options.INLINE_SYNC_BYTES_MAX, "the premise"

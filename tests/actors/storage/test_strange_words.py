@@ -49,7 +49,7 @@ NUMBERS = {"next": 5}
         (NUMBERS, (), (-1,)),
     ],
 )
-def test_rows_that_cannot_be_written_or_read_again_are_refused(
+def test_rows_that_cannot_be_written_or_read_back_are_refused(
     harness: ChannelsHarness, channel: str, row: dict[str, Any], put: tuple[Any, ...], gone: tuple[Any, ...]
 ) -> None:
     """They ended the storage, some of them at each start, or held back all its commits."""
@@ -62,7 +62,7 @@ def test_rows_that_cannot_be_written_or_read_again_are_refused(
 
 
 @pytest.mark.parametrize("name", ["a\0b", "x" * 65, "", "x" * 2_000])
-def test_a_channel_has_a_legal_name(harness: ChannelsHarness, name: str) -> None:
+def test_a_channel_with_an_illegal_name_is_refused(harness: ChannelsHarness, name: str) -> None:
     """A key of the state store has at most 511 bytes, and a zero byte ends the name in it."""
     with pytest.raises(UsageError, match="E_BAD_NAME"):
         harness.say(p.OpenChannel(1, name))
@@ -70,7 +70,7 @@ def test_a_channel_has_a_legal_name(harness: ChannelsHarness, name: str) -> None
 
 
 @pytest.mark.parametrize("until_ns", [-1, 1 << 63, (1 << 64) - 1])
-def test_what_is_due_is_asked_by_a_time(harness: ChannelsHarness, until_ns: int) -> None:
+def test_a_request_for_due_rows_with_an_invalid_time_is_refused(harness: ChannelsHarness, until_ns: int) -> None:
     harness.open()
     with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
         harness.say(p.Due(2, "c", until_ns, 10))

@@ -70,7 +70,7 @@ def checked(data_dir: Path, *, repair: bool = False) -> Finding:
 
 
 @pytest.mark.parametrize("damage", [empty, flip, lose])
-def test_made_again_from_the_copy_before_the_last_change(data_dir: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_registry_is_rebuilt_from_the_copy_of_its_last_content(data_dir: Path, damage: Callable[[Path], None]) -> None:
     wanted = opened(data_dir)
     damage(data_dir)
     before = sorted(path.name for path in data_dir.iterdir())
@@ -98,7 +98,7 @@ def test_a_topic_that_the_copy_does_not_know_is_added_by_its_identity(data_dir: 
     assert found.next_number == 5
 
 
-def test_without_a_copy_the_identities_are_all_there_is(data_dir: Path) -> None:
+def test_without_a_copy_the_registry_is_rebuilt_from_the_topics_identities(data_dir: Path) -> None:
     wanted = opened(data_dir)
     (data_dir / "trash" / "000017-aa").mkdir()
     (data_dir / "topics" / "000005").mkdir()
@@ -115,14 +115,14 @@ def test_without_a_copy_the_identities_are_all_there_is(data_dir: Path) -> None:
     assert len(found.topics) == 2
 
 
-def test_what_was_no_topic_before_does_not_become_one(data_dir: Path) -> None:
+def test_a_directory_that_was_no_topic_does_not_become_one(data_dir: Path) -> None:
     create_store(Files(), str(data_dir / "topics" / "000001"), TopicIdentity("left", "ab" * 16), OPTIONS)
     empty(data_dir)
     assert "topics/000001 was not a topic" in checked(data_dir, repair=True).repaired
     assert sorted(opened(data_dir).topics) == ["clicks", "views"]
 
 
-def test_what_an_import_has_reserved_does(data_dir: Path) -> None:
+def test_a_directory_that_an_import_had_reserved_becomes_a_topic(data_dir: Path) -> None:
     """It was damaged after the import's commit: the old copy has the numbers, the directories the rest."""
     registry = opened(data_dir)
     registry.imports["d"] = {"state": "begun", "numbers": [4], "from": "/nsqd"}
@@ -139,7 +139,7 @@ def test_what_an_import_has_reserved_does(data_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("with_copy", [True, False])
-def test_two_that_claim_one_name_are_not_chosen_between(data_dir: Path, with_copy: bool) -> None:
+def test_two_directories_with_one_topic_name_are_not_repaired(data_dir: Path, with_copy: bool) -> None:
     shutil.copytree(data_dir / "topics" / "000002", data_dir / "topics" / "000009")
     empty(data_dir)
     if not with_copy:
@@ -150,7 +150,7 @@ def test_two_that_claim_one_name_are_not_chosen_between(data_dir: Path, with_cop
     assert (data_dir / "registry.json").read_bytes() == b""
 
 
-def test_a_name_given_again_while_the_deletion_was_not_noted_yet(data_dir: Path) -> None:
+def test_a_topic_created_again_is_found_although_its_deletion_is_not_noted(data_dir: Path) -> None:
     registry = opened(data_dir)
     registry.set_state("views", "deleting", 70)
     shutil.rmtree(registry.folder(registry.topics.pop("views")))  # noted by the next change, which makes it again
@@ -160,7 +160,7 @@ def test_a_name_given_again_while_the_deletion_was_not_noted_yet(data_dir: Path)
     assert opened(data_dir).topics["views"].uuid == row.uuid
 
 
-def test_a_version_that_is_not_known_is_left_alone(data_dir: Path) -> None:
+def test_a_registry_of_an_unknown_version_is_not_changed(data_dir: Path) -> None:
     (data_dir / "registry.json").write_text('{"version": 2}')
     finding = checked(data_dir, repair=True)
     assert "upgrade" in finding.text
@@ -173,7 +173,7 @@ class FullDisk(Files):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_leaves_it_as_it_was(data_dir: Path) -> None:
+def test_a_repair_on_a_full_disk_does_not_change_the_registry(data_dir: Path) -> None:
     flip(data_dir)
     before = (data_dir / "registry.json").read_bytes()
     findings, _ = check_data_dir(FullDisk(), data_dir, None, 0, repair=True)
@@ -181,26 +181,26 @@ def test_a_full_disk_leaves_it_as_it_was(data_dir: Path) -> None:
     assert (data_dir / "registry.json").read_bytes() == before
 
 
-def test_a_damaged_old_copy_is_told(data_dir: Path) -> None:
+def test_a_damaged_old_copy_is_reported(data_dir: Path) -> None:
     (data_dir / "registry.json.old").write_bytes(b"")
     finding, *_ = check_data_dir(Files(), data_dir, None, 0)[0]
     assert (finding.level, "registry.json.old" in finding.path) == ("note", True)
 
 
-def test_nothing_is_made_in_a_strangers_folder(tmp_path: Path) -> None:
+def test_no_file_is_created_in_a_foreign_directory(tmp_path: Path) -> None:
     (tmp_path / "topics" / "letters").mkdir(parents=True)
     with pytest.raises(NotFound), locked_data_dir(Files(), tmp_path):
         pass
     assert not (tmp_path / "lock").exists()
 
 
-def test_a_copy_without_small_files_can_be_repaired(data_dir: Path) -> None:
+def test_a_data_directory_without_registry_files_can_be_repaired(data_dir: Path) -> None:
     for name in ("registry.json", "registry.json.old"):
         (data_dir / name).unlink()
     with locked_data_dir(Files(), data_dir):
         assert checked(data_dir, repair=True).repaired
 
 
-def test_a_running_broker_is_told_by_its_pid(data_dir: Path) -> None:
+def test_a_data_directory_in_use_is_refused_with_the_brokers_pid(data_dir: Path) -> None:
     with locked_data_dir(Files(), data_dir), pytest.raises(Refused, match=r"E_IN_USE .*pid \d+"), locked_data_dir(Files(), data_dir):
         pass

@@ -7,7 +7,7 @@ from zsq.actors.supervisor.disk_watch import AGAIN_S, OVER_S, DiskState, Refused
 S = 1_000_000_000
 
 
-def test_it_is_told_once_then_every_minute_then_at_its_end() -> None:
+def test_a_full_disk_is_reported_once_then_every_minute_then_at_its_end() -> None:
     state = DiskState()
     told = [state.see("" if second < 5 or second > 130 else "full", second * S, second * S) for second in range(140)]
     assert {second: one for second, one in enumerate(told) if one} == {
@@ -16,14 +16,14 @@ def test_it_is_told_once_then_every_minute_then_at_its_end() -> None:
     assert state.text == ""
 
 
-def test_a_disk_on_the_border_tells_nobody_twice_a_second() -> None:
+def test_a_disk_that_is_full_every_other_second_is_reported_once() -> None:
     state = DiskState()
     told = [state.see("full" if second % 2 else "", second * S, second * S) for second in range(50)]
     assert [one for one in told if one] == ["began"]
     assert state.text == "full"
 
 
-def test_what_is_wrong_is_told_as_it_is_now() -> None:
+def test_the_text_about_the_disk_is_the_latest_one() -> None:
     state = DiskState()
     state.see("2 MiB free", S, S)
     state.see("1 MiB free", 2 * S, 2 * S)
@@ -41,7 +41,7 @@ def test_refused_publishes_stay_counted_when_their_topic_is_deleted() -> None:
     assert refused.total == 35
 
 
-def test_a_storage_that_starts_again_counts_from_0() -> None:
+def test_refused_publishes_stay_counted_when_a_topic_restarts() -> None:
     refused = RefusedCount()
     refused.see({"t": 30})
     refused.see({"t": 0})

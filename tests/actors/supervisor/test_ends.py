@@ -26,7 +26,7 @@ def singles_of(did: list[str]) -> Singles:
     return Singles(state, cast("Any", None), lambda code, why: did.append("stop"))
 
 
-def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
+def test_a_second_process_that_ends_does_not_change_an_ended_group() -> None:
     group = group_of()
     topic: Any = SimpleNamespace(spec=SimpleNamespace(start=ActorStart(), kind="topic"), state="ended", failure=None)
     group.topic = topic
@@ -42,7 +42,9 @@ def test_the_second_of_two_that_end_at_once_changes_nothing() -> None:
         ("E_START", False, False), ("E_CLOSING", False, False), ("E_LIMIT", True, False),
     ],
 )  # fmt: skip
-def test_a_channel_that_storage_refuses_to_make_is_not_there(monkeypatch: pytest.MonkeyPatch, code: str, made: bool, gone: bool) -> None:
+def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
+    monkeypatch: pytest.MonkeyPatch, code: str, made: bool, gone: bool
+) -> None:
     """Who asked is told why. What may be mended by starting again is started again; so is a channel that was there before."""
     group = group_of()
     monkeypatch.setattr(group, "_start_channel", lambda channel: group.channels.update({channel: child}))
@@ -69,7 +71,9 @@ def test_a_channel_that_storage_refuses_to_make_is_not_there(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("failure", "ends"), [(None, False), (Failure(Phase.START, "E_START", "cannot listen"), True)])
-def test_a_gateway_that_never_came_up(monkeypatch: pytest.MonkeyPatch, failure: Failure | None, ends: bool) -> None:
+def test_a_killed_gateway_restarts_and_one_without_a_port_ends_the_broker(
+    monkeypatch: pytest.MonkeyPatch, failure: Failure | None, ends: bool
+) -> None:
     """Killed before it was up: started again. Its address cannot be had: the broker says so and ends."""
     did: list[str] = []
     singles = singles_of(did)
@@ -82,7 +86,7 @@ def test_a_gateway_that_never_came_up(monkeypatch: pytest.MonkeyPatch, failure: 
     assert not singles.ended(gateway)
 
 
-def test_without_its_teller_of_alarms_the_broker_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_broker_runs_on_when_the_alarm_sender_fails_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
     singles = singles_of(did)
     monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))

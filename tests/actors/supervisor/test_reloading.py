@@ -23,7 +23,7 @@ DOORS = ServeOptions(
 )
 
 
-def test_only_what_may_change_does() -> None:
+def test_a_reload_changes_only_options_that_may_change() -> None:
     new = ServeOptions(
         Path("other"), gateway="h:1", nsq=NsqOptions(listen=("x:1",), max_rdy_count=1, tls=TlsOptions("A", "B", "C", required="true")),
         http=HttpOptions("y:1", tls_cert="C", tls_key="D"), node_id=3, chunk_bytes=1, log_level="debug", sync="never", stage_timeout_s=1,
@@ -41,7 +41,7 @@ def test_only_what_may_change_does() -> None:
     assert merged(DOORS, DOORS) == (DOORS, ())
 
 
-def test_what_would_open_or_close_a_door_needs_a_restart() -> None:
+def test_options_that_turn_security_on_or_off_need_a_restart() -> None:
     open_ones = ServeOptions(Path("d"), nsq=NsqOptions(), http=HttpOptions())
     for now, new in ((DOORS, open_ones), (open_ones, DOORS)):
         found, kept = merged(now, new)
@@ -50,7 +50,7 @@ def test_what_would_open_or_close_a_door_needs_a_restart() -> None:
     assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (DOORS, ())  # --no-nsq and --no-http are told by their names
 
 
-def test_each_kind_is_told_what_concerns_it() -> None:
+def test_each_kind_of_actor_gets_the_settings_that_concern_it() -> None:
     assert told(7, "channel", DOORS) == p.Reload(7, "info")
     assert told(7, "gateway", DOORS) == p.ReloadGateway(7, "info", "e")
     assert told(7, "http_gateway", DOORS) == p.ReloadHttpGateway(7, "info", "e", cert="c", key="d")
@@ -91,7 +91,7 @@ class Double:
         return child
 
 
-def test_who_is_on_its_way_up_hears_of_it_then_and_its_successor_begins_with_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_starting_process_gets_the_new_settings_when_it_is_up(caplog: pytest.LogCaptureFixture) -> None:
     new = replace(DOORS, nsq=NsqOptions(tls=TlsOptions(cert="A", key="B")), security=SecurityOptions("E"))
     double: Any = Double(DOORS)
     reloading = double.reloading(new)
@@ -107,7 +107,9 @@ def test_who_is_on_its_way_up_hears_of_it_then_and_its_successor_begins_with_it(
 
 
 @pytest.mark.parametrize(("raised", "code"), [(UsageError("E_BAD_ARGUMENT", "no"), "E_BAD_ARGUMENT"), (OSError("gone"), "E_INTERNAL")])
-def test_an_actor_that_cannot_take_them_says_so(raised: Exception, code: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_actor_that_cannot_apply_new_settings_answers_with_an_error(
+    raised: Exception, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
     def unwilling(told: p.Reload) -> None:
         raise raised
 
@@ -123,7 +125,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
     return found
 
 
-def test_a_gateway_that_misses_a_reload_is_told_again_and_then_killed_and_health_is_bad_until_its_successor_is_up(clock: Any) -> None:
+def test_a_gateway_that_misses_two_reloads_is_killed_and_health_is_bad(clock: Any) -> None:
     double: Any = Double(DOORS)
     del double.processes.children[2]
     reloading = double.reloading(DOORS)
@@ -148,7 +150,7 @@ def test_a_gateway_that_misses_a_reload_is_told_again_and_then_killed_and_health
     assert reloading.trouble() == ""
 
 
-def test_who_answers_has_the_settings_and_who_refuses_them_is_not_killed(clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gateway_that_refuses_new_settings_is_not_killed(clock: Any, caplog: pytest.LogCaptureFixture) -> None:
     double: Any = Double(DOORS)
     reloading = double.reloading(DOORS)
     reloading.begin()
@@ -162,7 +164,7 @@ def test_who_answers_has_the_settings_and_who_refuses_them_is_not_killed(clock: 
     assert "nsq gateway keeps its old settings: access.toml is not TOML" in caplog.text
 
 
-def test_a_storage_that_misses_a_reload_is_told_again_and_never_killed(clock: Any) -> None:
+def test_a_storage_that_misses_a_reload_gets_it_again_and_is_not_killed(clock: Any) -> None:
     double: Any = Double(DOORS)
     double.processes.children = {3: double.child(3, "up")}
     spec = ChildSpec(3, "storage", "storage t")
@@ -180,7 +182,7 @@ def test_a_storage_that_misses_a_reload_is_told_again_and_never_killed(clock: An
     assert len(double.orders) == 6
 
 
-def test_an_answer_to_an_older_reload_is_none_to_the_newer(clock: Any) -> None:
+def test_an_answer_to_an_older_reload_does_not_count_for_a_newer_one(clock: Any) -> None:
     double: Any = Double(DOORS)
     del double.processes.children[2]
     reloading = double.reloading(DOORS)

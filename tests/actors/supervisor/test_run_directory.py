@@ -26,7 +26,7 @@ def deep(tmp_path: Path) -> Path:
     return folder
 
 
-def test_it_lies_in_the_data_directory_and_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_directory_is_private_and_in_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rundir, "IPC_PATH_BYTES_MAX", len(os.fsencode(tmp_path)) + len("/run/") + 16)
     made = rundir.make(tmp_path)
     assert made == str(tmp_path / "run")
@@ -50,7 +50,7 @@ def test_a_long_path_gets_a_short_directory_elsewhere(tmp_path: Path, short: Pat
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_what_a_dead_predecessor_left_is_removed(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+def test_files_of_a_broker_that_died_are_removed(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
     data_dir = deep(tmp_path) if long else tmp_path
     if not long:
         monkeypatch.setattr(rundir, "IPC_PATH_BYTES_MAX", 1_000)
@@ -62,7 +62,7 @@ def test_what_a_dead_predecessor_left_is_removed(tmp_path: Path, short: Path, mo
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"run": 7}', '{"run": "/"}', '{"run": ""}', '{"run": "HERE/precious"}'])
-def test_a_pointer_that_is_none_of_ours_removes_nothing(tmp_path: Path, short: Path, text: str) -> None:
+def test_a_foreign_pointer_file_removes_nothing(tmp_path: Path, short: Path, text: str) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     data_dir = deep(tmp_path)

@@ -16,7 +16,9 @@ from zsq.storage.errors import Locked
 from zsq.storage.files import Files
 
 
-def test_a_data_directory_is_served_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_data_directory_is_served_by_one_broker_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The second one says whose it is, and touches nothing. Two would give the same offsets to different messages."""
     ran: list[str] = []
 

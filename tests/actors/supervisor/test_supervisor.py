@@ -78,7 +78,7 @@ def place() -> Place:
     return Place()
 
 
-def test_who_is_up_is_asked_to_stop_and_killed_when_it_does_not(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_child_is_asked_to_stop_and_killed_if_it_does_not(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     child = place.add(7)
     now = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -93,13 +93,13 @@ def test_who_is_up_is_asked_to_stop_and_killed_when_it_does_not(place: Place, mo
     assert place.killed == [7], "once is enough: the end of a killed process comes by itself"
 
 
-def test_who_is_not_up_yet_is_killed_at_once(place: Place) -> None:
+def test_a_child_that_is_not_up_yet_is_killed_at_once(place: Place) -> None:
     place.processes.stop_child(place.add(7, state="starting"))
     assert place.killed == [7]
     assert place.sent == []
 
 
-def test_who_does_not_come_up_is_killed(place: Place) -> None:
+def test_a_child_that_does_not_come_up_in_time_is_killed(place: Place) -> None:
     now = time.monotonic_ns()
     limit_ns = int(options.START_TIMEOUT_S * S)
     place.add(7, state="starting", started_ns=now - limit_ns - S)
@@ -109,7 +109,7 @@ def test_who_does_not_come_up_is_killed(place: Place) -> None:
     assert place.killed == [7]
 
 
-def test_a_channel_that_does_not_answer_the_scan_is_killed_and_nobody_else(place: Place) -> None:
+def test_only_a_channel_that_the_scan_loop_reports_as_hung_is_killed(place: Place) -> None:
     place.add(7)
     place.add(8, "storage")
     place.hear(p.Hung(7), b"somebody")
@@ -121,7 +121,7 @@ def test_a_channel_that_does_not_answer_the_scan_is_killed_and_nobody_else(place
     assert place.killed == [7]
 
 
-def test_why_a_child_cannot_start_is_kept_and_other_failures_are_answers(place: Place) -> None:
+def test_the_reason_why_a_child_cannot_start_is_kept(place: Place) -> None:
     up, starting = place.add(7), place.add(8, state="starting")
     for key in (7, 8):
         place.hear(p.Failed(key, "E_X", "why"), b"%d" % key)
@@ -130,7 +130,7 @@ def test_why_a_child_cannot_start_is_kept_and_other_failures_are_answers(place: 
     assert [mail.message for mail in cast("list[Mail]", place.sent)] == [p.Failed(9, "E_X", "why")]
 
 
-def test_a_second_signal_waits_for_nobody(place: Place) -> None:
+def test_a_second_signal_kills_all_children_at_once(place: Place) -> None:
     place.add(7)
     place.add(8)
     place.supervisor._on_signal(signal.SIGTERM, None)
@@ -139,7 +139,7 @@ def test_a_second_signal_waits_for_nobody(place: Place) -> None:
     assert place.killed == [7, 8]
 
 
-def test_whatever_ends_the_supervisor_ends_its_children(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_in_the_supervisor_ends_its_children(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else they would go on with nobody above them, and the program that called it would wait for them at its end."""
     closed: list[str] = []
 
@@ -168,7 +168,7 @@ def test_whatever_ends_the_supervisor_ends_its_children(place: Place, monkeypatc
     assert closed == ["port", "context", "audit"]
 
 
-def test_a_node_runs_so_many_processes_and_no_more(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_processes_of_a_node_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PROCESSES_MAX", 3)
     place.add(7)
     place.add(8)
@@ -186,7 +186,7 @@ def test_a_node_runs_so_many_processes_and_no_more(place: Place, monkeypatch: py
     assert place.started == ["spec"]
 
 
-def test_memory_is_given_back_now_and_then_after_large_changes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_returned_to_the_system_after_large_changes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
     freed: list[None] = []
 
@@ -215,7 +215,7 @@ def test_memory_is_given_back_now_and_then_after_large_changes(place: Place, mon
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_kill_goes_to_the_process_however_it_is_known(known: bool, monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_a_kill_uses_the_pidfd_and_before_it_is_known_the_pid(known: bool, monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     """By its pidfd; by its pid only until that has come."""
     sent: list[tuple[str, int, int]] = []
     monkeypatch.setattr("os.kill", lambda pid, number: sent.append(("pid", pid, number)))
@@ -232,7 +232,7 @@ def test_a_kill_goes_to_the_process_however_it_is_known(known: bool, monkeypatch
 # Topics
 
 
-def test_channels_share_the_fate_of_their_topic() -> None:
+def test_when_a_topic_dies_its_channels_are_killed_before_it_restarts() -> None:
     """All channels are killed, and nothing is started before the last one is gone."""
     broker = Broker()
     broker.want("c")
@@ -251,14 +251,14 @@ def test_channels_share_the_fate_of_their_topic() -> None:
     assert broker.started[begun:] == ["topic"]
 
 
-def test_what_went_wrong_on_the_way_up_ends_all_of_the_topic() -> None:
+def test_a_failure_during_the_start_of_a_topic_kills_its_process() -> None:
     broker = Broker()
     broker.group.fail("no room")
     assert {child.spec.kind for child in broker.killed} == {"topic"}
 
 
 @pytest.mark.parametrize(("tries", "pause_s"), [(0, 1.0), (1, 2.0), (30, options.RETRY_S_MAX), (1_000, options.RETRY_S_MAX)])
-def test_a_start_is_tried_again_after_a_pause_that_grows_to_its_limit(tries: int, pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pause_before_another_start_grows_up_to_a_limit(tries: int, pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker()
     group = broker.group
     monkeypatch.setattr(time, "monotonic_ns", lambda: 5 * S)
@@ -294,7 +294,7 @@ class Managed:
         self.answers.append(error)
 
 
-def test_a_node_takes_so_many_topics_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_topics_of_a_node_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "TOPICS_MAX", 2)
     assert Managed(topics=1).commands._group("new", create=True) == cast("Any", "new")
     with pytest.raises(Refused, match="2 topics, which is the limit; delete"):
@@ -303,7 +303,7 @@ def test_a_node_takes_so_many_topics_and_no_more(monkeypatch: pytest.MonkeyPatch
         Managed(room=False).commands._group("new", create=True)
 
 
-def test_orders_on_their_way_are_bounded(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_the_number_of_unanswered_orders_is_bounded(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     here = Managed()
     for _ in range(3):
@@ -313,7 +313,7 @@ def test_orders_on_their_way_are_bounded(monkeypatch: pytest.MonkeyPatch, place:
     assert error.code == E_LIMIT
 
 
-def test_the_last_words_of_a_process_are_its_own() -> None:
+def test_a_failure_of_another_process_is_not_taken_for_that_of_a_child() -> None:
     """Its key may be the number of an order to another, whose refusal must not be taken for the end of this one."""
     place = Place()
     up, starting = place.add(5), place.add(6, state="starting", envelope=())

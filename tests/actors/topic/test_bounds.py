@@ -37,7 +37,7 @@ def test_a_full_delivery_asks_for_no_more_blocks(monkeypatch: pytest.MonkeyPatch
     assert (len(parts), runs, wanted) == (1, [(0, 1, 1)], set())
 
 
-def test_what_is_delivered_again_at_once_is_bounded(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_messages_of_one_redelivery_are_bounded(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "GATHER_COUNT_MAX", 4)
     harness.join(A, 10)
     harness.come(10)
@@ -47,7 +47,7 @@ def test_what_is_delivered_again_at_once_is_bounded(harness: ChannelHarness, mon
     assert [sum(run[1] for run in pending.runs) for pending in harness.send()] == [4, 4, 2]
 
 
-def test_one_commit_promises_a_bounded_number(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_commit_promises_a_bounded_number_of_messages(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PROMISED_MAX", 3)
     supply = harness.channel.supply
     monkeypatch.setattr(supply, "again", SimpleNamespace(to_promise=lambda room: room))
@@ -62,7 +62,7 @@ def keyed(ready: int = 100) -> OrderedChannelHarness:
     return harness
 
 
-def test_an_ordered_channel_looks_no_farther_than_what_it_may_send_at_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ordered_channel_sorts_no_more_than_it_may_send(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "ORDERED_AHEAD", 4)
     harness = keyed(ready=1)
     for number in range(10):
@@ -72,7 +72,7 @@ def test_an_ordered_channel_looks_no_farther_than_what_it_may_send_at_hand(monke
     assert 0 < slots.available <= options.ORDERED_AHEAD + 1, "a block is sorted whole"
 
 
-def test_an_ordered_delivery_misses_a_bounded_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ordered_delivery_asks_for_a_bounded_number_of_missing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks that are not here any more are asked for, so many at a time, and the rest is looked at later."""
     harness = keyed()
     supply = cast("Any", harness.channel.supply)
@@ -100,7 +100,7 @@ def test_a_full_ordered_delivery_asks_for_no_more_blocks(monkeypatch: pytest.Mon
     assert asked == []
 
 
-def test_a_long_run_without_keys_goes_alone_and_a_short_one_is_gathered() -> None:
+def test_a_long_run_without_keys_is_a_delivery_of_its_own() -> None:
     harness = keyed(ready=1_000)
     long = options.ORDERED_ALONE
     harness.take_keys("a" + "." * (long - 1))
@@ -116,7 +116,7 @@ def test_an_ordered_delivery_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch
     assert [sum(run[1] for run in pending.runs) for pending in harness.send()] == [2, 2, 1]
 
 
-def test_blocks_to_read_for_what_comes_again_are_bounded() -> None:
+def test_the_blocks_read_for_redelivery_are_bounded() -> None:
     wanted: set[int] = set()
     again = deque((10 * number, 1, 1) for number in range(3 * options.FETCHES_MAX))
     before = list(again)
@@ -125,7 +125,7 @@ def test_blocks_to_read_for_what_comes_again_are_bounded() -> None:
     assert list(again) == before
 
 
-def test_what_comes_again_of_several_blocks_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redelivery_of_several_blocks_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     """They go out as one block; what is too much for it waits for the next, and is not lost."""
     monkeypatch.setattr(options, "GATHER_BYTES_MAX", 1_000)
     blocks = {first: with_place(pack([b"x" * size]), first, 0) for first, size in enumerate((400, 400, 700, 2_000, 100))}
@@ -138,7 +138,7 @@ def test_what_comes_again_of_several_blocks_is_bounded_in_bytes(monkeypatch: pyt
     assert sent == [[0, 1], [2], [3], [4]]
 
 
-def test_blocks_to_read_for_keys_that_are_free_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_blocks_read_for_free_keys_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = keyed()
     supply = cast("Any", harness.channel.supply)
     for letter in "abcdefghij":
@@ -149,7 +149,7 @@ def test_blocks_to_read_for_keys_that_are_free_are_bounded(monkeypatch: pytest.M
     assert supply.wanted == {*range(options.FETCHES_MAX)}
 
 
-def test_a_block_that_came_answers_for_its_own_offsets_only(harness: ChannelHarness) -> None:
+def test_a_block_that_arrived_removes_only_its_own_offsets_from_the_wanted(harness: ChannelHarness) -> None:
     supply = harness.channel.supply
     supply.wanted.update({1, 3, 4, 100})
     supply.shelve(harness.block_at(0, 4))
@@ -170,7 +170,7 @@ def test_a_delay_is_at_most_an_hour(harness: ChannelHarness, asked: int, given: 
     assert [row[3] for row in harness.kept.values()] == [harness.wall_ns + given * 1_000_000]
 
 
-def test_what_a_stranger_says_of_a_lease_changes_nothing(harness: ChannelHarness) -> None:
+def test_an_answer_from_another_consumer_does_not_change_a_lease(harness: ChannelHarness) -> None:
     harness.join(A, 1)
     harness.come(1)
     token = harness.send_one().token
@@ -210,7 +210,7 @@ def test_a_producer_is_remembered_for_a_week() -> None:
     assert ordering.hello(A, 1, 1, 3 * week_ns + 1) == (0, options.CREDIT_BYTES)
 
 
-def test_of_few_producers_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_producer_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     ordering = Ordering({1: (1, ()), 2: (1, ()), 3: (1, ())})
     ordering._forget_oldest()
@@ -220,7 +220,7 @@ def test_of_few_producers_the_oldest_is_forgotten(monkeypatch: pytest.MonkeyPatc
 # A topic's group
 
 
-def test_a_topic_has_so_many_channels_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_channels_of_a_topic_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "CHANNELS_MAX", 2)
     broker = Broker()
     for name in ("a", "b", "c"):
@@ -229,7 +229,7 @@ def test_a_topic_has_so_many_channels_and_no_more(monkeypatch: pytest.MonkeyPatc
     assert {*broker.group.channels} == {"a", "b"}
 
 
-def test_who_waits_for_a_topic_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_requests_that_wait_for_a_topic_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     broker = Broker()
     for _ in range(3):
@@ -239,7 +239,7 @@ def test_who_waits_for_a_topic_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert broker.answers[1:] == [None, None]
 
 
-def test_who_waits_for_a_channels_return_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_wait_for_a_deleted_channel_to_return_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     broker = Broker()
     broker.group.deleting.add("c#ephemeral")
@@ -261,7 +261,7 @@ def test_a_commit_names_a_bounded_number_of_parts(monkeypatch: pytest.MonkeyPatc
         table.check_parts(None, [()] * 2)
 
 
-def test_what_is_said_after_a_round_does_not_count_for_the_next() -> None:
+def test_a_report_after_the_end_of_a_round_does_not_count_for_the_next() -> None:
     """All that was asked late is dirty: that shall not make the next round, in which nobody is, go round again at once."""
     bench = Bench(40, "a", "b")
     first = bench.begin()
@@ -276,7 +276,7 @@ def test_what_is_said_after_a_round_does_not_count_for_the_next() -> None:
     assert (bench.rounds._answers, bench.rounds._dirty) == before
 
 
-def test_what_was_asked_again_is_not_lost_with_the_worker_that_was_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_asked_again_is_not_lost_with_its_first_worker(monkeypatch: pytest.MonkeyPatch) -> None:
     bench = Bench(4, "a", "b")
     first = bench.begin()
     bench.report(first[1])

@@ -28,7 +28,7 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ((2**64 - 1,), [(2**64 - 1, 0, E_SEQUENCE)]),
     ],
 )
-def test_exactly_the_next_sequence_is_taken(sequences: tuple[int, ...], answers: list[tuple[int, int, str]]) -> None:
+def test_only_the_next_sequence_is_accepted(sequences: tuple[int, ...], answers: list[tuple[int, int, str]]) -> None:
     ordering = greeted()
     assert [answer for _, answer in brief(publish(ordering, *sequences))] == answers
     handed = ordering.next_append()
@@ -45,7 +45,7 @@ def test_exactly_the_next_sequence_is_taken(sequences: tuple[int, ...], answers:
         ((3, [(1, 10), (2, 20)]), 4, (4, 3, E_SEQUENCE)),
     ],
 )
-def test_what_was_recovered_is_answered_like_the_first_time(
+def test_a_recovered_block_that_is_repeated_is_answered_like_before(
     known: tuple[int, list[tuple[int, int]]], sequence: int, answer: object
 ) -> None:
     ordering = greeted({ID: known})
@@ -54,7 +54,7 @@ def test_what_was_recovered_is_answered_like_the_first_time(
     assert ordering.hello(B, ID, 30 * S, NOW) == (3, options.CREDIT_BYTES)
 
 
-def test_stored_blocks_are_answered_with_their_places_and_handed_on() -> None:
+def test_stored_blocks_are_answered_with_their_offsets_and_passed_on() -> None:
     ordering = greeted()
     for sequence, count in enumerate((5, 1, 2)):
         ordering.publish(A, block(sequence, count=count), NOW)
@@ -67,7 +67,7 @@ def test_stored_blocks_are_answered_with_their_places_and_handed_on() -> None:
     assert ordering.appended(1, 100) == ([], []), "answered already"
 
 
-def test_a_repeat_on_a_new_link_is_answered_there() -> None:
+def test_a_block_repeated_on_a_new_link_is_answered_on_that_link() -> None:
     ordering = greeted()
     publish(ordering, 0, 1)
     assert ordering.hello(B, ID, 30 * S, NOW) == (2, options.CREDIT_BYTES)
@@ -78,7 +78,7 @@ def test_a_repeat_on_a_new_link_is_answered_there() -> None:
 
 
 @pytest.mark.parametrize("peer", [A, B])
-def test_without_hello_nothing_is_taken(peer: tuple[bytes, ...]) -> None:
+def test_a_block_without_a_hello_is_refused(peer: tuple[bytes, ...]) -> None:
     ordering = Ordering({})
     ordering.hello(A, ID + 1, 30 * S, NOW)
     assert brief(publish(ordering, 0, peer=peer)) == [(peer[0], (0, -1, E_HELLO))]
@@ -110,7 +110,7 @@ def test_a_failed_append_fails_all_blocks_that_wait_behind_it() -> None:
     assert publish(ordering, 0, 1) == []
 
 
-def test_a_failure_of_what_was_answered_is_nobodys() -> None:
+def test_a_failure_of_an_append_that_was_answered_is_ignored() -> None:
     ordering = greeted()
     publish(ordering, 0)
     first = append(ordering)
@@ -121,7 +121,7 @@ def test_a_failure_of_what_was_answered_is_nobodys() -> None:
     assert brief(ordering.appended(second, 1)[0]) == [(b"a", ((1, 1),))]
 
 
-def test_what_was_written_before_a_failed_append_is_stored() -> None:
+def test_appends_before_a_failed_one_are_stored() -> None:
     """Storage answers a write that fails at once, and those before it after their sync."""
     ordering = greeted()
     publish(ordering, 0)
@@ -141,7 +141,7 @@ def test_what_was_written_before_a_failed_append_is_stored() -> None:
 # Time
 
 
-def test_silent_links_end_and_others_stay() -> None:
+def test_silent_links_end_and_links_with_heartbeats_stay() -> None:
     ordering = greeted()
     ordering.hello(C, ID + 1, 10 * S, NOW)
     ordering.expire(NOW + 20 * S)
@@ -154,7 +154,7 @@ def test_silent_links_end_and_others_stay() -> None:
     assert ordering.peers() == []
 
 
-def test_a_gateways_peers_go_with_it() -> None:
+def test_links_through_a_gateway_end_with_it() -> None:
     ordering = greeted()
     ordering.hello(C, ID + 1, 10 * S, NOW)
     ordering.gone(b"gateway-1")
@@ -176,7 +176,7 @@ def test_producers_are_forgotten_a_week_after_their_last_use() -> None:
     assert not ordering._producers
 
 
-def test_a_linked_producer_is_remembered() -> None:
+def test_a_producer_with_a_link_is_not_forgotten() -> None:
     ordering = greeted({ID: (5, [])})
     later = NOW + 2 * options.PRODUCER_KEPT_S * S
     ordering.seen(A, later)
@@ -185,7 +185,7 @@ def test_a_linked_producer_is_remembered() -> None:
     assert ordering.statistics() == {"producers": 1, "pending_appends": 0, "queued_blocks": 0}
 
 
-def test_replies_are_words() -> None:
+def test_a_refusal_names_the_sequence_and_the_expected_one() -> None:
     (reply,) = publish(greeted(), 9)
     assert isinstance(reply.message, Unstored)
     assert "sequence 9, but 0 is expected" in reply.message.text
@@ -212,7 +212,7 @@ def handed(ordering: Ordering) -> tuple[list[int], list[int]]:
     return plain, [one.header.sequence for one in delayed[1]]
 
 
-def test_the_two_kinds_of_a_producer_do_not_overtake_each_other() -> None:
+def test_plain_and_delayed_blocks_of_a_producer_stay_in_order() -> None:
     ordering = greeted()
     ordering.hello(B, ID + 1, 30 * S, NOW)
     assert publish(ordering, 0) == later(ordering, 1, 2) == publish(ordering, 3) == later(ordering, 4) == []
@@ -226,7 +226,7 @@ def test_the_two_kinds_of_a_producer_do_not_overtake_each_other() -> None:
     assert handed(ordering) == ([3], [2, 4])
 
 
-def test_a_repeated_delayed_block_is_answered_like_the_first_time() -> None:
+def test_a_repeated_delayed_block_is_answered_like_before() -> None:
     ordering = greeted({ID: (7, [(4, 40), (5, 9, 50)])})
     assert brief(later(ordering, 5)) == [(b"a", (5, 9, 50))]
     assert brief(later(ordering, 3)) == [(b"a", (3, -1, -1))], "kept, but under which key is no longer remembered"
@@ -238,7 +238,7 @@ def test_a_repeated_delayed_block_is_answered_like_the_first_time() -> None:
     assert ordering.kept(1, [(9, 52)]) == [], "answered already"
 
 
-def test_where_delayed_blocks_fail_only_their_producers_are_concerned() -> None:
+def test_failed_delayed_blocks_affect_only_their_own_producers() -> None:
     ordering = greeted()
     ordering.hello(B, ID + 1, 30 * S, NOW)
     later(ordering, 0)
@@ -255,7 +255,7 @@ def test_where_delayed_blocks_fail_only_their_producers_are_concerned() -> None:
     assert ordering._links[A].out_bytes == block(0).length
 
 
-def test_a_failed_append_fails_the_delayed_blocks_that_wait_behind_it_and_not_those_before() -> None:
+def test_a_failed_append_fails_only_the_delayed_blocks_after_it() -> None:
     ordering = greeted()
     ordering.hello(B, ID + 1, 30 * S, NOW)
     later(ordering, 0, peer=B, producer_id=ID + 1)
@@ -270,7 +270,7 @@ def test_a_failed_append_fails_the_delayed_blocks_that_wait_behind_it_and_not_th
     assert ordering.statistics() == {"producers": 2, "pending_appends": 0, "queued_blocks": 0}
 
 
-def test_delayed_requests_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_one_request_of_delayed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     ordering = greeted()
     monkeypatch.setattr(options, "APPEND_BYTES_MAX", 2 * block(0).length)
     later(ordering, 0, 1, 2)

@@ -41,7 +41,7 @@ def closed_after(stored: int, pending: int) -> Ordering:
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1_000])
-def test_new_blocks_are_refused_delayed_ones_too(delay_ms: int) -> None:
+def test_new_plain_and_delayed_blocks_are_refused(delay_ms: int) -> None:
     ordering = closed_after(1, 0)
     ((peer, message),) = ordering.publish(PEER, block(1), 0, delay_ms)
     assert (peer, type(message)) == (PEER, Unstored)
@@ -61,13 +61,13 @@ def test_a_new_producer_is_refused_and_not_remembered() -> None:
     assert ordering.publish(PEER, block(0), 0) == [], "the same number is taken once it is open again"
 
 
-def test_a_repeated_block_that_is_stored_is_answered_as_the_first_time() -> None:
+def test_a_repeated_block_that_is_stored_is_answered_like_before() -> None:
     ordering = closed_after(2, 0)
     assert ordering.publish(PEER, block(0), 0) == [(PEER, Stored(((0, 0),)))]
     assert [type(reply.message) for reply in ordering.publish(PEER, block(1), 0, 5)] == [Delayed]
 
 
-def test_what_was_taken_before_is_stored_and_answered() -> None:
+def test_blocks_accepted_before_the_close_are_stored_and_answered() -> None:
     ordering = closed_after(0, 2)
     assert not ordering.idle()
     assert ordering.publish(PEER, block(1), 0) == [], "it is pending, and waits for its first"
@@ -79,7 +79,7 @@ def test_what_was_taken_before_is_stored_and_answered() -> None:
     assert ordering.idle()
 
 
-def test_a_gap_is_still_told_as_a_gap() -> None:
+def test_a_gap_in_the_sequences_is_still_reported_as_a_gap() -> None:
     (reply,) = closed_after(1, 0).publish(PEER, block(5), 0)
     assert isinstance(reply.message, Unstored)
     assert (reply.message.code, reply.message.expected) == ("E_SEQUENCE", 1)

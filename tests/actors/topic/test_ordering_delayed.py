@@ -34,7 +34,7 @@ def crowded() -> Ordering:
     return ordering
 
 
-def test_a_delayed_block_waits_for_a_plain_one_that_waits_here() -> None:
+def test_a_delayed_block_waits_for_an_earlier_plain_block_in_the_queue() -> None:
     """Were 1 durable without 0, and 0 lost by a crash, 0 would be taken for stored when it comes again."""
     ordering = crowded()
     ordering.publish(MINE, block(1, 0), S)
@@ -50,7 +50,7 @@ def test_a_delayed_block_waits_for_a_plain_one_that_waits_here() -> None:
     assert ordering.kept(delayed[0], [(7, 3)]) == [(MINE, Delayed(1, 7, 3))]
 
 
-def test_others_delayed_blocks_pass_it() -> None:
+def test_delayed_blocks_of_other_producers_do_not_wait() -> None:
     ordering = crowded()
     ordering.publish(MINE, block(1, 0), S)
     ordering.hello((b"third",), 3, 30 * S, S)

@@ -36,7 +36,7 @@ def test_appends_are_bounded_in_bytes_and_in_number() -> None:
     assert ordering.next_append() is not None
 
 
-def test_little_waits_for_the_answer_to_what_is_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_append_waits_for_the_answer_to_the_previous_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many clients with a message each: one append of all of them, and not eight of an eighth."""
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
     ordering = greeted()
@@ -62,7 +62,7 @@ def test_little_waits_for_the_answer_to_what_is_out(monkeypatch: pytest.MonkeyPa
     assert ordering.next_append() is not None
 
 
-def test_many_blocks_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_append_of_many_blocks_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
     monkeypatch.setattr("zsq.actors.topic.ordering.BLOCKS_AN_APPEND", 3)
     ordering = greeted()
@@ -85,7 +85,7 @@ def test_more_than_the_credit_is_refused() -> None:
     assert ordering.publish(A, block(3, size=1_000), NOW) == [], "one block always"
 
 
-def test_the_pool_is_shared_and_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_of_credit_is_shared_and_credit_returns_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 1_000)
     ordering = Ordering({})
     credits: list[int] = []
@@ -119,7 +119,7 @@ def test_the_producer_not_used_for_longest_is_forgotten_when_there_are_too_many(
     assert known[0] == 5, "2 has a link and is remembered"
 
 
-def test_too_many_producers_at_work_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_of_too_many_active_producers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     ordering = Ordering({1: (5, []), 2: (5, [])})
     for peer, producer_id in (((b"b",), 1), ((b"c",), 2)):
@@ -130,7 +130,7 @@ def test_too_many_producers_at_work_are_refused(monkeypatch: pytest.MonkeyPatch)
     assert brief(publish(ordering, 0)) == [(b"a", (0, 0, E_LIMIT))]
 
 
-def test_blocks_held_are_bounded_whatever_the_links_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_held_blocks_are_bounded_however_often_a_producer_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     """A producer that says Hello again gets its credit back while its blocks still wait: the topic counts bytes too."""
     ordering = Ordering({})
     for sequence in range(3):
@@ -141,7 +141,7 @@ def test_blocks_held_are_bounded_whatever_the_links_do(monkeypatch: pytest.Monke
         assert found == ([] if sequence < 2 else [(b"a", (2, 2, E_LIMIT))])
 
 
-def test_recent_answers_are_bounded() -> None:
+def test_the_number_of_remembered_answers_is_bounded() -> None:
     ordering = greeted()
     for sequence in range(options.RECENT_SEQUENCES + 1):
         publish(ordering, sequence)
@@ -149,7 +149,7 @@ def test_recent_answers_are_bounded() -> None:
     assert brief(publish(ordering, 0, 1)) == [(b"a", ((0, -1),)), (b"a", ((1, 1),))]
 
 
-def test_a_new_producer_makes_nobody_forgotten_while_there_is_room() -> None:
+def test_no_producer_is_forgotten_while_there_is_room() -> None:
     """Else what a producer sends again after its connection was lost would be stored twice."""
     ordering = Ordering({1: (5, [])})
     assert ordering.hello(A, ID, 30 * S, NOW) is not None

@@ -46,7 +46,7 @@ def shell() -> Shell:
 
 
 @pytest.mark.parametrize("version", [p.PROTOCOL_VERSION - 1, p.PROTOCOL_VERSION + 1])
-def test_only_this_version_is_spoken(shell: Shell, version: int) -> None:
+def test_a_producer_with_another_protocol_version_is_refused(shell: Shell, version: int) -> None:
     with pytest.raises(UsageError, match="uses protocol version 1, not ") as refused:
         shell.hello(version)
     assert refused.value.code == E_BAD_COMMAND
@@ -54,21 +54,21 @@ def test_only_this_version_is_spoken(shell: Shell, version: int) -> None:
 
 
 @pytest.mark.parametrize("producer_id", [0, -1, 1 << 63])
-def test_a_producer_has_a_number_of_63_bits(shell: Shell, producer_id: int) -> None:
+def test_a_producer_id_must_be_between_1_and_2_to_the_63(shell: Shell, producer_id: int) -> None:
     with pytest.raises(UsageError, match=r"1 to 2\^63 - 1, not"):
         shell.hello(producer_id=producer_id)
     assert isinstance(shell.hello(producer_id=(1 << 63) - 1), p.Welcome)
 
 
 @pytest.mark.parametrize(("asked", "given"), [(0, p.HEARTBEAT_MS_MIN), (10**9, p.HEARTBEAT_MS_MAX), (30_000, 30_000)])
-def test_a_heartbeat_is_brought_within_its_limits(shell: Shell, asked: int, given: int) -> None:
+def test_a_heartbeat_is_moved_into_its_limits(shell: Shell, asked: int, given: int) -> None:
     answer = shell.hello(heartbeat_ms=asked)
     assert isinstance(answer, p.Welcome)
     assert answer.heartbeat_ms == given
 
 
 @pytest.mark.parametrize("delay_ms", [0, -1, p.DELAY_MS_MAX + 1])
-def test_a_delay_is_within_its_limits(shell: Shell, delay_ms: int) -> None:
+def test_a_delay_outside_its_limits_is_refused(shell: Shell, delay_ms: int) -> None:
     shell.hello()
     block = pack([b"x"], producer_id=9, sequence=0)
     shell.hear("front", p.PubDelayed(delay_ms), block)
@@ -83,7 +83,7 @@ def test_a_delay_is_within_its_limits(shell: Shell, delay_ms: int) -> None:
 
 
 @pytest.mark.parametrize("delay_ms", [0, 1_000])
-def test_what_storage_refuses_is_answered_to_its_producer_and_may_be_sent_again(shell: Shell, delay_ms: int) -> None:
+def test_a_block_that_storage_refuses_may_be_sent_again(shell: Shell, delay_ms: int) -> None:
     shell.hello()
     message = p.PubDelayed(delay_ms) if delay_ms else p.Pub()
     block = pack([b"x"], producer_id=9, sequence=0)
@@ -98,7 +98,7 @@ def test_what_storage_refuses_is_answered_to_its_producer_and_may_be_sent_again(
     assert len(shell.storage.appends) + len(shell.storage.delayed) == 1
 
 
-def test_a_block_is_answered_and_offered_when_it_is_stored_and_not_before(shell: Shell) -> None:
+def test_a_block_is_answered_and_offered_only_when_it_is_stored(shell: Shell) -> None:
     shell.hello()
     shell.hear("front", p.Attach("c", 5, 1 << 20))
     shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
@@ -109,7 +109,7 @@ def test_a_block_is_answered_and_offered_when_it_is_stored_and_not_before(shell:
     assert shell.wires["front"].take() == [p.Stored(((0, 5),)), p.Offer(6)]
 
 
-def test_a_topic_stops_when_its_blocks_are_answered_and_then_its_storage(shell: Shell) -> None:
+def test_a_topic_answers_its_blocks_before_its_storage_stops(shell: Shell) -> None:
     shell.hello()
     shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
     shell.topic.on_turn()
@@ -162,7 +162,7 @@ def test_a_dead_gateway_is_forgotten_by_the_topic_and_by_its_storage(shell: Shel
     assert shell.storage.orders == [("gone", A[0].decode())]
 
 
-def test_a_topic_is_closed_to_publishers_and_to_writers_of_stages_when_its_blocks_are_answered(shell: Shell) -> None:
+def test_a_close_is_answered_when_all_blocks_are_answered(shell: Shell) -> None:
     shell.hello()
     shell.hear("front", p.Pub(), pack([b"x"], producer_id=9, sequence=0))
     shell.topic.on_turn()

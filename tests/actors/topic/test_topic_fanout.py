@@ -28,7 +28,7 @@ def sent(fanout: Fanout) -> list[tuple[str, list[int]]]:
     ("start", "attached", "offers"),
     [(40, True, []), (30, True, [30]), (35, True, [30]), (10, True, [10, 20, 30]), (9, False, None), (-1, True, [])],
 )
-def test_a_channel_attaches_where_it_is(start: int, attached: bool, offers: list[int] | None) -> None:
+def test_a_channel_attaches_at_its_own_offset_if_the_ring_has_it(start: int, attached: bool, offers: list[int] | None) -> None:
     fanout = Fanout(10)
     add(fanout, blocks=3)
     assert fanout.attach(A, start, PLENTY) is attached
@@ -38,7 +38,7 @@ def test_a_channel_attaches_where_it_is(start: int, attached: bool, offers: list
     assert sent(fanout) == ([("a", [40])] if start >= 0 and attached else [])
 
 
-def test_credit_is_passed_by_one_block_at_most() -> None:
+def test_credit_is_exceeded_by_at_most_one_block() -> None:
     fanout = Fanout(0)
     add(fanout, blocks=5)
     assert fanout.attach(A, 0, SMALL.length + 1)
@@ -49,7 +49,7 @@ def test_credit_is_passed_by_one_block_at_most() -> None:
     assert sent(fanout) == [("a", [20])]
 
 
-def test_runs_are_bounded_by_bytes() -> None:
+def test_the_bytes_of_one_offer_are_bounded() -> None:
     fanout = Fanout(0)
     add(fanout, blocks=5, size=RUN_BYTES_MAX // 25)
     add(fanout, size=RUN_BYTES_MAX)
@@ -58,7 +58,7 @@ def test_runs_are_bounded_by_bytes() -> None:
     assert sent(fanout) == [("a", [0, 10]), ("a", [20, 30]), ("a", [40]), ("a", [50]), ("a", [60])]
 
 
-def test_a_slow_channel_is_told_once_and_the_ring_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_channel_is_told_once_it_is_behind_and_the_ring_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "RING_BYTES_MAX", 3 * SMALL.length)
     fanout = Fanout(0)
     assert fanout.attach(A, 0, 1)
@@ -75,7 +75,7 @@ def test_a_slow_channel_is_told_once_and_the_ring_is_bounded(monkeypatch: pytest
     assert sent(fanout) == []
 
 
-def test_the_ring_goes_while_nobody_is_attached() -> None:
+def test_the_ring_is_emptied_while_no_channel_is_attached() -> None:
     fanout = Fanout(0)
     assert fanout.attach(A, 0, PLENTY)
     add(fanout)
@@ -88,7 +88,7 @@ def test_the_ring_goes_while_nobody_is_attached() -> None:
     assert not fanout.attach(A, 0, PLENTY)
 
 
-def test_a_paused_topic_shows_what_was_there() -> None:
+def test_a_paused_topic_offers_only_messages_from_before_the_pause() -> None:
     fanout = Fanout(0)
     assert fanout.attach(A, 0, PLENTY)
     add(fanout)
@@ -115,7 +115,7 @@ def test_a_channel_at_the_end_of_a_paused_topic_waits_there() -> None:
     assert sent(fanout) == [("a", [])]
 
 
-def test_one_that_was_given_up_is_told_when_it_grants_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_detached_channel_that_grants_credit_is_told_that_it_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     """It cannot know that it was: nothing came. And what was sent before still counts against what it grants."""
     monkeypatch.setattr(options, "WINDOW_BYTES_MAX", SMALL.length)
     fanout = Fanout(0)
@@ -133,7 +133,7 @@ def test_one_that_was_given_up_is_told_when_it_grants_more(monkeypatch: pytest.M
     ("next_offset", "told", "then"),
     [(20, [("a", [])], []), (10, [("a", [])], []), (-1, [], []), (100, [], [("a", [100, 110])])],
 )
-def test_what_storage_committed_by_itself_is_read_there(
+def test_blocks_committed_by_storage_itself_are_read_from_storage(
     next_offset: int, told: list[tuple[str, list[int]]], then: list[tuple[str, list[int]]]
 ) -> None:
     """Attached at the head, within the ring, not at all; and one that has read it before the topic heard of it."""
@@ -153,7 +153,7 @@ def test_what_storage_committed_by_itself_is_read_there(
     assert ("b", [120]) in sent(fanout)
 
 
-def test_a_channel_without_credit_is_told_when_it_grants_more() -> None:
+def test_a_channel_without_credit_is_told_it_is_behind_when_it_grants_some() -> None:
     fanout = Fanout(0)
     assert fanout.attach(A, 0, 1)
     add(fanout, blocks=2)
@@ -164,7 +164,7 @@ def test_a_channel_without_credit_is_told_when_it_grants_more() -> None:
     assert sent(fanout) == [("a", [])]
 
 
-def test_a_paused_topic_does_not_show_what_was_committed() -> None:
+def test_a_paused_topic_does_not_announce_committed_stages() -> None:
     fanout = Fanout(0, visible_end=0)
     assert fanout.attach(A, 0, PLENTY)
     assert fanout.advance(100)

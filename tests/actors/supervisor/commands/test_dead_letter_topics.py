@@ -12,7 +12,7 @@ from zsq.transport.errors import UsageError
 IN_MEMORY: dict[str, Any] = {"dead_letter_topic": "d#ephemeral"}
 
 
-def test_a_durable_channel_has_no_dead_letters_in_memory() -> None:
+def test_a_durable_channel_cannot_have_a_dead_letter_topic_in_memory() -> None:
     for check in (lambda: made(IN_MEMORY, "t", "c"), lambda: changed({}, IN_MEMORY, "t", "c")):
         with pytest.raises(UsageError, match=r"E_BAD_ARGUMENT.*'d#ephemeral' is in memory.*name a topic on disk"):
             check()
@@ -21,13 +21,13 @@ def test_a_durable_channel_has_no_dead_letters_in_memory() -> None:
 
 
 @pytest.mark.parametrize(("topic", "channel"), [("t#ephemeral", "c"), ("t", "c#ephemeral"), ("t#ephemeral", "c#ephemeral")])
-def test_one_that_is_in_memory_itself_may(topic: str, channel: str) -> None:
+def test_an_ephemeral_channel_may_have_a_dead_letter_topic_in_memory(topic: str, channel: str) -> None:
     assert made(IN_MEMORY, topic, channel) == (IN_MEMORY, None)
     assert changed({}, IN_MEMORY, topic, channel) == IN_MEMORY
     assert dead_letter_topic(topic, channel, resolve(IN_MEMORY)) == "d#ephemeral"
 
 
-def test_by_itself_it_is_on_disk() -> None:
+def test_the_default_dead_letter_topic_is_on_disk() -> None:
     assert dead_letter_topic("t#ephemeral", "c#ephemeral", resolve({})) == "t.c.dead"
 
 
@@ -35,7 +35,7 @@ def test_by_itself_it_is_on_disk() -> None:
     ("t", {"dead_letter_topic": "t"}, "cannot go to itself: name another topic as dead_letter_topic"),
     ("t" * 60, {"max_attempts": 5}, "use 1 to 64 of the characters.*set dead_letter_topic of channel 'c'"),
 ])  # fmt: skip
-def test_what_could_never_work_is_refused_at_once(topic: str, asked: dict[str, Any], what: str) -> None:
+def test_a_dead_letter_topic_that_cannot_work_is_refused_at_once(topic: str, asked: dict[str, Any], what: str) -> None:
     for check in (lambda: made(asked, topic, "c"), lambda: changed({}, asked, topic, "c")):
         with pytest.raises(UsageError, match=f"E_BAD_ARGUMENT.*{what}"):
             check()
@@ -46,5 +46,5 @@ def test_what_could_never_work_is_refused_at_once(topic: str, asked: dict[str, A
         changed({"max_attempts": 5, "dead_letter_topic": "d"}, {"dead_letter_topic": topic if topic == "t" else None}, topic, "c")
 
 
-def test_without_a_bound_a_long_name_is_no_error() -> None:
+def test_a_long_name_is_accepted_if_attempts_are_not_limited() -> None:
     assert made({"max_age_s": 5}, "t" * 60, "c") == ({"max_age_s": 5}, None)

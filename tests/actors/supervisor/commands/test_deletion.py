@@ -40,7 +40,7 @@ class DeletionHarness(Broker):
             answer(p.Position(1, 0), None)
 
 
-def test_of_a_channel_s_deletion_only_those_are_asked_who_know_it() -> None:
+def test_deleting_a_channel_asks_only_the_channel_and_its_topic() -> None:
     harness = DeletionHarness()
     harness.delete("b")
     ((titles, then, detailed),) = harness.asked
@@ -50,7 +50,7 @@ def test_of_a_channel_s_deletion_only_those_are_asked_who_know_it() -> None:
 
 
 @pytest.mark.parametrize("channel", ["b", ""])
-def test_what_is_not_known_in_time_is_refused_by_a_broker_that_was_reached(channel: str) -> None:
+def test_a_deletion_is_refused_if_the_statistics_do_not_come_in_time(channel: str) -> None:
     harness = DeletionHarness()
     harness.delete(channel)
     harness.asked[0][1](False, {})
@@ -61,14 +61,14 @@ def test_what_is_not_known_in_time_is_refused_by_a_broker_that_was_reached(chann
     assert [order for order, _ in harness.orders] == ([] if channel else [p.SetSealed(1, is_sealed=False)])
 
 
-def test_a_topic_s_asks_all_for_little() -> None:
+def test_deleting_a_topic_asks_the_topic_and_all_its_channels() -> None:
     harness = DeletionHarness()
     harness.delete()
     ((titles, _, detailed),) = harness.asked
     assert (titles, detailed) == (["topic", "a", "b", "c"], False)
 
 
-def test_forced_nobody_is_asked() -> None:
+def test_a_forced_deletion_asks_no_process() -> None:
     harness = DeletionHarness()
     harness.delete("b", force=True)
     assert [child.spec.title for child in harness.stopped] == ["b"]
@@ -77,7 +77,7 @@ def test_forced_nobody_is_asked() -> None:
     assert harness.asked == []
 
 
-def test_which_channels_a_topic_has_is_not_known_before_it_is_up() -> None:
+def test_deleting_a_channel_waits_until_its_topic_is_up() -> None:
     """Who deletes one just after a start must not hear that it is not there."""
     harness = DeletionHarness()
     commands = Commands(harness.requests, harness.view())
@@ -95,7 +95,7 @@ def test_which_channels_a_topic_has_is_not_known_before_it_is_up() -> None:
     assert [error.code for error in harness.refused] == [E_NOT_FOUND]
 
 
-def test_a_refused_deletion_opens_the_topic_again_when_no_start_can_carry_it_out() -> None:
+def test_a_topic_whose_deletion_was_refused_is_opened_again() -> None:
     """What is published in between would be acknowledged, and then go with the topic."""
     harness = DeletionHarness()
     refused = Refused("E_INTERNAL", "the registry cannot be written")

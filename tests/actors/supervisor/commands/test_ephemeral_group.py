@@ -18,7 +18,7 @@ def broker() -> Broker:
     return Broker()
 
 
-def test_who_comes_while_it_ends_gets_a_new_one_with_what_it_asked_for(broker: Broker) -> None:
+def test_a_consumer_that_comes_while_its_channel_ends_gets_a_new_channel(broker: Broker) -> None:
     broker.want()
     first = broker.up()
     broker.over(first)
@@ -33,7 +33,7 @@ def test_who_comes_while_it_ends_gets_a_new_one_with_what_it_asked_for(broker: B
     assert broker.answers == [None, None]
 
 
-def test_who_waits_as_the_topic_ends_is_told(broker: Broker) -> None:
+def test_a_consumer_that_waits_while_the_topic_ends_gets_an_error(broker: Broker) -> None:
     broker.want()
     broker.over(broker.up())
     broker.want()
@@ -45,7 +45,7 @@ def test_who_waits_as_the_topic_ends_is_told(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("who", ["a stranger", "its process, being stopped", "a durable channel", "while the topic starts"])
-def test_only_a_living_ephemeral_channel_can_say_that_it_is_over(broker: Broker, who: str) -> None:
+def test_only_a_running_ephemeral_channel_can_report_its_end(broker: Broker, who: str) -> None:
     name = "durable" if who == "a durable channel" else C
     broker.want(name)
     child = broker.up(name)
@@ -57,7 +57,7 @@ def test_only_a_living_ephemeral_channel_can_say_that_it_is_over(broker: Broker,
     assert (broker.stopped, name in broker.group.channels) == ([], True)
 
 
-def test_one_whose_process_died_is_not_started_again(broker: Broker) -> None:
+def test_an_ephemeral_channel_whose_process_died_is_not_restarted(broker: Broker) -> None:
     broker.want()
     child = broker.up()
     child.state = "ended"
@@ -67,7 +67,7 @@ def test_one_whose_process_died_is_not_started_again(broker: Broker) -> None:
     assert broker.group.channels == {}
 
 
-def test_after_a_crash_of_the_topic_only_those_come_back_for_which_somebody_waits(broker: Broker) -> None:
+def test_after_a_crash_only_awaited_ephemeral_channels_are_restarted(broker: Broker) -> None:
     for name in (C, "other#ephemeral", "durable"):
         broker.want(name, max_attempts=7)
         broker.up(name)
@@ -86,7 +86,7 @@ def test_after_a_crash_of_the_topic_only_those_come_back_for_which_somebody_wait
     assert made_with(broker.up("durable")) == {}, "its row says it"
 
 
-def test_an_ephemeral_topic_ends_with_its_last_channel_and_not_before() -> None:
+def test_an_ephemeral_topic_ends_only_with_its_last_channel() -> None:
     broker = Broker("t#ephemeral")
     broker.want()
     broker.want("other")
@@ -101,7 +101,7 @@ def test_an_ephemeral_topic_ends_with_its_last_channel_and_not_before() -> None:
     assert broker.group.state.name == "STOPPING"
 
 
-def test_it_stays_for_who_comes_as_its_last_channel_ends() -> None:
+def test_a_topic_stays_if_a_consumer_comes_while_its_last_channel_ends() -> None:
     broker = Broker("t#ephemeral")
     broker.want()
     broker.over(broker.up())
@@ -111,7 +111,7 @@ def test_it_stays_for_who_comes_as_its_last_channel_ends() -> None:
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_after_a_crash_it_waits_a_while_for_its_consumers(returns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ephemeral_topic_waits_for_its_consumers_after_a_crash(returns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     broker = Broker("t#ephemeral")
     broker.want()
     child = broker.up()

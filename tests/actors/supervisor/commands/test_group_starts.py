@@ -35,7 +35,7 @@ def begin(broker: Broker, channels: int = MANY) -> list[str]:
     return broker.started
 
 
-def test_at_most_so_many_are_on_their_way_up_and_each_that_is_there_makes_room(broker: Broker) -> None:
+def test_a_bounded_number_of_channels_starts_at_a_time(broker: Broker) -> None:
     started = begin(broker)
     assert started == [f"c{number}" for number in range(options.STARTS_MAX)]
     for number in range(MANY):
@@ -45,7 +45,7 @@ def test_at_most_so_many_are_on_their_way_up_and_each_that_is_there_makes_room(b
     assert broker.group.settled()
 
 
-def test_one_for_whom_somebody_waits_comes_first(broker: Broker) -> None:
+def test_a_channel_that_a_client_waits_for_starts_first(broker: Broker) -> None:
     broker.group.state = GroupState.CLEARING
     broker.group.channels = {f"c{number}": None for number in range(MANY)}
     broker.want("c70")
@@ -61,7 +61,7 @@ def test_one_for_whom_somebody_waits_comes_first(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("how", ["died", "deleted", "deleted before its start"])
-def test_one_that_does_not_come_up_does_not_keep_its_place(broker: Broker, how: str) -> None:
+def test_a_channel_that_does_not_come_up_makes_room_for_the_next(broker: Broker, how: str) -> None:
     started = begin(broker)
     name = f"c{MANY - 1 if how.endswith('start') else 0}"
     child = broker.group.channels[name]
@@ -79,7 +79,7 @@ def test_one_that_does_not_come_up_does_not_keep_its_place(broker: Broker, how: 
     assert broker.group.settled()
 
 
-def test_all_die_at_once_and_come_back_in_portions(broker: Broker) -> None:
+def test_channels_that_die_at_once_are_restarted_in_portions(broker: Broker) -> None:
     started = begin(broker)
     for number in range(MANY):
         broker.up(f"c{number}")
@@ -92,7 +92,7 @@ def test_all_die_at_once_and_come_back_in_portions(broker: Broker) -> None:
     assert len(started) == options.STARTS_MAX
 
 
-def test_a_turn_starts_what_it_has_time_for_and_the_next_goes_on(broker: Broker) -> None:
+def test_a_turn_starts_as_many_channels_as_its_time_allows(broker: Broker) -> None:
     broker.time_for = 10
     started = begin(broker)
     assert len(started) == 10
@@ -109,7 +109,7 @@ def test_a_turn_starts_what_it_has_time_for_and_the_next_goes_on(broker: Broker)
     assert (len(started), broker.time_for) == (options.STARTS_MAX + 2, 3), "time is asked for only where something waits"
 
 
-def test_a_topic_that_ends_starts_none(broker: Broker) -> None:
+def test_a_topic_that_ends_starts_no_channels(broker: Broker) -> None:
     started = begin(broker)
     broker.group.stop(lambda: None)
     broker.group.tick()
@@ -123,7 +123,7 @@ def refuse(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "start", start)
 
 
-def test_a_new_one_that_cannot_be_started_is_not_there_and_who_asked_is_told_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_channel_that_cannot_start_is_removed_and_refused_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(broker)
     broker.want("new")
     refuse(broker, monkeypatch)
@@ -135,7 +135,7 @@ def test_a_new_one_that_cannot_be_started_is_not_there_and_who_asked_is_told_onc
     assert "new" not in broker.group.channels
 
 
-def test_an_old_one_that_cannot_be_started_fails_its_topic_whoever_asked(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_channel_that_cannot_start_fails_its_topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     begin(broker)
     refuse(broker, monkeypatch)
     broker.up("c0")
@@ -152,7 +152,7 @@ def crash(broker: Broker, name: str) -> None:
     broker.group.tick()
 
 
-def test_a_channel_made_anew_does_not_inherit_how_often_its_namesake_died(broker: Broker) -> None:
+def test_a_channel_created_again_has_no_earlier_restarts_counted(broker: Broker) -> None:
     broker.want("c")
     broker.up("c")
     for _ in range(options.RESTARTS_MAX):
@@ -165,9 +165,7 @@ def test_a_channel_made_anew_does_not_inherit_how_often_its_namesake_died(broker
     assert "c" not in broker.group.failed_channels()
 
 
-def test_an_ephemeral_one_may_not_die_as_often_as_it_likes_but_its_deaths_are_forgotten(
-    broker: Broker, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ephemeral_channel_that_dies_too_often_fails_for_a_while(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     for _ in range(options.RESTARTS_MAX):
         broker.want()
         broker.up()
@@ -192,7 +190,7 @@ def test_an_ephemeral_one_may_not_die_as_often_as_it_likes_but_its_deaths_are_fo
     assert [*broker.group._channel_restarts] == ["last#ephemeral"]
 
 
-def test_those_that_leave_in_peace_leave_nothing_behind(broker: Broker) -> None:
+def test_a_deleted_channel_leaves_no_count_of_restarts(broker: Broker) -> None:
     broker.want()
     broker.up()
     broker.group._channel_restarts[C] = broker.group.restarts
@@ -200,7 +198,7 @@ def test_those_that_leave_in_peace_leave_nothing_behind(broker: Broker) -> None:
     assert broker.group._channel_restarts == {}
 
 
-def test_who_waits_for_a_topic_is_told_when_it_is_stopped_and_not_when_its_processes_have_ended(broker: Broker) -> None:
+def test_waiting_requests_fail_as_soon_as_their_topic_is_stopped(broker: Broker) -> None:
     broker.group.state = GroupState.STARTING
     broker.want("")
     broker.want("c")

@@ -39,7 +39,7 @@ def asked() -> tuple[Any, list[tuple[p.Position | None, ZsqError | None]], p.Set
 
 
 @pytest.mark.parametrize("who", [(), (b"stranger",), (b"stranger", b"behind")])
-def test_a_stranger_answers_no_order(asked: Any, who: tuple[bytes, ...]) -> None:
+def test_an_answer_from_another_process_is_ignored(asked: Any, who: tuple[bytes, ...]) -> None:
     """It would say where a topic ends, and with that which offsets the next one of its name begins at."""
     harness, answers, order = asked
     for message in (p.Position(order.request, 0), p.Failed(order.request, "E_X", "no")):
@@ -49,7 +49,7 @@ def test_a_stranger_answers_no_order(asked: Any, who: tuple[bytes, ...]) -> None
     assert answers == [(p.Position(order.request, 7), None)]
 
 
-def test_an_order_is_answered_once(asked: Any) -> None:
+def test_only_the_first_answer_to_an_order_counts(asked: Any) -> None:
     harness, answers, order = asked
     harness.on_mail(Mail(harness.asked, p.Failed(order.request, "E_X", "no"), []))
     harness.on_mail(Mail(harness.asked, p.Position(order.request, 7), []))
@@ -59,7 +59,7 @@ def test_an_order_is_answered_once(asked: Any) -> None:
     assert error.code == "E_X"
 
 
-def test_what_the_system_refuses_is_told_also_to_who_waited_for_the_topic(asked: Any) -> None:
+def test_an_operating_system_error_is_reported_to_a_waiting_request(asked: Any) -> None:
     """A full disk while a row is saved must not end the supervisor."""
     harness = asked[0]
     told: list[ZsqError] = []

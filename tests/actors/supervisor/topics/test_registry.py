@@ -21,7 +21,7 @@ def opened(folder: Path) -> Registry:
     return registry
 
 
-def test_an_empty_directory_becomes_ours(tmp_path: Path) -> None:
+def test_an_empty_directory_gets_a_registry(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["registry.json", "topics", "trash"]
     again = opened(tmp_path)
@@ -29,13 +29,13 @@ def test_an_empty_directory_becomes_ours(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["lock", "run", "run.json", "memory.json", "memory", "topics", "trash", "registry.json.tmp"])
-def test_what_an_interrupted_start_left_is_no_stranger(tmp_path: Path, name: str) -> None:
+def test_files_left_by_an_interrupted_start_are_accepted(tmp_path: Path, name: str) -> None:
     (tmp_path / name).mkdir() if name in ("run", "memory", "topics", "trash") else (tmp_path / name).write_text("")
     assert opened(tmp_path).uuid == opened(tmp_path).uuid
 
 
 @pytest.mark.parametrize("name", ["letters.txt", "topics/000001"])
-def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path, name: str) -> None:
+def test_a_foreign_directory_is_refused_and_not_changed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("mine")
     with pytest.raises(ForeignDirectory):
@@ -46,7 +46,7 @@ def test_a_foreign_directory_is_refused_and_left_alone(tmp_path: Path, name: str
 @pytest.mark.parametrize(
     "damage", [b"", b"{", b"[]", b"7", b"null", b"{}", b"\xff", '{"topics": []}', '{"topics": {"a": {}}}', '{"version": 2}']
 )
-def test_a_registry_that_cannot_be_read_is_refused_and_left_alone(tmp_path: Path, damage: bytes | str) -> None:
+def test_a_registry_that_cannot_be_read_is_refused_and_not_changed(tmp_path: Path, damage: bytes | str) -> None:
     opened(tmp_path)
     path = tmp_path / "registry.json"
     if isinstance(damage, str):
@@ -57,7 +57,7 @@ def test_a_registry_that_cannot_be_read_is_refused_and_left_alone(tmp_path: Path
     assert path.read_bytes() == damage
 
 
-def test_a_topic_that_is_deleted_while_it_is_made_leaves_nothing(tmp_path: Path) -> None:
+def test_a_topic_deleted_during_its_creation_leaves_no_files(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     made = Path(registry.folder(registry.add("clicks", "always")) + ".tmp")
     made.mkdir(parents=True)
@@ -66,7 +66,7 @@ def test_a_topic_that_is_deleted_while_it_is_made_leaves_nothing(tmp_path: Path)
     assert [*(tmp_path / "topics").iterdir(), *(tmp_path / "trash").iterdir()] == []
 
 
-def test_topics_are_kept(tmp_path: Path) -> None:
+def test_topics_are_in_the_registry_after_a_restart(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     clicks = registry.add("clicks", "always")
     registry.add("views", "interval")
@@ -79,7 +79,7 @@ def test_topics_are_kept(tmp_path: Path) -> None:
     assert again.folder(clicks) == str(tmp_path / "topics" / "000001")
 
 
-def test_a_topic_made_again_goes_on_behind_the_old_offsets(tmp_path: Path) -> None:
+def test_a_topic_created_again_continues_after_the_old_offsets(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     old = registry.add("clicks", "always")
     registry.set_state("clicks", "deleting", 1_234)
@@ -90,7 +90,7 @@ def test_a_topic_made_again_goes_on_behind_the_old_offsets(tmp_path: Path) -> No
     assert opened(tmp_path).add("others", "always").base_offset == 0
 
 
-def test_what_is_removed_is_gone_at_once(tmp_path: Path) -> None:
+def test_the_files_of_a_removed_topic_are_gone_at_once(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     row = registry.add("clicks", "always")
     kept = Path(registry.folder(registry.add("views", "always")))
@@ -104,7 +104,7 @@ def test_what_is_removed_is_gone_at_once(tmp_path: Path) -> None:
     assert list(opened(tmp_path).topics) == ["views"]
 
 
-def test_a_removal_that_was_cut_off_is_finished(tmp_path: Path) -> None:
+def test_an_interrupted_removal_is_finished_by_the_next_start(tmp_path: Path) -> None:
     """Its files are in the trash, its row is still there; as at the next start."""
     registry = opened(tmp_path)
     row = registry.add("clicks", "always")
@@ -139,7 +139,7 @@ class _Steps(Files):
         super().sync_folder(path)
 
 
-def test_a_save_is_whole_or_not_there(tmp_path: Path) -> None:
+def test_a_save_is_complete_or_has_no_effect(tmp_path: Path) -> None:
     opened(tmp_path)
     (tmp_path / "registry.json.tmp").write_text("{ of a save that was cut off")
     steps: list[Any] = []
@@ -158,7 +158,7 @@ class FullDisk(Files):
         raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_full_disk_refuses_and_changes_nothing(tmp_path: Path) -> None:
+def test_a_change_is_refused_on_a_full_disk_and_has_no_effect(tmp_path: Path) -> None:
     """Any client may name a new topic: that must not end the supervisor, nor leave a topic that only memory knows."""
     good = Registry(Files(), tmp_path, 0)
     good.open()
@@ -194,7 +194,7 @@ class _FailingSync(Files):
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_deletion_that_was_refused_is_not_carried_out_by_the_next_start(tmp_path: Path, failing: int) -> None:
+def test_a_refused_deletion_is_not_carried_out_by_the_next_start(tmp_path: Path, failing: int) -> None:
     """Its row was renamed into place, and the sync of the name failed: what publishers were told since would go with the topic."""
     files = _FailingSync()
     registry = Registry(files, tmp_path, 3)
@@ -211,7 +211,7 @@ def test_a_deletion_that_was_refused_is_not_carried_out_by_the_next_start(tmp_pa
     assert opened(tmp_path).ended == {"clicks": 7}
 
 
-def test_files_that_cannot_go_yet_are_not_forgotten(tmp_path: Path) -> None:
+def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path: Path) -> None:
     """However often the registry is written meanwhile; and a topic of that name is made once they can."""
     files = _FailingSync()
     registry = Registry(files, tmp_path, 3)
@@ -230,7 +230,7 @@ def test_files_that_cannot_go_yet_are_not_forgotten(tmp_path: Path) -> None:
     assert opened(tmp_path).topics == registry.topics
 
 
-def test_what_a_topic_keeps_is_kept(tmp_path: Path) -> None:
+def test_the_retention_of_a_topic_is_kept_over_a_restart(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     registry.add("clicks", "always", {"keep_s": 60})
     registry.add("views", "always")
@@ -240,7 +240,7 @@ def test_what_a_topic_keeps_is_kept(tmp_path: Path) -> None:
     assert again.topics["views"].retention == {"keep_bytes": -1, "when_full": "drop-oldest"}
 
 
-def test_settings_that_cannot_be_written_do_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_cannot_be_written_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     registry = opened(tmp_path)
     registry.add("clicks", "always", {"keep_s": 60})
 
@@ -253,7 +253,7 @@ def test_settings_that_cannot_be_written_do_not_hold(tmp_path: Path, monkeypatch
     assert registry.topics["clicks"].retention == opened(tmp_path).topics["clicks"].retention == {"keep_s": 60}
 
 
-def test_the_content_before_the_last_change_stays_beside_it(tmp_path: Path) -> None:
+def test_the_content_before_the_last_change_is_kept_as_a_copy(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     registry.add("clicks", "always")
     before = (tmp_path / "registry.json").read_bytes()
@@ -267,7 +267,7 @@ def test_the_content_before_the_last_change_stays_beside_it(tmp_path: Path) -> N
     assert not (tmp_path / "registry.json").exists(), "never taken by itself, nor begun anew"
 
 
-def test_a_registry_from_before_there_was_a_checksum_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_registry_without_a_checksum_is_accepted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     opened(tmp_path).add("clicks", "always")
     path = tmp_path / "registry.json"
     data = json.loads(path.read_text())
@@ -284,7 +284,7 @@ def test_a_registry_from_before_there_was_a_checksum_is_taken_once(tmp_path: Pat
 
 
 @pytest.mark.parametrize("state", ["none", "new", "live"])
-def test_folders_that_hold_nothing_are_made_anew(tmp_path: Path, state: str) -> None:
+def test_missing_folders_without_live_topics_are_created_again(tmp_path: Path, state: str) -> None:
     """As after a copy that leaves out empty folders. What held a topic is lost, and stays so until a person has looked."""
     registry = opened(tmp_path)
     if state != "none":
@@ -298,7 +298,7 @@ def test_folders_that_hold_nothing_are_made_anew(tmp_path: Path, state: str) -> 
     assert (tmp_path / "topics").is_dir() == (state != "live")
 
 
-def test_a_trash_that_cannot_be_emptied_hinders_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trash_that_cannot_be_emptied_does_not_prevent_a_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     registry = opened(tmp_path)
     Path(registry.folder(registry.add("clicks", "always"))).mkdir()
     registry.set_state("clicks", "deleting", 9)
@@ -327,7 +327,7 @@ def test_topics_in_memory_are_never_written(tmp_path: Path) -> None:
     registry.memory.close()
 
 
-def test_a_topic_in_memory_leaves_nothing(tmp_path: Path) -> None:
+def test_a_removed_topic_in_memory_leaves_no_files_and_no_row(tmp_path: Path) -> None:
     registry = opened(tmp_path)
     folder = Path(registry.folder(registry.add("t#ephemeral", "always")))
     (folder / "state").mkdir(parents=True)

@@ -32,16 +32,16 @@ def content() -> Content:
     return Content(UUID, 1023, 6, topics, {"old": 1234}, imports)
 
 
-def test_what_is_written_is_read() -> None:
+def test_an_encoded_registry_decodes_to_the_same_content() -> None:
     assert decode(encode(content()), "r") == content()
     assert isinstance(json.loads(encode(content())), dict), "any JSON tool reads it"
 
 
-def test_laid_out_anew_it_is_the_same() -> None:
+def test_a_registry_with_another_json_layout_has_the_same_content() -> None:
     assert decode(json.dumps(json.loads(encode(content())), sort_keys=True).encode(), "r") == content()
 
 
-def test_every_flipped_bit_is_found_or_means_nothing() -> None:
+def test_every_flipped_bit_is_found_or_has_no_effect() -> None:
     good = encode(content())
     found = 0
     for at in range(len(good)):
@@ -58,7 +58,7 @@ def test_every_flipped_bit_is_found_or_means_nothing() -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 100, -1])
-def test_a_part_of_it_is_refused(size: int) -> None:
+def test_an_incomplete_registry_is_refused(size: int) -> None:
     with pytest.raises(RegistryDamaged):
         decode(encode(content())[:size], "r")
 
@@ -104,13 +104,13 @@ WRONG: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize(("key", "value"), WRONG)
-def test_what_makes_no_sense_is_refused_by_its_key(key: str, value: Any) -> None:
+def test_a_wrong_value_is_refused_with_its_key(key: str, value: Any) -> None:
     with pytest.raises(RegistryDamaged, match=r"^some/registry\.json is damaged: ") as error:
         decode(spoilt(key, value), "some/registry.json")
     assert key.rpartition(".")[2] in str(error.value)
 
 
-def test_without_a_checksum_it_is_accepted_and_known_by_that() -> None:
+def test_a_registry_without_a_checksum_is_accepted_as_not_checked() -> None:
     lines = encode(content()).splitlines()
     assert not decode(b"\n".join(line for line in lines if b"checksum" not in line), "r").checked, "an editor takes out one line"
     read = decode(spoilt("node", 7), "r")
@@ -119,7 +119,7 @@ def test_without_a_checksum_it_is_accepted_and_known_by_that() -> None:
 
 
 @pytest.mark.parametrize("with_checksum", [True, False])
-def test_a_version_that_is_not_known_is_no_damage(with_checksum: bool) -> None:
+def test_an_unknown_version_is_not_reported_as_damage(with_checksum: bool) -> None:
     data = json.loads(spoilt("version", 2)) | {"new": "meaning"}
     if with_checksum:
         data[CHECKSUM] = checksum(data)

@@ -40,7 +40,7 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
-def test_it_is_made_when_needed_for_one_user_and_removed_at_the_end(machine: Machine) -> None:
+def test_the_memory_folder_is_private_and_removed_at_the_end(machine: Machine) -> None:
     root = machine.root()
     root.clear()
     assert not list(machine.shm.iterdir())
@@ -65,7 +65,7 @@ def left(machine: Machine) -> Path:
     return folder.parent
 
 
-def test_the_next_start_removes_what_was_left(machine: Machine) -> None:
+def test_the_next_start_removes_the_memory_folder_of_a_killed_broker(machine: Machine) -> None:
     path = left(machine)
     assert path.exists()
     machine.root().clear()
@@ -91,7 +91,7 @@ def test_a_copy_of_the_data_directory_removes_nothing_that_is_in_use(machine: Ma
     ["", "[]", "{}", '{"memory": 5}', '{"memory": "HERE/victim"}', '{"memory": "SHM/other"}', '{"memory": "SHM/../victim"}',
      f'{{"memory": "HERE/zsq-{"0" * 32}"}}'],
 )  # fmt: skip
-def test_a_pointer_that_is_not_ours_removes_nothing(machine: Machine, tmp_path: Path, text: str) -> None:
+def test_a_foreign_pointer_file_removes_nothing(machine: Machine, tmp_path: Path, text: str) -> None:
     for path in (tmp_path / "victim", tmp_path / f"zsq-{'0' * 32}", machine.shm / "other"):
         path.mkdir()
         (path / "x").write_text("x")
@@ -100,7 +100,7 @@ def test_a_pointer_that_is_not_ours_removes_nothing(machine: Machine, tmp_path: 
     assert len([path for path in tmp_path.glob("**/x") if path.exists()]) == 3
 
 
-def test_a_link_in_its_place_is_not_followed(machine: Machine, tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_the_folder_is_not_followed(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "x").write_text("x")
     path = left(machine)
@@ -111,7 +111,7 @@ def test_a_link_in_its_place_is_not_followed(machine: Machine, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("why", ["not there", "a disk", "small"])
-def test_without_one_they_lie_in_the_data_directory(machine: Machine, why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_memory_files_topics_are_stored_in_the_data_directory(machine: Machine, why: str, caplog: pytest.LogCaptureFixture) -> None:
     if why == "not there":
         machine.shm.rmdir()
     elif why == "a disk":
@@ -129,7 +129,7 @@ def test_without_one_they_lie_in_the_data_directory(machine: Machine, why: str, 
 
 
 @pytest.mark.parametrize(("size", "bound"), [(8192, 64), (512, 64), (256, 32), (64, 8), (33, 8)])
-def test_the_bound_is_less_on_a_small_one(machine: Machine, size: int, bound: int) -> None:
+def test_the_bound_is_lower_on_a_small_memory_file_system(machine: Machine, size: int, bound: int) -> None:
     machine.files.shm_bytes = size * MIB
     root = machine.root()
     assert root.bytes_max() == bound * MIB

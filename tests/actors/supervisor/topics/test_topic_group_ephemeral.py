@@ -13,12 +13,12 @@ MIB = 1024 * 1024
 MAX = 64 * MIB
 
 
-def test_by_itself_it_keeps_nothing_finished_and_drops_the_oldest() -> None:
+def test_by_default_a_topic_in_memory_drops_finished_and_oldest_messages() -> None:
     found = retention_in_memory({}, MAX)
     assert (found.keep_bytes, found.max_bytes, found.when_full) == (0, MAX, "drop-oldest")
 
 
-def test_what_may_be_chosen() -> None:
+def test_a_topic_in_memory_takes_other_bounds_within_the_maximum() -> None:
     found = retention_in_memory({"keep_bytes": MAX, "max_bytes": 8 * MIB, "when_full": "reject", "keep_s": 5}, MAX)
     assert (found.keep_bytes, found.max_bytes, found.when_full, found.keep_s) == (MAX, 8 * MIB, "reject", 5)
 
@@ -34,6 +34,6 @@ def test_what_may_be_chosen() -> None:
         ({"colour": 5}, "unknown setting colour"),
     ],
 )
-def test_nothing_is_without_a_bound(own: dict[str, Any], said: str) -> None:
+def test_a_topic_in_memory_without_a_bound_is_refused(own: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         retention_in_memory(own, MAX)

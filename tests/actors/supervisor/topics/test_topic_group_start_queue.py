@@ -12,7 +12,7 @@ def taken(queue: StartQueue) -> list[str]:
     return found
 
 
-def test_a_few_at_a_time_in_order_and_the_next_as_one_is_done() -> None:
+def test_channels_start_in_order_and_the_next_one_when_one_is_done() -> None:
     queue = StartQueue(2)
     for name in "abcd":
         queue.add(name)
@@ -24,7 +24,7 @@ def test_a_few_at_a_time_in_order_and_the_next_as_one_is_done() -> None:
     assert taken(queue) == ["d"]
 
 
-def test_one_that_somebody_waits_for_comes_first_and_once() -> None:
+def test_a_channel_that_a_client_waits_for_starts_first_and_once() -> None:
     queue = StartQueue(10)
     for name in "abc":
         queue.add(name)
@@ -34,7 +34,7 @@ def test_one_that_somebody_waits_for_comes_first_and_once() -> None:
     assert taken(queue) == ["c", "d", "a", "b"]
 
 
-def test_one_that_is_not_wanted_any_more_is_not_started_and_frees_its_place() -> None:
+def test_a_channel_that_is_no_longer_wanted_makes_room_for_others() -> None:
     queue = StartQueue(1)
     for name in "abc":
         queue.add(name)
