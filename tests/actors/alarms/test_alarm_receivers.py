@@ -51,7 +51,7 @@ def test_a_webhook_gets_json_and_the_token() -> None:
 
 
 @pytest.mark.parametrize("status", [404, 500])
-def test_a_webhook_that_does_not_take_it(status: int) -> None:
+def test_a_webhook_that_refuses_is_an_error_without_the_secret(status: int) -> None:
     with Hook(failures=1, status=status) as hook:
         why = told(Webhook(hook.url, "s3cret"), message(EVENT))
         assert str(status) in why
@@ -149,7 +149,7 @@ def test_a_command_that_hangs_is_killed_with_its_process_group(monkeypatch: pyte
     kill(int(other))
 
 
-def test_what_a_command_leaves_behind_that_ends_by_itself_goes_on(tmp_path: Path) -> None:
+def test_child_processes_of_a_command_that_ended_are_not_killed(tmp_path: Path) -> None:
     noted = tmp_path / "pids"
     command = python(FAMILY, str(noted))
     assert told(command, message(EVENT)) == ""

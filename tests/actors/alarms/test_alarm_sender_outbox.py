@@ -17,7 +17,7 @@ def numbers(batch: list[Any]) -> list[int]:
     return [event["n"] for event in batch]
 
 
-def test_what_came_meanwhile_goes_together() -> None:
+def test_events_that_arrive_during_a_try_are_sent_together_later() -> None:
     box = Outbox()
     assert box.begin(0) == []
     assert box.idle()

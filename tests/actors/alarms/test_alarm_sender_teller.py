@@ -57,7 +57,7 @@ def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(mo
     assert teller.on_stop(), "at once where nobody is being told"
 
 
-def test_it_ends_without_the_thread_that_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_alarm_sender_ends_although_a_thread_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     """To wait for that thread may take half a minute, and libzmq aborts when its socket is closed under it."""
 
     def ends(code: int) -> NoReturn:

@@ -74,7 +74,7 @@ def test_a_peak_that_does_not_hold_is_none() -> None:
     assert watch.alarms.raised() == []
 
 
-def test_it_is_cleared_below_the_lower_bound_and_only_when_that_held() -> None:
+def test_an_alarm_is_cleared_after_a_while_below_the_lower_bound() -> None:
     watch = Watch()
     watch.see(*[200] * 4)
     assert watch.see(*[81] * 20) == [], "between the two bounds it stays"
@@ -84,7 +84,7 @@ def test_it_is_cleared_below_the_lower_bound_and_only_when_that_held() -> None:
     assert watch.alarms.raised() == []
 
 
-def test_one_that_swings_around_the_threshold_is_told_once() -> None:
+def test_a_value_that_swings_around_the_threshold_raises_one_alarm() -> None:
     watch = Watch()
     assert watch.see(*[101, 101, 101, 101, 90, 99] * 30) == ["raised"]
 
@@ -93,7 +93,7 @@ def test_hold_of_nothing_tells_at_once() -> None:
     assert Watch(hold_s=0).see(101, 50, 101) == ["raised", "cleared", "raised"]
 
 
-def test_what_is_not_known_changes_nothing_and_no_time_passes() -> None:
+def test_an_unknown_value_changes_nothing_and_stops_the_hold_time() -> None:
     watch = Watch()
     assert watch.see(101, 101, None, None, None, None, 101) == []
     assert watch.see(101) == ["raised"]
@@ -112,7 +112,7 @@ def test_a_threshold_that_is_changed_counts_at_once() -> None:
 
 
 @pytest.mark.parametrize(("seen", "told"), [(4, ["cleared"]), (2, [])])
-def test_a_channel_that_is_gone_is_cleared_if_it_was_raised(seen: int, told: list[str]) -> None:
+def test_the_alarm_of_a_removed_channel_is_cleared_if_it_was_raised(seen: int, told: list[str]) -> None:
     watch = Watch()
     watch.see(*[200] * seen)
     events = watch.alarms.see({}, 99 * S, 9_099 * S)
@@ -140,7 +140,7 @@ def test_an_alarm_is_described_in_json_and_in_text() -> None:
 
 
 @given(st.lists(st.sampled_from([0, 80, 81, 100, 101, 500, None]), max_size=60), st.integers(0, 5))
-def test_it_agrees_with_a_model_that_looks_back(values: list[float | None], hold: int) -> None:
+def test_alarms_agree_with_a_model_that_reads_all_past_values(values: list[float | None], hold: int) -> None:
     """Raised: the known figures that came last in a row above span `hold` seconds of known looks. Cleared: the same, below."""
     watch = Watch(hold_s=hold)
     raised = False

@@ -69,14 +69,14 @@ class Shell:
 
 
 @pytest.mark.parametrize(("start", "following", "dropped"), [(0, 5, 0), (3, 5, 1), (10, 10, 7)])
-def test_what_is_gone_when_it_is_opened_is_stepped_over_and_counted(start: int, following: int, dropped: int) -> None:
+def test_messages_removed_before_the_start_are_skipped_and_counted(start: int, following: int, dropped: int) -> None:
     shell = Shell(start)
     saves = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
     assert [save.row["next"] for save in saves] == [following]
     assert shell.channel.core.counters["dropped_count"] == dropped
 
 
-def test_what_is_dropped_is_not_waited_for() -> None:
+def test_a_channel_does_not_wait_for_dropped_messages() -> None:
     """All of it was in the topic's hands; what follows is to be read, for nobody sends it again."""
     shell = Shell(0)
     shell.hear("front", p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), A)
@@ -90,7 +90,7 @@ def test_what_is_dropped_is_not_waited_for() -> None:
 
 
 @pytest.mark.parametrize(("start", "dropped"), [(4, 0), (5, 0), (12, 7)])
-def test_a_seek_to_what_is_being_removed_is_answered_with_where_it_went(start: int, dropped: int) -> None:
+def test_a_seek_to_removed_messages_is_answered_with_the_real_place(start: int, dropped: int) -> None:
     """Storage had decided before the seek was committed, so its word comes first. What the channel had passed is not dropped."""
     shell = Shell(0)
     shell.turn("storage")
@@ -129,7 +129,9 @@ def offered(shell: Shell, count: int, tag: bytes) -> None:
 
 
 @pytest.mark.parametrize(("limit", "tag", "sent"), [("LOOKS_MAX", b"other", 0), ("DRAIN_MAX", b"mine", 30)])
-def test_what_is_too_much_for_a_turn_is_done_in_the_next(limit: str, tag: bytes, sent: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_beyond_the_limit_of_a_turn_is_done_in_the_next_turn(
+    limit: str, tag: bytes, sent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without waiting for anything: passing what nobody wants, or delivering. What comes in is heard in between."""
     monkeypatch.setattr(options, limit, 10)
     monkeypatch.setattr(options, "LOOK_BLOCK", 0)

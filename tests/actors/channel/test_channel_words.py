@@ -96,7 +96,7 @@ def test_a_block_that_cannot_be_read_is_lost_alone(shell: Shell) -> None:
     assert (lost, shell.channel._fetches) == ([(3, 4)], {})
 
 
-def test_who_is_behind_a_gateway_goes_with_it(shell: Shell) -> None:
+def test_consumers_behind_a_gateway_are_removed_with_it(shell: Shell) -> None:
     for peer in ((b"gate", b"1"), (b"gate", b"2"), (b"other", b"1")):
         shell.hear("front", sub(), peer)
     shell.channel.on_gone("gate")

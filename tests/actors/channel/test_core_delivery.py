@@ -58,7 +58,7 @@ def test_more_credit_sends_more_and_less_sends_none(harness: ChannelHarness) -> 
     assert not harness.channel.is_wanted()
 
 
-def test_a_channel_that_nobody_waits_for_keeps_the_turn(harness: ChannelHarness) -> None:
+def test_a_channel_without_messages_does_not_change_whose_turn_it_is(harness: ChannelHarness) -> None:
     harness.join(A, 1)
     harness.join(B, 1)
     assert harness.send() == []
@@ -155,7 +155,7 @@ def test_each_message_of_a_gathered_delivery_is_answered_by_itself(harness: Chan
     assert harness.stats() == (0, 0, 0)
 
 
-def test_what_storage_has_not_is_stepped_over() -> None:
+def test_messages_that_storage_does_not_have_are_skipped() -> None:
     """Damage at the end, in front of it, and between blocks: the cursor passes it, counted, and goes on with what follows."""
     channel = ChannelCore(1, 0, (), {}, paused=False)
     channel.subscribe(Subscriber((b"a",), "", 100, 60, 60, 0, 0))

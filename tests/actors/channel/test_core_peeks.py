@@ -78,7 +78,7 @@ def test_attempts_are_those_that_were_made(harness: ChannelHarness) -> None:
     assert held(look(harness), "in flight") == []
 
 
-def test_deferred_ones_are_shown_once_wherever_they_are(harness: ChannelHarness) -> None:
+def test_deferred_messages_are_shown_once_wherever_they_are_kept(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(10)
     token = harness.send_one().token
@@ -176,7 +176,7 @@ def test_a_lost_consumer_holds_no_place(harness: ChannelHarness) -> None:
         ({"sample_rate": 100}, "sample rate .* not 100"), ({"sample_rate": -1}, "sample rate .* not -1"),
     ],
 )  # fmt: skip
-def test_what_a_consumer_cannot_ask_for(harness: ChannelHarness, changes: dict[str, Any], error: str) -> None:
+def test_a_subscription_with_a_wrong_option_is_refused(harness: ChannelHarness, changes: dict[str, Any], error: str) -> None:
     with pytest.raises(UsageError, match=error):
         sub(harness, A, **changes)
     assert not harness.channel.consumers

@@ -84,7 +84,7 @@ def work(harness: ChannelHarness, pending_blocks: list[OutgoingDelivery], count:
             pending_blocks[0] = pending._replace(runs=((start + done, size - done, attempts),))
 
 
-def test_one_that_stops_costs_the_others_what_it_holds_and_no_more(harness: ChannelHarness) -> None:
+def test_a_consumer_that_stops_costs_the_others_only_what_it_holds(harness: ChannelHarness) -> None:
     for peer in EIGHT:
         harness.join(peer, 100)
     stopped = EIGHT[3]
@@ -99,7 +99,7 @@ def test_one_that_stops_costs_the_others_what_it_holds_and_no_more(harness: Chan
     assert max(counts) < 1.2 * min(counts)
 
 
-def test_little_credit_is_served_whenever_it_has_room(harness: ChannelHarness) -> None:
+def test_consumers_with_little_and_much_credit_do_not_delay_each_other(harness: ChannelHarness) -> None:
     """And much credit too: neither waits for the other."""
     large, small = (b"large",), (b"small",)
     harness.join(large, 2_500)
@@ -155,7 +155,7 @@ def test_a_newcomer_gets_its_part_and_no_arrears(harness: ChannelHarness) -> Non
     assert 24 <= harness.channel.consumers[late].message_count / 100 <= 26
 
 
-def test_who_had_no_room_for_long_has_no_arrears_either(harness: ChannelHarness) -> None:
+def test_a_consumer_without_room_gets_no_extra_turns_later(harness: ChannelHarness) -> None:
     busy, other = EIGHT[:2]
     harness.join(busy, 1)
     harness.join(other, 100)
@@ -176,7 +176,7 @@ def consumer(name: bytes, ready: int = 1) -> Subscriber:
     return Subscriber((name,), "", ready, 1, 1, 0, 0)
 
 
-def test_who_leaves_is_out_of_the_line_wherever_it_stood() -> None:
+def test_a_consumer_that_leaves_loses_its_turn() -> None:
     turns = Turns()
     a, b, c = consumer(b"a"), consumer(b"b"), consumer(b"c", ready=0)
     for one in (a, b, c):
@@ -192,7 +192,7 @@ def test_who_leaves_is_out_of_the_line_wherever_it_stood() -> None:
     assert turns.first() is None
 
 
-def test_room_is_asked_when_it_is_ones_turn(harness: ChannelHarness) -> None:
+def test_the_room_of_a_consumer_is_checked_at_its_turn(harness: ChannelHarness) -> None:
     """Its credit may have been taken back meanwhile."""
     first, second = EIGHT[:2]
     harness.join(first, 10)

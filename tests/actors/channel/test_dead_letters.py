@@ -66,7 +66,7 @@ def office(dying_desk: type[DyingChannelHarness]) -> Office:
     return Office(harness)
 
 
-def test_a_batch_is_finished_when_it_is_stored_and_not_before(office: Office) -> None:
+def test_dead_letters_are_finished_only_when_their_copies_are_stored(office: Office) -> None:
     office.turn()
     office.turn()
     assert [topic for topic, _, _ in office.posted] == ["t.c.dead"]

@@ -64,7 +64,7 @@ def test_a_short_delay_ends_before_its_commit(harness: ChannelHarness) -> None:
     assert harness.told(harness.send()) == [("a", ((1, 2, 2),))]
 
 
-def test_the_store_is_asked_again_only_when_what_it_named_is_taken_from_it(harness: ChannelHarness) -> None:
+def test_due_rows_are_asked_for_again_only_after_the_last_ones_are_used(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(4, 4)
     for pending in harness.send():
@@ -88,7 +88,7 @@ def test_the_store_is_asked_again_only_when_what_it_named_is_taken_from_it(harne
     assert sorted(run[0] for pending in harness.send() for run in pending.runs) == list(range(8))
 
 
-def test_what_is_due_stays_on_disk_while_much_is_held(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_messages_stay_on_disk_while_many_are_held(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "DUE_HELD_MAX", 2)
     harness.come(2, 2, 2)
     harness.join(A, 4)
@@ -120,7 +120,7 @@ def test_no_new_messages_while_too_many_are_deferred(harness: ChannelHarness, mo
     assert harness.told(harness.send()) == [("a", ((0, 2, 2),)), ("a", ((4, 2, 1),))]
 
 
-def test_half_of_the_credit_is_for_redeliveries_while_new_ones_wait(harness: ChannelHarness) -> None:
+def test_half_of_the_credit_is_for_redeliveries_while_new_messages_wait(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(10, 10)
     harness.channel.req(A, harness.send_one().token, ALL, 0, harness.wall_ns)
@@ -136,7 +136,7 @@ def test_all_of_the_credit_is_for_redeliveries_while_nothing_new_waits(harness: 
     assert harness.told(harness.send()) == [("a", ((0, 10, 2),))]
 
 
-def test_redeliveries_with_one_credit_do_not_hold_up_new_ones(harness: ChannelHarness) -> None:
+def test_redeliveries_with_a_credit_of_one_do_not_delay_new_messages(harness: ChannelHarness) -> None:
     harness.join(A, 1)
     harness.come(1, 10)
     offsets = []
@@ -160,7 +160,7 @@ def test_many_holes_hold_up_new_messages(harness: ChannelHarness, monkeypatch: p
     assert harness.told(harness.send()) == [("a", ((3, 1, 1),))]
 
 
-def test_what_is_gathered_fits_into_one_block(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gathered_messages_fit_into_one_block(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """However unevenly the sizes of a block's messages lie, and however large the second part is."""
     monkeypatch.setattr(options, "CACHE_BYTES_MAX", 100 << 20)
     harness = type(harness)()
@@ -184,7 +184,7 @@ def test_what_is_gathered_fits_into_one_block(harness: ChannelHarness, monkeypat
 # Blocks that are not at hand
 
 
-def test_what_is_not_on_the_shelf_is_wanted_and_then_sent(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_not_in_memory_are_requested_and_then_sent(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "CACHE_BYTES_MAX", 1)  # one block
     harness = type(harness)()
     harness.join(A, 8)
@@ -200,7 +200,7 @@ def test_what_is_not_on_the_shelf_is_wanted_and_then_sent(harness: ChannelHarnes
     assert harness.told(harness.send()) == [("a", ((0, 4, 2),))]
 
 
-def test_what_storage_lost_is_counted_and_not_waited_for(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_lost_by_storage_are_counted_and_not_waited_for(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "CACHE_BYTES_MAX", 1)
     harness = type(harness)()
     harness.join(A, 8)
@@ -248,7 +248,7 @@ def test_a_block_that_the_cursor_lies_in_is_taken_from_there(harness: ChannelHar
 # Time
 
 
-def test_the_scan_ends_leases_and_touch_prolongs_them_up_to_a_cap(harness: ChannelHarness) -> None:
+def test_a_scan_ends_leases_and_a_touch_prolongs_them_up_to_a_limit(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(2)
     token = harness.send_one().token
@@ -289,7 +289,7 @@ def test_a_lost_consumer_gives_its_messages_back_at_once(harness: ChannelHarness
     assert harness.told(harness.send()) == [("b", ((0, 3, 2),))]
 
 
-def test_one_that_leaves_gives_its_messages_back_and_the_last_one_the_memory(harness: ChannelHarness) -> None:
+def test_a_consumer_that_leaves_returns_its_messages(harness: ChannelHarness) -> None:
     harness.join(A, 2)
     harness.come(4, 4)
     token = harness.send_one().token
@@ -422,7 +422,7 @@ def test_rows_are_taken_up_after_a_crash(harness: ChannelHarness) -> None:
 # Order
 
 
-def test_what_came_back_while_nobody_took_it_goes_out_by_offset(harness: ChannelHarness) -> None:
+def test_returned_messages_are_delivered_in_the_order_of_their_offsets(harness: ChannelHarness) -> None:
     """Given back in any order, one by one, and by a consumer that left."""
     harness.join(A, 10)
     harness.come(*[1] * 10)

@@ -28,7 +28,7 @@ def dropped(harness: ChannelHarness) -> int:
     return harness.channel.counters["dropped_count"]
 
 
-def test_what_was_not_taken_yet_is_stepped_over(harness: ChannelHarness) -> None:
+def test_dropped_messages_that_were_not_delivered_are_skipped(harness: ChannelHarness) -> None:
     harness.come(10, 10)
     assert harness.channel.supply.drop_below(10)
     assert (harness.channel.supply.next_offset, harness.channel.supply.window_end, harness.channel.supply.window_bytes) == (10, 10, 0)
@@ -47,7 +47,7 @@ def test_a_drop_below_the_next_offset_changes_nothing(harness: ChannelHarness) -
     assert (harness.channel.supply.next_offset, harness.channel.supply.window_end, dropped(harness)) == (5, 10, 0)
 
 
-def test_what_a_consumer_holds_is_its_until_it_answers(harness: ChannelHarness) -> None:
+def test_dropped_messages_stay_with_their_consumer_until_it_answers(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(10)
     token = harness.send_one().token
@@ -63,7 +63,7 @@ def test_what_a_consumer_holds_is_its_until_it_answers(harness: ChannelHarness) 
     assert harness.channel.counters["finish_count"] == 4
 
 
-def test_what_waits_to_be_delivered_again_goes(harness: ChannelHarness) -> None:
+def test_dropped_messages_are_not_delivered_again(harness: ChannelHarness) -> None:
     """Whether its number is committed, or about to be."""
     harness.join(A, 6)
     harness.come(6)
@@ -81,7 +81,7 @@ def test_what_waits_to_be_delivered_again_goes(harness: ChannelHarness) -> None:
     assert (changes.holes_put, changes.holes_gone) == ((), (4,))
 
 
-def test_what_was_deferred_goes_when_it_is_due(harness: ChannelHarness) -> None:
+def test_dropped_deferred_messages_are_removed_when_they_are_due(harness: ChannelHarness) -> None:
     """The store has its row until then; it is told that the row is gone, or it would name it for ever."""
     harness.join(A, 4)
     harness.come(4)
@@ -106,7 +106,7 @@ def test_rows_below_the_start_are_found_when_the_channel_is_opened() -> None:
     assert channel.counters["dropped_count"] == 1 + 5 + 2
 
 
-def test_blocks_wanted_below_it_are_not_asked_for(harness: ChannelHarness) -> None:
+def test_blocks_below_the_new_start_are_not_requested(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(10)
     harness.send()

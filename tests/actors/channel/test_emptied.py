@@ -21,7 +21,7 @@ def runs(harness: ChannelHarness) -> list[tuple[int, int]]:
 
 
 @pytest.mark.parametrize("ordered", [False, True])
-def test_what_lies_before_is_delivered_and_what_lies_behind_too(ordered: bool) -> None:
+def test_messages_before_and_after_a_skipped_range_are_delivered(ordered: bool) -> None:
     harness = ChannelHarness(ordered=ordered)
     harness.join(A, 100)
     harness.come(5)
@@ -38,7 +38,7 @@ def test_what_lies_before_is_delivered_and_what_lies_behind_too(ordered: bool) -
     assert harness.channel.counters["lost_count"] == harness.channel.counters["dropped_count"] == 0
 
 
-def test_a_channel_that_is_there_already_goes_on_behind_it_at_once() -> None:
+def test_a_channel_at_a_skipped_range_continues_after_it_at_once() -> None:
     harness = ChannelHarness(5)
     assert harness.channel.skip(5, 9)
     assert (harness.channel.supply.next_offset, harness.channel.supply.window_end) == (9, 9)
@@ -67,7 +67,7 @@ def test_a_second_time_makes_the_same_range_longer() -> None:
     assert unread(0, 25, harness.channel.supply.emptied) == 16
 
 
-def test_a_successor_goes_on_without_it() -> None:
+def test_a_channels_next_process_knows_the_skipped_range() -> None:
     harness = ChannelHarness(3)
     harness.channel.supply.go_on_without([[5, 9]])
     assert (harness.channel.supply.next_offset, harness.channel.supply.emptied) == (3, [(5, 9)])

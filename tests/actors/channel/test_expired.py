@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 A = (b"a",)
 
 
-def test_who_keeps_a_deadline_for_each_message_says_which_are_over(harness: ChannelHarness) -> None:
+def test_messages_returned_as_expired_are_counted_as_timed_out(harness: ChannelHarness) -> None:
     """As if the scan had found them: at once, and counted as time-outs, not as requeues."""
     harness.join(A, 10)
     harness.come(4)

@@ -26,7 +26,7 @@ BLOCK_MAX = pack([b"x" * 20] * 4).length
 NUMBER = st.integers(0, 2)
 
 
-def test_each_state_knows_what_may_happen_in_it() -> None:
+def test_each_state_of_the_feed_has_its_events_in_the_table() -> None:
     """`fetch`, `read` and `caught_up` are our own doing; the others come when they like."""
     assert set(TRANSITIONS) == set(FeedState)
     own = {FeedState.OFF: set(), FeedState.ATTACHED: set(), FeedState.BEHIND: {"fetch"}, FeedState.READING: {"read", "caught_up"}}
@@ -92,7 +92,7 @@ def test_only_the_answer_to_the_outstanding_read_changes_the_state(
 
 
 @pytest.mark.parametrize("state", list(FeedState))
-def test_one_that_was_moved_reads_from_there(state: FeedState) -> None:
+def test_a_channel_that_was_moved_reads_from_its_new_place(state: FeedState) -> None:
     """And an answer about the old place is not for it: its blocks would look like a gap."""
     feed = feed_in(state)
     feed.moved()

@@ -113,7 +113,7 @@ def test_a_block_is_looked_into_once_however_small_the_pieces(monkeypatch: pytes
     assert looks == [first, second]
 
 
-def test_a_block_that_nobody_has_to_look_into_is_not_looked_into(monkeypatch: pytest.MonkeyPatch, make: type[ChannelHarness]) -> None:
+def test_a_block_that_needs_no_filter_is_delivered_uninspected(monkeypatch: pytest.MonkeyPatch, make: type[ChannelHarness]) -> None:
     """Nor one of a channel with a maximal age, while it is young: it goes out as a cut, whole."""
     monkeypatch.setattr(ChannelFilter, "_look", None)
     monkeypatch.setattr(Gathering, "add", None)
@@ -209,7 +209,7 @@ def test_old_messages_are_passed_and_counted(make: type[ChannelHarness]) -> None
     assert harness.commit().next_offset == 5
 
 
-def test_they_are_passed_when_somebody_would_get_them_only(make: type[ChannelHarness]) -> None:
+def test_old_messages_are_passed_over_only_if_a_consumer_has_room(make: type[ChannelHarness]) -> None:
     harness = make(max_age_s=60)
     harness.join(A, 0)
     harness.take_in(pack([b"x"] * 3), age_s=100)
@@ -251,7 +251,7 @@ def test_an_expired_redelivery_leaves_no_row(make: type[ChannelHarness]) -> None
     assert (harness.stats(), skipped(harness)) == ((0, 0, 0), {"expired": 4})
 
 
-def test_of_a_redelivery_over_two_blocks_only_the_old_part_expires(make: type[ChannelHarness]) -> None:
+def test_only_the_old_part_of_a_redelivery_of_two_blocks_expires(make: type[ChannelHarness]) -> None:
     harness = make(next_offset=10, holes=[(2, 6, 1, 0)], max_age_s=60)
     harness.join(A, 2)
     harness.commit()
@@ -263,7 +263,7 @@ def test_of_a_redelivery_over_two_blocks_only_the_old_part_expires(make: type[Ch
     assert skipped(harness) == {"expired": 4}
 
 
-def test_what_was_delivered_once_is_not_asked_for_its_tag_or_a_sample_again(make: type[ChannelHarness]) -> None:
+def test_a_redelivered_message_is_not_filtered_or_sampled_again(make: type[ChannelHarness]) -> None:
     numbers = iter([0.0] * 4)
     harness = make(random=lambda: next(numbers))
     harness.join(A, 10, sample_rate=50)

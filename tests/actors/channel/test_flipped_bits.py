@@ -192,7 +192,7 @@ def test_a_flip_in_what_was_requeued_is_read_from_storage() -> None:
     assert {attempts for _, attempts in harness.got.values()} == {2}
 
 
-def test_a_flip_while_a_whole_block_is_with_a_consumer_that_refuses_it_ends_in_a_read() -> None:
+def test_a_block_refused_for_a_flipped_bit_is_read_from_storage_again() -> None:
     """The consumer finds the flip, leaves and comes again: the channel must not send the same bytes for ever."""
     harness = Bits()
     harness.join(ME, 40)
@@ -208,7 +208,7 @@ def test_a_flip_while_a_whole_block_is_with_a_consumer_that_refuses_it_ends_in_a
     assert {body for body, _ in harness.got.values()} == {b"message %04d" % i for i in range(40)}
 
 
-def test_a_flip_in_what_dies_makes_no_dead_letter_of_it() -> None:
+def test_a_message_with_a_flipped_bit_does_not_become_a_dead_letter() -> None:
     harness = DyingChannelHarness(1)
     harness.join(ME, 3)
     block = in_memory(with_place(messages(0, 3), 0, 7))

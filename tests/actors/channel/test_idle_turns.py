@@ -38,7 +38,7 @@ def test_a_turn_walks_over_no_consumers(harness: ChannelHarness) -> None:
     assert channel.next_due(harness.now_ns, harness.wall_ns) > harness.now_ns
 
 
-def test_it_is_wanted_while_some_consumer_takes_messages(harness: ChannelHarness) -> None:
+def test_a_channel_wants_messages_while_some_consumer_accepts_them(harness: ChannelHarness) -> None:
     channel = harness.channel
     assert not channel.is_wanted()
     harness.join(A, 0)

@@ -65,7 +65,7 @@ def test_one_of_a_key_is_out_and_the_next_follows_its_finish(keyed: OrderedChann
     assert keyed.stats() == (1, 3, 0), "4 is parked, and waits"
 
 
-def test_what_is_parked_needs_no_commit_before_its_first_delivery(keyed: OrderedChannelHarness) -> None:
+def test_a_parked_message_needs_no_commit_before_its_first_delivery(keyed: OrderedChannelHarness) -> None:
     keyed.take_keys("aaaa")
     first = keyed.send_one()
     changes = keyed.commit()
@@ -105,7 +105,7 @@ def test_a_message_that_comes_again_stops_its_key(keyed: OrderedChannelHarness, 
     assert keyed.offsets() == [1]
 
 
-def test_a_rejected_message_stops_its_key_until_it_is_a_dead_letter(keyed: OrderedChannelHarness) -> None:
+def test_a_rejected_message_blocks_its_key_until_it_is_a_dead_letter(keyed: OrderedChannelHarness) -> None:
     keyed.take_keys("aa")
     keyed.channel.req(A, keyed.send_one().token, ALL, DEAD, keyed.wall_ns)
     assert keyed.offsets() == []
@@ -115,7 +115,7 @@ def test_a_rejected_message_stops_its_key_until_it_is_a_dead_letter(keyed: Order
     assert keyed.offsets() == [1]
 
 
-def test_what_is_not_there_any_more_stops_nothing(keyed: OrderedChannelHarness) -> None:
+def test_a_dropped_message_does_not_block_its_key(keyed: OrderedChannelHarness) -> None:
     """Deferred and dropped: its row goes when it is due, its key goes on at once."""
     keyed.take_keys("aab")
     pending = keyed.send_one()
@@ -131,7 +131,7 @@ def test_what_is_not_there_any_more_stops_nothing(keyed: OrderedChannelHarness) 
     assert keyed.channel.counters["dropped_count"] == 1
 
 
-def test_what_cannot_be_read_stops_nothing(keyed: OrderedChannelHarness) -> None:
+def test_a_message_that_cannot_be_read_does_not_block_its_key(keyed: OrderedChannelHarness) -> None:
     keyed.take_keys("aa")
     keyed.take_keys("aa")
     first = keyed.send_one()
@@ -179,7 +179,7 @@ def test_a_start_sorts_all_rows_before_anything_goes_out() -> None:
 
 
 @pytest.mark.parametrize("attempts", [1, REJECTED + 1])
-def test_what_waited_behind_a_head_that_is_gone_has_had_its_attempts(attempts: int) -> None:
+def test_attempts_of_messages_behind_a_removed_head_are_kept(attempts: int) -> None:
     """Row 1 went out once, when row 0 was gone for a moment that no disk remembers."""
     harness = OrderedChannelHarness(3, [(0, 1, 1, 5_010 * S), (1, 1, attempts, 0), (2, 1, 0, 0)], max_attempts=1)
     harness.join(A, 100)
@@ -240,7 +240,7 @@ def test_consumers_share_the_keys(keyed: OrderedChannelHarness) -> None:
         assert {pending.peer for pending in sent} <= {B, C}
 
 
-def test_who_has_room_gets_what_nobody_else_takes(keyed: OrderedChannelHarness) -> None:
+def test_a_consumer_with_room_gets_the_messages_that_others_cannot_take(keyed: OrderedChannelHarness) -> None:
     keyed.join(B, 1)
     keyed.take_keys("abcdefghij")
     assert len(keyed.offsets()) == 10
@@ -264,7 +264,7 @@ def test_tags_age_and_samples_hold_up_no_key() -> None:
     assert (counters["tag_skipped_count"], counters["expired_count"]) == (1, 2)
 
 
-def test_what_is_not_in_a_sample_is_finished() -> None:
+def test_messages_outside_of_the_sample_are_finished() -> None:
     drawn = iter([0.9, 0.1, 0.9, 0.9])
     harness = OrderedChannelHarness()
     harness.channel.supply.choice.random = lambda: next(drawn, 0.1)
@@ -276,7 +276,7 @@ def test_what_is_not_in_a_sample_is_finished() -> None:
     assert harness.stats() == (1, 1, 0)
 
 
-def test_what_is_parked_is_bounded(keyed: OrderedChannelHarness) -> None:
+def test_the_number_of_parked_messages_is_bounded(keyed: OrderedChannelHarness) -> None:
     with mock.patch.object(options, "ORDERED_PARKED_MAX", 7):
         keyed.take_keys("a" * 20)
         keyed.take_keys("b")
@@ -287,7 +287,7 @@ def test_what_is_parked_is_bounded(keyed: OrderedChannelHarness) -> None:
         assert keyed.offsets() == [1]
 
 
-def test_it_looks_no_farther_than_its_blocks_on_the_shelf_while_there_is_enough_to_do(keyed: OrderedChannelHarness) -> None:
+def test_a_busy_ordered_channel_sorts_only_the_blocks_in_memory(keyed: OrderedChannelHarness) -> None:
     with mock.patch.multiple(options, CACHE_BYTES_MAX=200, ORDERED_BUSY=2):
         keyed.take_keys("aaaa")
         keyed.take_keys("aaaa")

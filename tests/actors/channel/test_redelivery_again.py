@@ -63,7 +63,7 @@ def test_a_number_is_left_out_by_no_clean_restart(harness: ChannelHarness, *, co
     assert rows[0] == (0, 4, 2, 0), "sent under it, and not answered"
 
 
-def test_what_is_promised_while_it_ends_is_taken_back_too(harness: ChannelHarness) -> None:
+def test_attempts_promised_during_the_end_are_taken_back(harness: ChannelHarness) -> None:
     harness.join(A, 4)
     harness.come(4)
     harness.channel.req(A, harness.send_one().token, ALL, 0, harness.wall_ns)
@@ -77,7 +77,7 @@ def test_what_is_promised_while_it_ends_is_taken_back_too(harness: ChannelHarnes
     assert not harness.channel.supply.dirty
 
 
-def test_of_a_long_run_so_much_is_promised_as_is_about_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_are_promised_only_for_messages_about_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "PROMISED_MAX", 10)
     rows: dict[int, Hole] = {0: (0, 1_000_000, 0, 0)}
     harness = ChannelHarness(1_000_000, list(rows.values()))
@@ -95,7 +95,7 @@ def test_of_a_long_run_so_much_is_promised_as_is_about_to_be_sent(monkeypatch: p
     assert harness.stats() == (999_994, 6, 0)
 
 
-def test_where_attempts_are_bounded_no_more_is_promised_than_there_is_room_for() -> None:
+def test_with_limited_attempts_no_more_is_promised_than_fits() -> None:
     """For after a crash what was promised is taken for delivered."""
     rows: dict[int, Hole] = {0: (0, 1_000, 0, 0)}
     harness = ChannelHarness(1_000, list(rows.values()), max_attempts=2)

@@ -13,7 +13,7 @@ NOW = 5_000 * S
 FAR = NOW + 86_400 * S
 
 
-def test_what_was_cleared_while_its_commit_was_out_is_not_waited_for() -> None:
+def test_rows_cleared_during_their_commit_are_not_waited_for() -> None:
     deferred = Deferred()
     deferred.put([(0, 3, 1)], NOW + S)
     assert deferred.take() == ([(0, 3, 1, NOW + S)], False)
@@ -38,7 +38,7 @@ def test_an_answer_to_a_question_from_before_a_clear_brings_nothing_back() -> No
     assert not deferred.answered(0), "nothing was asked"
 
 
-def test_after_an_answer_or_a_failure_it_may_be_asked_again() -> None:
+def test_the_store_may_be_asked_again_after_an_answer_or_a_failure() -> None:
     deferred = Deferred(2, 2, NOW)
     deferred.due(NOW, 0)
     deferred.ask(7)

@@ -98,7 +98,7 @@ def test_without_a_maximum_nothing_dies_but_what_is_rejected(dying_desk: type[Dy
         (((0, 2, 1 + REJECTED, 0), (2, 1, 1, 0)), [((0, 2, 1), REJECT, FOUND)], 1),
     ],
 )
-def test_rows_that_are_found_at_a_start_die_where_they_must(
+def test_rows_found_at_the_start_become_dead_letters_where_they_must(
     holes: Sequence[Hole], dead: object, left: int, dying_desk: type[DyingChannelHarness]
 ) -> None:
     harness = dying_desk(3, 4, holes)
@@ -107,7 +107,7 @@ def test_rows_that_are_found_at_a_start_die_where_they_must(
     assert harness.commit().holes_put == (), "they are as they were"
 
 
-def test_what_comes_due_dies_if_the_maximum_was_lowered_meanwhile(dying_desk: type[DyingChannelHarness]) -> None:
+def test_a_due_message_over_a_lowered_maximum_becomes_a_dead_letter(dying_desk: type[DyingChannelHarness]) -> None:
     harness = dying_desk(0)
     harness.tried(2)
     harness.channel.req(A, harness.send_one().token, ((0, 2),), 3_000, harness.wall_ns)
@@ -121,7 +121,7 @@ def test_what_comes_due_dies_if_the_maximum_was_lowered_meanwhile(dying_desk: ty
     assert harness.kept == {}
 
 
-def test_what_comes_due_before_its_commit_dies_too(dying_desk: type[DyingChannelHarness]) -> None:
+def test_a_message_that_is_due_before_its_commit_can_become_a_dead_letter(dying_desk: type[DyingChannelHarness]) -> None:
     harness = dying_desk(0)
     harness.tried(1)
     harness.channel.req(A, harness.send_one().token, (), 1_000, harness.wall_ns)
@@ -185,7 +185,7 @@ def test_a_seek_gives_up_the_dying(dying_desk: type[DyingChannelHarness]) -> Non
     assert harness.channel.counters["dead_letter_count"] == 0
 
 
-def test_what_is_lost_or_dropped_is_counted_and_not_waited_for(dying_desk: type[DyingChannelHarness]) -> None:
+def test_lost_and_dropped_dead_letters_are_counted_and_not_waited_for(dying_desk: type[DyingChannelHarness]) -> None:
     harness = dying_desk(1, 12, [(0, 4, 1, 0), (4, 4, 1, 0), (8, 4, 1, 0)])
     assert harness.post() == []
     harness.channel.supply.lost(4, 8)

@@ -50,7 +50,7 @@ def test_a_sample_is_as_large_as_was_said(make: type[ChannelHarness], rate: int)
     assert harness.channel.consumers[A].statistics()["sampled_count"] == harness.channel.counters["sampled_count"]
 
 
-def test_one_percent_is_what_is_below_it(make: type[ChannelHarness]) -> None:
+def test_a_sample_of_one_percent_is_exactly_what_is_drawn_below_it(make: type[ChannelHarness]) -> None:
     """The border, exactly."""
     numbers = iter([0.0, 0.00999, 0.01, 0.5, 0.999])
     harness = make(random=lambda: next(numbers))
@@ -106,7 +106,7 @@ def test_a_window_of_which_nothing_is_wanted_is_passed_in_bounded_turns(
     assert counters["tag_skipped_count"] + counters["expired_count"] == 10_000
 
 
-def test_what_is_wanted_behind_it_comes_in_a_later_turn(make: type[ChannelHarness], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_behind_many_unwanted_ones_come_in_a_later_turn(make: type[ChannelHarness], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "LOOKS_MAX", 50)
     harness = make(tags="a")
     harness.channel.rest()

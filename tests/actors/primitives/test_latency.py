@@ -45,11 +45,11 @@ def test_one_add_counts_for_many_messages() -> None:
     assert found[1.0] == pytest.approx(50 * MS, rel=0.01)
 
 
-def test_nothing_gives_no_percentiles() -> None:
+def test_a_window_without_values_has_no_percentiles() -> None:
     assert merged([]) == merged([LatencyWindow().bins(S)]) == {"count": 0, "percentiles": []}
 
 
-def test_it_is_forgotten_after_ten_minutes_and_not_before() -> None:
+def test_values_are_forgotten_after_ten_minutes_and_not_before() -> None:
     window = LatencyWindow()
     window.add(MS, 7, 29 * S)
     window.add(9 * MS, 3, 300 * S)

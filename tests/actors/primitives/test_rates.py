@@ -32,11 +32,11 @@ def test_even_growth_is_seen_from_the_first_seconds_on() -> None:
     assert len(meter._samples) <= 20, "some samples of the last minute, not all"
 
 
-def test_what_begins_just_now_is_no_peak() -> None:
+def test_a_counter_that_just_began_gives_no_peak() -> None:
     assert rate(meter_at(), 0.001, 50) == 50.0
 
 
-def test_what_did_not_grow_is_left_out() -> None:
+def test_a_counter_that_did_not_grow_is_left_out() -> None:
     meter = meter_at()
     run(meter, 0, 10, 1)
     assert meter.rates(10 * S, {"a": 10, "idle": 5}) == {"a": 1.0}

@@ -44,7 +44,7 @@ def said(sample: Sample) -> list[p.Pulse]:
 
 
 @pytest.mark.parametrize("detailed", [True, False])
-def test_details_and_memory_are_for_who_wants_them(sample: Sample, detailed: bool) -> None:
+def test_details_and_memory_are_reported_only_if_requested(sample: Sample, detailed: bool) -> None:
     ask(sample, detailed=detailed)
     memory = {"private_bytes": 1_000} if detailed else {}
     assert said(sample) == [p.Pulse(5, 9, {"depth": 7} | memory, {"clients": []} if detailed else {})]
@@ -65,7 +65,7 @@ def test_memory_is_given_back_after_work_and_not_with_each_pulse(sample: Sample,
     assert trims == [0, 22]
 
 
-def test_what_a_thread_has_done_is_told_soon(sample: Sample) -> None:
+def test_the_result_of_a_thread_is_reported_soon(sample: Sample) -> None:
     """Storage's health and figures follow from what its threads have done."""
     sample.every(10_000, sample._pulse_if_stirred)
     sample._poller = cast("Any", SimpleNamespace(poll=lambda wait: [("thread", 1)], register=lambda source, events: None))
@@ -76,7 +76,7 @@ def test_what_a_thread_has_done_is_told_soon(sample: Sample) -> None:
     assert said(sample) != [], "at once, for the last pulse was long ago"
 
 
-def test_what_is_pushed_to_storage_is_told_soon_and_its_memory_given_back_later() -> None:
+def test_pushed_blocks_are_reported_soon_and_their_memory_returned_later() -> None:
     storage = StorageActor.__new__(StorageActor)
     host = storage._host = Sample(1, "topic t", ActorStart())
     storage._stages = cast("Any", SimpleNamespace(take_pushes=lambda port: None))

@@ -55,14 +55,14 @@ def test_an_exception_is_one_object() -> None:
 @pytest.mark.parametrize(
     "text", ["a\nb", "a\r2026-11-22 00:00:00,000 1 ERROR [supervisor] forged", "a\x1b[2Jb", "a\u2028b", "a\x85b", "a\u202eb"]
 )
-def test_nobody_else_begins_a_line(text: str) -> None:
+def test_no_text_can_begin_a_line_of_the_log(text: str) -> None:
     for form in (logs.TextFormatter("t"), logs.JsonFormatter("t")):
         line = form.format(record("%s", text, fields={"name": text}))
         assert len(line.splitlines()) == 1
         assert all(character.isprintable() for character in line)
 
 
-def test_it_goes_out_by_one_write_and_to_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_one_write_and_a_closed_reader_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     handler = logs.LineHandler(writing)
     handler.setFormatter(logs.TextFormatter("t"))
@@ -87,7 +87,7 @@ def test_set_up_replaces_all_other_handlers() -> None:
         root.setLevel(level)
 
 
-def test_what_is_said_to_a_person(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_for_people_is_plain_or_json_as_configured(capsys: pytest.CaptureFixture[str]) -> None:
     logs.say("zsq ready: here", "text")
     logs.say("zsq ready: here", "json", logging.ERROR)
     plain, line = capsys.readouterr().err.splitlines()

@@ -59,14 +59,14 @@ def test_an_envelope_has_so_many_frames(line: Line) -> None:
     assert line.taken() == [(longest, 0)]
 
 
-def test_a_word_has_so_many_frames_behind_it(line: Line) -> None:
+def test_a_message_with_too_many_frames_is_dropped(line: Line) -> None:
     line.send(b"a", b"", encode(p.Beat()), *[b"x"] * p.FRAMES_MAX)
     line.send(b"b", b"", encode(p.Beat()), *[b"x"] * (p.FRAMES_MAX + 1))
     line.send(b"c", b"", encode(p.Beat()), *[b"x"] * (3 * p.FRAMES_MAX))
     assert line.taken() == [((b"a",), p.FRAMES_MAX)]
 
 
-def test_what_is_no_word_is_told_with_who_sent_it_and_without_an_envelope_nobody_is(line: Line) -> None:
+def test_an_invalid_message_is_reported_with_its_sender(line: Line) -> None:
     found: list[Any] = []
     for frames in ([b"a"], [b"a", b""], [b"a", b"", b"\xc1"]):
         line.send(*frames)

@@ -103,7 +103,7 @@ def test_a_child_that_fails_waits_for_no_thread() -> None:
     assert subprocess.run(line, stderr=subprocess.DEVNULL, check=False, timeout=20).returncode != 0
 
 
-def test_open_files_are_raised_as_far_as_it_goes() -> None:
+def test_the_limit_of_open_files_is_raised_as_far_as_permitted() -> None:
     program = (
         "import resource; from zsq.actors.runtime.process import raise_file_limit\n"
         "hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]\n"

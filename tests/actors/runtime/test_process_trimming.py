@@ -17,7 +17,7 @@ def trims(events: dict[int, str], until_s: int, step_s: int = 1) -> list[int]:
     ]
 
 
-def test_an_idle_process_does_it_after_its_start_and_never_again() -> None:
+def test_an_idle_process_returns_memory_only_after_its_start() -> None:
     assert trims({}, 1_000, 10) == [10]
     assert trims({}, 1_000) == [1, 2, 3, 4, 5, 6], "until nothing lets go of anything any more"
 

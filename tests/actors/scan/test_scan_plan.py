@@ -49,7 +49,7 @@ def test_a_new_channel_is_due_at_once() -> None:
     assert len(plan) == 2
 
 
-def test_twenty_are_taken_the_due_ones_first() -> None:
+def test_one_round_takes_twenty_channels_and_those_that_are_due_first() -> None:
     plan = plan_of(1_000)
     for key in range(500, 530):
         plan.hint(key, NOW - 1_000 + key)
@@ -78,7 +78,7 @@ def test_the_answer_says_when_to_come_again() -> None:
     assert keys(plan, NOW + 2 * S, lambda n: 50) == [50]
 
 
-def test_a_hint_brings_it_forward() -> None:
+def test_a_hint_makes_a_channel_due_earlier() -> None:
     plan = plan_of(100)
     plan.answered(7, LATER)
     plan.hint(7, NOW + S)
@@ -87,7 +87,7 @@ def test_a_hint_brings_it_forward() -> None:
 
 
 @pytest.mark.parametrize("answer_due_ns", [0, LATER])
-def test_a_hint_is_not_undone_by_an_answer_that_it_overtook(answer_due_ns: int) -> None:
+def test_a_hint_is_not_undone_by_an_older_answer(answer_due_ns: int) -> None:
     """The channel answers a worker, then hints to the loop; the worker's report comes last."""
     plan = plan_of(100)
     plan.hint(7, NOW)
@@ -100,7 +100,7 @@ def test_a_hint_is_not_undone_by_an_answer_that_it_overtook(answer_due_ns: int) 
     assert 7 not in keys(plan, NOW + 2 * S, lambda n: 50)
 
 
-def test_who_is_asked_is_in_no_other_round() -> None:
+def test_a_channel_that_is_being_asked_is_in_no_other_round() -> None:
     """Neither because it is due nor at random, until it answers or misses the scan."""
     plan = plan_of(3)
     plan.hint(1, NOW)
@@ -113,7 +113,7 @@ def test_who_is_asked_is_in_no_other_round() -> None:
     assert keys(plan, NOW, lambda n: 1) == [1], "the hint still holds"
 
 
-def test_one_that_misses_scans_is_asked_again_less_and_less_often() -> None:
+def test_a_channel_that_misses_scans_is_asked_less_and_less_often() -> None:
     """And never at random: with few channels it would be in each round."""
     plan = plan_of(1)
     asked = []
@@ -127,7 +127,7 @@ def test_one_that_misses_scans_is_asked_again_less_and_less_often() -> None:
     assert asked == [0, 1, 3, 7, 11, 15, 16, 18], "at 11 s it is found hung, and counted anew"
 
 
-def test_a_hint_of_one_that_missed_a_scan_brings_it_forward_only() -> None:
+def test_a_hint_does_not_delay_a_channel_that_missed_a_scan() -> None:
     plan = plan_of(1)
     for hint_s, due_s in ((0.5, 0.5), (60.0, 1.0)):
         assert keys(plan, NOW) == [0]
@@ -146,7 +146,7 @@ def test_a_hint_before_the_scan_was_missed_counts() -> None:
     assert keys(plan, NOW + S // 2) == [0]
 
 
-def test_what_was_lost_with_a_worker_is_asked_again_at_once() -> None:
+def test_channels_of_a_lost_worker_are_asked_again_at_once() -> None:
     plan = plan_of(1_000)
     plan.hint(7, NOW)
     assert 7 in keys(plan)
@@ -199,7 +199,7 @@ def test_an_answer_forgives_misses() -> None:
     assert not any(plan.missed(3, NOW + second * S) for second in (11, 15))
 
 
-def test_those_who_left_meanwhile_are_nobody() -> None:
+def test_results_of_removed_channels_are_ignored() -> None:
     plan = plan_of(5)
     assert plan.set_channels([(1, "ipc://1")]) == {key: f"ipc://{key}" for key in (0, 2, 3, 4)}
     plan.answered(4, LATER)

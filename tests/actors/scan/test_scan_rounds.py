@@ -61,7 +61,7 @@ def test_a_round_is_shared_among_the_workers() -> None:
 
 
 @pytest.mark.parametrize(("dirty", "asked", "again"), [(0, 20, False), (5, 20, False), (6, 20, True), (1, 3, True), (1, 4, False)])
-def test_it_goes_round_again_while_more_than_a_quarter_was_dirty(dirty: int, asked: int, again: bool) -> None:
+def test_a_round_follows_at_once_if_more_than_a_quarter_was_dirty(dirty: int, asked: int, again: bool) -> None:
     bench = Bench(asked, "a", "b")
     number = 0
     for order in bench.begin():
@@ -72,14 +72,14 @@ def test_it_goes_round_again_while_more_than_a_quarter_was_dirty(dirty: int, ask
     assert bool(bench.begin()) is again
 
 
-def test_what_is_due_is_not_waited_for() -> None:
+def test_a_due_channel_starts_a_round_before_the_interval_ends() -> None:
     bench = Bench(2, "a")
     bench.report(bench.begin()[0], due_ns=bench.now + 30 * MS)
     assert bench.rounds.wait_ms(bench.now) == 31
     assert bench.begin(30) != []
 
 
-def test_one_that_hangs_delays_nobody() -> None:
+def test_a_channel_that_hangs_does_not_delay_the_others() -> None:
     """Storage of some other topic, say: each round goes on without it, and most do not hear of it at all."""
     bench = Bench(20, "a")
     (order,) = bench.begin()
@@ -96,7 +96,7 @@ def test_one_that_hangs_delays_nobody() -> None:
     assert 3 in keys(bench.begin()), "it hinted since"
 
 
-def test_a_late_answer_counts_when_it_comes() -> None:
+def test_a_late_answer_is_used_when_it_arrives() -> None:
     bench = Bench(2, "a")
     (order,) = bench.begin()
     bench.report(order, k1=LATE)
@@ -106,7 +106,7 @@ def test_a_late_answer_counts_when_it_comes() -> None:
     assert bench.begin(20) != []
 
 
-def test_of_a_worker_that_hangs_its_channels_are_asked_through_another() -> None:
+def test_channels_of_a_hanging_worker_are_asked_through_another_one() -> None:
     bench = Bench(20, "a", "b")
     first, second = bench.begin()
     bench.report(second)
@@ -121,7 +121,7 @@ def test_of_a_worker_that_hangs_its_channels_are_asked_through_another() -> None
     assert {order.worker for order in bench.begin(100)} == {"a", "b"}
 
 
-def test_where_all_workers_are_slow_what_they_say_counts() -> None:
+def test_late_reports_count_if_all_workers_are_slow() -> None:
     bench = Bench(2, "a")
     (order,) = bench.begin()
     assert bench.begin(options.SCAN_REPORT_MS + 1) == []
@@ -139,7 +139,7 @@ def test_a_worker_that_was_slow_gets_orders_as_soon_as_it_reports() -> None:
     assert 1 in keys(bench.begin(1)), "asked again, for nobody knew"
 
 
-def test_a_worker_that_reports_once_and_then_hangs_takes_nobody_with_it() -> None:
+def test_channels_of_a_worker_that_hangs_after_a_report_are_asked_again() -> None:
     bench = Bench(1, "a", "b")
     (order,) = bench.begin()
     bench.report(order, k0=LATE)
@@ -148,7 +148,7 @@ def test_a_worker_that_reports_once_and_then_hangs_takes_nobody_with_it() -> Non
     assert (again.worker, keys([again])) == ("b", [0])
 
 
-def test_what_a_worker_had_is_asked_again_when_it_is_gone() -> None:
+def test_channels_of_a_removed_worker_are_asked_again() -> None:
     bench = Bench(20, "a", "b")
     first, second = bench.begin()
     bench.rounds.set_workers(["b"], bench.now)
@@ -172,7 +172,7 @@ def test_hung_is_told_once() -> None:
     assert len(told) > 1
 
 
-def test_who_is_gone_is_named_and_its_answers_are_nobodys() -> None:
+def test_removed_channels_are_named_and_their_answers_ignored() -> None:
     bench = Bench(3, "a")
     (order,) = bench.begin()
     assert sorted(bench.rounds.set_channels([(1, "ipc://1")])) == ["ipc://0", "ipc://2"]

@@ -19,7 +19,7 @@ def told(orders: ScanOrders, now_ns: int) -> list[tuple[Who, list[Result]]]:
     return orders.reports(now_ns)
 
 
-def test_as_soon_as_all_have_answered_it_is_reported() -> None:
+def test_a_worker_reports_as_soon_as_all_have_answered() -> None:
     orders = ScanOrders()
     scans = orders.begin(LOOP, ABC, NOW)
     assert [endpoint for _, endpoint in scans] == ["ipc://a", "ipc://b", "ipc://c"]
@@ -31,7 +31,7 @@ def test_as_soon_as_all_have_answered_it_is_reported() -> None:
     assert (len(orders), told(orders, OVER)) == (0, [])
 
 
-def test_who_is_late_is_named_and_reported_when_it_answers() -> None:
+def test_a_late_channel_is_reported_as_late_and_again_when_it_answers() -> None:
     orders = ScanOrders()
     (a, _), (b, _), (c, _) = orders.begin(LOOP, ABC, NOW)
     orders.answered(b, False, 7)
@@ -55,7 +55,7 @@ def test_a_turn_that_came_late_says_all_at_once() -> None:
     assert told(orders, OVER) == [(LOOP, [(1, MISSED, 0)])]
 
 
-def test_of_scans_that_were_missed_the_newest_is_remembered() -> None:
+def test_only_the_newest_missed_scan_of_a_channel_is_remembered() -> None:
     """One that hangs for days costs one scan's memory."""
     orders = ScanOrders()
     ((first, _),) = orders.begin(LOOP, ABC[:1], NOW)

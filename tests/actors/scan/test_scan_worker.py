@@ -89,7 +89,7 @@ def test_a_worker_asks_each_channel_and_reports_the_answers(shell: Shell) -> Non
     assert shell.turn() == [p.ScanReport(5, ((1, 0, 0),))]
 
 
-def test_who_is_gone_is_not_dialled_any_more(shell: Shell) -> None:
+def test_a_removed_endpoint_is_no_longer_connected(shell: Shell) -> None:
     """Or it would be for a minute, many times a second."""
     assert shell.asking.options[zmq.RECONNECT_IVL_MAX] == options.SCAN_RECONNECT_MAX_MS, "between its end and word of it"
     shell.hear(shell.front, p.ScanOrder(5, ((1, "ipc://a"), (2, "ipc://b"))))
@@ -100,7 +100,7 @@ def test_who_is_gone_is_not_dialled_any_more(shell: Shell) -> None:
     assert p.HangUp not in shell.asking.routes, "only the loop says who is gone"
 
 
-def test_who_is_not_asked_for_a_minute_is_hung_up_on(shell: Shell) -> None:
+def test_an_endpoint_not_asked_for_a_minute_is_disconnected(shell: Shell) -> None:
     shell.hear(shell.front, p.ScanOrder(5, ((1, "ipc://a"), (2, "ipc://b"))))
     shell.now_ns += 50 * S
     shell.hear(shell.front, p.ScanOrder(6, ((2, "ipc://b"),)))

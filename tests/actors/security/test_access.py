@@ -40,7 +40,7 @@ def etl(access: Access) -> User:
     return found
 
 
-def test_who_somebody_is_says_the_key_or_the_token(access: Access) -> None:
+def test_a_user_is_found_by_its_key_or_its_token(access: Access) -> None:
     assert access.by_token("open sesame") is etl(access)
     assert etl(access).name == "etl"
     for token in ("", "open", token_hash("open sesame"), "\ud800"):
@@ -78,7 +78,7 @@ def test_each_topic_and_channel_has_exactly_its_permissions(access: Access, topi
     assert {name for name, may in found.items() if may} == set(permitted.split())
 
 
-def test_what_belongs_to_no_topic_is_for_who_may_all(access: Access) -> None:
+def test_actions_without_a_topic_need_permission_for_everything(access: Access) -> None:
     root = access.users["root"]
     assert root.is_broker_admin
     assert root.sees_all
@@ -128,7 +128,7 @@ def test_a_pattern_is_of_the_whole_name(pattern: str, name: str) -> None:
         ("\n".join(f"[users.u{number}]" for number in range(10_001)), "users has 10001 entries; the limit is 10000"),
     ],
 )
-def test_what_is_not_understood_is_refused_with_the_whole_file(text: str, said: str) -> None:
+def test_an_access_file_with_an_unknown_entry_is_refused_completely(text: str, said: str) -> None:
     with pytest.raises(AccessError, match=re.escape(said)) as caught:
         Access.parse(text, "access.toml")
     assert str(caught.value).startswith("access.toml")
@@ -149,7 +149,7 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     assert set(Access.load(tmp_path / "good").users) == {"etl", "root"}
 
 
-def test_no_text_of_it_has_a_hash_or_a_key_to_find_a_token_by(access: Access) -> None:
+def test_no_text_of_the_access_rules_contains_a_hash_or_a_key(access: Access) -> None:
     assert token_hash("open sesame") not in repr(access)
 
 

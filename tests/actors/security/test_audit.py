@@ -65,7 +65,7 @@ def test_lines_are_on_disk_in_order_and_for_us_only(make: Callable[..., AuditLog
     assert [row["n"] for row in log.newest(1, "t")] == [199]
 
 
-def test_what_is_settled_was_synced(make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_counts_as_written_only_after_a_sync(make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch) -> None:
     """A line counts as written only behind a sync that found it in the file."""
     audit, sync = make(), os.fdatasync
     sizes: list[int] = []
@@ -96,7 +96,7 @@ def test_the_last_lines_are_written_at_the_end_and_known_after_a_start(make: Cal
     assert json.loads(log.path.read_bytes().splitlines()[-1])["n"] == 2
 
 
-def test_it_is_rotated_and_bounded(make: Callable[..., AuditLog]) -> None:
+def test_the_audit_log_is_rotated_and_bounded(make: Callable[..., AuditLog]) -> None:
     log = make(bytes_max=2_000)
     for n in range(300):
         log.note("pause", n=n)
@@ -108,7 +108,7 @@ def test_it_is_rotated_and_bounded(make: Callable[..., AuditLog]) -> None:
     assert kept == list(range(kept[0], 300))
 
 
-def test_who_moves_it_away_gets_a_new_one(make: Callable[..., AuditLog]) -> None:
+def test_an_audit_log_that_was_moved_away_is_created_again(make: Callable[..., AuditLog]) -> None:
     log = make()
     log.note("pause", n=1)
     assert log.settled(S)
@@ -132,7 +132,7 @@ def test_the_audit_log_does_not_write_through_a_symlink(make: Callable[..., Audi
     assert (tmp_path / "target").read_bytes() == b""
 
 
-def test_a_full_disk_holds_nobody_up_and_loses_nothing_that_fits(make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_blocks_no_request_and_loses_no_line_that_fits(make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch) -> None:
     full, real, tries = [True], os.write, count()
 
     def refused(fd: int, data: bytes) -> int:
@@ -167,7 +167,7 @@ anything = st.recursive(
 
 @settings(max_examples=40)
 @given(anything)
-def test_whatever_came_is_one_line_and_short(value: Any) -> None:
+def test_every_entry_is_one_short_line(value: Any) -> None:
     data = line({"options": shortened(value)})
     assert data.count(b"\n") == 1
     assert data.isascii()
@@ -232,7 +232,7 @@ def commands(log: AuditLog, sent: list[Any]) -> tuple[Commands, Requests]:
     return Commands(requests, nobody), requests
 
 
-def test_who_asks_about_a_topic_is_told_of_that_only(tmp_path: Path) -> None:
+def test_a_request_about_a_topic_gets_only_its_entries(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.log")
     log.note("pause", topic="mine")
     log.note("pause", topic="other")
@@ -243,7 +243,7 @@ def test_who_asks_about_a_topic_is_told_of_that_only(tmp_path: Path) -> None:
     assert [[row["topic"] for row in message.data["entries"]] for message in sent] == [["mine"], ["other", "mine"]]
 
 
-def test_what_only_looks_is_not_noted_and_what_is_new_is() -> None:
+def test_actions_that_only_read_are_not_recorded_and_unknown_ones_are() -> None:
     looking = ["list", "chunks", "peek", "overview", "audit"]
     assert all(looks_only(order(action)) for action in looking)
     assert looks_only(order("delayed", options={"do": "list"}))
@@ -272,7 +272,7 @@ def test_a_line_is_never_longer_than_its_limit() -> None:
     assert json.loads(data)["topic"].endswith("... (cut)")
 
 
-def test_what_is_kept_for_who_asks_is_bounded_by_bytes(tmp_path: Path) -> None:
+def test_the_bytes_of_remembered_entries_are_bounded(tmp_path: Path) -> None:
     log = AuditLog(tmp_path / "audit.log")
     for n in range(2_000):
         log.note("configure", n=n, options={str(key): "v" * 200 for key in range(14)})
@@ -286,7 +286,7 @@ def nested(count: int) -> dict[str, Any]:
     return {str(n): {} for n in range(count)}
 
 
-def test_what_waits_for_an_answer_keeps_no_large_options(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_options_are_not_kept_while_an_order_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
     noted = Noted()
     harness = AuditRecorder(noted)  # type: ignore[arg-type]
     harness.ordered(1, order("configure", options=nested(900)))

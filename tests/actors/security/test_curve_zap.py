@@ -37,7 +37,7 @@ def test_a_known_key_is_let_in_and_becomes_the_user_id() -> None:
         *((changed(6, bytes(size)), b"400") for size in (0, 28, 31, 33, 36)),
     ],
 )
-def test_what_is_asked_otherwise_is_refused_whoever_is_known(frames: list[bytes], code: bytes) -> None:
+def test_an_unexpected_zap_request_is_refused(frames: list[bytes], code: bytes) -> None:
     reply, why = answer_zap(frames, lambda key: True)
     assert reply[2] == code
     assert reply[4] == b""

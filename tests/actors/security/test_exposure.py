@@ -65,7 +65,7 @@ def test_two_who_say_who_may_do_what() -> None:
         check(replace(LOCAL, security=replace(KEYS, insecure=True), nsq=NsqOptions(auth_http_addresses=("a:1",))))
 
 
-def test_what_goes_in_clear_is_said() -> None:
+def test_unencrypted_addresses_are_reported() -> None:
     assert in_clear(LOCAL) == []
     wide = replace(LOCAL, nsq=NsqOptions(listen=("0.0.0.0:1",)), http=HttpOptions("0.0.0.0:2"))
     nsq = "NSQ clients at 0.0.0.0:1 may connect without TLS (see --nsq-tls-required)"
@@ -94,7 +94,7 @@ def test_a_name_without_an_address_is_refused(place: str, security: SecurityOpti
     assert f"HTTP at {place} does not use TLS (see --http-tls-cert)" in in_clear(replace(LOCAL, http=HttpOptions(place)))
 
 
-def test_the_name_of_an_interface_is_not_local_wherever_it_leads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_network_interface_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port: [(0, 0, 0, "", ("127.0.0.1", 0))])
     monkeypatch.setattr(socket, "if_nameindex", lambda: [(1, "lo"), (2, "eth0")])
     assert is_local("localhost:1")

@@ -103,7 +103,7 @@ def test_each_order_is_permitted_to_exactly_these_users(
     assert who_may(p.Manage(1, action, topic, channel, options)) == may
 
 
-def test_who_may_ask_for_statistics_and_places() -> None:
+def test_only_permitted_users_may_ask_for_statistics_and_endpoints() -> None:
     assert who_may(p.Stats(1, "t", "")) == LOOKERS
     assert who_may(p.Stats(1, "", "")) == ALL
     assert who_may(p.Lookup(1, "t", "", False)) == LOOKERS
@@ -131,7 +131,7 @@ def test_every_kind_of_link_has_its_rule() -> None:
     assert LINKS.keys() == ALLOWED.keys()
 
 
-def test_who_sets_where_dead_letters_go_may_read_them_already() -> None:
+def test_naming_a_dead_letter_topic_needs_the_right_to_read_the_topic() -> None:
     """Else `admin` of a topic would read it: by having its messages die into a topic of one's own."""
     settings = {"dead_letter_topic": "mine", "max_attempts": 1}
     admin = principals('[users.x]\npublish = ["*"]\nadmin = ["*"]')["x"]
@@ -175,7 +175,7 @@ OVERVIEW: dict[str, Any] = {
 }
 
 
-def test_of_an_answer_only_what_may_be_viewed_is_visible() -> None:
+def test_only_the_viewable_part_of_an_answer_is_visible() -> None:
     found = visible(STATS, USERS["viewer"])
     assert "gateways" not in found, "it tells of the clients of all topics"
     assert [row["topic_name"] for row in found["topics"]] == ["t"]
@@ -190,7 +190,7 @@ def test_of_an_answer_only_what_may_be_viewed_is_visible() -> None:
     assert glance["broker"]["health"] == UNWELL
 
 
-def test_what_is_the_brokers_own_is_for_its_admin() -> None:
+def test_facts_about_the_broker_are_only_for_its_admin() -> None:
     for answer in (STATS, OVERVIEW):
         found = repr(visible(answer, USERS["all"]))
         assert "SECRET" not in found

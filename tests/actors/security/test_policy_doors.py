@@ -121,7 +121,7 @@ def test_the_table_has_every_action() -> None:
 
 
 @pytest.mark.parametrize("action", Action)
-def test_an_access_file_permits_what_it_says_and_nothing_else(action: Action) -> None:
+def test_an_access_file_permits_exactly_its_actions(action: Action) -> None:
     may, may_not = allowed_by_file(action), refused_by_file(action)
     assert may.may(action, "t", "c")
     assert is_permitted(may.require, action, "t", "c")
@@ -130,20 +130,20 @@ def test_an_access_file_permits_what_it_says_and_nothing_else(action: Action) ->
 
 
 @pytest.mark.parametrize("action", Action)
-def test_an_auth_server_permits_what_it_says_and_nothing_else(action: Action) -> None:
+def test_an_auth_server_permits_exactly_its_actions(action: Action) -> None:
     may, may_not = BY_SERVER[action]
     assert may is None or by_server(may).may(action, "t", "c")
     assert may_not is None or not by_server(may_not).may(action, "t", "c")
 
 
 @pytest.mark.parametrize("action", Action)
-def test_those_who_are_not_asked_may_all_and_those_who_are_not_known_nothing(action: Action) -> None:
+def test_without_rules_all_is_permitted_and_unknown_users_may_nothing(action: Action) -> None:
     assert EVERYBODY.may(action, "t", "c")
     assert NOBODY.may(action, "t", "c") == (action is Action.OPEN)
     assert LOOKING.may(action, "t", "c") == (action in (Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL))
 
 
-def test_a_principal_keeps_the_rules_it_came_by() -> None:
+def test_a_principal_is_valid_only_with_the_policy_that_made_it() -> None:
     """A gateway authenticates again for each request; a principal of one policy is nobody in another."""
     old = allowed_by_file(Action.PUBLISH)
     assert not AccessPolicy(Access.parse("")).may(old, Action.PUBLISH, "t")
@@ -173,7 +173,7 @@ def test_each_order_is_permitted_only_with_its_permission(order: str) -> None:
     assert not is_permitted(check_message, NOBODY, message)
 
 
-def test_what_else_is_said_on_a_link_to_the_supervisor() -> None:
+def test_each_request_to_the_supervisor_needs_its_action() -> None:
     asked: list[tuple[p.Wire, Action]] = [
         (p.Stats(1, "t", ""), Action.SEE),
         (p.Stats(1, "", ""), Action.SEE_SOME),

@@ -27,7 +27,7 @@ def user(lists: str) -> Principal:
     return Principal("a", AccessPolicy(Access.parse(f"[users.a]\n{lists}")))
 
 
-def test_of_topics_that_may_not_be_seen_nothing_is_left() -> None:
+def test_statistics_contain_nothing_of_topics_that_may_not_be_viewed() -> None:
     for lists in ('view = ["clicks"]', 'publish = ["clicks"]', 'admin = ["clicks"]', 'subscribe = ["clicks/c"]'):
         principal = user(lists)
         shown = visible(STATS, principal)
@@ -40,7 +40,7 @@ def test_of_topics_that_may_not_be_seen_nothing_is_left() -> None:
     assert STATS["topics"] == [{"topic_name": "clicks"}, {"topic_name": "hidden"}], "what is shared is not changed"
 
 
-def test_who_sees_all_still_does_not_see_what_is_the_brokers() -> None:
+def test_a_user_who_sees_all_topics_does_not_see_facts_of_the_broker() -> None:
     for principal in (user('view = ["*"]'), LOOKING):
         shown = visible(STATS, principal)
         assert shown["topics"] == STATS["topics"]

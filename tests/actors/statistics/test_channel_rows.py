@@ -148,7 +148,7 @@ def test_a_row_of_the_first_release_is_understood() -> None:
     assert (counters["delivery_count"], counters["finish_count"], "message_count" in counters) == (7, 6, False)
 
 
-def test_timeouts_count_for_who_let_them_pass(harness: ChannelHarness) -> None:
+def test_a_timeout_counts_for_the_consumer_that_did_not_answer(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(4)
     harness.send()
@@ -185,7 +185,7 @@ def test_a_consumers_rate_is_of_its_last_minute(harness: ChannelHarness) -> None
     assert rates()[1] == pytest.approx(10.0 * 20 / 60, rel=0.1)
 
 
-def test_what_is_idle_gives_its_percentiles_back(harness: ChannelHarness) -> None:
+def test_an_idle_consumer_frees_the_memory_of_its_percentiles(harness: ChannelHarness) -> None:
     harness.join(A, 10)
     harness.come(4)
     harness.channel.fin(A, harness.send_one().token, (), harness.wall_ns)

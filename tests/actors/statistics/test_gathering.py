@@ -40,7 +40,7 @@ class GatheringHarness:
             self.gatherings.reported(message.request, key, details or {})
 
 
-def test_it_goes_on_when_all_have_answered_with_what_they_said() -> None:
+def test_a_gathering_ends_when_all_have_answered() -> None:
     harness = GatheringHarness(2)
     harness.gather("one", detailed=True)
     assert [(key, message.detailed) for key, message in harness.asked] == [(1, True), (2, True)]
@@ -67,7 +67,7 @@ def test_the_patience_grows_with_the_number_asked_and_stays_below_a_client_s(mon
     assert len(harness.told) == 1, "late answers change nothing"
 
 
-def test_who_asks_the_same_meanwhile_shares_the_next_and_not_what_was_said_before() -> None:
+def test_requests_during_a_gathering_share_the_next_one() -> None:
     harness = GatheringHarness(3)
     for name in ("first", "second", "third"):
         harness.gather(name)
@@ -93,7 +93,7 @@ def test_the_dead_answer_nothing_and_the_unreachable_are_not_waited_for() -> Non
     assert harness.told == [("one", True, {})]
 
 
-def test_of_whom_a_queued_one_would_ask_the_dead_are_left_out() -> None:
+def test_a_queued_gathering_does_not_ask_processes_that_have_ended() -> None:
     harness = GatheringHarness(2)
     harness.gather("first")
     harness.gather("second")

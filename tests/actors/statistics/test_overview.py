@@ -51,7 +51,7 @@ def harness() -> OverviewHarness:
     return OverviewHarness()
 
 
-def test_it_says_of_each_topic_and_channel_what_they_said_last(harness: OverviewHarness) -> None:
+def test_the_overview_has_the_last_report_of_each_topic_and_channel(harness: OverviewHarness) -> None:
     topic, channel = harness.topic_row(), harness.channel_row()
     assert topic["head"] == 110
     assert (topic["messages"], topic["in_rate"], topic["backlog"], topic["delayed"]) == (100, 50.0, 45, 3)
@@ -114,7 +114,7 @@ def test_a_version_of_another_life_counts_for_nothing(harness: OverviewHarness, 
     assert harness.ask(since)["whole"]
 
 
-def test_what_came_between_two_pulses_is_no_backlog(harness: OverviewHarness) -> None:
+def test_messages_between_two_pulses_are_not_counted_as_backlog(harness: OverviewHarness) -> None:
     harness.tell(harness.channel, {"depth": 0, "next_offset": 110, "in_flight_count": 0}, 1.0)
     harness.tell(harness.group.topic, {"end": 160, "head": 160}, 2.0)  # 50 a second, and a second later
     assert harness.channel_row()["depth"] == 0
@@ -132,7 +132,7 @@ def test_health_is_of_processes_too(harness: OverviewHarness) -> None:
     assert (harness.channel_row()["health"], harness.topic_row()["health"]) == ("cannot be written", "channel a cannot be written")
 
 
-def test_processes_and_alarms_are_told_to_who_wants_them(harness: OverviewHarness) -> None:
+def test_processes_and_alarms_are_included_only_if_requested(harness: OverviewHarness) -> None:
     assert not {"processes", "alarms"} & harness.ask().keys()
     found = harness.ask(processes=True, alarms=True)
     assert found["alarms"] == {"now": [], "recent": [], "receivers": []}

@@ -28,7 +28,7 @@ def test_listen_addresses_are_split_and_bad_ones_are_refused() -> None:
             split_address(wrong)
 
 
-def test_what_cannot_be_listened_on_is_told() -> None:
+def test_an_address_that_cannot_be_listened_on_is_reported() -> None:
     with open_listener("127.0.0.1:0") as first:
         port = first.getsockname()[1]
         with pytest.raises(StartFailed, match=rf"cannot listen on http://127.0.0.1:{port}: Address already in use"):
@@ -84,7 +84,7 @@ class FakeGatherer:
         return {}
 
 
-def test_a_publish_is_over_when_it_is_answered_and_says_why_it_failed() -> None:
+def test_a_publish_ends_with_its_answer_or_with_the_reason_of_its_failure() -> None:
     async def run() -> None:
         gatherer = FakeGatherer()
         publisher = GatheredPublisher(lambda: cast("Gatherer", gatherer))

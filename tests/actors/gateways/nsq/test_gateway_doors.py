@@ -136,7 +136,7 @@ def gate(tmp_path: Path) -> Gate:
     return Gate(tmp_path)
 
 
-def test_whoever_goes_on_under_anothers_routing_id_has_no_link(gate: Gate) -> None:
+def test_a_client_with_anothers_routing_id_does_not_get_its_link(gate: Gate) -> None:
     assert isinstance(gate.open(A, ETL[0]), p.Done)
     gate.actor.sent.clear()
     gate.hear(A, OTHER[0], p.Fetch(2, 0, 1))
@@ -145,7 +145,7 @@ def test_whoever_goes_on_under_anothers_routing_id_has_no_link(gate: Gate) -> No
     assert gate.answer(A, p.Done(2, {"what": "was etl's"})) == []
 
 
-def test_an_answer_goes_only_to_who_has_a_link_to_where_it_comes_from(gate: Gate) -> None:
+def test_an_answer_reaches_only_a_client_with_a_link_to_its_sender(gate: Gate) -> None:
     assert gate.answer(A, p.Done(1, {})) == []
     gate.open(A, ETL[0])
     assert gate.answer(A, p.Done(1, {})) == [p.Done(1, {})]
@@ -153,7 +153,7 @@ def test_an_answer_goes_only_to_who_has_a_link_to_where_it_comes_from(gate: Gate
     assert gate.answer(A, p.Done(1, {})) == []
 
 
-def test_a_push_is_taken_from_who_opened_its_stage_and_nobody_else(gate: Gate) -> None:
+def test_a_push_is_accepted_only_from_the_user_who_opened_the_stage(gate: Gate) -> None:
     assert gate.push(ETL[0]) == 0, "not opened"
     gate.open(A, ETL[0], "stage")
     gate.hear(A, ETL[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
@@ -198,7 +198,7 @@ def test_stages_of_a_link_are_bounded() -> None:
     assert not len(owners)
 
 
-def test_new_rules_end_what_they_do_not_permit_and_nothing_else(gate: Gate) -> None:
+def test_new_rules_end_only_the_links_that_they_do_not_permit(gate: Gate) -> None:
     gate.open(A, ETL[0])
     gate.open(B, OTHER[0], "topic")
     gate.open(C, OTHER[0], "reader")
@@ -224,7 +224,7 @@ def test_rules_that_cannot_be_read_change_nothing(gate: Gate) -> None:
     assert gate.gateway.doors.principal(ETL[0].decode()).name == "etl"
 
 
-def test_what_was_taken_back_while_a_link_was_being_opened_is_not_given(gate: Gate) -> None:
+def test_a_permission_revoked_while_a_link_opens_is_not_granted(gate: Gate) -> None:
     gate.hear(A, ETL[0], p.Open(1, "topic", "t", "", False))
     gate.rules.write_text("")
     gate.gateway.take_rules(p.ReloadGateway(1, "info", str(gate.rules)))
@@ -234,7 +234,7 @@ def test_what_was_taken_back_while_a_link_was_being_opened_is_not_given(gate: Ga
     assert not gate.gateway.links
 
 
-def test_who_gives_an_order_is_said_by_the_gateway(gate: Gate) -> None:
+def test_the_gateway_and_not_the_client_names_the_user_of_an_order(gate: Gate) -> None:
     gate.open(A, ETL[0], "supervisor")
     gate.actor.sent.clear()
     gate.hear(A, ETL[0], p.Manage(2, "pause", "t", "", {}, {"user": "root", "more": "x"}))
@@ -257,7 +257,7 @@ def test_links_that_are_being_opened_are_bounded(gate: Gate) -> None:
     assert len(gate.gateway._opens) == LINKS_MAX
 
 
-def test_without_rules_everybody_may_all_and_with_rules_but_no_keys_all_are_anonymous(tmp_path: Path) -> None:
+def test_without_rules_all_is_permitted_and_without_keys_all_are_anonymous(tmp_path: Path) -> None:
     assert CurveAuthentication(SecurityOptions()).principal("") is EVERYBODY
     rules = tmp_path / "access.toml"
     rules.write_text('[anonymous]\nview = ["*"]\n')
@@ -269,9 +269,7 @@ def test_without_rules_everybody_may_all_and_with_rules_but_no_keys_all_are_anon
     assert doors.principal("") is NOBODY
 
 
-def test_those_who_are_refused_cannot_fill_the_disk_with_complaints(
-    gate: Gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_refused_requests_do_not_fill_the_log(gate: Gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for _ in range(50):
@@ -285,7 +283,7 @@ def test_those_who_are_refused_cannot_fill_the_disk_with_complaints(
     assert gate.gateway.doors.refused == 51
 
 
-def test_who_does_not_read_what_it_asks_for_loses_its_link(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_its_answers_loses_its_link(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     gate.open(A, ETL[0])
     monkeypatch.setattr(gate.gateway.unread, "full", lambda client: client == A)
     gate.actor.sent.clear()
@@ -321,7 +319,7 @@ def identity(name: bytes) -> bytes:
     return b"\x08Identity" + len(name).to_bytes(4, "big") + name
 
 
-def test_who_says_nothing_of_a_routing_id_chose_none(gate: Gate) -> None:
+def test_a_client_without_an_identity_chose_no_routing_id(gate: Gate) -> None:
     """libzmq's clients always name one, if an empty one. Others need not; asking for what is not there raises, which ended the gateway."""
     for said in ((), (identity(b""),)):
         frames = opened_with(*said)
@@ -329,7 +327,7 @@ def test_who_says_nothing_of_a_routing_id_chose_none(gate: Gate) -> None:
 
 
 @pytest.mark.parametrize("names", [(b"victim",), (b"", b"victim"), (b"victim", b""), (b"", b"\0victim"), (b"", b"four")])
-def test_who_chooses_a_routing_id_is_seen(gate: Gate, names: tuple[bytes, ...]) -> None:
+def test_a_client_that_chooses_a_routing_id_is_detected(gate: Gate, names: tuple[bytes, ...]) -> None:
     """Also by saying it twice: libzmq goes by the last, and tells the first."""
     frames = opened_with(*map(identity, names))
     assert gate.gateway.doors.chose_its_name(frames[0].bytes, frames[2])

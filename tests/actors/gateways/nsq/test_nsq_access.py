@@ -68,7 +68,7 @@ def test_auth_is_only_offered_when_anonymous_clients_may_publish(anonymous: str,
     assert (limits.auth_required, limits.auth_offered) == (required, offered)
 
 
-def test_who_does_not_auth_is_asked_for_as_somebody() -> None:
+def test_permissions_of_a_client_without_auth_are_asked_for() -> None:
     client = Client(NsqLimits(auth_offered=True))
     assert client.send(pub(b"t", b"x")) == OK
     assert client.calls[0] == ("permitted", "publish", "t", "")
@@ -77,13 +77,13 @@ def test_who_does_not_auth_is_asked_for_as_somebody() -> None:
     assert len(client.calls) == 3, "asked, published, asked"
 
 
-def test_where_auth_is_required_nobody_is_asked_for_before_it() -> None:
+def test_with_required_auth_no_permission_is_asked_for_before_auth() -> None:
     client = Client(NsqLimits(auth_required=True))
     assert b"E_AUTH_FIRST" in client.send(pub(b"t", b"x"))
     assert client.calls == []
 
 
-def test_auth_is_taken_where_it_is_offered() -> None:
+def test_auth_is_accepted_where_it_is_offered() -> None:
     assert b'"identity":"bob"' in Client(NsqLimits(auth_offered=True)).send(b"AUTH\n" + sized(b"secret"))
     assert b"E_AUTH_DISABLED" in Client(NsqLimits()).send(b"AUTH\n" + sized(b"secret"))
 
@@ -103,7 +103,7 @@ def test_a_file_that_cannot_be_used_is_told_at_the_start(tmp_path: Any) -> None:
             load_access(str(path))
 
 
-def test_a_full_gateway_cuts_off_the_longest_idle_stranger_and_never_a_known_client() -> None:
+def test_a_full_gateway_disconnects_only_unauthenticated_clients() -> None:
     gateway = NsqGateway(1, "nsq gateway", cast("Any", None))
     gateway.options = NsqOptions(connections_max=2)
     gateway.connections = {}

@@ -53,7 +53,7 @@ def test_the_auth_server_gets_address_tls_secret_and_common_name(method: str) ->
     run(main())
 
 
-def test_it_is_remembered_for_its_ttl() -> None:
+def test_an_authorization_is_remembered_for_its_ttl() -> None:
     async def main() -> None:
         clock = Clock()
         async with SmallWeb(lambda _: state(ALL, ttl=60)) as web:
@@ -73,7 +73,7 @@ def test_it_is_remembered_for_its_ttl() -> None:
     run(main())
 
 
-def test_somebody_else_is_asked_for_apart() -> None:
+def test_each_different_client_has_its_own_authorization() -> None:
     async def main() -> None:
         async with SmallWeb(lambda question: state(ALL) if question.parameters["secret"] == "s3cret" else state()) as web:
             them = Authenticator([web.address])
@@ -135,7 +135,7 @@ def test_the_second_auth_server_is_asked_only_when_the_first_fails() -> None:
     run(main())
 
 
-def test_nobody_is_let_in_when_nobody_answers() -> None:
+def test_no_client_is_authorized_if_no_auth_server_answers() -> None:
     async def main() -> None:
         clock = Clock()
         async with SmallWeb(lambda _: state(ALL)) as gone:
@@ -172,7 +172,7 @@ def test_secrets_have_a_largest_size() -> None:
     run(main())
 
 
-def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_authorizations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "KNOWN_MAX", 3)
 
     async def main() -> None:
@@ -248,7 +248,7 @@ def test_one_address_and_what_auth_asks_leave_slots_for_others(monkeypatch: pyte
     run(main())
 
 
-def test_who_finds_no_slot_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_gets_no_slot_in_time_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auth, "WAIT_S", 0.1)
 
     async def main() -> None:
@@ -319,7 +319,7 @@ class Gone:
         self.layers = Layers()
 
 
-def test_a_client_that_left_while_it_was_asked_for_is_not_kept() -> None:
+def test_a_client_that_left_during_its_authorization_is_not_remembered() -> None:
     async def main() -> None:
         async with SmallWeb(lambda _: state(ALL)) as web:
             permits = Permits(Authenticator([web.address]), print)

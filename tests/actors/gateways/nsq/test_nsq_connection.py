@@ -55,7 +55,7 @@ def test_without_layers_all_is_written_at_once(way: Way) -> None:
     assert way.out == [b"a"]
 
 
-def test_what_a_turn_makes_is_packed_together_up_to_one_write(way: Way) -> None:
+def test_the_output_of_a_turn_is_packed_together_up_to_one_write(way: Way) -> None:
     """Beyond that it goes out, packed, while the turn lasts: a thousand deliveries in one turn are not held twice."""
     way.connection.layers.push(Layer())
     way.connection._bare = False

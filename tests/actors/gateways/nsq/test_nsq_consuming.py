@@ -60,7 +60,7 @@ def consuming_with(folder: Path, work: Callable[[Consumer], None]) -> None:
     uvloop.run(run())
 
 
-def test_what_is_over_is_not_in_flight_any_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_whose_lease_ended_are_no_longer_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The channel gives it to others; a moment is left for its scan to say so first. A client that never answers keeps nothing."""
     now = begun = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -81,7 +81,7 @@ def test_what_is_over_is_not_in_flight_any_more(tmp_path: Path, monkeypatch: pyt
     consuming_with(tmp_path, work)
 
 
-def test_the_last_words_of_so_many_messages_are_kept_and_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They name what a refusal is about; a client that gives all back again and again must not fill the memory with them."""
     monkeypatch.setattr(consuming, "_ASKED_MAX", 3)
 

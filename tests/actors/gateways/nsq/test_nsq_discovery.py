@@ -88,7 +88,7 @@ def test_a_topic_that_is_deleted_meanwhile_does_not_come_back(monkeypatch: pytes
     uvloop.run(run())
 
 
-def test_a_new_topic_has_the_channels_that_it_has_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_topic_gets_the_channels_that_it_has_on_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "ActingAdmin", Here)
     monkeypatch.setattr(discovery, "LOOK_S", 0.01)
 
@@ -110,7 +110,7 @@ def test_a_new_topic_has_the_channels_that_it_has_elsewhere(monkeypatch: pytest.
     uvloop.run(run())
 
 
-def test_a_sub_that_nobody_answers_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sub_without_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(consuming, "SUB_S", 0.05)
 
     async def run() -> None:
@@ -124,7 +124,7 @@ def test_a_sub_that_nobody_answers_ends(tmp_path: Path, monkeypatch: pytest.Monk
     uvloop.run(run())
 
 
-def test_names_are_looked_at_when_they_change_and_not_only_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_names_are_read_at_once_and_not_only_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "ActingAdmin", Here)
     monkeypatch.setattr(discovery, "LOOK_S", 3_600.0)
 

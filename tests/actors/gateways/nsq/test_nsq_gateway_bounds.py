@@ -48,7 +48,7 @@ def test_a_consumer_over_the_limit_of_its_channel_is_refused() -> None:
     assert gateway_with(limits, ("t", "c")).refuses("t", "c") == "channel consumers for t:c exceeds limit of 1"
 
 
-def test_who_reads_no_answers_is_not_read_any_more() -> None:
+def test_a_client_that_reads_no_answers_is_no_longer_read_from() -> None:
     """Else each publish would add an answer to what lies there."""
     said: list[str] = []
     transport = SimpleNamespace(pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume"))
@@ -63,7 +63,7 @@ def test_who_reads_no_answers_is_not_read_any_more() -> None:
     assert said == ["pause", "resume"]
 
 
-def test_while_too_much_waits_for_its_answer_nobody_is_read() -> None:
+def test_no_client_is_read_from_while_too_many_publishes_are_unanswered() -> None:
     said: list[str] = []
     transport = SimpleNamespace(pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume"))
     publishing = SimpleNamespace(full=True)

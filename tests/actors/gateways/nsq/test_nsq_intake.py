@@ -79,7 +79,7 @@ def room() -> Room:
     return Room()
 
 
-def test_connections_take_turns_and_strangers_do_not_hold_up_the_others(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthenticated_connections_do_not_delay_the_others(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "TURN_NS", 0)  # one piece a turn
     strangers = [Connection(room, f"stranger {number}", strange=True) for number in range(3)]
     for one in strangers:
@@ -98,7 +98,7 @@ def test_a_turn_does_as_much_as_there_is_time_for(room: Room) -> None:
     assert room.later == [], "nothing is planned where nothing waits"
 
 
-def test_what_is_read_in_one_turn_has_its_time_too(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_for_reading_in_one_turn_is_bounded(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not room.intake.spent
     monkeypatch.setattr(module, "TURN_NS", -1)
     assert room.intake.spent
@@ -106,7 +106,7 @@ def test_what_is_read_in_one_turn_has_its_time_too(room: Room, monkeypatch: pyte
     assert not room.intake.spent, "the next turn has time again"
 
 
-def test_strangers_that_hold_too_much_give_way_the_longest_idle_first(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthenticated_clients_that_hold_too_much_are_closed_idle_first(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "STRANGERS_BYTES_MAX", 100)
     user = Connection(room, "user")
     user.hold(1_000)
@@ -123,7 +123,7 @@ def test_strangers_that_hold_too_much_give_way_the_longest_idle_first(room: Room
     assert [one.remote for one in room.intake.strangers] == [empty.remote, first.remote]
 
 
-def test_slow_connections_may_hold_half_of_it_and_nothing_is_read_beyond_all_of_it(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_connections_may_hold_half_of_the_memory_for_input(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD_BYTES_MAX", 1_000)
     waiting = Connection(room, "waits for us")
     slow = [Connection(room, f"slow {number}", slow=True, heard_ns=10 - number) for number in range(4)]
@@ -221,7 +221,7 @@ def pub(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["reset", "closed"])
-def test_the_end_of_a_sender_is_seen_while_nothing_is_read_from_it(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_client_is_noticed_while_it_is_not_read_from(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What it left to be done is dropped, and its bytes are free."""
     monkeypatch.setattr(module, "LOOK_S", 0.01)
 
@@ -240,7 +240,7 @@ def test_the_end_of_a_sender_is_seen_while_nothing_is_read_from_it(how: str, mon
     run(main())
 
 
-def test_who_only_shuts_down_its_direction_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_only_ends_its_sending_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.01)
 
     async def main() -> None:

@@ -101,7 +101,9 @@ def test_a_publish_is_confirmed(site: Site) -> None:
         ("/ping", b"", 405, "METHOD_NOT_ALLOWED"),
     ],
 )
-def test_what_is_refused_as_nsqd_does(site: Site, target: str, body: bytes, status: int, message: str) -> None:
+def test_wrong_requests_are_refused_with_the_status_and_text_of_nsqd(
+    site: Site, target: str, body: bytes, status: int, message: str
+) -> None:
     site.broker.topics["there"] = {"c"}
     assert refused(site.post(target, body)) == (status, message)
     assert not site.broker.published
@@ -255,7 +257,7 @@ def test_a_tombstone_is_over_in_time() -> None:
     assert list(stones._until_s) == ["u"], "what is over is forgotten"
 
 
-def test_without_an_nsq_gateway_nobody_is_sent_there() -> None:
+def test_without_an_nsq_gateway_no_lookup_names_this_node() -> None:
     site = Site(node=LookupNode("1.3.0", "host", "10.0.0.1", -1, 4151))
     site.broker.topics = {"a": set()}
     assert site.get("/lookup?topic=a").json() == {"channels": [], "producers": []}
@@ -298,7 +300,7 @@ def test_each_bad_list_of_lookup_addresses_is_refused(value: bytes) -> None:
     site.close()
 
 
-def test_plain_http_is_refused_only_when_tls_is_required_for_it() -> None:
+def test_plain_http_is_refused_only_if_tls_is_required_for_http() -> None:
     site = Site(nsq=NsqOptions(tls=TlsOptions(required="true")))
     assert (found := site.get("/ping")).status_code == 403
     assert found.json() == {"message": "TLS_REQUIRED", "https_port": 0}

@@ -131,7 +131,7 @@ def test_stats_are_filtered_and_formatted_over_http(site: Site) -> None:
 # Shared among those who ask at once
 
 
-def test_a_crowd_asks_once_and_nobody_hears_what_was_before() -> None:
+def test_many_requests_share_one_fresh_gathering_of_statistics() -> None:
     async def run() -> None:
         broker = FakeBroker()
         stats = SharedStats(broker)

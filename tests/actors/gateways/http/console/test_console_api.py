@@ -103,7 +103,7 @@ def test_each_action_is_one_call(site: ConsoleSite, path: str, options: Any, cal
     assert site.source.calls == [call]
 
 
-def test_what_was_done_is_seen_by_the_next_look(site: ConsoleSite) -> None:
+def test_the_effect_of_an_action_is_in_the_next_overview(site: ConsoleSite) -> None:
     assert site.get("/api/overview?topic=t").json()["topics"]["t"]["head"] == 0
     site.source.values = {"head": 5}
     assert post(site, "/api/topic/pause?topic=t").status_code == 200
@@ -133,7 +133,9 @@ def test_what_was_done_is_seen_by_the_next_look(site: ConsoleSite) -> None:
         ("/api/channel/pause?topic=t", None, 400, ""),
     ],
 )
-def test_what_makes_no_sense_does_nothing(site: ConsoleSite, path: str, options: Any, status: int, text: str) -> None:
+def test_an_action_with_wrong_options_is_refused_and_has_no_effect(
+    site: ConsoleSite, path: str, options: Any, status: int, text: str
+) -> None:
     refused(post(site, path, options), status, text)
     assert site.source.calls == []
 
@@ -204,7 +206,7 @@ def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
     refused(site.get("/api/messages"), 400, "")
 
 
-def test_what_one_answer_holds_is_bounded(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_one_answer_with_messages_is_bounded(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reading, "HELD_BYTES_MAX", 5_000)
     monkeypatch.setattr(bodies, "ALL_BYTES_MAX", 3_000)
     site.source.blocks = [block(0, *[b"x" * 1_000] * 50), block(50, b"y")]
@@ -281,7 +283,7 @@ def test_a_delayed_publish_tells_keys_in_place_of_an_offset(site: ConsoleSite) -
         ({"body": "\n" * (1024 * 1024 + 200_000)}, 413, "BODY_TOO_BIG"),
     ],
 )
-def test_what_cannot_be_published_reaches_no_client(site: ConsoleSite, options: Any, status: int, text: str) -> None:
+def test_a_wrong_publish_is_refused_before_it_reaches_a_client(site: ConsoleSite, options: Any, status: int, text: str) -> None:
     refused(post(site, "/api/topic/publish?topic=t", options), status, text)
     assert site.source.calls == []
 
@@ -307,7 +309,7 @@ def test_a_publish_over_the_limit_of_running_ones_is_refused(site: ConsoleSite, 
     assert site.source.calls == []
 
 
-def test_who_publishes_needs_publish_and_to_make_a_topic_create() -> None:
+def test_a_publish_needs_publish_and_a_new_topic_also_create() -> None:
     async def there() -> dict[str, list[str]]:
         return {"t": [], "u": []}
 
@@ -338,7 +340,7 @@ def test_a_page_of_elsewhere_publishes_nothing(site: ConsoleSite) -> None:
 # Permissions that the path alone does not decide
 
 
-def test_bodies_travel_only_for_who_may_read_them_here_and_publish_them_there() -> None:
+def test_moving_messages_needs_the_right_to_read_and_to_publish_them() -> None:
     """`admin` alone would read a topic by having its messages sent to one of its own: by a redrive, or as dead letters."""
     site = ConsoleSite(authority=HttpAuthority(policy=AccessPolicy(Access.parse(ACCESS))))
     try:

@@ -118,7 +118,7 @@ def test_changes_name_topics_and_channels_that_came_and_went(told: Told) -> None
     assert only["gone"] == Gone(topics=[], channels=[["t", "d"]])
 
 
-def test_who_missed_too_much_gets_all_of_it(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_missed_too_many_changes_gets_the_whole_state(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GONE_KEPT", 2)
     told.board._gone = type(told.board._gone)(maxlen=2)
     for number in range(4):

@@ -36,7 +36,7 @@ def same(one: float, other: float) -> bool:
     st.integers(10_000, 10_020),
     st.booleans(),
 )
-def test_what_is_told_when_it_changes_is_as_if_told_each_second(told: list[tuple[int, float]], begin: int, mean: bool) -> None:
+def test_a_value_reported_only_on_change_is_kept_for_each_second(told: list[tuple[int, float]], begin: int, mean: bool) -> None:
     figure, notes, second = Figure(begin, mean), [], begin
     for gap, value in told:
         second += gap
@@ -59,7 +59,7 @@ def test_what_is_told_when_it_changes_is_as_if_told_each_second(told: list[tuple
     assert figure.last("5m", now) == pytest.approx(fine, nan_ok=True)
 
 
-def test_what_never_was_takes_no_memory() -> None:
+def test_a_value_that_was_always_0_takes_no_memory() -> None:
     for value in (0.0, _NAN):
         figure = Figure(100, False)
         figure.note(value, 100)
@@ -114,7 +114,7 @@ def test_a_history_knows_each_topic_and_channel() -> None:
     assert history.series("t", "", "5m", ["in"], 300, 121)["in"][-20] == 5
 
 
-def test_there_are_so_many_tracks_and_no_more() -> None:
+def test_the_number_of_tracks_is_bounded() -> None:
     history = History()
     history.note((("t", str(number), row(depth=1)) for number in range(TRACKS_MAX + 5)), 1)
     assert len(history._tracks) == TRACKS_MAX

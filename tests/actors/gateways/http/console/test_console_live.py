@@ -90,7 +90,7 @@ def test_a_stream_tells_nothing_more_under_old_rules(site: ConsoleSite) -> None:
     site.within(listen)
 
 
-def test_a_stream_where_nothing_happens_says_that_it_lives_and_ends_in_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_sends_signs_of_life_and_ends_in_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "KEEP_S", 0.05)
 
     async def listen() -> None:
@@ -106,7 +106,7 @@ def test_a_stream_where_nothing_happens_says_that_it_lives_and_ends_in_time(site
     site.within(listen)
 
 
-def test_there_are_so_many_streams_and_no_more(site: ConsoleSite) -> None:
+def test_the_number_of_streams_is_bounded(site: ConsoleSite) -> None:
     site.console.live.streams = live.STREAMS_MAX
     answer = site.get("/api/live")
     assert (answer.status_code, "E_LIMIT" in answer.text) == (503, True)
@@ -138,7 +138,7 @@ def test_a_stream_is_no_request_that_must_end_in_time(monkeypatch: pytest.Monkey
         site.close()
 
 
-def test_nobody_is_asked_often_while_nobody_looks(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_broker_is_asked_seldom_while_no_page_is_open(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampler, "LINGERS_S", 0.0)
 
     async def look() -> None:

@@ -116,7 +116,7 @@ def test_a_seek_says_from_where_to_where(to: int, seek: dict[str, int], skipped:
         ask("channel.seek", CHANNEL)
 
 
-def test_what_loses_nothing_says_so_too() -> None:
+def test_a_harmless_action_says_that_it_loses_nothing() -> None:
     for action in ("topic.pause", "topic.close", "topic.close.consumers", "redrive"):
         found = ask(action)
         assert (found["harmless"], bool(found["says"])) == (True, True)
@@ -134,7 +134,7 @@ def test_what_loses_nothing_says_so_too() -> None:
 # Details
 
 
-def test_details_are_as_pages_take_them() -> None:
+def test_details_have_the_form_that_the_pages_expect() -> None:
     assert latency(None) == {"count": 0, "p50_ms": None, "p90_ms": None, "p95_ms": None, "p99_ms": None, "max_ms": None}
     percentiles = [{"quantile": quantile, "value": 1_500_000} for quantile in (0.5, 0.9, 0.95, 0.99, 1.0)]
     row: Any = {

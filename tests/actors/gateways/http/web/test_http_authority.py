@@ -127,7 +127,7 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
     assert walked == PATHS.keys(), "no entry without a path"
 
 
-def test_every_path_says_what_it_asks() -> None:
+def test_every_path_has_the_permission_that_it_needs() -> None:
     """The table once more, by what must never be open."""
     by_action = {action: {path for (_, path), one in PATHS.items() if action in one} for action in Action}
     assert by_action[Action.OPEN] == {"/ping", "/", "/console/{name:path}"}
@@ -172,7 +172,7 @@ def test_lists_show_what_may_be_seen(by_file: Site) -> None:
     assert said(by_file, "GET", "/lookup?topic=clicks", "looker") == (200, "")
 
 
-def test_ping_tells_strangers_that_something_is_wrong_and_not_what(by_file: Site) -> None:
+def test_ping_shows_unknown_users_only_that_there_is_a_problem(by_file: Site) -> None:
     by_file.broker.health = {"clicks": "failed: no space"}
     assert by_file.get("/ping").text == "NOK - a topic has a problem; only users who may view the topic see which one"
     shown = {token: by_file.get("/ping", headers={"authorization": f"Bearer {token}"}).text for token in ("stranger", "looker", "nobody")}
@@ -199,7 +199,7 @@ def test_a_file_that_is_taken_up_counts_at_once(by_file: Site) -> None:
         assert said(site, "POST", "/pub?topic=clicks", "publisher") == (403, "AUTH_FAILED")
 
 
-def test_each_order_carries_the_user_who_gave_it(by_file: Site) -> None:
+def test_each_order_carries_the_name_of_its_user(by_file: Site) -> None:
     acted: list[dict[str, str]] = []
     pause = by_file.broker.pause
 
@@ -248,7 +248,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "target"), CHANGES)
-def test_what_changes_something_needs_a_permission(by_server: Site, method: str, target: str) -> None:
+def test_a_request_that_changes_something_needs_a_permission(by_server: Site, method: str, target: str) -> None:
     elsewhere = target.replace("clicks", "hidden")
     assert said(by_server, method, target, None) == (401, "AUTH_FIRST")
     assert said(by_server, method, target, "nobody") == (403, "AUTH_FAILED")
@@ -264,7 +264,7 @@ def test_channels_by_their_own_names_and_permission(by_server: Site) -> None:
     assert said(by_server, "POST", "/pub?topic=clicks", "publisher") == (200, "")
 
 
-def test_reading_is_open_and_config_is_not_changed_by_strangers(by_server: Site) -> None:
+def test_reading_is_open_but_changing_config_needs_a_permission(by_server: Site) -> None:
     for target in ("/ping", "/info", "/stats", "/metrics", "/lookup?topic=clicks", "/topics", "/channels?topic=clicks", "/nodes"):
         assert by_server.get(target).status_code == 200
     assert by_server.get("/config/log_level").status_code == 200

@@ -33,7 +33,7 @@ def test_tombstones_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [stones.hides(topic) for topic in "abc"] == [True, True, False]
 
 
-def test_who_is_refused_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_requests_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     now = [1_000.0]
     monkeypatch.setattr(authority, "time", SimpleNamespace(monotonic=lambda: now[0]))
     guard: Any = object.__new__(HttpAuthority)
@@ -50,7 +50,7 @@ def test_who_is_refused_does_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, c
 
 
 @pytest.mark.parametrize("reads", ["nothing", "a trickle", "all"])
-def test_who_reads_too_slowly_is_cut_off(reads: str) -> None:
+def test_a_client_that_reads_too_slowly_is_disconnected(reads: str) -> None:
     limits = HttpLimits()
     cut: list[float] = []
     unsent = [100_000]

@@ -51,13 +51,13 @@ def test_each_other_name_is_refused_as_host(site: Site, method: str, target: str
     assert not site.broker.calls
 
 
-def test_what_is_refused_is_shown_shortened_and_as_json(site: Site) -> None:
+def test_a_refused_host_name_is_shown_as_short_json(site: Site) -> None:
     answer = site.get("/ping", headers={"host": '<script>"' + "x" * 1000})
     assert answer.headers["content-type"].startswith("application/json")
     assert len(answer.content) < 300
 
 
-def test_the_name_does_not_matter_where_everybody_shows_a_token() -> None:
+def test_the_host_name_is_not_checked_if_every_user_needs_a_token() -> None:
     file = '[users.a]\nview = ["*"]\n'
     for text, status in ((file, 401), (file + '[anonymous]\nview = ["*"]\n', 421)):
         with closing(Site(origins=ORIGINS, authority=HttpAuthority(policy=AccessPolicy(Access.parse(text))))) as one:
@@ -88,7 +88,7 @@ THEIRS = [
 
 
 @pytest.mark.parametrize("target", ["/topic/delete?topic=t", "/pub?topic=t", "/channel/empty?topic=t&channel=c"])
-def test_what_changes_something_is_for_our_own_pages(site: Site, target: str) -> None:
+def test_pages_of_other_sites_cannot_change_anything(site: Site, target: str) -> None:
     for headers in THEIRS:
         answer = site.post(target, b"x", headers=HOST | headers)
         assert (answer.status_code, answer.json()["message"]) == (
@@ -100,7 +100,7 @@ def test_what_changes_something_is_for_our_own_pages(site: Site, target: str) ->
 
 
 @pytest.mark.parametrize("headers", OURS)
-def test_what_is_no_browser_or_our_own_page_goes_on(site: Site, headers: dict[str, str]) -> None:
+def test_requests_without_a_browser_or_from_our_pages_are_accepted(site: Site, headers: dict[str, str]) -> None:
     assert site.post("/topic/pause?topic=t", headers=HOST | headers).status_code == 200
 
 
@@ -119,7 +119,7 @@ def test_a_plain_page_is_not_the_secure_one() -> None:
     assert origins.refusal(scope | {"scheme": "http"}, any_name=False) is None
 
 
-def test_where_tls_is_required_https_is_enough() -> None:
+def test_https_is_accepted_where_tls_is_required() -> None:
     with closing(Site(nsq=NsqOptions(tls=TlsOptions("c", "k", required="true")))) as one:
         assert one.get("/ping").json()["message"] == "TLS_REQUIRED"
         assert one.get("https://localhost/ping").text == "OK"

@@ -64,7 +64,7 @@ def test_each_request_that_is_not_http_is_refused_and_disconnected(garbage: byte
         assert all_of(sock) == b""
 
 
-def test_garbage_in_the_middle_of_a_body_ends_it() -> None:
+def test_an_invalid_chunk_in_a_body_ends_the_request() -> None:
     with served() as site, site.dial() as sock:
         sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
         sock.sendall(b"no size\r\n")
@@ -106,14 +106,14 @@ def test_a_body_that_does_not_come() -> None:
         assert site.app._budget.held == 0
 
 
-def test_a_large_body_is_refused_before_it_is_read() -> None:
+def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
     with served() as site, site.dial() as sock:
         sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\nExpect: 100-continue\r\n\r\n")
         status, _, body = answer_of(sock)
         assert (status, json.loads(body)) == (413, {"message": "MSG_TOO_BIG"})
 
 
-def test_who_sends_too_much_and_then_reads_sees_why() -> None:
+def test_a_client_that_sent_too_much_can_read_the_refusal() -> None:
     """Its connection would be reset, and the answer lost, if what it still sends were not taken."""
     with served() as site, site.dial() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 65_536)
@@ -132,7 +132,7 @@ def test_a_chunked_body_is_bounded_too() -> None:
         assert (status, json.loads(body)) == (413, {"message": "BODY_TOO_BIG"})
 
 
-def test_who_does_not_read_is_cut_off() -> None:
+def test_a_client_that_does_not_read_is_disconnected() -> None:
     with served(HttpLimits(stalled_s=0.5)) as site:
         site.broker.topics = {f"topic-{number}": {f"channel-{n}" for n in range(20)} for number in range(400)}
         with site.dial() as sock:
@@ -216,7 +216,7 @@ def test_a_body_over_the_limit_of_all_bodies_is_refused() -> None:
         wait_for(lambda: site.app._budget.held == 0, what="room")
 
 
-def test_who_leaves_in_the_middle_leaves_nothing() -> None:
+def test_a_client_that_leaves_during_a_request_leaves_no_memory_in_use() -> None:
     with served() as site:
         for _ in range(20):
             with site.dial() as sock:

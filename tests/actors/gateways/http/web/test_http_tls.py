@@ -30,7 +30,7 @@ def ask(sock: socket.socket, context: ssl.SSLContext) -> bytes:
         return all_of(secure)
 
 
-def test_it_is_spoken_and_nothing_else_is(certificates: Certificates) -> None:
+def test_a_tls_port_serves_tls_and_nothing_else(certificates: Certificates) -> None:
     with served(HttpLimits(head_s=0.5), Context(certificates.cert, certificates.key)) as site:
         for _ in range(20):
             with site.dial() as sock:
