@@ -81,7 +81,7 @@ def test_a_manifest_of_another_version_says_what_to_do() -> None:
         decode_manifest(raw.replace(b'"version": 1', b'"version": 2'), "m")
 
 
-def test_a_copy_is_on_disk_when_it_is_made_and_never_much_of_it_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_synced_at_its_end_and_after_every_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk that is given all of it at once lets the broker's own syncs wait behind it."""
     monkeypatch.setattr(backup, "PIECE_BYTES", 1_000)
     monkeypatch.setattr(backup, "SYNC_BYTES", 4_000)

@@ -154,7 +154,7 @@ def test_a_delayed_message_is_there_once(harness: StorageHarness, tmp_path: Path
     harness.abandon()
 
 
-def test_what_is_staged_comes_with_its_rows(harness: StorageHarness, tmp_path: Path) -> None:
+def test_sealed_stages_are_captured_with_their_rows(harness: StorageHarness, tmp_path: Path) -> None:
     key = harness.stage("part", 1)
     harness.seal(key)
     take_state(harness)
@@ -166,7 +166,7 @@ def test_what_is_staged_comes_with_its_rows(harness: StorageHarness, tmp_path: P
     harness.abandon()
 
 
-def test_what_is_left_goes_and_harms_nobody(harness: StorageHarness) -> None:
+def test_copies_left_by_a_backup_are_removed_and_do_no_harm(harness: StorageHarness) -> None:
     harness.publish(blocks=20)
     harness.sync()
     harness.checkpoint()

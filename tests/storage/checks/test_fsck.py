@@ -206,7 +206,7 @@ def test_each_damage_is_found_repaired_and_then_gone(
     assert len(topic.check(lost_max=3)) == len(left) + 1
 
 
-def test_repair_keeps_what_it_changes(topic: StorageHarness) -> None:
+def test_a_repair_keeps_the_bytes_that_it_changes(topic: StorageHarness) -> None:
     position = places(topic, 3)[1]
     flip_block(topic)
     footer_at = topic.chunk_path(3).stat().st_size - FOOTER_BYTES
@@ -228,7 +228,7 @@ def test_a_header_is_made_again_from_the_footer(topic: StorageHarness) -> None:
     assert path.read_bytes() == before
 
 
-def test_what_cannot_be_repaired_stays_damage(topic: StorageHarness) -> None:
+def test_damage_that_cannot_be_repaired_stays_reported(topic: StorageHarness) -> None:
     topic.flip(topic.chunk_path(0), (topic.chunk_path(0).stat().st_size - 1) * 8)
     topic.flip(topic.chunk_path(0), 100)
     topic.flip(topic.chunk_path(0), 64 * 8 + 100)
@@ -390,7 +390,7 @@ def test_a_check_changes_nothing(topic: StorageHarness, monkeypatch: pytest.Monk
     assert not topic.path("lock").exists()
 
 
-def test_what_recovery_did_is_told_once(topic: StorageHarness) -> None:
+def test_the_repairs_of_recovery_are_reported_once(topic: StorageHarness) -> None:
     path = topic.chunk_path(6)
     topic.replace(path, path.read_bytes() + b"half a block")
     topic.path(IDENTITY_NAME).write_bytes(b"")

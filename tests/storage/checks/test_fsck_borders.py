@@ -100,7 +100,7 @@ def readable_again(harness: StorageHarness) -> int:
     return sum("can be read again" in finding.text for finding in look(harness).findings)
 
 
-def test_what_was_missing_is_named_when_it_is_back_whatever_else_is_damaged(gone: StorageHarness) -> None:
+def test_a_chunk_that_was_missing_is_reported_when_it_is_back(gone: StorageHarness) -> None:
     path = gone.chunk_path(3)
     path.with_suffix(".away").rename(path)
     for base in (0, 6):
@@ -109,7 +109,7 @@ def test_what_was_missing_is_named_when_it_is_back_whatever_else_is_damaged(gone
     assert readable_again(gone) == 1
 
 
-def test_what_was_missing_is_not_back_because_the_log_begins_behind_it(gone: StorageHarness) -> None:
+def test_a_missing_chunk_below_the_logs_start_does_not_count_as_back(gone: StorageHarness) -> None:
     gone.chunk_path(0).unlink()
     gone.files.reset()
     store = gone.open()

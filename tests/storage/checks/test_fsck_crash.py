@@ -91,7 +91,7 @@ def test_a_disk_that_refuses_is_told(spoiled: StorageHarness, call: str) -> None
     whole(spoiled)
 
 
-def test_what_was_repaired_is_on_disk(spoiled: StorageHarness) -> None:
+def test_a_repair_is_on_disk_when_fsck_returns(spoiled: StorageHarness) -> None:
     spoiled.files.reset()
     assert repair(spoiled).damaged == []
     spoiled.files.crash(keep_none)

@@ -62,7 +62,7 @@ def test_delayed_messages_that_are_gone_are_missed_once(harness: StorageHarness)
     assert look(harness).findings == []
 
 
-def test_those_of_before_there_was_a_mark_are_missed_too(harness: StorageHarness) -> None:
+def test_a_lost_folder_from_before_marks_existed_is_noticed_too(harness: StorageHarness) -> None:
     delay(harness)
     harness.abandon_cleanly()
     harness.path("delayed.made").unlink()

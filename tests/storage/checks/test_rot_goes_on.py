@@ -62,7 +62,7 @@ def test_a_tail_that_recovery_has_set_aside_is_known_to_fsck(topic: StorageHarne
     topic.abandon()
 
 
-def test_what_rots_behind_a_known_damage_is_found_by_fsck(topic: StorageHarness) -> None:
+def test_new_damage_behind_known_damage_is_found_by_fsck(topic: StorageHarness) -> None:
     rot(topic, 0, 1)
     assert look(topic, repair=True).findings
     assert not look(topic).damaged
@@ -149,7 +149,7 @@ def test_rot_next_to_what_is_known_is_told(topic: StorageHarness) -> None:
     topic.abandon()
 
 
-def test_what_is_cut_off_behind_known_damage_is_noted_too(topic: StorageHarness) -> None:
+def test_bytes_cut_off_behind_known_damage_are_reported_too(topic: StorageHarness) -> None:
     """And what is known of before stays: the bytes of the first damage are nowhere else by now."""
     rot(topic, 0, 0)
     look(topic, repair=True)

@@ -45,7 +45,7 @@ def test_the_ring_keeps_the_flag_of_an_addressed_block(tmp_path: Path, harness: 
     assert flags(ringed) == [ADDRESSED]
 
 
-def test_a_delay_keeps_it_and_readers_see_nothing_else(harness: StorageHarness) -> None:
+def test_a_delay_keeps_the_flag_for_addressed_messages(harness: StorageHarness) -> None:
     row = DelayedRow(DelayedKey(10, 7), addressed(b"a", b"b", b"c"))
     again = decode_row(*encode_row(row))
     for left in (row, again, *without(again, [8])):

@@ -109,7 +109,7 @@ def test_serials_are_not_used_again(store: DelayedStore) -> None:
     store.close()
 
 
-def test_what_goes_to_the_log_carries_its_key(store: DelayedStore) -> None:
+def test_a_due_block_in_the_log_carries_its_key(store: DelayedStore) -> None:
     (key,) = store.put([(block(b"a", sequence=3), 10)], 5)
     (row,) = store.due(10, 1, 1)
     assert (row.block.header.producer_id, row.block.header.sequence) == (7, 3)
@@ -128,7 +128,7 @@ def test_what_goes_to_the_log_carries_its_key(store: DelayedStore) -> None:
         ((), [(0, b"abcde")]),
     ],
 )
-def test_what_is_left_of_a_row(gone: tuple[int, ...], left: list[tuple[int, bytes]]) -> None:
+def test_a_row_without_some_messages_is_divided_into_the_rest(gone: tuple[int, ...], left: list[tuple[int, bytes]]) -> None:
     row = DelayedRow(DelayedKey(9, 50), block(b"a", b"b", b"c", b"d", b"e"))
     found = list(without(row, {50 + index for index in gone}))
     assert [(rest.key, b"".join(body or b"" for body in rest.block.body.values())) for rest in found] == [

@@ -198,7 +198,7 @@ def found_again(harness: StorageHarness) -> list[bytes]:
     return [one.body for one in harness.store.delayed.listed(None, 99, 99)]
 
 
-def test_a_mended_head_is_told_and_what_it_was_is_kept(harness: StorageHarness) -> None:
+def test_a_repaired_head_is_reported_and_its_old_bytes_are_kept(harness: StorageHarness) -> None:
     filled(harness)
     change_head(harness, True, 16, 0)
     before = harness.path("delayed/data.mdb").read_bytes()[:8192]
@@ -242,7 +242,7 @@ def test_an_older_commit_that_comes_back_is_counted(harness: StorageHarness) -> 
     assert harness.store.report.alarms == [], "once"
 
 
-def test_what_an_older_commit_has_again_does_not_move_again(harness: StorageHarness) -> None:
+def test_messages_back_by_an_older_commit_do_not_move_again(harness: StorageHarness) -> None:
     """Its removal was the last commit, and the checkpoint has passed its block."""
 
     def move(store: DelayedStore) -> None:
@@ -259,7 +259,7 @@ def test_what_an_older_commit_has_again_does_not_move_again(harness: StorageHarn
     assert any("0 delayed messages are lost" in alarm for alarm in alarms)
 
 
-def test_what_a_rescue_finds_and_the_log_has_does_not_move_again(harness: StorageHarness) -> None:
+def test_rescued_messages_that_are_in_the_log_do_not_move_again(harness: StorageHarness) -> None:
     store = filled(harness)
     harness.log.append([due_block(row) for row in store.due(DUE + 1, 1 << 20, 99)], DUE + 10)
     harness.log.sync()
@@ -272,7 +272,7 @@ def test_what_a_rescue_finds_and_the_log_has_does_not_move_again(harness: Storag
     assert found_there(harness)[0] == ALL[2:]
 
 
-def test_what_reads_far_is_marked_and_what_reads_often_now_and_then(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_reads_are_marked_and_frequent_reads_now_and_then(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A page that kills its reader is found out by the mark, also if it is not the first that is read in a life."""
     publish(store, 3)
     marks: list[str] = []
@@ -287,7 +287,7 @@ def test_what_reads_far_is_marked_and_what_reads_often_now_and_then(store: Delay
     assert marks == ["list", "", "shrink", ""]
 
 
-def test_what_has_moved_is_removed_in_batches(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_messages_are_removed_in_batches(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     store = filled(harness)
     harness.log.append([due_block(row) for row in store.due(DUE + 9, 1 << 20, 99)], DUE + 10)
     harness.log.sync()
@@ -334,7 +334,7 @@ def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
     assert (len(found), lost, key.serial) == (100, 0, 2_100)
 
 
-def test_a_rescue_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rescue_continues_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before any step, and with any number of rows saved: nothing is begun anew, nothing twice, nothing left out."""
     folder = tmp_path / "a"
     source = damaged_in_the_middle(folder)
@@ -374,7 +374,7 @@ def test_a_rescue_goes_on_where_it_was_killed(tmp_path: Path, monkeypatch: pytes
     assert saved(folder)[:2] == ([b"%03d" % number for number in range(100)], 0)
 
 
-def test_backward_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_reading_backward_continues_at_its_border(tmp_path: Path) -> None:
     source = damaged_in_the_middle(tmp_path / "a")
     with contextlib.closing(lmdb.open(source.path, lock=False, readonly=True)) as env, env.begin() as txn:
         keys = [key for key, _ in delayed_rescue.forward(txn, b"")]

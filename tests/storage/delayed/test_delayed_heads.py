@@ -75,7 +75,7 @@ def test_a_power_cut_at_every_change_of_the_mending(tmp_path: Path, harness: Sto
     assert mended > 2, "a cut in the middle of it"
 
 
-def test_what_is_committed_after_a_mending_survives_a_power_cut(harness: StorageHarness) -> None:
+def test_a_commit_after_a_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
     """Were the pages as they were still under the name of a mending that goes on, they would be put back over newer ones."""
     filled(harness)
     change_head(harness, True, MAGIC_AT, 0)
@@ -96,14 +96,14 @@ def go_on(harness: StorageHarness) -> None:
     assert found_again(harness) == [b"%03d" % number for number in range(9)]
 
 
-def test_what_is_committed_after_a_mending_that_came_to_nothing_survives_a_power_cut(harness: StorageHarness) -> None:
+def test_a_commit_after_a_failed_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
     """The newest commit is in neither head: it is lost and told, and the older one goes on."""
     fall_back(harness, lambda store: store.put([(pack([b"lost"], producer_id=7, sequence=6), DUE + 6)], 5))
     assert found_there(harness)[:2] == (ALL, 1)
     go_on(harness)
 
 
-def test_what_is_committed_after_a_mending_was_taken_back_survives_a_power_cut(harness: StorageHarness) -> None:
+def test_a_commit_after_an_undone_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
     """The pages are good as they were, and nothing speaks against them: the note of the newest commit went with the power."""
     filled(harness)
     harness.abandon_cleanly()

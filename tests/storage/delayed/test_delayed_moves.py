@@ -71,7 +71,7 @@ def waiting(harness: StorageHarness) -> list[bytes]:
     return [one.body for one in harness.store.delayed.listed(None, 999, 999)]
 
 
-def test_what_is_due_goes_to_the_log(harness: StorageHarness) -> None:
+def test_due_messages_are_moved_to_the_log(harness: StorageHarness) -> None:
     keys = publish(harness)
     assert [row.key for row in move(harness, 10)] == keys[:1]
     assert (in_log(harness), waiting(harness)) == ([b"a", b"b"], [b"c", b"d", b"e", b"f"])
@@ -324,7 +324,7 @@ def lives(directory: Path) -> tuple[list[str], int, list[str]]:
 
 
 @pytest.mark.slow
-def test_flipped_bits_cost_what_they_hit_and_are_told(tmp_path: Path) -> None:
+def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) -> None:
     """Anywhere in the file: no wrong body, no body twice; what is missing is counted; it comes up, if need be by a rescue."""
     source = tmp_path / "source"
     (source / "delayed").mkdir(parents=True)

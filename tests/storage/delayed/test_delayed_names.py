@@ -24,7 +24,7 @@ def test_a_folder_that_is_gone_is_told_once_also_after_power_cuts(harness: Stora
     assert harness.crash(keep_none).report.alarms == []
 
 
-def test_the_folder_has_its_name_for_good_when_it_is_made(harness: StorageHarness) -> None:
+def test_the_name_of_the_folder_is_synced_when_it_is_created(harness: StorageHarness) -> None:
     assert harness.store is not None
     harness.store.make_delayed(1_000)
     store = harness.crash(keep_none)

@@ -81,14 +81,14 @@ def cut_power(harness: StorageHarness) -> None:
 # Names
 
 
-def test_what_is_published_first_survives_a_power_cut(forgetful: StorageHarness) -> None:
+def test_the_first_delayed_message_survives_a_power_cut(forgetful: StorageHarness) -> None:
     """Its file has its name in the new folder before that one has its own."""
     publish(make(forgetful), 1)
     assert forgetful.crash(keep_none).report.alarms == []
     assert waiting(forgetful) == all_of(1)
 
 
-def test_the_environment_has_its_name_for_good_though_no_mark_of_it_could_be_made(harness: StorageHarness) -> None:
+def test_the_environments_name_is_synced_although_its_mark_failed(harness: StorageHarness) -> None:
     """The mark's own sync would hide that this one is missing."""
     harness.files.fail["open_new"] = {harness.files._calls.get("open_new", 0) + 1: errno.ENOSPC}
     publish(make(harness), 1)
@@ -199,7 +199,7 @@ def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(tmp_path: P
 # The note of the newest commit
 
 
-def test_a_note_that_is_not_as_it_was_written_is_none(tmp_path: Path) -> None:
+def test_a_damaged_note_of_commits_is_ignored(tmp_path: Path) -> None:
     """Believed, it would say that commits are missing, and count messages as lost that never were."""
     note_progress(Files(), str(tmp_path), Progress(6, 100, 3))
     assert noted_progress(Files(), str(tmp_path)) == Progress(6, 100, 3)

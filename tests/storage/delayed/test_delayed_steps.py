@@ -188,7 +188,7 @@ def saved(path: str) -> tuple[int, int]:
         return store.progress.messages, store.progress.commits
 
 
-def test_what_a_step_saves_is_on_disk_before_it_is_told(paths: tuple[str, str]) -> None:
+def test_rows_saved_by_a_step_are_on_disk_before_the_step_counts(paths: tuple[str, str]) -> None:
     """A step that is done is not done again; so a power cut must not take its rows."""
     calls: list[LmdbCall] = []
 

@@ -267,7 +267,7 @@ def test_short_writes_are_cut_back(harness: StorageHarness, written: int) -> Non
     assert harness.check() == [0, 1]
 
 
-def test_what_was_refused_does_not_come_back(harness: StorageHarness) -> None:
+def test_blocks_of_a_refused_append_do_not_come_back(harness: StorageHarness) -> None:
     """The first block of a refused append was written whole before the space ended; then the power goes, and the cut with it."""
     harness.publish()
     harness.sync()
@@ -279,7 +279,7 @@ def test_what_was_refused_does_not_come_back(harness: StorageHarness) -> None:
     assert harness.check() == [0]
 
 
-def test_below_the_reserve_nothing_is_taken_and_later_it_goes_on(harness: StorageHarness) -> None:
+def test_appends_below_the_reserve_are_refused_until_there_is_space(harness: StorageHarness) -> None:
     harness.files.free = 100
     with pytest.raises(DiskFull):
         harness.publish()

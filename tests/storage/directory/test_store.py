@@ -209,7 +209,7 @@ def test_a_write_that_stops_early_is_a_short_write(tmp_path: Path) -> None:
     assert done.stdout == "5\n"
 
 
-def test_a_full_disk_keeps_nobody_from_closing(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_can_be_closed_on_a_full_disk(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     assert harness.store is not None
     harness.publish()
     harness.sync()

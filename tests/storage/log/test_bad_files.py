@@ -61,7 +61,7 @@ def keep(harness: StorageHarness, now_ns: int = 7_000) -> list[str]:
     return [] if job is None else job()
 
 
-def test_what_a_read_meets_is_kept_whole_with_its_offsets(chunks: StorageHarness) -> None:
+def test_damage_found_by_a_read_is_set_aside_with_its_offsets(chunks: StorageHarness) -> None:
     position, end = block_at(chunks, 0, 1)
     bad = spoil(chunks, 0, 1)
     with pytest.raises(Damaged):
@@ -81,7 +81,7 @@ def test_what_a_read_meets_is_kept_whole_with_its_offsets(chunks: StorageHarness
 
 
 @pytest.mark.parametrize("base", [0, 3])
-def test_a_restart_knows_the_holes_without_meeting_them(chunks: StorageHarness, base: int) -> None:
+def test_a_restart_knows_the_lost_offsets_without_reading_them(chunks: StorageHarness, base: int) -> None:
     spoil(chunks, base, 1)
     with pytest.raises(Damaged):
         chunks.log.read(base + 1, 1, 8)
@@ -107,7 +107,7 @@ def test_damage_that_recovery_finds_is_kept_and_known(chunks: StorageHarness) ->
     assert len(bad_heads(Files(), chunks.directory)) == 1
 
 
-def test_what_can_be_read_again_is_no_hole(chunks: StorageHarness) -> None:
+def test_a_block_that_can_be_read_again_is_not_lost(chunks: StorageHarness) -> None:
     """A disk or a memory that failed for a moment."""
     good = chunks.chunk_path(0).read_bytes()
     spoil(chunks, 0, 1)
@@ -132,7 +132,7 @@ def test_neighbours_are_one_file_and_each_is_counted(chunks: StorageHarness) -> 
     assert (chunks.log.reader.damage.blocks, chunks.log.reader.damage.messages) == (2, 2)
 
 
-def test_what_the_disk_cannot_read_is_kept_as_zeros(chunks: StorageHarness) -> None:
+def test_bytes_that_the_disk_cannot_read_are_set_aside_as_zeros(chunks: StorageHarness) -> None:
     position, _ = block_at(chunks, 0, 1)
     chunks.files.unreadable = (chunk_name(0), position + 70)
     with pytest.raises(Damaged):
@@ -156,7 +156,7 @@ def test_a_full_disk_is_noted_and_no_more(chunks: StorageHarness, call: str) -> 
     assert len(chunks.check(lost_max=1)) == 8
 
 
-def test_a_crash_while_it_is_written_leaves_a_whole_file_or_none(chunks: StorageHarness) -> None:
+def test_a_crash_during_the_write_of_a_bad_file_leaves_all_or_nothing(chunks: StorageHarness) -> None:
     chunks.abandon_cleanly()
     chunks.flip(chunks.chunk_path(0), (block_at(chunks, 0, 1)[0] + 70) * 8)
     chunks.open()
@@ -287,7 +287,7 @@ def test_the_survey_goes_on_where_recovery_stopped(chunks: StorageHarness, monke
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12),
     st.integers(0, 70),
 )
-def test_holes_never_overlap_and_skip_leads_behind_them(found: list[tuple[int, int]], offset: int) -> None:
+def test_lost_ranges_never_overlap_and_skip_leads_behind_them(found: list[tuple[int, int]], offset: int) -> None:
     book = DamageBook(Files(), "/proc/self/fdinfo", [Hole(*hole) for hole in found])  # any folder without .bad files
     lost = {first + i for first, count in found for i in range(count)}
     assert sum(hole.count for hole in book.holes) == len(lost) == book.messages
@@ -299,7 +299,7 @@ def test_holes_never_overlap_and_skip_leads_behind_them(found: list[tuple[int, i
 
 
 @given(st.text(max_size=300), st.integers(0, 2**63 - 1), st.sampled_from([CUT_OFF, "damaged"]))
-def test_a_head_is_512_bytes_whatever_it_says(why: str, number: int, kind: str) -> None:
+def test_the_head_of_a_bad_file_always_has_512_bytes(why: str, number: int, kind: str) -> None:
     head = BadHead(Bad(number, number, number, number, number, why, kind, 10_000), number, 2**31, 2**32 - 1)
     data = encode_bad_head(head)
     assert len(data) == BAD_HEAD_BYTES
@@ -340,7 +340,7 @@ def test_the_first_chunks_gone_is_an_alarm(chunks: StorageHarness) -> None:
     assert chunks.check(lost_max=3) == [3, 4, 5, 6, 7]
 
 
-def test_what_recovery_did_is_one_readable_line(chunks: StorageHarness) -> None:
+def test_the_report_of_recovery_is_one_readable_line(chunks: StorageHarness) -> None:
     said = chunks.restart().report.sentence()
     assert said.startswith("recovered in ")
     assert " up to offset 8: 3 chunks, " in said
@@ -352,7 +352,7 @@ def test_what_recovery_did_is_one_readable_line(chunks: StorageHarness) -> None:
     assert "1 messages lost in 1 stretches" in chunks.restart().report.sentence()
 
 
-def test_what_is_met_twice_is_counted_and_kept_once(chunks: StorageHarness) -> None:
+def test_damage_found_twice_is_counted_and_set_aside_once(chunks: StorageHarness) -> None:
     book = chunks.log.reader.damage
     bad = Bad(0, 128, 80, 0, 1, "why")
     for _ in range(3):

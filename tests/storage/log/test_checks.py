@@ -183,7 +183,7 @@ def test_a_mended_identity_takes_effect_as_a_whole_and_for_good(tmp_path: Path, 
     assert not store._mend_identity(Files(), str(tmp_path), identity)
 
 
-def test_a_new_topic_is_whole_before_it_has_its_name_and_then_has_it_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_topic_is_synced_before_its_name_and_then_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = Seen(monkeypatch)
     (tmp_path / "topics").mkdir()
     store.create_store(Files(), str(tmp_path / "topics" / "clicks"), TopicIdentity("clicks", "0" * 32))
@@ -264,7 +264,7 @@ def test_free_space_is_asked_again_after_so_many_bytes_or_so_long() -> None:
         room.take(1, 6)
 
 
-def test_what_may_be_a_message_lies_whole_in_the_buffer_and_has_a_time() -> None:
+def test_bytes_look_like_a_message_only_if_complete_and_with_a_time() -> None:
     whole = struct.pack(">qH16s", 1_700_000_000_000_000_000, 1, b"0123456789abcdef") + b"body"
     record = encode_record(whole)
     assert may_be_message(record, 0, 1000)

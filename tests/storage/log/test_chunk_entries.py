@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
 
-def test_an_entry_is_the_block_it_points_at(harness: StorageHarness) -> None:
+def test_an_index_entry_that_points_at_another_block_is_not_used(harness: StorageHarness) -> None:
     """An index of the same chunk from before its end was cut off and written anew may point at any of its blocks."""
     for _ in range(2):
         harness.publish()
@@ -61,7 +61,7 @@ def test_a_header_across_the_border_of_two_reads_is_found(harness: StorageHarnes
     assert chunk._find_header(CHUNK_HEADER_BYTES + 8) == second
 
 
-def test_what_is_cut_off_leaves_the_index_too(harness: StorageHarness) -> None:
+def test_blocks_that_are_cut_off_are_removed_from_the_index(harness: StorageHarness) -> None:
     """Else a sealed chunk's index would point into blocks that were written since, and be made anew at each look."""
     harness.abandon_cleanly()
     harness.options = replace(harness.options, index_every_bytes=1)
@@ -96,7 +96,7 @@ def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(harness: StorageH
         harness.open()
 
 
-def test_sizes_of_whole_chunks_are_known_without_opening_them(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_of_complete_chunks_are_known_without_opening_them(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A console asks for every channel of every topic; but where the footer is missing nothing is known without a look."""
     while len(harness.log.chunks) < 3:
         harness.publish()
@@ -119,7 +119,7 @@ def test_sizes_of_whole_chunks_are_known_without_opening_them(harness: StorageHa
     assert opened == [base]
 
 
-def test_what_was_refused_leaves_the_index_too(harness: StorageHarness) -> None:
+def test_blocks_that_were_refused_are_removed_from_the_index(harness: StorageHarness) -> None:
     harness.abandon_cleanly()
     harness.options = replace(harness.options, index_every_bytes=1)
     harness.open()

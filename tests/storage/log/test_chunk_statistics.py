@@ -57,7 +57,7 @@ def test_an_adopted_chunk_says_so(group_desk: StorageHarness) -> None:
     assert states[0] == "sealed"
 
 
-def test_what_groups_write_counts(group_desk: StorageHarness) -> None:
+def test_writes_of_appended_and_adopted_groups_are_counted(group_desk: StorageHarness) -> None:
     """Appended ones and adopted ones; what is told at once is what is told after a restart."""
     group_desk.publish()
     small = group_desk.stage("small", 1, blocks=1)
@@ -142,7 +142,7 @@ def test_the_newest_are_told_one_by_one_and_the_rest_in_a_sum() -> None:
     assert (found["total"]["messages"], found["total"]["bytes"], found["total"]["file_reads"], found["total"]["bad"]) == (63, 650, 6, 3)
 
 
-def test_what_is_removed_still_counts_in_the_total() -> None:
+def test_removed_chunks_still_count_in_the_total() -> None:
     book = ChunkBook()
     book.of(0).written_bytes += 5
     book.facts[0] = Facts(100, ChunkState.SEALED, 0, 9, 10)

@@ -120,7 +120,7 @@ def test_damage_in_the_middle_keeps_what_is_behind(harness: StorageHarness) -> N
     assert len(harness.check(lost_max=1)) == 2
 
 
-def test_a_torn_block_before_a_whole_one_is_cut_with_it_and_kept_aside(harness: StorageHarness) -> None:
+def test_a_torn_block_and_the_block_after_it_are_cut_and_set_aside(harness: StorageHarness) -> None:
     """Nobody vouches that the first was ever synced: its producer will send both again, and both are stored then."""
     harness.publish()
     harness.sync()
@@ -331,7 +331,7 @@ def test_chunks_of_another_topic_are_refused(two_chunks: StorageHarness, tmp_pat
 
 
 @pytest.mark.parametrize("base", [0, 3])
-def test_what_the_disk_cannot_read_is_damage_and_only_that(two_chunks: StorageHarness, base: int) -> None:
+def test_only_the_block_that_the_disk_cannot_read_is_lost(two_chunks: StorageHarness, base: int) -> None:
     """Reads fail for ever in one place (the block after the chunk's first): it is named, and stepped over."""
     position = two_chunks.chunk_path(base).read_bytes().index(b"ZSQD", CHUNK_HEADER_BYTES + 8)
     two_chunks.open()
@@ -341,7 +341,7 @@ def test_what_the_disk_cannot_read_is_damage_and_only_that(two_chunks: StorageHa
 
 
 @pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.ESTALE, errno.EIO, errno.ENOENT])
-def test_what_cannot_be_opened_now_is_not_damage(two_chunks: StorageHarness, code: int) -> None:
+def test_a_chunk_that_cannot_be_opened_now_is_not_damaged(two_chunks: StorageHarness, code: int) -> None:
     """Once is not even told; for longer is an error that leaves everything as it was."""
     two_chunks.open()
     two_chunks.restart()  # the first opening read the old chunk for its producers
@@ -354,7 +354,7 @@ def test_what_cannot_be_opened_now_is_not_damage(two_chunks: StorageHarness, cod
     assert not two_chunks.log.holes
 
 
-def test_what_cannot_be_opened_at_the_start_is_an_alarm_and_read_later(two_chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_not_opened_at_the_start_is_an_alarm_and_read_later(two_chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     two_chunks.open()  # reads the old chunk for its producers
     two_chunks.abandon_cleanly()
     real = two_chunks.files.open_read

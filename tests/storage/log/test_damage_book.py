@@ -42,7 +42,7 @@ def bad(base: int, offset: int, *, size: int = 10, count: int = 1) -> Bad:
     return Bad(base, 200, size, offset, count, "its checksum does not match")
 
 
-def test_what_retention_removes_is_forgotten_and_the_rest_is_not(tmp_path: Path) -> None:
+def test_damage_in_removed_chunks_is_forgotten(tmp_path: Path) -> None:
     book = DamageBook(Files(), str(tmp_path), [Hole(70, 2)])
     book.note(bad(0, 10, count=5))
     book.note(bad(50, 60))
@@ -55,7 +55,7 @@ def test_what_retention_removes_is_forgotten_and_the_rest_is_not(tmp_path: Path)
     assert book.by_chunk() == {}
 
 
-def test_a_large_stretch_takes_of_the_budget_what_is_kept_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_kept_bytes_of_large_damage_count_toward_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(damage, "BAD_KEPT_BYTES_MAX", 100)
     monkeypatch.setattr(damage, "BAD_TOTAL_BYTES_MAX", 150)
     book = DamageBook(Files(), str(tmp_path))
@@ -64,7 +64,7 @@ def test_a_large_stretch_takes_of_the_budget_what_is_kept_of_it(tmp_path: Path, 
         assert (book.take(0) is not None) == taken, number
 
 
-def test_so_much_is_remembered_of_single_stretches_and_every_hole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_places_are_bounded_and_every_lost_range_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk with a million bad blocks must not fill the memory too."""
     monkeypatch.setattr(damage, "BAD_FILES_MAX", 2)
     book = DamageBook(Files(), str(tmp_path))
@@ -144,7 +144,7 @@ def test_a_stretch_of_many_pieces_is_kept_whole_and_checked_whole(
     assert doubted()
 
 
-def test_what_was_missing_and_is_below_the_log_by_now_is_no_hole_of_it(topic: StorageHarness) -> None:
+def test_lost_offsets_below_the_logs_start_are_no_longer_reported(topic: StorageHarness) -> None:
     topic.abandon_cleanly()
     topic.chunk_path(3).unlink()
     topic.files.reset()
@@ -161,7 +161,7 @@ def test_what_was_missing_and_is_below_the_log_by_now_is_no_hole_of_it(topic: St
     assert topic.log.reader.damage.messages == 0
 
 
-def test_of_a_stretch_with_one_page_that_cannot_be_read_the_others_are_kept(harness: StorageHarness) -> None:
+def test_readable_pages_beside_an_unreadable_one_are_set_aside(harness: StorageHarness) -> None:
     harness.abandon_cleanly()
     harness.options = replace(harness.options, chunk_bytes=1 << 20)
     harness.open()

@@ -45,7 +45,7 @@ def named(parts: list[StagedPart]) -> str:
     return "".join(one.stage.decode().strip() for one in parts)
 
 
-def test_large_parts_are_adopted_and_small_ones_are_appended() -> None:
+def test_large_parts_become_chunks_and_small_parts_are_appended() -> None:
     parts = [part("a", 10), part("b", 400), part("c", 30), part("d"), part("e", 20, 5), part("f", 100)]
     plan = plan_group(parts, 400, 1000)
     assert (named(plan.appended), named(plan.adopted)) == ("acf", "be"), "large ones, and those of several files; empty ones are nothing"
@@ -330,7 +330,7 @@ def test_recovery_finishes_a_commit_and_says_so(group_desk: StorageHarness) -> N
     assert group_desk.restart().report.notes == []
 
 
-def test_a_refused_group_leaves_the_adopted_chunk_before_it_alone(group_desk: StorageHarness) -> None:
+def test_a_refused_group_does_not_change_the_chunk_before_it(group_desk: StorageHarness) -> None:
     keys = [group_desk.stage("a", 1, blocks=5), group_desk.stage("b", 2, blocks=5)]
     group_desk.seal(*keys)
     group_desk.commit(1, keys[0])
@@ -342,7 +342,7 @@ def test_a_refused_group_leaves_the_adopted_chunk_before_it_alone(group_desk: St
     assert group_desk.check() == []
 
 
-def test_an_empty_commit_is_not_forgotten_for_the_mark_before_it(group_desk: StorageHarness) -> None:
+def test_an_empty_commit_is_remembered_after_a_mark_before_it(group_desk: StorageHarness) -> None:
     """It has a row and no mark; the last mark is read again at each start."""
     key = group_desk.stage("a", 1)
     group_desk.seal(key)

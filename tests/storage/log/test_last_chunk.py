@@ -41,7 +41,7 @@ def rewrites(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> list[t
     return found
 
 
-def test_what_came_behind_the_checkpoint_is_written_back(harness: StorageHarness) -> None:
+def test_bytes_after_the_checkpoint_are_written_back(harness: StorageHarness) -> None:
     """A sync failed: the page cache shows what the disk never got, and recovery must not count it as it is."""
     harness.publish()
     harness.sync()
@@ -121,9 +121,7 @@ def test_a_hole_is_known_also_where_there_is_no_space_for_its_file(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_of_unfinished_writes_only_those_with_whole_blocks_are_kept_without_end(
-    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, whole: bool
-) -> None:
+def test_torn_writes_with_complete_blocks_are_always_kept(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
     """A machine that loses its power each hour leaves a torn end each time; what was whole behind one is worth more."""
     monkeypatch.setattr(recovery, "BAD_FILES_MAX", 0)
     harness.publish()

@@ -42,7 +42,7 @@ def test_offsets_are_dense_and_times_never_go_back(harness: StorageHarness) -> N
     assert [block.header.reserved_1 for block in blocks] == [0, 0, 0, 0], "the disk form's spare field stays on disk"
 
 
-def test_what_comes_back_is_what_was_sent(harness: StorageHarness) -> None:
+def test_a_block_is_read_as_it_was_appended(harness: StorageHarness) -> None:
     sent = pack(
         [b"body", b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8], producer_id=2**63 + 5, sequence=2**40
     )
@@ -275,7 +275,7 @@ def test_work_per_append_does_not_depend_on_messages(tmp_path: Path, harness: St
     big.abandon()
 
 
-def test_of_places_where_readers_were_only_the_latest_are_remembered(harness: StorageHarness) -> None:
+def test_only_the_latest_positions_of_readers_are_remembered(harness: StorageHarness) -> None:
     """A reader at each block of a long topic, once."""
     for _ in range(HINTS_MAX + 20):
         harness.publish(count=1)

@@ -190,13 +190,13 @@ def test_damage_costs_its_block_and_no_more(tmp_path_factory: pytest.TempPathFac
     made.abandon()
 
 
-def test_what_is_kept_for_others_is_no_more_than_what_is_far() -> None:
+def test_a_small_far_distance_also_bounds_the_pages_kept_for_others() -> None:
     usual, small = GiveBack([0], {}), GiveBack([0], {}, far_bytes=PAGES)
     assert (usual.kept_bytes, usual.step_bytes) == (KEPT_BYTES, STEP_BYTES)
     assert (small.kept_bytes, small.step_bytes) == (PAGES, PAGES)
 
 
-def test_so_many_chunks_before_the_end_is_far_whatever_their_sizes_are(harness: StorageHarness) -> None:
+def test_many_chunks_before_the_end_are_far_whatever_their_sizes(harness: StorageHarness) -> None:
     """Of which nothing may be known yet; and a log of a hundred thousand chunks is not counted through at each step."""
     harness.publish()
     harness.sync()

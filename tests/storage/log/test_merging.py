@@ -213,7 +213,7 @@ def test_each_failing_call_of_a_merge(tmp_path: Path, group_desk: StorageHarness
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_what_is_merged_is_on_disk(group_desk: StorageHarness) -> None:
+def test_a_merged_part_is_on_disk(group_desk: StorageHarness) -> None:
     """So the commit, which syncs each of these files once more, finds only its own few bytes to write."""
     harness = group_desk
     merge = harness.log.begin_merge([harness.staging.part(key) for key in prepared(harness)])
@@ -260,9 +260,7 @@ def test_a_merge_that_is_given_up_leaves_nothing(group_desk: StorageHarness, sma
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("buffers_max", [4, 1024])
-def test_each_step_is_bounded_and_on_disk_when_it_ends(
-    group_desk: StorageHarness, monkeypatch: pytest.MonkeyPatch, buffers_max: int
-) -> None:
+def test_each_step_of_a_merge_is_bounded_and_synced(group_desk: StorageHarness, monkeypatch: pytest.MonkeyPatch, buffers_max: int) -> None:
     """A seal that waits for the same thread has its turn in between, and its sync does not wait for what a merge has left behind."""
     harness = group_desk
     keys = prepared(harness)

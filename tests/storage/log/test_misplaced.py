@@ -119,7 +119,7 @@ def test_a_stray_chunk_counts_nowhere(topic: StorageHarness) -> None:
     topic.abandon()
 
 
-def test_blocks_that_do_not_say_where_they_belong_are_read(topic: StorageHarness) -> None:
+def test_old_blocks_without_their_position_are_read(topic: StorageHarness) -> None:
     """As they were written before they did."""
     data = topic.path(chunk_name(0)).read_bytes()
     header = data[CHUNK_HEADER_BYTES : CHUNK_HEADER_BYTES + HEADER_BYTES]
@@ -130,7 +130,7 @@ def test_blocks_that_do_not_say_where_they_belong_are_read(topic: StorageHarness
     assert decode_disk_header(header, seed, CHUNK_HEADER_BYTES + 8) is None
 
 
-def test_what_lies_in_a_stray_is_found_in_the_chunk_before_it(topic: StorageHarness) -> None:
+def test_offsets_in_a_stray_file_are_read_from_the_chunk_before_it(topic: StorageHarness) -> None:
     """A file whose name says that it begins in the middle of another chunk: nobody looks for offsets in it."""
     topic.open()
     headers = [header.first_offset for header, _ in topic.log.headers(3)]

@@ -60,7 +60,7 @@ def check(harness: StorageHarness, start: int) -> None:
     assert [name for name in log_names(harness) if int(name[:20]) < start] == []
 
 
-def test_chunks_go_with_all_that_belongs_to_them(harness: StorageHarness) -> None:
+def test_chunks_are_removed_with_all_their_other_files(harness: StorageHarness) -> None:
     start = fill(harness)
     before = log_names(harness)
     bases = harness.log.chunks
@@ -76,7 +76,7 @@ def test_chunks_go_with_all_that_belongs_to_them(harness: StorageHarness) -> Non
     check(harness, start)
 
 
-def test_they_go_oldest_first_and_each_after_its_other_files(harness: StorageHarness) -> None:
+def test_the_oldest_chunk_is_removed_first_and_after_its_other_files(harness: StorageHarness) -> None:
     """So whatever is left is a log without a gap, and no file without its chunk."""
     start = fill(harness)
     bases = harness.log.chunks[:3]
@@ -117,7 +117,7 @@ def test_a_power_cut_during_a_removal_leaves_a_whole_log(tmp_path: Path, harness
     assert finished, "more points than a removal has changes"
 
 
-def test_what_was_removed_is_durably_gone(harness: StorageHarness) -> None:
+def test_removed_chunks_do_not_come_back_after_a_power_cut(harness: StorageHarness) -> None:
     """Else a power cut gives the space back to nobody until the next start, and a backup has chunks that the state says are gone."""
     start = fill(harness)
     remove(harness, start)
@@ -178,7 +178,7 @@ def test_other_names_are_left_alone(harness: StorageHarness) -> None:
     assert set(others) <= set(harness.files.list(harness.directory))
 
 
-def test_what_could_not_be_removed_goes_the_next_time(harness: StorageHarness) -> None:
+def test_chunks_that_could_not_be_removed_are_removed_the_next_time(harness: StorageHarness) -> None:
     start = fill(harness)
     harness.files.fail["remove"] = {harness.files._calls.get("remove", 0) + 3: errno.EIO}
     with pytest.raises(OSError, match="EIO"):

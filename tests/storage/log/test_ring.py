@@ -105,7 +105,7 @@ def test_the_ring_begins_anew_after_a_group(tmp_path: Path, harness: StorageHarn
     assert len([one for found in (made.log.read(0, 1 << 20, end + 3),) for one in found]) > 0
 
 
-def test_what_is_old_goes_and_the_newest_stays() -> None:
+def test_old_blocks_leave_the_ring_and_the_newest_stay() -> None:
     ring = Ring(1 << 20, 5 * SECOND)
     for number in range(4):
         ring.push(number * 2, number * 2 + 2, [block(2)], 7, 100, number * SECOND)
@@ -132,7 +132,7 @@ def test_bytes_are_bounded_and_freed_at_once() -> None:
     assert (ring.bytes, ring.read(4, 1, 6)) == (0, None), "what is larger than the ring is not kept, and makes a gap"
 
 
-def test_what_went_leaves_nothing_behind() -> None:
+def test_removed_blocks_leave_no_memory_in_use() -> None:
     """Also where it is never empty, for months."""
     ring = Ring(1000, SECOND)
     for number in range(4 * _COMPACT_AT):
@@ -223,7 +223,7 @@ def test_reads_agree_with_a_model_of_the_ring(pushes: list[tuple[list[int], int,
     assert all(one.next_offset <= end for one in found)
 
 
-def test_what_small_blocks_cost_besides_their_bytes_counts(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_overhead_of_small_blocks_counts_toward_the_bound(tmp_path: Path, harness: StorageHarness) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     made = type(harness)(folder, replace(harness.options, chunk_bytes=1 << 20, ring_bytes=20 * BLOCK_COST))

@@ -75,7 +75,7 @@ def test_first_in_first_out_over_several_files_and_openings(tmp_path: Path) -> N
         assert queue.depth() == 0
 
 
-def test_a_file_that_grew_after_it_was_opened_to_read_is_read_to_its_end(tmp_path: Path) -> None:
+def test_a_file_that_grows_while_it_is_read_is_read_to_its_end(tmp_path: Path) -> None:
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=SIX) as queue:
         queue.put(BODIES[0])
         assert queue.peek() == BODIES[0]
@@ -83,7 +83,7 @@ def test_a_file_that_grew_after_it_was_opened_to_read_is_read_to_its_end(tmp_pat
         assert list(queue) == BODIES
 
 
-def test_what_put_returned_is_in_the_files(tmp_path: Path) -> None:
+def test_messages_are_in_the_files_when_put_returns(tmp_path: Path) -> None:
     with DiskQueue(tmp_path, NAME) as queue:
         queue.put(b"one")
         assert data(tmp_path, 0).read_bytes() == encode_record(b"one")

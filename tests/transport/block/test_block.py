@@ -69,7 +69,7 @@ def travelled(block: Block) -> Block:
 
 
 @given(MESSAGES)
-def test_what_is_packed_is_read_back(messages: Messages) -> None:
+def test_packed_messages_are_read_back_unchanged(messages: Messages) -> None:
     block = travelled(made(messages, producer_id=2**64 - 1, sequence=2**63, first_offset=2**53, time_ns=2**62))
     assert messages_of(block) == messages
     assert [block.body.value(i) for i in range(block.count)] == [message[0] for message in messages]
@@ -280,7 +280,7 @@ def test_a_block_over_its_limits_is_refused() -> None:
 
 
 @pytest.mark.parametrize("bodies", [["text"], [b"a", "b"], [3], [None]])
-def test_what_is_not_bytes_is_refused(bodies: list[Any]) -> None:
+def test_bodies_that_are_not_bytes_are_refused(bodies: list[Any]) -> None:
     with pytest.raises(UsageError) as error:
         pack(bodies)
     assert error.value.code == E_BAD_BLOCK

@@ -42,7 +42,7 @@ def spans(draw: st.DrawFn, size: int) -> list[tuple[int, int]]:
 
 
 @given(st.lists(st.tuples(ROWS, st.booleans(), st.integers(1, 2)), min_size=1, max_size=4), st.data())
-def test_what_is_gathered_is_what_was_named(blocks: list[tuple[list[Row], bool, int]], data: st.DataObject) -> None:
+def test_a_gathered_block_has_exactly_the_named_messages(blocks: list[tuple[list[Row], bool, int]], data: st.DataObject) -> None:
     parts: list[tuple[Block, int, int]] = []
     expected: list[Row] = []
     times: list[int] = []
@@ -63,7 +63,7 @@ def test_what_is_gathered_is_what_was_named(blocks: list[tuple[list[Row], bool, 
 
 
 @pytest.mark.parametrize("step", [1, 2, 7, 8, 9, 50])
-def test_whether_they_lie_close_together_or_not(step: int) -> None:
+def test_gathering_gives_the_same_for_close_and_distant_messages(step: int) -> None:
     rows: list[Row] = [(b"%d" % i, None if i % 3 else b"k%d" % i, b"t" * (i % 5), None if i % 4 else b"h") for i in range(500)]
     block = made(rows)
     assert rows_of(gather([(block, i, i + 1) for i in range(3, 500, step)])) == rows[3::step]

@@ -44,7 +44,7 @@ def test_a_producers_batches_are_bounded() -> None:
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_setting_fits_into_a_word(sign: int) -> None:
+def test_a_setting_that_does_not_fit_into_a_message_is_refused(sign: int) -> None:
     most = channel_options.SETTING_MAX
     assert channel_options.on_wire({"max_consumers": sign * most}) == {"max_consumers": sign * most}
     with pytest.raises(UsageError, match="must be a number up to"):
@@ -117,7 +117,7 @@ def test_a_path_that_no_socket_can_have_is_told_at_once() -> None:
         admin.ping()
 
 
-def test_a_word_brings_a_bounded_number_of_frames() -> None:
+def test_the_number_of_frames_of_a_message_is_bounded() -> None:
     """What takes them makes objects for each."""
     block = pack([b"x"])
     head = [b"peer", b"", encode(p.Beat())]
@@ -164,7 +164,7 @@ def test_lingering_stops_while_too_much_is_not_sent(broker: Any) -> None:
         assert broker.head == 18, "16 MiB, and what was added last"
 
 
-def test_a_block_of_lingering_messages_goes_when_it_is_large_enough(broker: Any) -> None:
+def test_lingering_messages_are_sent_when_their_block_is_large_enough(broker: Any) -> None:
     with zsq.Producer(broker.url, linger_ms=60_000, batch_bytes=1000) as producer:
         producer.publish("t", bytes(600))
         producer.publish("t", bytes(100), key="k" * 200, tag="t" * 100)

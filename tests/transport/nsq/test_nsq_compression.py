@@ -38,7 +38,7 @@ def plain_chunk(data: bytes) -> bytes:
 
 @BOTH
 @given(messages=st.lists(st.binary(max_size=400) | st.just(b"ab" * 50_000), max_size=6), cut=st.integers(1, 700))
-def test_what_is_sent_arrives_however_it_is_cut(make: Callable[[], Any], messages: list[bytes], cut: int) -> None:
+def test_data_arrives_complete_however_it_is_divided(make: Callable[[], Any], messages: list[bytes], cut: int) -> None:
     near, far = make(), make()
     sent = [near.send(message) for message in messages]
     assert b"".join(everything(far, packed) for packed in sent) == b"".join(messages)
@@ -148,7 +148,7 @@ def test_snappy_skips_what_may_be_skipped() -> None:
     assert b"".join(layer.receive(wire[at : at + 999]) for at in range(0, len(wire), 999)) == b"here"
 
 
-def test_what_is_skipped_is_not_kept() -> None:
+def test_skipped_chunks_are_not_kept_in_memory() -> None:
     layer = SnappyLayer()
     layer.receive(STREAM + struct.pack("<I", 0xFE | 0xFFFFFF << 8))
     for _ in range(200):

@@ -56,7 +56,7 @@ def test_the_answer_to_all_that_can_be_asked() -> None:
     assert identity.layers == ("tls", "deflate")
 
 
-def test_who_is_not_known_gets_the_defaults() -> None:
+def test_a_client_without_identify_gets_the_defaults() -> None:
     limits = NsqLimits(client_timeout_ms=10_000, msg_timeout_ms=1234, output_buffer_size=99, output_buffer_timeout_ms=77)
     unknown = ClientIdentity.unknown(limits)
     assert (unknown.heartbeat_ms, unknown.msg_timeout_ms, unknown.output_buffer_size, unknown.output_buffer_timeout_ms) == (
@@ -95,7 +95,7 @@ def test_each_requested_field_is_granted_as_nsqd_does(fields: dict[str, Any], ex
     assert {name: getattr(identity, name) for name in expected} == expected
 
 
-def test_what_the_node_does_not_have_is_not_granted() -> None:
+def test_features_that_the_node_does_not_have_are_not_granted() -> None:
     limits = NsqLimits(deflate=False, max_deflate_level=4, tls_v1=False)
     body = b'{"feature_negotiation":true,"tls_v1":true,"deflate":true,"snappy":true}'
     identity = decode(body, limits)
@@ -183,7 +183,7 @@ values = st.recursive(
 
 
 @given(st.dictionaries(fields, values, max_size=5).map(lambda value: json.dumps(value).encode()) | st.binary(max_size=50))
-def test_whatever_is_asked_is_granted_or_refused(body: bytes) -> None:
+def test_any_identify_body_is_granted_or_refused(body: bytes) -> None:
     try:
         identity = decode(body, LIMITS)
     except NsqError as error:
@@ -201,7 +201,7 @@ def test_whatever_is_asked_is_granted_or_refused(body: bytes) -> None:
         (NsqLimits(topology_region="r"), b"{}", True),
     ],
 )
-def test_topology_is_told_only_where_somebody_has_one(limits: NsqLimits, asked: bytes, told: bool) -> None:
+def test_topology_is_reported_only_if_the_node_or_the_client_has_one(limits: NsqLimits, asked: bytes, told: bool) -> None:
     """nsqd 1.3 does not name these fields."""
     body = asked[:-1] + (b"," if len(asked) > 2 else b"") + b'"feature_negotiation":true}'
     answer = decode(body, limits).answer()
@@ -221,7 +221,7 @@ def test_strings_are_cut_between_two_characters(field: str) -> None:
 
 
 @pytest.mark.parametrize(("opening", "closing"), [(b"[", b"]"), (b'{"a":', b"}"), (b'[{"a":', b"}]")])
-def test_deep_json_is_refused_before_it_is_parsed(opening: bytes, closing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deeply_nested_json_is_refused_before_it_is_parsed(opening: bytes, closing: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed: list[str] = []
     loads = json.loads
 

@@ -84,7 +84,7 @@ def test_only_the_difference_is_registered_and_unregistered() -> None:
     assert session.registered == 2
 
 
-def test_what_comes_and_goes_while_there_is_no_room_is_not_said() -> None:
+def test_topics_that_come_and_go_while_replies_are_missing_are_not_sent() -> None:
     session = identified()
     session.want(registrations({f"t{number:04}": [] for number in range(1000)}), 0)
     assert session.take_out().count(b"\n") == UNANSWERED_MAX
@@ -161,7 +161,7 @@ def test_each_wrong_answer_of_a_lookupd_is_an_error(data: bytes, text: str) -> N
     assert session.refused == (("t", "c") if b"E_" in data else None)
 
 
-def test_it_does_not_want_this_node() -> None:
+def test_a_refused_identify_or_a_wrong_reply_ends_the_connection() -> None:
     session = LookupSession(NODE, 0)
     with pytest.raises(LookupFailed, match="refused this node: 'E_BAD_BODY IDENTIFY missing fields'"):
         session.receive(answer(b"E_BAD_BODY IDENTIFY missing fields"), 0)

@@ -72,7 +72,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(st.lists(whole, max_size=12).map(b"".join), st.lists(st.integers(0, 1 << 20), max_size=12))
-def test_commands_are_the_same_however_they_are_cut(data: bytes, places: list[int]) -> None:
+def test_commands_are_the_same_however_their_bytes_are_divided(data: bytes, places: list[int]) -> None:
     expected = parsed([data])
     assert parsed(cut(data, places)) == expected
     assert parsed([data[i : i + 1] for i in range(len(data))]) == expected
@@ -143,7 +143,7 @@ def test_the_rest_is_all_that_was_not_taken(first: bytes) -> None:
     assert list(parser.feed(other[-1:])) == [("t", [b"a", b"bcd"], 4)]
 
 
-def test_what_was_not_taken_stays_when_more_comes() -> None:
+def test_untaken_commands_stay_when_more_bytes_arrive() -> None:
     parser = Parser(LIMITS)
     parser.push(b"RDY 1\nRDY 2\nRD")
     assert parser.take() == (1,)
@@ -194,7 +194,7 @@ HUGE = [
 ]
 
 
-def test_bodies_of_strangers_are_small() -> None:
+def test_bodies_of_identify_and_auth_are_limited() -> None:
     """IDENTIFY and AUTH come before anybody knows who it is."""
     for name in (b"IDENTIFY", b"AUTH"):
         assert len(parsed([name + b"\n" + sized(bytes(IDENTITY_BYTES_MAX))])) == 1

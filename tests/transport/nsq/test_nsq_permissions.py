@@ -70,7 +70,7 @@ def test_to_publish_a_channel_pattern_must_take_the_empty_name() -> None:
     assert state(one("t", ["c", ".*"])).permits(PUBLISH, "t")
 
 
-def test_one_authorization_must_permit_all_of_it() -> None:
+def test_one_authorization_must_permit_topic_channel_and_action() -> None:
     found = state(one("a", ["x"], [SUBSCRIBE]), one("b", [".*"], [PUBLISH]))
     assert found.permits(SUBSCRIBE, "a", "x")
     assert not found.permits(SUBSCRIBE, "b", "x")
@@ -84,7 +84,7 @@ def test_questions_that_make_no_sense_are_not_permitted() -> None:
     assert not found.permits("delete", "t", "c")
 
 
-def test_what_is_remembered_is_bounded_and_right() -> None:
+def test_cached_permissions_are_bounded_and_right() -> None:
     found = state(one("t[0-9]*5", [".*"]))
     for _ in range(2):
         for number in range(3000):
@@ -223,7 +223,7 @@ BAD_PATTERNS += [
 
 
 @pytest.mark.parametrize("text", [*BAD_PATTERNS, "a" * (PATTERN_CHARS_MAX + 1)])
-def test_what_go_does_not_know_and_what_is_too_large_is_refused(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_patterns_that_re2_refuses_or_that_are_too_large_are_refused(text: str, capfd: pytest.CaptureFixture[str]) -> None:
     began = time.process_time()
     with pytest.raises(BadPattern):
         Pattern(text)

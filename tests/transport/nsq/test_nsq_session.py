@@ -79,7 +79,7 @@ def test_answers_come_in_the_order_of_the_commands() -> None:
     assert client.tell("publish", 0) == OK * 3
 
 
-def test_what_needs_no_waiting_waits_for_what_came_before_it() -> None:
+def test_replies_wait_for_the_replies_to_earlier_commands() -> None:
     client = Client(late="publish")
     client.send(SUB, pub(b"t", b"x"))
     assert client.send(b"FIN " + OTHER + b"\nCLS\n") == b""
@@ -96,7 +96,7 @@ def test_messages_and_heartbeats_do_not_wait() -> None:
     assert client.session.messages == 2
 
 
-def test_an_error_that_ends_waits_for_the_publishes_before_it() -> None:
+def test_a_fatal_error_waits_for_the_replies_to_earlier_publishes() -> None:
     client = Client(late="publish")
     assert client.send(pub(b"t", b"1"), pub(b"t", b"2"), b"RDY 1\n", pub(b"t", b"3")) == b""
     assert not client.session.reading
@@ -143,7 +143,7 @@ def test_an_answer_that_comes_twice_or_too_late_changes_nothing() -> None:
 
 
 @given(st.lists(st.sampled_from("pmdfc"), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_whatever_the_order_of_what_is_known(commands: list[str], random: random.Random) -> None:
+def test_replies_are_in_the_order_of_their_commands_whatever_comes_first(commands: list[str], random: random.Random) -> None:
     sent = {
         "p": SAMPLES[b"PUB"],
         "m": SAMPLES[b"MPUB"],
@@ -167,7 +167,7 @@ def test_whatever_the_order_of_what_is_known(commands: list[str], random: random
 # What waits
 
 
-def test_nothing_is_done_behind_a_subscription_before_it_is_there() -> None:
+def test_no_command_after_a_sub_is_carried_out_before_its_reply() -> None:
     client = Client(late="subscribe")
     assert client.send(SUB, b"RDY 5\n", pub(b"t", b"x")) == b""
     assert client.calls == [("subscribe", "t", "c")]
@@ -185,7 +185,7 @@ def test_a_subscription_that_is_refused_later() -> None:
     assert (client.closed, client.calls) == (True, [("subscribe", "t", "c")])
 
 
-def test_a_client_that_leaves_while_it_is_subscribed() -> None:
+def test_a_client_that_leaves_during_its_sub_gets_no_reply() -> None:
     client = Client(late="subscribe")
     client.send(SUB)
     client.session.on_closed()
@@ -224,7 +224,7 @@ def test_before_identify_heartbeats_come_at_the_default_interval() -> None:
     assert client.at(30_000) == BEAT
 
 
-def test_who_is_silent_for_two_intervals_is_cut_off() -> None:
+def test_a_client_silent_for_two_intervals_is_disconnected() -> None:
     client = timed(b'{"heartbeat_interval":1000}')
     client.send(b"NOP\n", now_ms=500)
     client.send(b"PUB t\n\0\0\0\6unfin", now_ms=2000)
@@ -235,7 +235,7 @@ def test_who_is_silent_for_two_intervals_is_cut_off() -> None:
     assert bytes(client.out) == BEAT
 
 
-def test_who_waits_for_us_is_not_silent() -> None:
+def test_a_client_that_waits_for_a_reply_does_not_count_as_silent() -> None:
     client = Client(late="publish subscribe")
     client.send(b'IDENTIFY\n\0\0\0\x1b{"heartbeat_interval":1000}', pub(b"t", b"x"))
     for now_ms in range(0, 20_000, 500):
@@ -252,7 +252,7 @@ def test_who_waits_for_us_is_not_silent() -> None:
     assert client.closed
 
 
-def test_who_is_not_read_from_is_not_silent() -> None:
+def test_a_client_that_is_not_read_from_does_not_count_as_silent() -> None:
     client = timed(b'{"heartbeat_interval":1000}')
     for now_ms in range(0, 20_000, 500):
         client.session.on_time(now_ms * MS, reading=False)
@@ -348,7 +348,7 @@ def test_a_session_counts_finishes_and_requeues_that_succeed() -> None:
 # The end of what a client sends
 
 
-def test_what_was_sent_before_the_end_is_carried_out_and_answered() -> None:
+def test_commands_sent_before_the_end_are_carried_out_and_answered() -> None:
     client = Client(late="publish subscribe")
     client.send(SUB, pub(b"t", b"x"), b"PUB t\n\0\0\0\6unfin")
     client.session.on_eof()

@@ -23,7 +23,7 @@ GRANTED = said('{"identity":"bob","identity_url":"http://who/\\u003cbob\\u003e",
     ("sent", "name"),
     [(SUB, "SUB"), (pub(b"t", b"x"), "PUB"), (mpub(b"t", b"x"), "MPUB"), (DPUB, "DPUB")],
 )
-def test_who_does_not_say_who_it_is(sent: bytes, name: str) -> None:
+def test_with_required_auth_a_command_before_auth_is_refused(sent: bytes, name: str) -> None:
     client = Client(AUTH_LIMITS)
     assert client.send(sent) == failed(f"E_AUTH_FIRST AUTH required before {name}")
     assert (client.closed, client.calls) == (True, [])
@@ -152,7 +152,7 @@ def test_a_handshake_is_neither_waited_for_nor_disturbed_for_ever() -> None:
 
 
 @pytest.mark.parametrize("name", [b"NOP", b"PUB", b"WHAT", b""])
-def test_where_tls_is_required_all_else_waits_for_it(name: bytes) -> None:
+def test_where_tls_is_required_other_commands_are_refused_before_it(name: bytes) -> None:
     limits = NsqLimits(tls_v1=True, tls_required=True)
     client = Client(limits)
     assert client.send(name + b"\n") == failed(b"E_INVALID cannot " + name + b" in current state (TLS required)")
@@ -163,7 +163,7 @@ def test_where_tls_is_required_all_else_waits_for_it(name: bytes) -> None:
 
 
 @pytest.mark.parametrize("verb", ["authenticate", "permitted", "upgrade"])
-def test_what_is_answered_to_a_client_that_is_gone(verb: str) -> None:
+def test_a_result_for_a_client_that_has_left_is_ignored(verb: str) -> None:
     client = Client(NsqLimits(auth_required=True, tls_v1=True), late=verb)
     client.send(b"IDENTIFY\n", sized(ASK))
     client.send(SECRET, SUB)
@@ -181,7 +181,7 @@ def test_what_is_answered_to_a_client_that_is_gone(verb: str) -> None:
 # Before AUTH
 
 
-def test_a_stranger_may_say_and_be_answered_so_many_bytes() -> None:
+def test_bytes_before_auth_are_bounded_in_both_directions() -> None:
     client = Client(AUTH_LIMITS)
     said_so = failed(f"E_AUTH_FIRST AUTH required before more than {BYTES_BEFORE_AUTH_MAX} bytes")
     assert client.send(b"NOP\n" * (BYTES_BEFORE_AUTH_MAX // 4 - 100)) == b""
@@ -196,7 +196,7 @@ def test_a_stranger_may_say_and_be_answered_so_many_bytes() -> None:
     assert client.send(b"NOP\n" * 100_000) == b"", "who has authenticated may say what it likes"
 
 
-def test_what_is_sent_behind_auth_does_not_count_before_it() -> None:
+def test_bytes_sent_after_auth_do_not_count_as_before_it() -> None:
     """A client need not wait for the answer to AUTH before it publishes."""
     client = Client(AUTH_LIMITS, late="authenticate")
     assert client.send(SECRET, pub(b"t", b"x" * 200_000)) == b""
@@ -204,7 +204,7 @@ def test_what_is_sent_behind_auth_does_not_count_before_it() -> None:
     assert bytes(client.out) == GRANTED + OK
 
 
-def test_a_stranger_has_so_much_time_whatever_it_says_of_heartbeats() -> None:
+def test_the_time_before_auth_is_bounded_whatever_heartbeats_are_asked() -> None:
     for asked in (b"{}", b'{"heartbeat_interval":-1}', b'{"heartbeat_interval":1000}'):
         client = Client(AUTH_LIMITS)
         client.send(b"IDENTIFY\n", sized(asked))
@@ -217,7 +217,7 @@ def test_a_stranger_has_so_much_time_whatever_it_says_of_heartbeats() -> None:
     assert (client.at(10_000), client.closed) == (b"", True)
 
 
-def test_a_client_is_not_cut_off_while_the_auth_server_is_asked_nor_after_it_authenticated() -> None:
+def test_a_client_has_no_auth_deadline_while_or_after_it_is_checked() -> None:
     client = Client(AUTH_LIMITS, late="authenticate")
     client.send(b"IDENTIFY\n", sized(b'{"heartbeat_interval":-1}'), SECRET)
     client.at(20_000)
@@ -227,7 +227,7 @@ def test_a_client_is_not_cut_off_while_the_auth_server_is_asked_nor_after_it_aut
     assert not client.closed
 
 
-def test_where_tls_is_required_it_has_a_deadline_too() -> None:
+def test_where_tls_is_required_its_handshake_has_a_deadline() -> None:
     client = Client(NsqLimits(tls_v1=True, tls_required=True))
     client.send(b"IDENTIFY\n", sized(b'{"heartbeat_interval":-1}'))
     client.at(9_999)
@@ -236,7 +236,7 @@ def test_where_tls_is_required_it_has_a_deadline_too() -> None:
     assert client.closed
 
 
-def test_a_client_is_a_stranger_until_it_is_known() -> None:
+def test_a_client_counts_as_unknown_until_it_authenticates_or_works() -> None:
     client = Client(NsqLimits(), magic=False)
     assert client.session.stranger
     client.send(b"  V2")
@@ -269,7 +269,7 @@ def test_permission_is_asked_before_the_body_is_waited_for(name: str) -> None:
         assert (client.closed, client.session.failed, client.session.held) == (True, True, 0)
 
 
-def test_a_publish_that_is_permitted_before_its_body_is_carried_out_with_it() -> None:
+def test_a_publish_permitted_before_its_body_is_carried_out_with_it() -> None:
     client = Client(AUTH_LIMITS, late="permitted")
     client.send(SECRET)
     assert client.send(pub(b"t", b"xyz")[:-1]) == b""
@@ -311,7 +311,7 @@ def test_a_probe_is_a_heartbeat_where_heartbeats_are_wanted() -> None:
         assert client.out == written
 
 
-def test_what_came_packed_behind_an_upgrade_does_not_count_twice() -> None:
+def test_bytes_received_behind_an_upgrade_do_not_count_twice() -> None:
     client = Client(NsqLimits(auth_required=True), late="upgrade")
     client.send(b"IDENTIFY\n", sized(b'{"feature_negotiation":true,"deflate":true}'), bytes(50_000))
     client.tell("upgrade")

@@ -81,7 +81,7 @@ def pair(context: ssl.SSLContext, other: ssl.SSLContext) -> tuple[Layers, Client
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_tls_carries_data_both_ways_however_it_is_cut(made: Certificates, version: ssl.TLSVersion) -> None:
+def test_tls_carries_data_in_both_directions_however_it_is_divided(made: Certificates, version: ssl.TLSVersion) -> None:
     other = made.client()
     other.minimum_version = other.maximum_version = version
     layers, client = pair(server(made), other)
@@ -112,7 +112,7 @@ def test_compressed_data_passes_through_tls(made: Certificates, over: DeflateLay
     assert whole == size
 
 
-def test_what_follows_the_handshake_at_once_is_read(made: Certificates) -> None:
+def test_data_sent_right_after_the_handshake_is_read(made: Certificates) -> None:
     """A client may send with its last word of the handshake."""
     layer, client = TlsLayer(server(made)), Client(made.client())
     assert layer.receive(client.shake()[0]) == b""
@@ -188,7 +188,7 @@ def test_only_a_client_with_a_known_certificate_is_accepted(made: Certificates, 
             pair(server(made, policy), other)
 
 
-def test_nobody_is_asked_without_a_policy(made: Certificates) -> None:
+def test_without_a_policy_no_client_certificate_is_asked_for(made: Certificates) -> None:
     layers, _ = pair(server(made), made.client(cert=made.stranger_cert, key=made.stranger_key))
     assert layers.tls is not None
     assert layers.tls.common_name == ""
@@ -246,7 +246,7 @@ def test_each_wrong_tls_option_is_refused(made: Certificates, tmp_path: Path) ->
             server_context(**given)
 
 
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked(made: Certificates, tmp_path: Path) -> None:
+def test_a_key_with_a_password_is_refused_without_asking_for_it(made: Certificates, tmp_path: Path) -> None:
     locked = tmp_path / "locked.pem"
     command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", made.key, "-out", str(locked)]
     try:

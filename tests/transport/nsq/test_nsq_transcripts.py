@@ -197,7 +197,7 @@ def test_each_fatal_command_is_answered_and_ends_the_connection(state: State, se
     assert not client.session.reading
 
 
-def test_who_wants_no_heartbeats_cannot_subscribe() -> None:
+def test_a_client_without_heartbeats_cannot_subscribe() -> None:
     client = Client(SMALL)
     assert client.send(b"IDENTIFY\n" + sized(b'{"heartbeat_interval":-1}')) == OK
     assert client.send(b"SUB\n") == failed("E_INVALID cannot SUB with heartbeats disabled")

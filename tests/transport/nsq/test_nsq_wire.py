@@ -104,5 +104,5 @@ def test_names_are_quoted_as_go_does(raw: bytes, text: str) -> None:
 
 
 @given(st.binary(max_size=50))
-def test_what_a_client_sent_comes_back_unchanged(raw: bytes) -> None:
+def test_bytes_of_a_client_are_returned_unchanged_in_an_error(raw: bytes) -> None:
     assert NsqError("E_X", shown(raw)).data == (b"E_X " + raw if raw else b"E_X")

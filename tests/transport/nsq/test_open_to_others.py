@@ -40,7 +40,9 @@ FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
         (OTHER, FILE | 0o600, True, "/a b belongs to user 1001, not to this user (1000) or root: chown 1000 '/a b'"),
     ],
 )
-def test_who_may_change_or_read_it(owner: int, mode: int, secret: bool, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_other_users_may_change_or_read_is_refused(
+    owner: int, mode: int, secret: bool, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: OWN)
     found = cast("Any", SimpleNamespace(st_uid=owner, st_mode=mode))
     assert open_to_others("/a b", found, secret=secret) == said

@@ -266,7 +266,7 @@ NOTHING: list[Any] = [None, 5, "handler", partial]
 
 
 @pytest.mark.parametrize("handler", [*PLAIN, *NOTHING[:-1]], ids=lambda one: getattr(one, "__name__", type(one).__name__))
-def test_an_asyncio_consumer_refuses_what_it_cannot_await(handler: Any, broker: Broker) -> None:
+def test_an_asyncio_consumer_refuses_a_handler_it_cannot_await(handler: Any, broker: Broker) -> None:
     broker.put(b"precious")
 
     async def main() -> None:
@@ -280,7 +280,7 @@ def test_an_asyncio_consumer_refuses_what_it_cannot_await(handler: Any, broker: 
 
 
 @pytest.mark.parametrize("handler", NOTHING[:-1], ids=lambda one: getattr(one, "__name__", type(one).__name__))
-def test_a_blocking_consumer_refuses_what_it_cannot_call(handler: Any, broker: Broker) -> None:
+def test_a_blocking_consumer_refuses_a_handler_it_cannot_call(handler: Any, broker: Broker) -> None:
     broker.put(b"precious")
     consumer = zsq.Consumer("t", "c", url=broker.url)
     with pytest.raises(UsageError, match="the handler must be callable"):

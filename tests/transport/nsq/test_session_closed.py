@@ -26,7 +26,7 @@ def codes(pending_blocks: list[PendingBlock]) -> list[str | None]:
     return [pending.error.code if pending.error is not None else None for pending in pending_blocks]
 
 
-def test_what_waits_fails_with_the_first_that_is_refused() -> None:
+def test_all_waiting_blocks_fail_with_the_first_refused_one() -> None:
     session, pending_blocks = opened(1, 3)
     assert session.on_word(Unstored(0, 0, E_CLOSED, "closed")) is Reaction.NOTHING
     assert codes(pending_blocks) == [E_CLOSED] * 4
@@ -35,7 +35,7 @@ def test_what_waits_fails_with_the_first_that_is_refused() -> None:
     assert (session.queue_bytes, session.window_bytes) == (0, 0)
 
 
-def test_what_was_sent_behind_it_fails_too_and_the_link_begins_anew_once() -> None:
+def test_blocks_sent_after_the_refused_one_fail_and_the_link_restarts() -> None:
     session, pending_blocks = opened(3, 2)
     assert session.on_word(Unstored(0, 0, E_CLOSED, "closed")) is Reaction.RENEW
     assert codes(pending_blocks) == [E_CLOSED] * 5
@@ -43,7 +43,7 @@ def test_what_was_sent_behind_it_fails_too_and_the_link_begins_anew_once() -> No
     assert not session.unanswered
 
 
-def test_what_was_taken_before_it_was_closed_is_still_awaited() -> None:
+def test_blocks_sent_before_the_refused_one_are_still_awaited() -> None:
     session, pending_blocks = opened(3, 2)
     assert session.on_word(Unstored(1, 1, E_CLOSED, "closed")) is Reaction.NOTHING
     assert codes(pending_blocks) == [None, E_CLOSED, E_CLOSED, E_CLOSED, E_CLOSED]

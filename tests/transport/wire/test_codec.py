@@ -144,7 +144,7 @@ def test_errors_keep_their_code_over_the_wire() -> None:
 
 @pytest.mark.parametrize("depth", [codec.NESTED_MAX + 1, 200, 900, 1_015, 1_023])
 @pytest.mark.parametrize("level", [b"\x91", b"\x81\xa1a"])
-def test_what_is_nested_too_far_is_refused(depth: int, level: bytes) -> None:
+def test_data_that_is_nested_too_deeply_is_refused(depth: int, level: bytes) -> None:
     """Python cannot show it, and msgpack not write it again: it ended the process that decoded it."""
     frames = [
         level * (depth - 1) + b"\x80",
@@ -156,7 +156,7 @@ def test_what_is_nested_too_far_is_refused(depth: int, level: bytes) -> None:
             codec.decode(frame)
 
 
-def test_words_may_be_nested() -> None:
+def test_nested_data_is_encoded_and_decoded_unchanged() -> None:
     data: dict[str, Any] = {"a": 1}
     for _ in range(codec.NESTED_MAX - 3):
         data = {"a": (), "b": data} if len(data) == 1 else {"a": data}

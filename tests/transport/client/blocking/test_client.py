@@ -99,7 +99,7 @@ def test_reader_reads_from_an_offset_to_the_end(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("value", [2**64, 2**62 + 1, -(2**64), 10**400, [1], b"1"])
-def test_settings_that_no_word_can_carry(broker: Broker, value: Any) -> None:
+def test_settings_that_do_not_fit_into_a_message_are_refused(broker: Broker, value: Any) -> None:
     with zsq.Admin(broker.url) as admin:
         for call in (admin.configure_topic, admin.create_topic):
             with pytest.raises(zsq.UsageError, match="keep_bytes must be a number up to"):

@@ -33,7 +33,7 @@ def numbers(n: int, start: int = 0) -> list[bytes]:
     return [b"%d" % i for i in range(start, start + n)]
 
 
-def test_messages_say_what_they_are(broker: Broker) -> None:
+def test_a_message_has_its_body_key_tag_and_other_attributes(broker: Broker) -> None:
     with zsq.Producer(broker.url) as producer:
         producer.publish("t", b"body", key="k", tag="g", headers={"a": 1})
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
@@ -101,7 +101,7 @@ def test_a_batch_can_be_answered_in_part_and_then_as_a_whole(broker: Broker) -> 
     assert consumer.stale == 0
 
 
-def test_plain_finishes_are_told_without_anybody_asking(broker: Broker) -> None:
+def test_plain_finishes_are_sent_although_no_call_follows(broker: Broker) -> None:
     put(broker, b"a", b"b")
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
         message = consumer.receive()
@@ -319,7 +319,7 @@ def test_a_signal_ends_run_after_the_current_message(broker: Broker) -> None:
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_signal_ends_run_while_it_waits(broker: Broker) -> None:
+def test_a_signal_ends_run_while_no_message_arrives(broker: Broker) -> None:
     consumer = zsq.Consumer("t", "c", url=broker.url)
 
     def interrupt() -> None:

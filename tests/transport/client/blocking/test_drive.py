@@ -52,7 +52,7 @@ def make_due(drive: Drive[_Timed]) -> bool:
     return drive.engine.called.wait(5)
 
 
-def test_there_is_no_thread_until_something_is_due() -> None:
+def test_no_thread_is_started_before_something_is_due() -> None:
     """A client that was only made, or waits for nothing, costs its process no thread, and does not make `fork` a risk."""
     with driven() as drive:
         with drive.lock:
@@ -73,7 +73,7 @@ def test_the_keeper_outlives_having_nothing_to_do() -> None:
         assert make_due(drive)
 
 
-def test_who_waits_may_wait_for_longer_than_the_system_can(broker: Any) -> None:
+def test_a_time_out_may_be_longer_than_the_system_allows(broker: Any) -> None:
     """A time-out of weeks is a way to say "for ever"; the system's calls take no more than 24 days (of milliseconds), or 292 years."""
     broker.deaf_to = {p.Manage}
     with concurrent.futures.ThreadPoolExecutor(2) as pool, zsq.Admin(broker.url, timeout=1e10) as admin:

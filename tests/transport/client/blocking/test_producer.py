@@ -95,7 +95,7 @@ def test_lingering_messages_share_blocks_by_count_size_and_time(broker: Broker) 
     assert [receipt.offset for receipt in receipts] == list(range(25))
 
 
-def test_lingering_ends_by_time_without_anybody_waiting(broker: Broker) -> None:
+def test_lingering_ends_by_time_although_no_caller_waits(broker: Broker) -> None:
     with zsq.Producer(broker.url, linger_ms=5) as producer:
         receipt = producer.publish("t", b"a")
         broker.wait_for(lambda: len(broker.log) == 1)
@@ -194,7 +194,7 @@ def test_a_full_disk_refuses_one_publish_and_not_those_behind(broker: Broker) ->
     assert broker.bodies() == [b"first", b"1", b"2", b"3", b"4"]
 
 
-def test_flush_raises_what_nobody_was_told(broker: Broker) -> None:
+def test_flush_raises_an_error_that_no_call_has_raised(broker: Broker) -> None:
     producer = zsq.Producer(broker.url, linger_ms=1)
     broker.refuse.append(E_DISK_FULL)
     producer.publish("t", b"a")
@@ -354,7 +354,7 @@ def test_an_idle_producer_does_not_bring_a_deleted_topic_back(broker: Broker) ->
         assert lookups[-1].create, "now there is something to publish"
 
 
-def test_what_is_published_while_an_idle_link_looks_makes_the_topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_during_the_lookup_of_an_idle_link_creates_the_topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     published = threading.Event()
     found = broker.on_lookup
 

@@ -101,7 +101,7 @@ def test_lost_offsets_are_an_error_or_a_counted_gap(broker: Broker, first: int, 
         assert (reader.gaps, reader.lost) == ([(first, stop - first)], stop - first)
 
 
-def test_of_many_gaps_some_are_listed_and_all_are_counted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_gaps_are_listed_and_all_are_counted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(broker, 35)
     for first in range(20, 340, 20):
         lose(broker, first, first + 10)
@@ -111,7 +111,7 @@ def test_of_many_gaps_some_are_listed_and_all_are_counted(broker: Broker, monkey
         assert (reader.gaps, reader.lost) == ([(20, 10), (40, 10), (60, 10)], 160)
 
 
-def test_beyond_the_end_is_loss(broker: Broker) -> None:
+def test_offsets_beyond_the_end_are_data_loss(broker: Broker) -> None:
     fill(broker, 3)
     with RangeReader(broker.url, "t", 10, 40) as reader, pytest.raises(DataLoss, match=r"offsets 30 to 39 .* now ends at offset 30"):
         offsets(reader)

@@ -38,7 +38,7 @@ def test_a_topic_in_memory_is_refused_before_anything_is_sent() -> None:
             made()
 
 
-def test_what_is_pushed_is_sealed_once_and_committed_once(storage: FakeStages) -> None:
+def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -> None:
     with StageWriter(storage.url, "t", "app", 3, kind="job", partition=5) as writer:
         push(writer, 100)
         assert not writer.committed

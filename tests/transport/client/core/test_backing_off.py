@@ -149,7 +149,7 @@ def test_an_answer_that_blames_the_call_brings_no_pause(broker: Broker) -> None:
         assert tries(lambda: admin.pause("absent"), NotFound) > 2 * TRIES_MAX
 
 
-def test_what_is_remembered_of_refusals_is_bounded() -> None:
+def test_the_number_of_remembered_refusals_is_bounded() -> None:
     engine = RequestEngine(parse("ipc:///nowhere"), Target("supervisor"))
     for number in range(BACKOFFS_MAX + 100):
         engine.ask(number, p.Stats(number, f"t{number}", ""), repeatable=True)

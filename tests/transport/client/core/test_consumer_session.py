@@ -72,7 +72,7 @@ def test_every_state_can_be_reached_and_lost() -> None:
         (ConsumerState.OPEN, Beat()),
     ],
 )
-def test_a_word_without_a_place_is_an_error(state: ConsumerState, message: Any) -> None:
+def test_a_message_not_allowed_in_its_state_is_refused(state: ConsumerState, message: Any) -> None:
     session = ConsumerSession(10)
     session.state = state
     with pytest.raises(UsageError):
@@ -120,7 +120,7 @@ def test_a_delivery_knows_offset_and_attempts_of_each_message() -> None:
 # Answers
 
 
-def test_finishes_become_one_word_for_a_delivery() -> None:
+def test_the_finishes_of_a_delivery_are_sent_as_one_message() -> None:
     session = opened()
     delivery = deliver(session, 7, (100, 10, 1))
     assert delivery.finish(3)
@@ -177,7 +177,7 @@ def test_a_confirmed_finish_ends_with_the_answer_of_the_broker() -> None:
     assert again.error is not None
 
 
-def test_barriers_confirm_what_was_told_before_them() -> None:
+def test_a_barrier_confirms_the_answers_sent_before_it() -> None:
     session = opened()
     assert session.barrier().done, "nothing to wait for"
     one, two = deliver(session, 7, (0, 4, 1)), deliver(session, 8, (4, 2, 1))
@@ -256,7 +256,7 @@ ACTIONS = ("deliver", "deliver", "finish", "finish", "finish", "whole", "requeue
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7), st.integers(0, 5)), max_size=50))
-def test_each_message_is_told_at_most_once_and_only_under_its_lease(script: list[tuple[str, int, int]]) -> None:
+def test_each_message_is_answered_at_most_once_and_under_its_lease(script: list[tuple[str, int, int]]) -> None:
     """Against a channel that keeps a book of leases: an answer names only messages that are held under that token on this link."""
     session = opened()
     deliveries: list[LeasedBlock] = []

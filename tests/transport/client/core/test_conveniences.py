@@ -125,6 +125,6 @@ def test_settings_that_do_not_hold_are_warned_of_once(broker: Broker, caplog: py
 
 
 @pytest.mark.parametrize("kind", [zsq.Consumer, zsq.aio.Consumer])
-def test_a_url_behind_the_names_is_told_how_it_is_given(kind: Any) -> None:
+def test_the_error_for_a_url_after_the_names_shows_the_right_form(kind: Any) -> None:
     with pytest.raises(zsq.UsageError, match=r"write Consumer\(topic, channel, url=\.\.\.\)"):
         kind("t", "c", "tcp://127.0.0.1:4153")

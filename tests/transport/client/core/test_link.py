@@ -52,7 +52,7 @@ def begun(engine: Engine, address: Address, target: Target) -> Link:
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_an_attempt_that_nobody_answers_ends_and_another_follows(kind: str, engine: Engine, tmp_path: Path) -> None:
+def test_an_attempt_without_an_answer_ends_and_another_one_follows(kind: str, engine: Engine, tmp_path: Path) -> None:
     """A peer that takes the connection and never says a word may have forgotten it: ZeroMQ would wait for ever."""
     silent = sockets.make_router(f"ipc://{tmp_path}/supervisor" if kind == "ipc" else "tcp://127.0.0.1:*")
     try:
@@ -71,9 +71,7 @@ def test_an_attempt_that_nobody_answers_ends_and_another_follows(kind: str, engi
         silent.close(linger=0)
 
 
-def test_a_broker_that_does_not_stop_talking_keeps_nobody_from_going_on(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_turn_reads_a_bounded_number_of_messages(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """So many words a turn; what is left over is due at once."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
     assert link.up
@@ -109,7 +107,7 @@ def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(engine: Engine, t
     assert link.up
 
 
-def test_what_answers_something_else_leads_nowhere(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_to_another_request_does_not_open_the_link(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Only the answer to this attempt says where the target is now."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
     request = link._request

@@ -138,7 +138,7 @@ def test_a_look_stops_at_what_the_channel_may_see_and_after_so_many_bytes(monkey
     assert (found.messages, found.looked_to, topic.reads) == ([], 30, [0, 10])
 
 
-def test_what_is_held_is_shown_with_whom_and_until_when() -> None:
+def test_held_messages_are_shown_with_their_consumer_and_time_left() -> None:
     held = [
         {"state": "in flight", "offset": 2, "count": 2, "attempts": 1, "consumer": "me", "held_ms": 1_500, "left_ms": 58_500},
         {"state": "requeued", "offset": 7, "count": 1, "attempts": 3},

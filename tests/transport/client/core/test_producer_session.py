@@ -78,7 +78,7 @@ def test_every_state_can_be_reached() -> None:
         (Deliver(1, (), 1), ProducerState.OPEN),
     ],
 )
-def test_a_word_without_a_place_is_an_error(message: Any, state: ProducerState) -> None:
+def test_a_message_not_allowed_in_its_state_is_refused(message: Any, state: ProducerState) -> None:
     session = ProducerSession(iter((1, 2)))
     session.state = state
     with pytest.raises(UsageError):
@@ -175,7 +175,7 @@ def test_after_a_loss_all_unanswered_go_again_in_order_with_their_numbers() -> N
 
 
 @pytest.mark.parametrize("code", [E_SEQUENCE, E_CLOSING, E_HELLO])
-def test_what_blames_the_link_restarts_it(code: str) -> None:
+def test_a_refusal_that_concerns_the_link_restarts_it(code: str) -> None:
     session = opened()
     pending_blocks = send(session, 2)
     assert session.on_unstored(Unstored(1, 0, code, "")) is Reaction.RESTART
@@ -223,7 +223,7 @@ def test_a_refused_block_with_later_ones_settles_under_a_new_id() -> None:
     assert second.error is not None
 
 
-def test_what_waits_to_be_sent_again_behind_a_refused_block_waits_once() -> None:
+def test_blocks_queued_again_behind_a_refused_block_are_queued_once() -> None:
     session = opened()
     pending_blocks = send(session, 4)
     session.lost()
@@ -236,7 +236,7 @@ def test_what_waits_to_be_sent_again_behind_a_refused_block_waits_once() -> None
     assert session.on_stored(Stored(((0, 0),))) is Reaction.RENEW
 
 
-def test_a_block_sent_twice_gives_its_number_to_nobody() -> None:
+def test_the_sequence_of_a_block_sent_twice_is_not_used_again() -> None:
     session = opened()
     send(session, 1)
     session.lost()

@@ -65,7 +65,7 @@ def test_answers_are_taken_before_the_credit_is_used_up(tmp_path: Path, monkeypa
     assert writer.looks < 40, "not for each block"
 
 
-def test_who_stays_below_its_credit_hears_all_the_same_that_it_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_below_its_credit_still_learns_that_its_stage_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = Pushed(tmp_path, 1_000, monkeypatch)
     writer.answer = Failed(0, E_BAD_BLOCK, "the topic is gone")
     writer.add(LOOK_NS)

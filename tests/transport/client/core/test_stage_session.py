@@ -64,7 +64,7 @@ def test_credit_bounds_what_is_out() -> None:
     assert taken(session) == []
 
 
-def test_what_answers_something_else_opens_no_stage() -> None:
+def test_an_answer_to_another_request_does_not_open_the_stage() -> None:
     """It may be older than what is durable by now, and the writer would send what storage has."""
     session = StageSession(STAGE, "app", 1, window_bytes_max=40 * LENGTH)
     for number in range(5):
@@ -79,7 +79,7 @@ def test_what_answers_something_else_opens_no_stage() -> None:
     assert taken(session) == [3, 4]
 
 
-def test_what_answers_another_seal_seals_nothing() -> None:
+def test_an_answer_to_another_seal_is_ignored() -> None:
     """Blocks would be forgotten here that storage does not have for good, or given up for what befell something else."""
     session = made(3)
     taken(session)
@@ -98,7 +98,7 @@ def test_what_answers_another_seal_seals_nothing() -> None:
     assert session.state is StageState.SEALED
 
 
-def test_however_long_nothing_arrives_it_is_tried_again_soon() -> None:
+def test_blocks_are_pushed_again_soon_however_long_nothing_arrives() -> None:
     session = made(2)
     now = 0
     for _ in range(40):
@@ -167,7 +167,7 @@ def test_interim_seals_come_one_at_a_time_and_by_size() -> None:
     assert (second.blocks, second.final) == (21, False)
 
 
-def test_the_final_seal_says_all_of_it() -> None:
+def test_the_final_seal_has_the_totals_of_the_stage() -> None:
     session = made(3)
     session.finish()
     assert session.take_seal() is None, "not all is sent"
@@ -228,7 +228,7 @@ def test_an_old_copy_that_arrives_before_the_new_one_is_pushed() -> None:
     assert taken(session) == [5]
 
 
-def test_after_a_lost_link_it_goes_on_where_storage_says() -> None:
+def test_after_a_lost_link_the_writer_continues_where_storage_says() -> None:
     session = made(8, credit=1 << 20)
     taken(session)
     session.on_word(Staged(STAGE, 6), 0)
@@ -239,7 +239,7 @@ def test_after_a_lost_link_it_goes_on_where_storage_says() -> None:
     assert taken(session)[0] == 3
 
 
-def test_what_was_durable_and_is_gone_is_an_error() -> None:
+def test_a_loss_of_durable_blocks_is_an_error() -> None:
     session = made(8, credit=1 << 20)
     taken(session)
     session.pressed = True

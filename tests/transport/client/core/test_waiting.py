@@ -50,7 +50,7 @@ def nowhere(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/none"
 
 
-def test_who_waits_is_told_after_1_s_10_s_and_every_minute(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_is_logged_after_1_s_10_s_and_every_minute(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
     engine = consuming(nowhere)
     engine.tells = True
     engine.link.start(0)
@@ -63,7 +63,7 @@ def test_who_waits_is_told_after_1_s_10_s_and_every_minute(nowhere: str, caplog:
         engine.stop()
 
 
-def test_nobody_is_told_of_a_link_that_nobody_waits_for(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_link_is_not_logged_if_no_caller_waits(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
     """A producer whose messages are all stored may be without a broker as long as it likes."""
     engine = ProducerEngine(parse(nowhere), 0, 1, 1, None)
     engine.tells = True
@@ -99,7 +99,7 @@ def test_asyncio_clients_report_soon_that_nothing_listens(nowhere: str) -> None:
     assert time.monotonic() - began < 20
 
 
-def test_a_timeout_that_somebody_gave_is_waited_for(broker: Broker) -> None:
+def test_a_time_out_that_the_user_gave_is_waited_for(broker: Broker) -> None:
     """The broker may be about to start, so nobody fails before."""
     broker.die()
     with zsq.Producer(broker.url, timeout=60) as producer:
@@ -109,7 +109,7 @@ def test_a_timeout_that_somebody_gave_is_waited_for(broker: Broker) -> None:
         starting.join()
 
 
-def test_a_producer_that_has_met_its_broker_waits_for_it_to_come_back(nowhere: str) -> None:
+def test_a_client_that_has_reached_its_broker_waits_for_its_return(nowhere: str) -> None:
     engine = RequestEngine(parse(nowhere), Target("topic", "t"))
     engine.hasty = engine.met = True
     request = engine.ask(1, zsq.transport.wire.protocol.Stats(1, "", ""), repeatable=True)
@@ -271,7 +271,7 @@ class _Quiet:
         self.errors.append(error)
 
 
-def test_a_link_that_was_given_up_begins_again_when_it_is_needed(nowhere: str) -> None:
+def test_a_link_that_was_given_up_starts_again_when_needed(nowhere: str) -> None:
     engine = Engine()
     peer = _Quiet()
     link = Link(engine, parse(nowhere), Target("topic", "t"), peer)
