@@ -1,4 +1,4 @@
-"""A channel's logic on a desk: time, blocks and commits in its verbs."""
+"""Harness for a channel's logic: it offers time, blocks and commits as methods."""
 
 from __future__ import annotations
 

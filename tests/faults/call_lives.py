@@ -103,7 +103,7 @@ class Life:
 
 
 class StoreLife(Life):
-    """A desk with a store."""
+    """A part of storage with a real store."""
 
     options: StoreOptions = SMALL
     names_are_known = True

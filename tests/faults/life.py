@@ -141,7 +141,7 @@ class Life(StorageHarness):
     # Retention
 
     def retain(self, start: int) -> None:
-        """Give up what lies below, in the order of the retention desk."""
+        """Give up what lies below, in the order of retention."""
         assert self.store is not None
         self.given_up.update(body for block in self.read_all() if block.first_offset < start for body in block.body.values() if body)
         self.store.keeper.write()

@@ -57,7 +57,7 @@ class RegistryLife:
         self.facts.append(self.facts_now())
         self.changes += 1
 
-    # What the supervisor and the storage processes do
+    # What the supervisor and the topics' processes do
 
     def recover(self) -> None:
         """As `zsqd` starts."""

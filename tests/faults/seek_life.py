@@ -1,4 +1,4 @@
-"""A topic whose channel an operator moves while its consumers finish: the real channel and the real desks, on a disk that forgets.
+"""A topic whose channel an operator moves while its consumers finish: real channel and storage, on a disk that forgets.
 
 Requests reach the channel in one order, and the state store commits in that order. So this is promised of a seek and a finish:
 
@@ -86,7 +86,7 @@ class Jobs:
 
 
 class Rig:
-    """The channel, and the desks of its storage; commits are as slow as can be: all else happens before them."""
+    """The channel and the parts of its storage. Commits are as slow as possible: everything else happens before them."""
 
     def __init__(self, life: SeekLife) -> None:
         assert life.store is not None
@@ -95,7 +95,7 @@ class Rig:
         table = life.store.state.load()
         self.state = StateCommits(self.jobs, life.store.state, table, "topic clicks")
         self.harness = Channels(life.log, self.state, table, "always")
-        self.back = Line()  # what the desk answers
+        self.back = Line()  # what storage answers
         self.harness.route(cast("Port", self.back))
         self.lines = {name: Line() for name in ("front", "topic", "scan", "supervisor")}
         self.lines["storage"] = Line(self._serve_and_commit)

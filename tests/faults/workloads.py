@@ -267,7 +267,7 @@ def goes_on(life: Life) -> None:
 
 
 def wild(seed: str) -> Callable[[Life], None]:
-    """Anything, in any order that the broker's own desks keep."""
+    """Anything, in any order that the broker's own parts keep."""
 
     def work(life: Life) -> None:
         chance = random.Random(seed)

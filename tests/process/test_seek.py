@@ -118,7 +118,7 @@ def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(broker: Broker
 
 
 def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker) -> None:
-    """Storage is stopped with a read on its way; what it answers lies behind the new offset, and is no gap."""
+    """The topic's process is stopped during a read. Its answer lies after the new offset, and must not count as a gap."""
     bodies = [b"%06d" % n + bytes(10_000) for n in range(2_000)]
     with (
         zsq.Producer(broker.ipc) as producer,

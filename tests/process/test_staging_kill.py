@@ -70,7 +70,7 @@ def killed(broker: Broker, kind: str) -> None:
 @pytest.mark.parametrize("window_bytes", [32 << 20, 200_000])
 @pytest.mark.parametrize("kind", ["topic", "gateway"])
 def test_a_stage_is_committed_whole_after_a_kill_between_pushes(broker: Broker, kind: str, window_bytes: int) -> None:
-    """With the small window most of it is durable by interim seals when storage dies, and the writer has let go of it."""
+    """With the small window most of it is durable by interim seals when the topic's process dies, and the writer has dropped it."""
     url = broker.tcp if kind == "gateway" else broker.ipc
     task = Task(write_in_halves(url, window_bytes=window_bytes))
     assert task.half.wait(30)

@@ -1,4 +1,4 @@
-"""Storage or the whole broker killed while Spark writes: the query goes on by itself, and each row is in the topic exactly once."""
+"""The topic's process or the whole broker is killed while Spark writes: the query continues, and each row is in the topic exactly once."""
 
 from __future__ import annotations
 

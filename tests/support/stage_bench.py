@@ -1,4 +1,4 @@
-"""Storage's desks for stages and for state on a real store, with threads that run when they are told."""
+"""Storage's stages and state on a real store, with threads that run only when a test says so."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Wire(Routed):
 
 
 class Bench:
-    """Both desks, in the verbs of the trade."""
+    """Stages and state of a storage, with methods for what writers and threads do."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""A topic's stages on a desk: writers' words in the verbs of the trade. What is taken is written at once, and kept."""
+"""Harness for a topic's stages: writers' messages are methods. An accepted block is written at once, and kept."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ FULL = Refused(E_TOPIC_FULL, "no room")
 
 
 class Office:
-    """A channel's desk with its letters; `posted` is what was handed over."""
+    """A channel's logic with its dead letters. `posted` has the batches that were passed on."""
 
     def __init__(self, harness: DyingChannelHarness, topic: str = "t") -> None:
         self.harness = harness

@@ -96,7 +96,7 @@ def test_dropped_deferred_messages_are_removed_when_they_are_due(harness: Channe
 
 
 def test_rows_below_the_start_are_found_when_the_channel_is_opened() -> None:
-    """Storage died between its commit and telling."""
+    """The topic's process died after storage's commit and before the channel was told."""
     channel = ChannelCore(7, 20, [(2, 5, 3, 0), (12, 4, 1, 0)], {"dropped_count": 1}, paused=False)
     channel.supply.drop_below(14)
     changes = channel.changes()

@@ -80,7 +80,7 @@ def test_a_due_channel_starts_a_round_before_the_interval_ends() -> None:
 
 
 def test_a_channel_that_hangs_does_not_delay_the_others() -> None:
-    """Storage of some other topic, say: each round goes on without it, and most do not hear of it at all."""
+    """For example another topic: each round goes on without it, and most rounds do not ask it at all."""
     bench = Bench(20, "a")
     (order,) = bench.begin()
     bench.now += options.SCAN_SOON_MS * MS

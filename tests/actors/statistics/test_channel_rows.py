@@ -206,7 +206,7 @@ def latency(harness: ChannelHarness) -> Latency:
 
 
 def test_latency_is_from_the_block_to_the_finish(harness: ChannelHarness) -> None:
-    """The desk's blocks came at 7 ns."""
+    """The harness stored its blocks at 7 ns."""
     harness.join(A, 10)
     harness.come(4, 3)
     first, second = harness.send()

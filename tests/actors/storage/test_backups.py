@@ -1,4 +1,4 @@
-"""Storage's desk for backups: in which order parts are taken, what it refuses, and when it lets go."""
+"""Backups inside storage: in which order parts are copied, what is refused, and when the copies are removed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from zsq.transport.wire import protocol as p
 
 
 class Office(Bench):
-    """All desks that a backup has to do with; threads work when they are told."""
+    """All parts of storage that a backup uses. Threads work only when a test says so."""
 
     def keeper(self) -> StateKeeper:
         return self.store.keeper

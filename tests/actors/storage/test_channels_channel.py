@@ -26,7 +26,7 @@ ROW = ChannelRow(30)
 
 
 class ChannelsHarness:
-    """The channel desk of a topic with 1,000 messages, on a real store whose thread runs when told."""
+    """`Channels` of a topic with 1,000 messages, on a real store whose thread runs only when a test says so."""
 
     def __init__(self, directory: str) -> None:
         self.bench = Bench(directory)

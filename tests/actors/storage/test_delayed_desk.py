@@ -1,4 +1,4 @@
-"""Storage's desk for delayed messages on a real store, with a thread that runs when it is told, and a clock that is set."""
+"""Delayed messages inside storage: a real store, a thread that runs only when a test says so, and a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ SCAN = (b"scan",)
 
 
 class Bench:
-    """The desk, in the verbs of its trade. The wall clock is `now_ns`, the monotonic one a thousand seconds behind."""
+    """`DelayedMessages` with its store. The wall clock is `now_ns`. The monotonic clock is a thousand seconds behind."""
 
     def __init__(self, directory: str) -> None:
         self.directory = directory

@@ -1,4 +1,4 @@
-"""Writers and a topic's stages together: pushes are lost, links too, the disk is full, storage dies. What is sealed is what was written.
+"""Writers and a topic's stages together: pushes and links are lost, the disk is full, processes die. What is sealed is what was written.
 
 The writers are the client library's own state machines. Storage is a list of blocks a stage and a row; it dies with all that no row names.
 """

@@ -1,4 +1,4 @@
-"""What storage's desk for stages answers, and when: after which sync, after which commit."""
+"""Answers of storage to writers of stages, and when they come: after which sync, after which commit."""
 
 from __future__ import annotations
 

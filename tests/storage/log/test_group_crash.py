@@ -115,7 +115,7 @@ WORKS = {work.__name__: work for work in (small, mixed, adopted, leftovers)}
 
 
 def cut_at_each(harness: StorageHarness, root: Path, work: Callable[[StorageHarness], None]) -> Iterator[StorageHarness]:
-    """A desk for each change that the work makes, with the power gone before that change."""
+    """Yield a harness for each change of the disk that the work makes, with a power cut before that change."""
     number = 0
     finished = False
     while not finished:

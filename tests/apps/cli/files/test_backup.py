@@ -142,7 +142,7 @@ def test_one_that_fails_fails_all_and_can_be_left_out(house: House, tmp_path: Pa
 
 
 def test_what_vanishes_while_it_is_copied(house: House, tmp_path: Path) -> None:
-    """A storage that was started again took it away: the topic is still there, and the backup would lack it."""
+    """A topic that was started again removed the copies. The topic still exists, and the backup would lack it."""
 
     def then(what: str) -> None:
         if what == "log c":
