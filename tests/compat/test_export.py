@@ -245,7 +245,7 @@ def make_delayed(topic: Topic) -> list[DelayedKey]:
         store.close()
 
 
-def test_what_had_moved_to_the_log_before_a_crash_is_given_once(tmp_path: Path) -> None:
+def test_messages_moved_to_the_log_before_a_crash_are_exported_once(tmp_path: Path) -> None:
     """It lies in the log, and its row was not deleted any more."""
     topic = Topic(tmp_path / "data")
     topic.commit(StateBatch(channel_puts={"c": channel(60)}, applied_offset=60, synced_end=60))
@@ -274,7 +274,7 @@ def test_a_delayed_row_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
 # Where to
 
 
-def test_an_out_dir_with_something_in_it_is_refused(tmp_path: Path) -> None:
+def test_an_out_dir_that_is_not_empty_is_refused(tmp_path: Path) -> None:
     topic = Topic(tmp_path / "data")
     out = tmp_path / "out"
     out.mkdir()

@@ -28,7 +28,9 @@ def test_an_export_is_on_disk_when_it_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("count", "size"), [(7, 1 << 30), (1 << 30, 40)])
-def test_so_much_of_it_is_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int) -> None:
+def test_an_export_holds_a_bounded_part_of_the_messages_in_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, count: int, size: int
+) -> None:
     monkeypatch.setattr(exporting, "BATCH_COUNT", count)
     monkeypatch.setattr(exporting, "BATCH_BYTES", size)
     batches: list[int] = []

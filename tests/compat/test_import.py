@@ -101,7 +101,7 @@ def test_a_name_that_exists_is_refused_before_anything_is_written(tmp_path: Path
     assert [path.name for path in (tmp_path / "data/topics").iterdir()] == ["000001"]
 
 
-def test_what_was_lost_can_be_imported_again_when_its_topics_are_gone(tmp_path: Path) -> None:
+def test_lost_messages_can_be_imported_when_the_topics_were_deleted(tmp_path: Path) -> None:
     """Not while one of them is there: what it has would come twice."""
     listed = NsqdList((*ONE.topics, NsqdTopic("u")))
     source = write_nsqd(tmp_path / "a", listed, {"t:c": [[message(1), message(2)]], "u": [[message(3)]]})
@@ -165,7 +165,7 @@ def test_no_nsqd_can_start_meanwhile(tmp_path: Path) -> None:
     assert [name for name in refused if name.endswith("topics/000001")], "to the end"
 
 
-def test_what_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
+def test_an_import_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
     """A disk that writes something else than it was given; headers and checksums fit, as of a bug before them."""
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
 
@@ -181,7 +181,7 @@ def test_what_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
     assert not registry.topics
 
 
-def test_what_reads_back_whole_but_other_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_reads_back_differently_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mistake of our own, with checksums that agree."""
     monkeypatch.setattr(building, "pack", lambda bodies, **columns: pack([b"other", *bodies[1:]], **columns))
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
@@ -292,7 +292,7 @@ def test_a_block_ends_where_a_paused_topics_own_backlog_begins(tmp_path: Path) -
         store.close()
 
 
-def test_ephemeral_ones_are_left_out_and_named(tmp_path: Path) -> None:
+def test_ephemeral_topics_and_channels_are_left_out_and_named(tmp_path: Path) -> None:
     listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c#ephemeral"),)), NsqdTopic("u#ephemeral")))
     report = take(write_nsqd(tmp_path / "a", listed, {"t": [[message(1)]]}), tmp_path / "data")
     found = backlogs(tmp_path / "data")

@@ -96,7 +96,7 @@ def test_a_disk_that_refuses_leaves_nothing_half(tmp_path: Path, call: str) -> N
         assert len(plain(backlogs(data_dir))) == 2
 
 
-def test_what_was_begun_and_given_up_takes_no_numbers_from_others(tmp_path: Path) -> None:
+def test_an_abandoned_import_takes_no_numbers_from_other_topics(tmp_path: Path) -> None:
     """A broker that makes a topic between the crash and the second run gets a number, and a folder, of its own."""
     source, data_dir = arrange(tmp_path / "a")
 
@@ -151,7 +151,7 @@ def test_a_broker_that_is_started_clears_what_a_killed_import_left(
     assert not caplog.text
 
 
-def test_what_cannot_be_cleared_hinders_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_remains_of_an_import_that_cannot_be_removed_prevent_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     _, data_dir = arrange(tmp_path / "a")
     registry = Registry(Files(), data_dir, 0)
     registry.open()

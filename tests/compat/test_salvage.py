@@ -90,7 +90,7 @@ def test_a_message_of_any_time_is_taken(tmp_path: Path, time_ns: int) -> None:
     assert [loss.bytes for loss in lost] == [len(records[5])]
 
 
-def test_what_is_said_of_a_loss_is_so(tmp_path: Path) -> None:
+def test_the_reason_given_for_a_loss_is_right(tmp_path: Path) -> None:
     """Only where a message lies before it may that be cut short; and a head of which the id is broken has a length."""
     assert read(tmp_path, b"\xff" * 50 + WHOLE)[1][0].why == "no message can be read"
     assert read(tmp_path, RECORDS[0] + b"\xff" * 50 + WHOLE)[1][0].why.endswith("the message before it may be incomplete")
@@ -146,7 +146,7 @@ def test_reads_are_as_large_as_the_window(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(sizes) < (len(b"".join(RECORDS)) + 20_000) / 1_000 * 2 + 10
 
 
-def test_where_reading_was_and_what_lies_before(tmp_path: Path) -> None:
+def test_reading_begins_at_the_metadata_if_they_agree_with_the_files(tmp_path: Path) -> None:
     """Metadata that points into a message, and files that were read already."""
     listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),))
     source = write_nsqd(tmp_path / "a", listed, {"t:c": [[MESSAGES[1]], MESSAGES[2:6], [MESSAGES[6]]]})
@@ -211,7 +211,7 @@ def test_runs_are_joined_where_they_touch_and_bounded_while_they_are_gathered() 
         assert len(runs._runs) <= 4
 
 
-def test_so_many_losses_are_named_and_the_rest_is_counted() -> None:
+def test_a_bounded_number_of_losses_is_named_and_all_are_counted() -> None:
     report = source.SourceReport()
     for number in range(source.LOSSES_MAX + 5):
         report.lose(LostBytes("f", number, 10, "by plan"))

@@ -99,7 +99,7 @@ def test_a_defect_of_seeks_is_found(defect: Callable[[pytest.MonkeyPatch], None]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARES)
-def test_what_was_promised_survives_a_power_cut(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_promise_holds_after_a_power_cut(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     disks, nested = SHARES[name]
     with work_folder() as folder:
         result = prove_some(name, folder, disks, nested, seed=1)

@@ -60,7 +60,7 @@ def test_a_body_carries_its_number_and_is_found_altered() -> None:
     assert number_of(b"") == -1
 
 
-def test_what_may_happen_is_explained(book: Book) -> None:
+def test_events_that_may_happen_have_an_explanation(book: Book) -> None:
     for number in book.publish():
         book.get(number, number)
         book.finish(number, number, 1, attempts=2)
@@ -110,7 +110,7 @@ def test_a_topic_may_begin_at_a_large_offset(book: Book) -> None:
     assert len(bytes(channel.state)) < 100_000
 
 
-def test_what_became_due_after_the_log_was_read_may_be_on_its_way(book: Book) -> None:
+def test_messages_due_after_the_log_was_read_are_not_missing_yet(book: Book) -> None:
     numbers = book.publish(2, due_s=5)
     read_ns = book.now_ns
     book.now_ns += 6 * S
@@ -207,7 +207,7 @@ def test_a_removal_of_what_a_channel_has_not_finished_is_found(book: Book) -> No
     assert book.complaint() == "t: offset 1 was removed, and c had not finished it"
 
 
-def test_a_removal_of_what_nobody_has_seen_is_found(book: Book) -> None:
+def test_a_removal_of_a_message_that_was_never_seen_is_found(book: Book) -> None:
     book.ledger.removed(book.topic, 1)
     assert book.ledger.complaints[0] == "t: offset 0 was removed, and nobody has ever seen it"
 
@@ -244,7 +244,7 @@ def test_dead_letters_explain_and_a_dead_letter_of_a_finished_message_is_found(b
     assert "is a dead letter after its finish was confirmed" in book.complaint()
 
 
-def test_a_seek_back_makes_all_behind_it_awaited_again(book: Book) -> None:
+def test_after_a_seek_back_all_later_messages_are_expected_again(book: Book) -> None:
     for number in book.publish():
         book.finish(number, number)
     book.ledger.seek_begins(book.channel, turbulent=False)
@@ -291,7 +291,7 @@ def test_while_a_seek_is_under_way_nothing_is_compared_and_what_was_told_may_cou
     assert book.complaint() == "t/c is empty, and never finished offsets: 0, 2, 3"
 
 
-def test_what_was_deleted_explains_what_is_gone(book: Book) -> None:
+def test_a_deletion_explains_missing_messages(book: Book) -> None:
     book.publish()
     book.ledger.delete_channel(book.channel)
     book.ledger.removed(book.topic, 2)
@@ -310,7 +310,7 @@ def looks(after: dict[str, float], title: str = "zsq: storage t") -> list[Sample
     return [*found, *(Sample(number, {title: last[title]}, last["all"]) for number in range(20, 30))]
 
 
-def test_what_is_flat_is_no_growth() -> None:
+def test_a_constant_value_is_no_growth() -> None:
     assert flat.growths(looks({}), 0, 30) == []
     assert flat.growths(looks({"zsq: storage t memory": 10.0 * MIB, "all files": 70.0}), 0, 30) == [], "within what is allowed"
 

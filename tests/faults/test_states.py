@@ -73,7 +73,7 @@ def test_a_commit_of_lmdb_is_there_or_not(tmp_path: Path) -> None:
                 assert reading.get(b"k") in values
 
 
-def test_what_a_dead_process_has_left_unsynced_may_still_be_lost(tmp_path: Path) -> None:
+def test_unsynced_bytes_of_a_dead_process_may_still_be_lost(tmp_path: Path) -> None:
     files = RecordingFiles(str(tmp_path))
     with files.recording(lambda: None) as trace:
         fd = files.open_new(f"{files.root}/a")

@@ -41,7 +41,7 @@ def complaint(ledger: Ledger) -> str:
     return found[0]
 
 
-def test_what_must_happen_is_no_complaint(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_expected_events_are_no_complaint(ledger: Ledger, bodies: list[bytes]) -> None:
     audit = Audit(ledger, "")
     ledger.acknowledged(1, 0)
     store(audit, bodies)

@@ -79,7 +79,7 @@ def publish(broker: Broker, body: bytes) -> None:
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
 @pytest.mark.parametrize("over", ["tcp", "ipc"])
-def test_it_goes_on_after_a_restart_however_long_it_took(broker: Broker, arguments: tuple[str, ...], over: str) -> None:
+def test_sub_and_tail_continue_after_a_restart_however_long_it_took(broker: Broker, arguments: tuple[str, ...], over: str) -> None:
     url = broker.tcp if over == "tcp" else broker.ipc
     publish(broker, b"before")
     with running(url, *arguments) as one:

@@ -145,7 +145,7 @@ def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
             consumer.close()
 
 
-def test_who_had_found_the_channel_before_is_refused_by_it(broker: Broker) -> None:
+def test_a_consumer_that_had_found_the_channel_is_refused_by_it(broker: Broker) -> None:
     """Found before the closing, subscribed after it: the supervisor was asked in time, the channel knows better."""
     with zsq.Admin(broker.ipc) as admin, zmq.Context() as context:
         admin.create_channel("t", "c")
@@ -211,7 +211,7 @@ def staged(url: str, version: int, topic: str = "t") -> StagePart | None:
         return writer.seal()
 
 
-def test_what_is_staged_cannot_be_committed_and_what_was_committed_is_answered_again(broker: Broker) -> None:
+def test_a_closed_topic_refuses_new_commits_and_answers_repeated_ones(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin, StageCommitter(broker.ipc, "t") as committer:
         first, second = staged(broker.ipc, 1), staged(broker.tcp, 2)
         done = committer.commit("app", 1, [first])

@@ -179,7 +179,7 @@ def test_a_topic_is_removed_step_by_step(node: Broker, web: httpx.Client) -> Non
     assert web.get("/overview", params={"topic": "old"}).status_code == 404
 
 
-def test_changes_are_heard_as_they_happen_and_kept(node: Broker, web: httpx.Client) -> None:
+def test_changes_reach_an_open_page_and_are_kept(node: Broker, web: httpx.Client) -> None:
     do(web, "/topic/create", topic="live")
     do(web, "/channel/create", topic="live", channel="c")
     heard: list[tuple[str, Any]] = []

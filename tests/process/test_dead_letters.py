@@ -155,7 +155,7 @@ def test_another_dead_letter_topic_is_taken_at_once(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("kind", ["channel t/c", "topic t.c.dead"])
-def test_kills_while_they_die_cost_no_letter(broker: Broker, kind: str) -> None:
+def test_kills_during_the_move_of_dead_letters_lose_none(broker: Broker, kind: str) -> None:
     count = 3_000
     publish(broker, count)
     with zsq.Consumer("t", "c", url=broker.ipc, ready=50) as consumer:
@@ -231,7 +231,7 @@ def test_in_an_ordered_channel_what_follows_waits_for_the_letter(broker: Broker)
     dead(broker, 2)
 
 
-def test_a_name_that_cannot_be_is_refused_where_it_is_set(broker: Broker) -> None:
+def test_an_impossible_dead_letter_name_is_refused_when_it_is_set(broker: Broker) -> None:
     """A consumer of a channel that is there needs not know how its settings were made to fit."""
     name = "t" * 60
     with zsq.Admin(broker.ipc) as admin:

@@ -115,7 +115,7 @@ def test_emptying_a_channel_clears_its_deferred_messages(broker: Broker) -> None
 
 
 @pytest.mark.slow
-def test_a_channels_memory_does_not_grow_with_them(broker: Broker) -> None:
+def test_the_memory_of_a_channel_does_not_grow_with_deferred_messages(broker: Broker) -> None:
     defer(broker, "t", 20_000, 3_000.0)
     pids = broker.pids("channel")[0], broker.pids("topic")[0]
     before = [anonymous_bytes(pid) for pid in pids]

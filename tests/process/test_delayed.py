@@ -173,7 +173,7 @@ def test_delayed_messages_come_once_although_processes_are_killed(
     admin.close()
 
 
-def test_a_full_topic_refuses_new_ones_and_takes_what_is_due(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_a_full_topic_refuses_delayed_publishes_and_accepts_due_messages(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
     """What was accepted before is not asked again."""
     admin.create_topic("t", max_bytes=8 << 20, when_full="reject")
     admin.create_channel("t", "c")

@@ -111,7 +111,7 @@ def test_who_did_what_is_in_the_audit_log(guarded: Guarded) -> None:
     assert stat.S_IMODE(os.stat(guarded.data_dir / "audit.log").st_mode) == 0o600
 
 
-def test_what_comes_to_be_by_first_use_is_in_it_too(guarded: Guarded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_topics_created_by_first_use_are_in_the_audit_log_too(guarded: Guarded, capsys: pytest.CaptureFixture[str]) -> None:
     with guarded.client("boss") as boss:
         assert boss.post("/pub?topic=used", content=b"x").text == "OK"
         assert boss.post("/pub?topic=used", content=b"x").text == "OK"

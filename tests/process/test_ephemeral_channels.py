@@ -41,7 +41,7 @@ def take(consumer: zsq.Consumer, count: int) -> list[bytes]:
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
-def test_it_is_gone_with_its_last_consumer_and_the_next_one_begins_there(broker: Broker, way: str) -> None:
+def test_an_ephemeral_channel_ends_with_its_last_consumer(broker: Broker, way: str) -> None:
     url = getattr(broker, way)
     publish(broker, b"a", b"b")
     with zsq.Consumer(TOPIC, CHANNEL, url=url) as consumer, zsq.Consumer(TOPIC, CHANNEL, url=url) as second:
@@ -65,7 +65,7 @@ def test_unfinished_messages_go_with_it(broker: Broker) -> None:
         assert take(consumer, 1) == [b"c"]
 
 
-def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker) -> None:
+def test_a_consumer_that_comes_as_the_channel_ends_gets_a_new_one(broker: Broker) -> None:
     """Over and over: leave and come at once, so that some Sub finds the old process, some Lookup the deletion."""
     publish(broker, b"first")
     for number in range(15):
@@ -150,7 +150,7 @@ def test_an_unused_ephemeral_channel_ends_when_its_topic_is_killed(broker: Broke
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
-def test_it_is_gone_after_a_restart_and_what_it_had_is_not_kept(broker: Broker, how: str) -> None:
+def test_an_ephemeral_channel_does_not_exist_after_a_restart(broker: Broker, how: str) -> None:
     with zsq.Consumer(TOPIC, CHANNEL, url=broker.tcp) as consumer:
         publish(broker, b"a", b"b")
         assert take(consumer, 1) == [b"a"]
@@ -182,7 +182,7 @@ def waiting(broker: Broker) -> int:
         store.close()
 
 
-def test_it_counts_what_it_lost_and_holds_nothing_back(broker: Broker) -> None:
+def test_an_ephemeral_channel_counts_its_losses_and_holds_no_chunk(broker: Broker) -> None:
     """A bounded topic drops what only an ephemeral channel has not finished, and nobody counts that as the topic's loss."""
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, keep_bytes=0)

@@ -46,7 +46,7 @@ def memory(broker: Broker) -> Path:
     return Path(json.loads((broker.data_dir / "memory.json").read_text())["memory"])
 
 
-def test_it_lies_in_memory_and_goes_with_its_last_channel(broker: Broker) -> None:
+def test_an_ephemeral_topic_is_in_memory_and_ends_with_its_last_channel(broker: Broker) -> None:
     publish(broker, b"a")
     row = topics(broker)[TOPIC]
     assert (row["sync"], row["retention"]["when_full"], row["retention"]["max_bytes"]) == ("never", "drop-oldest", EPHEMERAL_BYTES_MAX)
@@ -70,7 +70,7 @@ def test_it_lies_in_memory_and_goes_with_its_last_channel(broker: Broker) -> Non
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
-def test_who_comes_as_it_ends_gets_a_new_one(broker: Broker, way: str) -> None:
+def test_a_consumer_that_comes_as_the_topic_ends_gets_a_new_one(broker: Broker, way: str) -> None:
     """Its only channel is ephemeral too: with each consumer the topic comes and goes."""
     url = getattr(broker, way)
     with zsq.Producer(url) as producer:

@@ -95,7 +95,7 @@ def test_a_supervisor_that_can_start_nothing_says_so(broker: Broker) -> None:
     publishes(broker, "t")
 
 
-def test_what_dies_while_nothing_can_be_started_is_started_later(broker: Broker) -> None:
+def test_a_process_that_dies_while_no_file_can_be_opened_starts_later(broker: Broker) -> None:
     with zsq.Admin(broker.ipc, timeout=20) as admin, zsq.Producer(broker.ipc, timeout=60) as producer:
         admin.create_topic("t")
         admin.create_topic("other")

@@ -132,13 +132,13 @@ def test_asyncio_clients_work_over_keyed_links(broker: Broker, ring: Keyring) ->
     asyncio.run(main())
 
 
-def test_who_has_no_key_is_told_to_get_one(broker: Broker) -> None:
+def test_a_client_without_a_key_is_told_to_get_one(broker: Broker) -> None:
     with zsq.Producer(broker.tcp, timeout=20) as producer, pytest.raises(UsageError, match="key_file=") as caught:
         producer.publish("clicks", b"x")
     assert caught.value.code == E_BAD_KEY
 
 
-def test_who_has_an_unknown_key_is_told_which(broker: Broker, ring: Keyring) -> None:
+def test_a_client_with_an_unknown_key_is_told_which_key(broker: Broker, ring: Keyring) -> None:
     keys = ring.of("stranger")
     with zsq.Reader("clicks", url=broker.tcp, key_file=keys, timeout=20) as reader, pytest.raises(Refused) as caught:
         reader.head()
@@ -149,7 +149,7 @@ def test_who_has_an_unknown_key_is_told_which(broker: Broker, ring: Keyring) -> 
     assert keys.secret.encode() not in broker.log.read_bytes()
 
 
-def test_who_knows_another_broker_is_told_to_look_at_the_file(broker: Broker, ring: Keyring) -> None:
+def test_a_client_with_another_brokers_key_is_told_to_check_the_file(broker: Broker, ring: Keyring) -> None:
     """It cannot be known for certain, so here it takes the time-out."""
     etl = ring.of("etl")
     keys = Credentials(etl.public, etl.secret, ring.of("stranger").public, "etl.key")
@@ -185,7 +185,7 @@ def a_word(word: type[p.Wire]) -> p.Wire:
 
 
 @pytest.mark.parametrize("user", ["nothing", "viewer"])
-def test_no_word_gets_anywhere_without_permission(broker: Broker, ring: Keyring, user: str) -> None:
+def test_no_message_has_an_effect_without_permission(broker: Broker, ring: Keyring, user: str) -> None:
     """All that can be said, to a gateway without a link and on each link that can be had."""
     with zsq.Admin(broker.ipc) as admin:
         before = admin.stats()["topics"]
@@ -226,7 +226,7 @@ def test_a_client_cannot_choose_under_which_name_it_is_answered(broker: Broker, 
             assert raw.ask(p.Open(1, "reader", "clicks", "", False)).code == E_BAD_COMMAND
 
 
-def test_who_gave_an_order_is_written_down_whatever_it_says_itself(broker: Broker, ring: Keyring) -> None:
+def test_the_audit_log_names_the_real_user_of_an_order(broker: Broker, ring: Keyring) -> None:
     with Raw(broker, ring.of("etl")) as raw:
         raw.ask(p.Open(1, "supervisor", "", "", False))
         forged = {"user": "root", "from": "10.9.9.9", "via": "http"}

@@ -31,7 +31,7 @@ def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: in
         serve.wait()
 
 
-def test_what_is_not_known_is_not_deleted(broker: Broker) -> None:
+def test_a_channel_whose_messages_are_not_known_is_not_deleted(broker: Broker) -> None:
     """A channel that is being started again cannot say what it holds: without force it stays, and so does its backlog."""
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("t", "c")

@@ -61,7 +61,7 @@ def test_an_asyncio_producer_refuses_a_message_over_the_limit(wide: Broker) -> N
     asyncio.run(main())
 
 
-def test_what_no_broker_takes_is_refused_without_one() -> None:
+def test_a_message_that_no_broker_accepts_is_refused_by_the_client() -> None:
     with zsq.Producer("tcp://127.0.0.1:1") as producer, pytest.raises(zsq.UsageError, match=f"over the limit of {MESSAGE_BYTES_LARGEST}"):
         producer.publish("t", bytes(MESSAGE_BYTES_LARGEST + 1))
 

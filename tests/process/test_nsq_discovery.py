@@ -56,7 +56,7 @@ def test_topics_and_channels_are_registered_and_unregistered_at_once(broker: Bro
     assert all(statistics.median(times) < SOON_S for times in took.values()), took
 
 
-def test_what_nsq_clients_make_is_registered_at_once(broker: Broker, lookupd: LookupdThread) -> None:
+def test_topics_that_nsq_clients_create_are_registered_at_once(broker: Broker, lookupd: LookupdThread) -> None:
     took = []
     for number in range(7):
         with NsqSocket(broker.nsq) as client:

@@ -62,7 +62,7 @@ def test_each_is_finished_once(nsq: Broker, order: str, pieces: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["requeued", "returned"])
-def test_what_a_leaving_consumer_did_not_finish_goes_to_the_next_one_in_order(nsq: Broker, way: str) -> None:
+def test_unfinished_messages_of_a_consumer_go_to_the_next_one_in_order(nsq: Broker, way: str) -> None:
     """Each message was published by itself, and its block is not in memory any more when the next consumer comes."""
     with NsqSocket(nsq.nsq) as client:
         for number in range(20):

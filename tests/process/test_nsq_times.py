@@ -9,7 +9,7 @@ from support.broker import Broker
 from support.nsq_socket import NsqSocket
 
 
-def test_who_touches_for_ever_keeps_it_up_to_the_longest_timeout(tmp_path: Path) -> None:
+def test_touches_keep_a_message_up_to_the_longest_timeout(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data", "--nsq-msg-timeout", "1s", "--nsq-max-msg-timeout", "2s", nsq=True)
     try:
         broker.start()

@@ -67,7 +67,7 @@ def test_all_processes_take_the_level_and_those_started_later(reloaded: Reloaded
         assert "DEBUG" not in reloaded.log().rpartition("reloaded")[2]
 
 
-def test_what_topics_keep_changes_for_those_without_settings_of_their_own(reloaded: Reloaded) -> None:
+def test_a_reload_changes_the_retention_of_topics_without_own_settings(reloaded: Reloaded) -> None:
     broker = reloaded.broker
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic("plain")
@@ -84,7 +84,7 @@ def test_what_topics_keep_changes_for_those_without_settings_of_their_own(reload
         assert kept(broker, "new")["keep_bytes"] == 3_000_000
 
 
-def test_what_is_wrong_changes_nothing_and_says_why(reloaded: Reloaded) -> None:
+def test_a_wrong_configuration_changes_nothing_and_says_why(reloaded: Reloaded) -> None:
     with zsq.Admin(reloaded.broker.ipc) as admin:
         admin.create_topic("same")
     reloaded('keep-bytes = "4MB"', "reloaded: ")

@@ -207,7 +207,7 @@ def test_drop_oldest_loses_the_oldest_and_counts_it(broker: Broker, admin: zsq.A
     assert (channel["lost_count"], channel["dropped_count"], channel["finish_count"]) == (0, start, 384 - start)
 
 
-def test_settings_that_somebody_spoilt_remove_nothing(broker: Broker, admin: zsq.Admin) -> None:
+def test_damaged_settings_do_not_remove_any_chunk(broker: Broker, admin: zsq.Admin) -> None:
     """And the topic serves, as all others do; set anew, they hold again."""
     admin.create_topic(TOPIC, keep_bytes=0)
     admin.create_channel(TOPIC, "c")

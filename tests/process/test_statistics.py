@@ -25,7 +25,7 @@ def published(broker: Broker, count: int) -> None:
         producer.publish_many(TOPIC, [b"x" * 100] * count)
 
 
-def test_a_channel_that_nobody_reads_grows_older(broker: Broker) -> None:
+def test_the_age_of_a_channel_without_consumers_grows(broker: Broker) -> None:
     """Nor is it told of anything: its storage knows."""
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, "idle")
@@ -45,7 +45,7 @@ def test_a_channel_that_nobody_reads_grows_older(broker: Broker) -> None:
         assert row(admin, "idle")["message_count"] == 100, "they came, whatever became of them"
 
 
-def test_what_waits_for_a_first_channel_is_old_too(broker: Broker) -> None:
+def test_messages_that_wait_for_a_first_channel_have_an_age_too(broker: Broker) -> None:
     published(broker, 10)
     with zsq.Admin(broker.ipc) as admin:
         wait_for(lambda: (admin.stats(TOPIC)["topics"][0]["oldest_message_age_s"] or 0) > 0.2, what="an age")
@@ -83,7 +83,7 @@ def test_latency_and_rates_of_work_that_took_its_time(broker: Broker) -> None:
     assert "latency_bins" not in rows["fast"]
 
 
-def test_what_comes_by_other_ways_counts_too(broker: Broker) -> None:
+def test_due_and_committed_messages_are_counted_too(broker: Broker) -> None:
     """Delayed messages that became due, and commits of stages, never were in the topic's hands."""
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel(TOPIC, "c")

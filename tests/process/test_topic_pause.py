@@ -46,7 +46,7 @@ def bodies(broker: Broker, channel: str) -> list[bytes]:
 ALL = [b"%d" % number for number in range(5)]
 
 
-def test_what_lies_behind_a_pause_is_not_finished(broker: Broker, admin: zsq.Admin) -> None:
+def test_messages_after_a_pause_are_not_finished(broker: Broker, admin: zsq.Admin) -> None:
     topic = admin.stats(TOPIC)["topics"][0]
     assert (topic["depth"], topic["channels"][0]["depth"]) == (5, 0)
     with pytest.raises(zsq.Refused, match="5 of them lie behind its pause") as refusal:
@@ -62,7 +62,7 @@ def test_what_lies_behind_a_pause_is_not_finished(broker: Broker, admin: zsq.Adm
     assert bodies(broker, "next") == ALL
 
 
-def test_every_channel_that_is_there_at_its_end_gets_it(broker: Broker, admin: zsq.Admin) -> None:
+def test_every_channel_that_exists_at_the_end_of_a_pause_gets_all_of_it(broker: Broker, admin: zsq.Admin) -> None:
     admin.create_channel(TOPIC, "second")
     admin.unpause(TOPIC)
     assert bodies(broker, "c") == bodies(broker, "second") == ALL

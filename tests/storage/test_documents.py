@@ -8,7 +8,7 @@ from zsq.storage import documents
 
 
 @pytest.mark.parametrize("data", [b"[" * 100_000, b'{"a":' * 100_000, b"", b"{", b"\xff"])
-def test_what_is_no_document_is_a_value_error(data: bytes) -> None:
+def test_bytes_that_are_no_document_raise_a_value_error(data: bytes) -> None:
     """However deep: nobody who reads a file expects `RecursionError`."""
     with pytest.raises(ValueError):
         documents.loads(data)

@@ -53,7 +53,7 @@ def test_a_sync_is_of_that_file(tmp_path: Path, synced: list[str]) -> None:
         FILES.close(fd)
 
 
-def test_of_several_syncs_all_are_tried_and_a_failure_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_several_syncs_are_tried_and_a_failure_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fds = [FILES.open_new(str(tmp_path / name)) for name in "abc"]
     tried = []
 
@@ -106,7 +106,7 @@ def test_a_short_write_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     FILES.close(fd)
 
 
-def test_a_lock_keeps_all_others_out_and_names_who_holds_it(tmp_path: Path) -> None:
+def test_a_lock_excludes_all_others_and_names_its_holder(tmp_path: Path) -> None:
     path = str(tmp_path / "lock")
     Path(path).write_bytes(b"9999999999999999\n")  # of a holder with a longer number that is gone
     held = FILES.lock(path)
@@ -127,7 +127,7 @@ def test_a_lock_of_a_folder_keeps_all_others_out(tmp_path: Path) -> None:
     FILES.close(FILES.lock_folder(str(tmp_path)))
 
 
-def test_what_the_system_cannot_tell_is_not_taken_for_missing(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_checked_is_not_reported_as_missing(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     assert not FILES.exists(str(tmp_path / "none"))
     assert not FILES.exists(f"{__file__}/none")

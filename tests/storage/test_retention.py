@@ -127,7 +127,7 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(settings: dict[str, A
         (FOREVER, view(idle_s=10**6), False),
     ],
 )
-def test_the_ongoing_chunk_is_sealed_where_it_would_go(settings: dict[str, Any], shown: LogView, roll: bool) -> None:
+def test_the_ongoing_chunk_is_sealed_if_it_would_be_removed(settings: dict[str, Any], shown: LogView, roll: bool) -> None:
     assert plan_for(Retention(**settings), shown).roll is roll
 
 
@@ -194,7 +194,7 @@ def test_no_policy_removes_more_than_it_may(policy: Retention, shown: LogView) -
 
 
 @given(policies, views())
-def test_round_for_round_it_comes_to_an_end_within_the_bounds(policy: Retention, shown: LogView) -> None:
+def test_repeated_rounds_end_within_the_bounds(policy: Retention, shown: LogView) -> None:
     """What a plan leaves behind needs nothing more, apart from the ongoing chunk."""
     shown = shown._replace(applied=shown.end)
     for _ in range(3):

@@ -165,7 +165,7 @@ class ConsumerDouble:
         return self.batches.pop(0) if self.batches else None
 
 
-def test_sub_finishes_what_it_wrote_and_no_more() -> None:
+def test_sub_finishes_only_the_messages_that_it_wrote() -> None:
     first, second = BatchDouble([b"a", b"b"]), BatchDouble([b"c", b"d", b"e"])
     out = io.BytesIO()
     written = consume.drain(ConsumerDouble.of(first, second), out, 4, threading.Event())

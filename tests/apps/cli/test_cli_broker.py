@@ -92,7 +92,7 @@ def test_one_message_is_published_with_key_and_headers(shell: Shell) -> None:
     assert b"give one of them" in shell("pub", "single", "hello", "--file", "/dev/null", code=2)
 
 
-def test_what_tail_writes_as_json_can_be_published_again(shell: Shell) -> None:
+def test_json_lines_of_tail_can_be_published_again(shell: Shell) -> None:
     bodies = [b"plain", b"\xff\x00\x9b binary \n lines", "caf\u00e9 \U0001f600".encode(), b"", b'{"json": "inside"}']
     headers: list[Any] = [{"text": "x", "bytes": b"\xff\x01", "number": 7, "flag": True, "none": None}, None, None, {"a": b"plain"}, None]
     with zsq.Producer(shell.broker.url) as producer:
@@ -205,13 +205,13 @@ def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
     assert shell("tail", "nowhere", "--no-follow", code=1).startswith(b"zsq: E_NOT_FOUND")
 
 
-def test_serve_says_why_it_cannot(shell: Shell, tmp_path: Path) -> None:
+def test_serve_says_why_it_cannot_start(shell: Shell, tmp_path: Path) -> None:
     second = shell("serve", "--no-listen", "--data-dir", str(shell.broker.data_dir), code=1)
     assert str(shell.broker.process.pid).encode() in second
     assert b"does not exist; create it (mkdir -p)" in shell("serve", "--no-listen", "--data-dir", str(tmp_path / "none/data"), code=1)
 
 
-def test_what_came_before_a_line_that_is_too_long_is_stored_and_counted(shell: Shell) -> None:
+def test_lines_before_one_that_is_too_long_are_stored_and_counted(shell: Shell) -> None:
     said = shell("pub", "long", stdin=b"one\n" + b"x" * (1 << 20) + b"x\nafter\n", code=2)
     assert b"1 messages stored" in said
     assert b"E_TOO_BIG" in said

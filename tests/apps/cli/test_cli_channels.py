@@ -72,7 +72,7 @@ def test_a_channel_is_made_set_and_shown(shell: Shell) -> None:
     assert (now["dead_letter_topic"], now["max_consumers"], now["max_attempts"]) == ("", 0, 7)
 
 
-def test_what_is_said_about_a_channel_that_is_there_changes_nothing_and_is_told(shell: Shell) -> None:
+def test_options_for_an_existing_channel_have_no_effect_and_a_note_says_so(shell: Shell) -> None:
     shell("channel", "create", "t", "there", "--tags", "a||b", "--start", "3")
     assert shell("channel", "create", "t", "there", "--tags", "b||a") == ""
     said = shell("channel", "create", "t", "there", "--max-attempts", "3", "--start", "latest")
@@ -90,7 +90,7 @@ def test_what_is_said_about_a_channel_that_is_there_changes_nothing_and_is_told(
     assert len(said.splitlines()) == 4, "each is said once"
 
 
-def test_sub_makes_the_channel_as_it_is_told(shell: Shell) -> None:
+def test_sub_creates_the_channel_with_its_options(shell: Shell) -> None:
     assert (
         shell("sub", "t", "fresh", "-n", "3", "--start", "17", "--max-attempts", "4", "--max-age", "1d")
         == "message 17\nmessage 18\nmessage 19\nzsq: channel 'fresh' of topic 't' does not exist; creating it\n"
@@ -159,7 +159,7 @@ def test_peek_shows_messages_and_moves_nothing(shell: Shell) -> None:
         (["seek", "t", "c"], "Missing argument 'WHERE'"),
     ],
 )
-def test_wrong_words_are_wrong_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_wrong_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(arguments) == 2
     assert text in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ def row(broker: LocalBroker, topic: str, channel: str) -> dict[str, Any]:
     return dict(json.loads(run(broker, "stats", topic, channel, "--json"))["topics"][0]["channels"][0])
 
 
-def test_a_channel_takes_only_its_tags_and_what_is_addressed_to_it(broker: LocalBroker) -> None:
+def test_a_channel_gets_only_its_tags_and_messages_addressed_to_it(broker: LocalBroker) -> None:
     run(broker, "channel", "create", "t", "paid", "--tags", "paid||refunded")
     run(broker, "channel", "create", "t", "all")
     run(broker, "pub", "t", "--tag", "paid", "--key", "k", stdin=b"1\n2\n")
@@ -59,5 +59,5 @@ def test_a_channel_takes_only_its_tags_and_what_is_addressed_to_it(broker: Local
         (("pub", "t", "--tag", "x" * 257), "over the limit of 256 bytes"),
     ],
 )
-def test_what_makes_no_sense_is_refused(broker: LocalBroker, arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_options_for_tags_and_samples_are_refused(broker: LocalBroker, arguments: tuple[str, ...], said: str) -> None:
     assert said in run(broker, *arguments, code=2)

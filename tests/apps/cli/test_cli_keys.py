@@ -51,7 +51,7 @@ def test_secrets_go_into_files_that_only_their_owner_reads_and_nowhere_else(tmp_
     assert "secret" not in tomllib.loads((tmp_path / "broker.key.pub").read_text())
 
 
-def test_what_is_printed_for_the_access_file_goes_there_as_it_is(server: Path, tmp_path: Path) -> None:
+def test_printed_lines_for_the_access_file_can_be_pasted_unchanged(server: Path, tmp_path: Path) -> None:
     client = zsq("keys", "client", tmp_path / "etl.key", "--server", f"{server}.pub").output.splitlines()[-1]
     token = CliRunner().invoke(app, ["keys", "token"])
     access = Access.parse(f"[users.etl]\n{client}\n{token.stderr.splitlines()[-1]}\n")

@@ -72,7 +72,7 @@ def test_each_text_that_is_no_place_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["1600-01-01", "9999-12-31T23:59:59", "@99999999999"])
-def test_a_time_that_no_clock_shows_is_refused_before_it_is_sent(text: str) -> None:
+def test_an_impossible_time_is_refused_before_it_is_sent(text: str) -> None:
     with pytest.raises(zsq.UsageError, match="a place must be"):
         channel_options.moved_to(parse_place(text))
 

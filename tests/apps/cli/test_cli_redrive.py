@@ -100,7 +100,7 @@ def test_letters_come_back_to_their_channel_only(broker: LocalBroker, run: Run) 
     assert take(broker, "t", "other", 0) == []
 
 
-def test_what_dies_again_is_a_letter_again_and_left_to_the_next_run(broker: LocalBroker, run: Run) -> None:
+def test_a_redriven_message_that_dies_again_is_left_to_the_next_run(broker: LocalBroker, run: Run) -> None:
     die(broker, "again", b"a")
     assert run("redrive", "again.c.dead", "--all").returncode == 0
     with zsq.Consumer("again", "c", url=broker.url) as consumer:
@@ -125,7 +125,7 @@ def test_dead_letters_can_be_sent_to_another_topic_or_channel(broker: LocalBroke
     assert [message.body for message in take(broker, "elsewhere", "y", 2)] == [b"a", b"b"]
 
 
-def test_what_has_nowhere_to_go_stays(broker: LocalBroker, run: Run) -> None:
+def test_a_dead_letter_without_a_target_stays(broker: LocalBroker, run: Run) -> None:
     die(broker, "gone", b"a")
     with zsq.Admin(broker.url) as admin:
         admin.delete_channel("gone", "c", force=True)
@@ -152,7 +152,7 @@ def test_messages_that_are_no_letters_stay_and_keep_none_back(broker: LocalBroke
     ]
 
 
-def test_killed_between_publish_and_finish_it_sends_twice_and_loses_nothing(broker: LocalBroker, run: Run) -> None:
+def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(broker: LocalBroker, run: Run) -> None:
     die(broker, "killed", b"a", b"b")
     assert run("killed.c.dead", command=("-c", KILLED)).returncode == -signal.SIGKILL
     done = run("redrive", "killed.c.dead", "--all", "--timeout", "30")

@@ -149,7 +149,7 @@ def test_a_topic_that_is_not_there(shell: Shell) -> None:
     assert "b" not in [topic["topic_name"] for topic in json.loads(shell("stats", "--json"))["topics"]], "a refused creation makes nothing"
 
 
-def test_what_lies_on_disk_and_what_was_dropped_is_in_the_tables() -> None:
+def test_bytes_on_disk_and_dropped_messages_are_in_the_tables() -> None:
     from rich.console import Console
 
     channel: dict[str, Any] = {"channel_name": "c", "depth": 1, "dropped_count": 0}

@@ -174,7 +174,7 @@ def test_slips_of_the_pen_are_told_with_what_was_meant(tmp_path: Path, capsys: p
         assert said in capsys.readouterr().err, arguments
 
 
-def test_who_waits_for_a_broker_hears_why(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_user_who_waits_for_a_broker_is_told_why(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as there:
         there.bind(("127.0.0.1", 0))
         url = f"tcp://127.0.0.1:{there.getsockname()[1]}"

@@ -168,7 +168,7 @@ def test_names_take_what_is_left() -> None:
     assert sum(names) + 10 + 2 * 2 + 1 == 100
 
 
-def test_what_comes_from_outside_is_shown_and_not_obeyed() -> None:
+def test_control_characters_from_outside_are_shown_escaped() -> None:
     grid = Grid("t\x1b[2J", ("name",), (Heading("said", is_text=True),))
     grid.add("\x1b[31mred\x9b5m", "[bold]\u202eeslaf\x07")
     text = "\n".join(printed(grid.tables(80), 80))

@@ -148,7 +148,7 @@ def test_a_queue_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
         assert list(queue) == []
 
 
-def test_what_was_set_aside_is_kept_wherever_power_is_cut(tmp_path: Path) -> None:
+def test_bytes_that_were_set_aside_are_kept_wherever_power_is_cut(tmp_path: Path) -> None:
     """Under its old name, the metadata ahead of it, it would be taken for a file that was read, and removed."""
     change = 0
     got = None
@@ -214,7 +214,7 @@ def test_a_process_that_dies_loses_nothing_that_was_put(tmp_path: Path) -> None:
         life.check(queue)
 
 
-def test_what_was_salvaged_is_on_disk_then(tmp_path: Path) -> None:
+def test_salvaged_messages_are_on_disk_after_the_next_opening(tmp_path: Path) -> None:
     """First the process dies, and all lies in the page cache; then, after the next opening, the power fails."""
     life = Life(tmp_path, 1000)
     queue = life.open()
@@ -279,7 +279,7 @@ def test_a_full_disk_refuses_and_stores_nothing(tmp_path: Path, call: str, numbe
 
 @pytest.mark.parametrize("sync_every", [1, 4])
 @pytest.mark.parametrize("call", ["writev", "open_new"])
-def test_a_batch_that_finds_no_space_says_how_much_of_it_is_stored(tmp_path: Path, call: str, sync_every: int) -> None:
+def test_a_batch_without_space_says_how_many_messages_are_stored(tmp_path: Path, call: str, sync_every: int) -> None:
     """At whichever call, and for good: so many are in the queue as were said, before and after a crash, and no more."""
     said = set()
     for number in range(1, 40):
@@ -350,7 +350,7 @@ def test_a_short_write_is_cut_back(tmp_path: Path) -> None:
         assert list(queue) == [b"first", b"third"]
 
 
-def test_a_page_that_cannot_be_read_costs_what_lies_behind_it_in_its_file_only(tmp_path: Path) -> None:
+def test_an_unreadable_page_costs_only_later_messages_of_its_file(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=40, files=files) as queue:
         queue.put_many([b"message %d" % number for number in range(9)])

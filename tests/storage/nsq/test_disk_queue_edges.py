@@ -61,7 +61,7 @@ def test_records_are_read_many_at_a_time(tmp_path: Path) -> None:
         assert files._calls["pread"] - before < 10
 
 
-def test_what_was_written_of_a_refused_put_is_gone_when_a_smaller_one_follows(tmp_path: Path) -> None:
+def test_bytes_of_a_refused_put_are_gone_when_a_smaller_one_follows(tmp_path: Path) -> None:
     """Its end would stand behind the smaller one, in a file that is read to its end."""
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=100, files=files) as queue:
@@ -75,7 +75,7 @@ def test_what_was_written_of_a_refused_put_is_gone_when_a_smaller_one_follows(tm
         assert (queue.depth(), bad(tmp_path)) == (0, [])
 
 
-def test_a_file_has_its_name_for_good_before_metadata_count_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_file_is_synced_before_metadata_count_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where the folder's sync found no space the first time."""
     files = FaultyFiles(str(tmp_path))
     unnamed: list[str] = []

@@ -81,7 +81,7 @@ def test_a_file_that_was_read_goes_where_the_depth_agrees(tmp_path: Path) -> Non
         ("40\n2,0\n3,250", "40 messages"),
     ],
 )
-def test_what_was_wrong_is_said(tmp_path: Path, line: str, said: str) -> None:
+def test_wrong_metadata_are_reported_with_the_reason(tmp_path: Path, line: str, said: str) -> None:
     right = decode_meta(arrange(tmp_path / "right", 0))
     arrange(tmp_path / "a", 0, f"{line.rpartition(',')[0]},{right.write_position}\n".encode())
     with DiskQueue(tmp_path / "a", NAME) as queue:

@@ -47,7 +47,7 @@ def test_blocks_are_taken_in_order_and_counted(group_desk: StorageHarness) -> No
     assert checksum_after(5, 6) == protocol_staging.checksum_after(5, 6)
 
 
-def test_used_is_when_it_was_last_used(group_desk: StorageHarness) -> None:
+def test_the_time_of_last_use_follows_each_append(group_desk: StorageHarness) -> None:
     area = group_desk.staging
     area.open(STAGE, ONE, 0, 50)
     assert area.facts(STAGE).used_ns == 50
@@ -60,7 +60,7 @@ def test_used_is_when_it_was_last_used(group_desk: StorageHarness) -> None:
     assert area.facts(STAGE).used_ns > 10**18, "without a time it is now"
 
 
-def test_strangers_and_the_unknown_are_refused(group_desk: StorageHarness) -> None:
+def test_other_transactions_and_unknown_stages_are_refused(group_desk: StorageHarness) -> None:
     area = group_desk.staging
     area.open(STAGE, ONE, 0, 50)
     for other in (ONE._replace(app="x"), ONE._replace(version=2), ONE._replace(kind="job")):
@@ -130,7 +130,7 @@ def test_a_seal_that_fails_ends_staging(group_desk: StorageHarness) -> None:
             call()
 
 
-def test_a_stage_dropped_while_it_is_sealed(group_desk: StorageHarness) -> None:
+def test_a_stage_dropped_during_its_seal_leaves_no_files(group_desk: StorageHarness) -> None:
     key = group_desk.stage("a", 1)
     ticket = group_desk.staging.begin_seal(key, final=True)
     batch = StateBatch()
@@ -316,7 +316,7 @@ def test_the_store_closes_staged_files(group_desk: StorageHarness) -> None:
     assert group_desk.files._nodes == {}
 
 
-def test_what_was_cut_back_does_not_count_as_synced(group_desk: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_that_was_cut_off_does_not_count_as_synced(group_desk: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file gave way, synced, to the stage's next one, for which there was no space: what takes its place must be synced again."""
     monkeypatch.setattr(stage, "OPEN_FILES_MAX", 1)
     group_desk.staging.open(STAGE, ONE, 0, 1)

@@ -53,22 +53,22 @@ def test_a_commit_leaves_the_names_in_their_order() -> None:
     assert read(SAVED) == replace(said, created_ns=10**18)
 
 
-def test_a_row_of_the_first_version_takes_what_it_lacks() -> None:
+def test_a_row_of_the_first_version_gets_its_missing_fields() -> None:
     assert written(ChannelRow(5, True, 1)) == FIRST
     assert written(read(FIRST).changed(ChannelRow(5, True, settings={}, begin=5, emptied=()).encode())) == FIRST_SAVED
 
 
-def test_what_a_channel_says_is_encoded_in_its_order() -> None:
+def test_the_fields_of_a_row_are_encoded_in_a_fixed_order() -> None:
     assert pack_value(ChannelRow(5, settings={}, first=3, begin=-1, emptied=()).encode()) == SAID
 
 
-def test_what_a_newer_version_has_added_stays() -> None:
+def test_fields_added_by_a_newer_version_are_kept() -> None:
     data = pack_value({"next": 5, "colour": {"red": 1}, "paused": False, "counters": {}})
     row = replace(read(data), next_offset=4).changed({"paused": True})
     assert written(row) == pack_value({"next": 4, "colour": {"red": 1}, "paused": True, "counters": {}})
 
 
 @pytest.mark.parametrize("found", [{}, {"paused": True}, {"next": "5"}, {"next": True}, {"next": 5, "counters": ()}, (5,), None])
-def test_what_is_no_row_is_of_another_version(found: Any) -> None:
+def test_bytes_that_are_no_row_are_refused_as_of_another_version(found: Any) -> None:
     with pytest.raises(ForeignDirectory, match=r"channel's row .* use a newer zsq"):
         read(pack_value(found))

@@ -51,7 +51,7 @@ KEYS = {"deferred": deferred_key("a", 5), "hole": hole_key("a", 305), "total": t
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("what", ["gone", "changed", "garbage"])
-def test_rows_that_are_not_as_they_were_written(folder: Path, key: str, what: str) -> None:
+def test_rows_that_differ_from_what_was_written_are_found(folder: Path, key: str, what: str) -> None:
     value = bytes(24)
     changes: dict[str, Any] = {
         "gone": lambda txn: txn.delete(KEYS[key]),

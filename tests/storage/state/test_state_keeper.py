@@ -21,7 +21,7 @@ S = 1_000_000_000
 STAGE = StageRow("query", 7, "app", 1, 0, 0, 0, 0, True, (), 50)
 
 
-def test_the_rest_waits_a_minute_and_longer_where_it_is_large(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     assert harness.store is not None
     keeper, state = harness.store.keeper, harness.store.state
     now = [1_000.0]

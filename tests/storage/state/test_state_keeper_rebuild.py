@@ -197,7 +197,7 @@ def test_a_power_cut_at_every_change_of_the_making(tmp_path: Path, harness: Stor
     assert finished, "more points than that"
 
 
-def test_a_full_disk_while_it_is_made(harness: StorageHarness) -> None:
+def test_a_rebuild_on_a_full_disk_keeps_the_damaged_store(harness: StorageHarness) -> None:
     work(harness)
     harness.abandon()
     spoil(harness)
@@ -225,7 +225,7 @@ def test_a_store_older_than_its_snapshot_is_made_again(harness: StorageHarness) 
     assert "e" in table_of(harness).channels
 
 
-def test_damage_in_deferred_rows_is_found_by_the_next_start_after_it_was_met(harness: StorageHarness) -> None:
+def test_damage_met_in_deferred_rows_is_repaired_by_the_next_start(harness: StorageHarness) -> None:
     work(harness)
     state_of(harness).commit(StateBatch(hole_puts=[("d", 3, 1, 1, 70)]))
     key = deferred_key("d", 3)
@@ -243,9 +243,7 @@ def test_damage_in_deferred_rows_is_found_by_the_next_start_after_it_was_met(har
 # Starts
 
 
-def test_two_starts_without_a_commit_and_the_store_is_examined_before_it_is_opened(
-    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_two_starts_without_a_commit_the_store_is_examined_first(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """LMDB crashed each time. Nothing but the note is left of that."""
     work(harness)
     harness.abandon()
@@ -283,7 +281,7 @@ def test_a_sound_store_is_not_set_aside_and_not_examined_for_ever(harness: Stora
     assert len(asked) == 1
 
 
-def test_too_many_starts_in_a_short_time_and_it_is_examined(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_too_many_starts_in_a_short_time_the_store_is_examined(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     """It dies of something later than its first commit."""
     asked: list[str] = []
     monkeypatch.setattr(state_rebuild, "examine", answer(asked))
@@ -327,7 +325,7 @@ def test_a_copy_that_was_left_is_removed_and_what_was_left_out_is_told(harness: 
     assert not copy.exists()
 
 
-def test_what_is_told_names_the_folder_once(harness: StorageHarness) -> None:
+def test_the_alarm_about_a_damaged_store_names_the_folder_once(harness: StorageHarness) -> None:
     harness.abandon_cleanly()
     Path(f"{harness.directory}/state/data.mdb").write_bytes(b"garbage" * 4_096)
     told = harness.open().report.alarms[0]
@@ -338,7 +336,7 @@ def test_what_is_told_names_the_folder_once(harness: StorageHarness) -> None:
 # When the snapshot is written
 
 
-def test_what_redelivery_does_not_heal_is_in_the_snapshot_at_once(harness: StorageHarness) -> None:
+def test_changes_that_redelivery_cannot_repair_make_a_snapshot_due(harness: StorageHarness) -> None:
     state = state_of(harness)
     changes: list[tuple[StateBatch, bool]] = [
         (StateBatch(channel_puts={"c": ROW}), True),

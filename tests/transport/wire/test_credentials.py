@@ -65,14 +65,14 @@ def test_keys_travel_by_pickle_and_show_in_no_text() -> None:
         ({"public": PUBLIC, "secret": SECRET, "server": SERVER}, 0o602, "chmod 600"),
     ],
 )
-def test_what_is_no_key_file_is_refused_without_its_secret(tmp_path: Path, keys: dict[str, object], mode: int, said: str) -> None:
+def test_a_wrong_key_file_is_refused_without_showing_its_secret(tmp_path: Path, keys: dict[str, object], mode: int, said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         load(written(tmp_path, mode, **keys))
     assert caught.value.code == E_BAD_KEY
     assert not any(secret in str(caught.value) for secret in (SECRET, OTHER_SECRET))
 
 
-def test_what_is_no_file_of_keys_at_all_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_no_key_file_is_named_in_the_error(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="cannot be read"):
         load(str(tmp_path / "missing"))
     for content in (b"\xff\xfe", b"public", b"[" * 5_000):
@@ -127,7 +127,7 @@ def test_nothing_is_said_to_a_broker_that_does_not_encrypt(plain: str) -> None:
         admin.topics()
 
 
-def test_what_comes_before_anybody_watches_is_heard(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handshake_that_fails_before_the_monitor_is_read_is_noticed(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker near by can end the handshake before `connect` returns, and ZeroMQ says so once: that was lost, and took the time-out."""
     engine = RequestEngine(parse(plain, KEYS), Target("supervisor"))
     watch = engine.watch
@@ -146,7 +146,7 @@ def test_what_comes_before_anybody_watches_is_heard(plain: str, monkeypatch: pyt
     engine.epoll.close()
 
 
-def test_who_was_let_in_once_waits_where_a_new_one_is_refused() -> None:
+def test_a_known_client_waits_where_a_new_client_is_refused() -> None:
     """While a broker is being set up anew its clients shall not die of it."""
     for known in (False, True):
         engine = RequestEngine(parse("tcp://127.0.0.1:1"), Target("supervisor"))

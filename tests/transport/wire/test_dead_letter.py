@@ -60,7 +60,7 @@ def test_the_largest_headers_are_left_out_and_counted() -> None:
 
 
 @pytest.mark.parametrize("own", [b"\xc1", msgpack.packb([1, 2]), msgpack.packb({1: 2}), msgpack.packb({b"a": 2}), b"\x81\xa1\xff\x01"])
-def test_headers_that_are_none_are_kept_as_they_are(own: bytes) -> None:
+def test_headers_that_are_not_a_map_are_kept_unchanged(own: bytes) -> None:
     assert packed(own) == {d.UNREADABLE: own, **ABOUT}
     assert packed(own + b"x" * HEADERS_BYTES_MAX) == ABOUT
 
@@ -72,7 +72,7 @@ VALUES = st.one_of(
 
 @settings(max_examples=150, deadline=None)
 @given(own=st.dictionaries(st.text(max_size=80), VALUES, max_size=64), error=st.text(max_size=512))
-def test_whatever_the_headers_are_a_letter_and_its_redrive_fit(own: dict[str, Any], error: str) -> None:
+def test_a_dead_letter_and_its_redrive_fit_with_any_headers(own: dict[str, Any], error: str) -> None:
     data = pack_headers(own)
     if len(data) > HEADERS_BYTES_MAX:
         return

@@ -39,7 +39,7 @@ def test_all_packers_set_the_flag(headers: list[Any] | None, addressed: bool) ->
     assert flag(block) == addressed
 
 
-def test_of_many_blocks_only_those_that_need_it_have_it() -> None:
+def test_only_blocks_with_addressed_messages_have_the_flag() -> None:
     headers: list[Mapping[str, HeaderValue] | None] = [None] * 25_000
     headers[12_000] = ONE
     blocks = list(pack_many([b"x"] * 25_000, None, None, headers))
@@ -68,7 +68,7 @@ def test_the_flag_goes_with_the_wire_and_with_a_cut() -> None:
         b"",
     ],
 )
-def test_what_names_no_channel_addresses_none(headers: bytes) -> None:
+def test_a_header_that_names_no_channel_addresses_none(headers: bytes) -> None:
     block = pack([b"x", b"y"], headers=[headers, pack_headers(ONE)])
     assert list(addressees(block)) == [(1, "one")]
 

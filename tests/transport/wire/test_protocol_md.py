@@ -153,7 +153,7 @@ def test_the_example_block_is_read_as_documented() -> None:
     assert block.key.values() == [b"k", None]
 
 
-def test_every_word_is_in_a_group() -> None:
+def test_every_message_is_in_a_group_of_the_document() -> None:
     assert all(any(op in ops for ops in GROUPS.values()) for op in protocol.WORDS)
 
 

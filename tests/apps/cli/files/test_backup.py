@@ -127,7 +127,7 @@ def test_a_topic_that_is_deleted_meanwhile_is_not_in_it(house: House, tmp_path: 
     assert check(FILES, str(tmp_path / "one"))[1] == []
 
 
-def test_one_that_fails_fails_all_and_can_be_left_out(house: House, tmp_path: Path) -> None:
+def test_a_failing_topic_fails_the_backup_and_can_be_left_out(house: House, tmp_path: Path) -> None:
     def then(what: str) -> None:
         if what == "log b":
             raise Refused("E_TOPIC_FAILED", "its disk is gone")
@@ -141,7 +141,7 @@ def test_one_that_fails_fails_all_and_can_be_left_out(house: House, tmp_path: Pa
     assert (sorted(manifest.topics), manifest.left_out) == (["a", "c"], ["b"])
 
 
-def test_what_vanishes_while_it_is_copied(house: House, tmp_path: Path) -> None:
+def test_a_backup_fails_if_copied_files_vanish(house: House, tmp_path: Path) -> None:
     """A topic that was started again removed the copies. The topic still exists, and the backup would lack it."""
 
     def then(what: str) -> None:
@@ -167,7 +167,7 @@ def test_a_backup_does_not_overwrite_a_foreign_directory(house: House, tmp_path:
     assert (tmp_path / name / "holiday.jpg").exists()
 
 
-def test_what_a_killed_one_left_is_cleared_away(house: House, tmp_path: Path) -> None:
+def test_files_left_by_a_killed_backup_are_removed(house: House, tmp_path: Path) -> None:
     (tmp_path / "one.partial/data/topics").mkdir(parents=True)
     back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
     assert not (tmp_path / "one.partial").exists()

@@ -29,7 +29,7 @@ def test_a_backup_is_on_disk_when_it_is_made(house: House, disk: HastyFiles) -> 
     assert registry(Path(disk.root) / "one").topics == house.content.topics
 
 
-def test_what_is_restored_is_on_disk_when_it_is_told(house: House, disk: HastyFiles, tmp_path: Path) -> None:  # noqa: F811
+def test_a_restored_directory_is_on_disk_when_restore_returns(house: House, disk: HastyFiles, tmp_path: Path) -> None:  # noqa: F811
     made = back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
     restore(disk, str(tmp_path / "one"), Path(disk.root) / "new")
     assert disk.hasty == []

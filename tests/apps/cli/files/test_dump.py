@@ -347,5 +347,5 @@ def test_queues_are_known_by_their_records_also_where_there_is_one(tmp_path: Pat
 
 
 @pytest.mark.parametrize("time_ns", [-1, 0, 10**30])
-def test_a_time_that_is_none_is_shown_as_the_number_it_is(time_ns: int) -> None:
+def test_a_number_that_is_no_time_is_shown_as_a_number(time_ns: int) -> None:
     assert as_line(record("x", time_ns=time_ns)) == f"x time_ns={time_ns}"

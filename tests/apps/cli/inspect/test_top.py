@@ -164,7 +164,7 @@ sys.exit(app.run(["top", "--url", "ipc:///nowhere", *sys.argv[2:]]))
 """
 
 
-def test_it_lives_in_a_terminal_and_leaves_it_as_it_was() -> None:
+def test_zsq_top_restores_the_settings_of_the_terminal() -> None:
     master, slave = os.openpty()
     termios.tcsetwinsize(slave, (30, 150))  # type: ignore[attr-defined, unused-ignore]
     before = termios.tcgetattr(slave)

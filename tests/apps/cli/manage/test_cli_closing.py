@@ -40,7 +40,7 @@ TOPIC: dict[str, Any] = {"depth": 0, "delayed_count": 0, "channels": [CHANNEL]}
         (TOPIC | {"delayed_count": 2}, ["2 delayed messages that are not due yet (or run `zsq delayed cancel`)"]),
     ],
 )
-def test_what_is_still_to_be_drained(topic: dict[str, Any], left: list[str]) -> None:
+def test_the_text_lists_what_a_topic_must_still_be_drained_of(topic: dict[str, Any], left: list[str]) -> None:
     assert remaining(topic) == left
 
 
@@ -109,7 +109,7 @@ def test_retiring_waits_until_all_is_drained_and_says_what_for(broker: Broker) -
         admin.stats("b")
 
 
-def test_giving_up_leaves_it_closed_to_publishers_only(broker: Broker) -> None:
+def test_a_retire_that_gives_up_leaves_the_topic_closed_to_publishers(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("d", "c")
         producer.publish("d", b"x")
@@ -137,7 +137,7 @@ def test_a_signal_ends_the_waiting(broker: Broker) -> None:
         assert retiring.wait(30) == 1
 
 
-def test_what_comes_back_at_the_last_moment_is_waited_for(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retire_waits_for_messages_that_come_back_at_the_last_moment(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A seek back between the last look and the deletion: it is opened to consumers again, and the rest drained."""
     from click.testing import CliRunner
 

@@ -84,7 +84,7 @@ def test_a_file_of_any_size_is_published_with_so_many_blocks_unanswered(tmp_path
 
 
 @pytest.mark.parametrize(("say_s", "said"), [(-1.0, 5), (1_000.0, 1)])
-def test_what_is_waited_for_is_said_again_and_not_at_each_look(monkeypatch: pytest.MonkeyPatch, say_s: float, said: int) -> None:
+def test_a_waiting_command_repeats_its_reason_but_not_at_each_look(monkeypatch: pytest.MonkeyPatch, say_s: float, said: int) -> None:
     channel = {
         "channel_name": "c",
         "depth": 7,
@@ -104,7 +104,7 @@ def test_what_is_waited_for_is_said_again_and_not_at_each_look(monkeypatch: pyte
     assert told == ["waiting for channel c (7 waiting)"] * said
 
 
-def test_a_python_whose_forkserver_obeys_strangers_runs_no_broker() -> None:
+def test_a_python_with_an_unsafe_forkserver_runs_no_broker() -> None:
     with pytest.raises(UsageError, match=r"Python 3\.11\.0 is not safe for a broker: .*CVE-2022-42919.*3\.11\.1"):
         check_python((3, 11, 0))
     check_python((3, 11, 1))

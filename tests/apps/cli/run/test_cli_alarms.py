@@ -23,7 +23,7 @@ def given(environment: dict[str, str] | None = None, **options: Any) -> AlarmOpt
     return given_alarms(GivenOptions(**options), {} if environment is None else environment)
 
 
-def test_nothing_said_tells_nobody_and_bounds_nothing() -> None:
+def test_without_alarm_options_there_are_no_receivers_and_no_bounds() -> None:
     assert given() == AlarmOptions()
     assert not given().tells
     assert (given().depth, given().age_s, given().hold_s) == (-1, -1, 10.0)
@@ -59,7 +59,7 @@ def test_every_alarm_option_is_taken_and_no_secret_shown() -> None:
         ({"alarm_webhook": ("http://x/",) * (RECEIVERS_MAX + 1)}, "at most 16 receivers"),
     ],
 )
-def test_what_cannot_work_is_refused_at_the_start(options: dict[str, Any], why: str) -> None:
+def test_alarm_options_that_cannot_work_are_refused_at_the_start(options: dict[str, Any], why: str) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         given(**options)
     assert "secret" not in str(caught.value)
@@ -114,7 +114,7 @@ def test_each_bad_secret_is_refused(tmp_path: Path, content: bytes | None, envir
         secret(TOKEN, environment | {f"{TOKEN}_FILE": str(path)})
 
 
-def test_serve_refuses_before_it_touches_anything(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_wrong_options_before_it_creates_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["serve", "--data-dir", str(tmp_path / "data"), "--alarm-webhook", "nonsense"]) == 2
     assert "the URL of a webhook must be http" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
@@ -150,7 +150,7 @@ def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
     assert describe_alarms({"raised": [], "recent": [], "receivers": []}) == "no alarm is raised"
 
 
-def test_a_full_disk_is_shown_as_it_says_itself() -> None:
+def test_an_alarm_about_a_full_disk_is_shown_with_its_own_text() -> None:
     row: RaisedAlarm = {
         "topic": "",
         "channel": "",

@@ -118,7 +118,7 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         ("#" * (1 << 20) + "\n#", "larger than 1 MiB"),
     ],
 )
-def test_what_is_wrong_in_the_file_is_refused(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_configuration_file_is_refused(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "zsq.toml"
     path.write_bytes(text.encode(errors="surrogateescape"))
     assert app.run(["config", "--config", str(path)]) == 2
@@ -128,7 +128,7 @@ def test_what_is_wrong_in_the_file_is_refused(text: str, said: str, tmp_path: Pa
     assert SECRET not in error
 
 
-def test_what_is_wrong_elsewhere_is_told_by_where_it_stands(
+def test_a_wrong_value_is_reported_with_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad").write_text("node_id = 1")

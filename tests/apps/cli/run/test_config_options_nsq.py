@@ -68,7 +68,7 @@ def test_each_nsq_option_reaches_the_gateway() -> None:
         "--nsq-lookupd-tcp-address host:0",
     ],
 )
-def test_what_cannot_be_is_said_at_once(arguments: str) -> None:
+def test_impossible_nsq_options_are_refused_at_once(arguments: str) -> None:
     with pytest.raises(click.UsageError):
         given(*arguments.split())
 

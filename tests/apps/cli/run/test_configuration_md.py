@@ -86,7 +86,7 @@ def test_each_secret_is_told() -> None:
     assert all(f"`{name}`" in text and f"`{name}_FILE`" in text for name in SECRETS)
 
 
-def test_what_is_live_are_options() -> None:
+def test_every_reloadable_name_is_an_option() -> None:
     assert {str(option.name) for option in options_of(serve)} >= RELOADABLE
 
 
