@@ -36,6 +36,6 @@ def test_an_extent_is_of_one_topic() -> None:
     assert extent("a", "b", "b", "b") == Extent(10, 20, "b"), "it was made again in between: asked once more"
 
 
-def test_one_that_is_made_again_all_the_time_is_said_to_be() -> None:
+def test_a_topic_that_is_recreated_again_and_again_is_refused() -> None:
     with pytest.raises(Refused, match="created again repeatedly"):
         extent(*(str(number) for number in range(2 * logs.TRIES)))

@@ -105,7 +105,7 @@ def test_each_batch_reads_the_range_that_its_options_name(given_options: dict[st
     assert ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == found
 
 
-def test_tasks_know_which_making_of_the_topic_they_are_for() -> None:
+def test_tasks_have_the_uuid_of_the_planned_topic() -> None:
     spans = BatchPlan(options(False, minPartitions="2"), MadeUp(a=(0, 10, "u-7"))).partitions()
     assert [part.uuid for part in partitions_of(spans)] == ["u-7", "u-7"]
     spans = stream(MadeUp(a=(0, 10, "u-7"))).partitions(at("u-7", a=0), at("u-7", a=10))
@@ -192,7 +192,7 @@ def test_available_now_ends_at_the_head_of_its_start() -> None:
         assert place == at(a=expected)
 
 
-def test_of_a_topic_made_again_after_its_end_was_taken_available_now_reads_nothing() -> None:
+def test_available_now_reads_nothing_of_a_topic_recreated_after_its_start() -> None:
     """What came after that call is not for this run."""
     logs = MadeUp(a=(0, 100))
     plan = stream(logs, failOnDataLoss="false")
@@ -218,7 +218,7 @@ def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> No
     assert planned == [("a", 50, 60)], "a batch that was planned so is repeated so"
 
 
-def test_what_retention_took_is_data_loss() -> None:
+def test_messages_removed_by_retention_are_data_loss() -> None:
     logs = MadeUp(a=(30, 80))
     fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=20)), lambda plan: plan.partitions(at(a=20), at(a=50))]
     for fail in fails:
@@ -342,7 +342,7 @@ def test_a_channel_of_others_is_warned_about(monkeypatch: pytest.MonkeyPatch, ca
     assert all(word[0] != "seek" for word in admin.asked), "it stays where it is"
 
 
-def test_what_the_driver_asks_waits_for_a_topic_that_is_started_again() -> None:
+def test_the_driver_waits_for_a_topic_that_is_being_restarted() -> None:
     with TopicLogs("tcp://h:1", 5)._reader("a") as reader:
         assert reader._patient
 

@@ -218,7 +218,7 @@ def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
     assert len(Committer.asked) == 1
 
 
-def test_the_abort_of_an_apps_transaction_drops_only_what_it_names() -> None:
+def test_an_abort_for_an_app_drops_only_the_stages_it_names() -> None:
     """A successor may be at the same batch, and an old driver's abort come late."""
     sink.abort_parts(options(), [staged(1), None, StagedPartition("t", None, JOB), staged(2)], None, "batch 3")
     sink.abort_parts(options(""), [staged(1, "a"), None, staged(2, "b")], JOB, "transaction app 3")
@@ -231,7 +231,7 @@ def test_the_abort_of_an_apps_transaction_drops_only_what_it_names() -> None:
     assert len(Committer.asked) == 3, "none is named"
 
 
-def test_the_abort_of_a_job_drops_all_of_it() -> None:
+def test_the_abort_of_a_job_drops_all_its_stages() -> None:
     job = SinkTransaction("u", 0, "job")
     sink.abort_parts(options(), [None, None], job, "the write")
     sink.abort_parts(options(""), [staged(1, "a", job), None], job, "the write")

@@ -89,7 +89,7 @@ def test_a_value_that_swings_around_the_threshold_raises_one_alarm() -> None:
     assert watch.see(*[101, 101, 101, 101, 90, 99] * 30) == ["raised"]
 
 
-def test_hold_of_nothing_tells_at_once() -> None:
+def test_a_hold_time_of_0_raises_an_alarm_at_once() -> None:
     assert Watch(hold_s=0).see(101, 50, 101) == ["raised", "cleared", "raised"]
 
 

@@ -50,7 +50,7 @@ def held(shell: Shell, count: int) -> p.Deliver:
     return found[-1]
 
 
-def test_a_finish_is_of_its_lease_and_a_barrier_of_none(shell: Shell) -> None:
+def test_a_finish_needs_its_lease_and_a_barrier_needs_none(shell: Shell) -> None:
     deliver = held(shell, 3)
     offset = deliver.runs[0][0]
     shell.hear("front", p.Fin(0, deliver.token + 1, ((offset, 1),)), A)
@@ -103,7 +103,7 @@ def test_consumers_behind_a_gateway_are_removed_with_it(shell: Shell) -> None:
     assert {*shell.channel.core.consumers} == {A, (b"other", b"1")}
 
 
-def test_reads_for_what_comes_again_are_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_reads_for_redelivery_is_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(options, "FETCHES_MAX", 3)
     monkeypatch.setattr(type(shell.channel.supply), "wanted", property(lambda self: set(range(10, 20))), raising=False)
     shell.channel._ask_for_blocks()

@@ -135,7 +135,7 @@ def sub(harness: ChannelHarness, peer: tuple[bytes, ...], **changes: Any) -> Non
     harness.channel.subscribe(consumer_of(p.Sub(**(facts | changes)), peer, harness.channel, harness.now_ns, harness.wall_ns))
 
 
-def test_a_channel_takes_so_many_consumers(harness: ChannelHarness) -> None:
+def test_the_number_of_consumers_of_a_channel_is_bounded(harness: ChannelHarness) -> None:
     harness.channel.configure(type(harness.channel.settings)(max_consumers=2))
     sub(harness, A)
     sub(harness, B)

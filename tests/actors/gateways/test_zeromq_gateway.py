@@ -94,7 +94,7 @@ def gate() -> Gate:
     return Gate()
 
 
-def test_what_has_more_frames_than_a_word_may_have_goes_nowhere(gate: Gate) -> None:
+def test_a_message_with_too_many_frames_is_not_forwarded(gate: Gate) -> None:
     gate.open(b"a")
     pub = p.Pub()
     gate.topic.sent.clear()
@@ -120,7 +120,7 @@ def test_a_link_over_the_limit_is_refused_until_another_ends(gate: Gate, monkeyp
     assert [type(message) for message in gate.front.words()] == [p.Done]
 
 
-def test_a_push_is_whole_or_it_is_dropped(gate: Gate) -> None:
+def test_a_push_that_is_not_complete_is_dropped(gate: Gate) -> None:
     wire = Wire()
     gate.gateway.routes[b"r"] = PushRoute("ipc://r", cast("Any", wire))
     whole = [b"r", *[b"x"] * (gateway.PUSH_FRAMES - 1)]
@@ -138,7 +138,7 @@ def test_a_push_is_whole_or_it_is_dropped(gate: Gate) -> None:
         (options.PUSH_GATEWAY_BYTES, options.PUSH_GATEWAY_MARK_MIN),
     ],
 )
-def test_the_mark_of_a_route_follows_the_largest_block_within_its_limits(size: int, mark: int) -> None:
+def test_the_high_water_mark_of_a_route_follows_its_largest_block(size: int, mark: int) -> None:
     wire = Wire()
     route = PushRoute("ipc://r", cast("Any", wire))
     sized: Any = type("Sized", (), {"__len__": lambda self: size, "bytes": b""})()
@@ -150,7 +150,7 @@ def test_the_mark_of_a_route_follows_the_largest_block_within_its_limits(size: i
     assert wire.marks == [mark, options.PUSH_GATEWAY_MARK]
 
 
-def test_who_says_nothing_for_long_is_forgotten(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_was_silent_for_long_is_forgotten(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10**15
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     gate.open(b"a")

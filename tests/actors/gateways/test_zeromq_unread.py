@@ -27,7 +27,7 @@ def pair() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]]:
         one.close(linger=0)
 
 
-def test_what_is_not_read_is_counted_until_it_is(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]) -> None:
+def test_unread_bytes_of_a_client_are_counted_until_it_reads_them(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]) -> None:
     router, dealer, client = pair
     found = Unread()
     count = 2 * unread.UNREAD_BYTES_MAX // SIZE
@@ -44,7 +44,7 @@ def test_what_is_not_read_is_counted_until_it_is(pair: tuple[zmq.Socket[bytes], 
     assert not found._held
 
 
-def test_a_peer_that_goes_takes_its_count_along(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]) -> None:
+def test_the_unread_bytes_of_a_client_that_leaves_are_forgotten(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]) -> None:
     router, dealer, client = pair
     found = Unread()
     for _ in range(32):
@@ -60,14 +60,14 @@ def test_a_peer_that_goes_takes_its_count_along(pair: tuple[zmq.Socket[bytes], z
     wait_for(gone, 10, "the end of what nobody will read")
 
 
-def test_small_answers_go_as_they_are() -> None:
+def test_small_answers_are_sent_without_being_counted() -> None:
     frames = [b"a", b"", b"x" * (unread.COUNTED_BYTES_MIN - 1)]
     found = Unread()
     assert all(one is other for one, other in zip(found.counted(b"a", frames), frames, strict=True))
     assert not found._held
 
 
-def test_over_the_budget_of_all_only_who_holds_more_than_a_share_gets_nothing() -> None:
+def test_over_the_total_budget_only_clients_above_their_share_get_nothing() -> None:
     """Ten that never read hold ten megabytes; one who reads goes on."""
     router = sockets.make_router("tcp://127.0.0.1:*")
     dealers, clients = [], []

@@ -34,7 +34,7 @@ def test_quantiles_of_evenly_spread_values_are_within_one_percent() -> None:
         assert value == pytest.approx(quantile * 1_000 * MS, rel=0.011)
 
 
-def test_one_add_counts_for_many_messages() -> None:
+def test_one_call_of_add_counts_many_messages() -> None:
     window = LatencyWindow()
     window.add(1 * MS, 990, S)
     window.add(50 * MS, 10, S)
@@ -119,7 +119,7 @@ def test_counts_do_not_run_over() -> None:
     assert count(window, 1) == COUNT_MAX
 
 
-def test_recent_is_this_slot_and_the_one_before() -> None:
+def test_recent_values_are_those_of_the_last_two_slots() -> None:
     window = LatencyWindow(30)
     assert window.recent(5 * S) == ()
     for number in range(1, 101):

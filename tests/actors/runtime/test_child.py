@@ -40,7 +40,7 @@ def test_the_default_restart_intensity_is_that_of_the_options() -> None:
     assert intensity.may_restart(int(options.RESTARTS_WITHIN_S * S) + 1)
 
 
-def test_every_kind_has_its_fate() -> None:
+def test_every_kind_of_process_has_an_entry_in_the_table_of_fates() -> None:
     assert set(child.FATE) == set(child.KINDS) >= child.ENDS_TREE
     assert all(child.FATE[kind] == "self" for kind in child.ENDS_TREE)
 

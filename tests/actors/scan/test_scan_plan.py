@@ -66,7 +66,7 @@ def test_a_plan_of_few_channels_selects_only_those() -> None:
     assert set(keys(plan_of(3))) <= {0, 1, 2}
 
 
-def test_the_answer_says_when_to_come_again() -> None:
+def test_an_answer_decides_when_a_channel_is_due_again() -> None:
     plan = plan_of(100)
     plan.answered(7, NOW + S)
     plan.answered(8, LATER)
@@ -186,7 +186,7 @@ def test_an_answer_after_all_puts_nothing_off() -> None:
     ("seconds", "hung_at"),
     [([0, 1, 2, 3], None), ([0, 5, 9.9], None), ([0, 5, 10], 10), ([0, 11, 12], 12), ([0, 1, 2, 3, 10.5], 10.5), ([0, 60], None)],
 )
-def test_hung_is_who_missed_three_scans_and_ten_seconds(seconds: list[float], hung_at: float | None) -> None:
+def test_a_channel_hangs_after_three_missed_scans_and_ten_seconds(seconds: list[float], hung_at: float | None) -> None:
     plan = plan_of(5)
     assert [second for second in seconds if plan.missed(3, NOW + int(second * S))] == ([] if hung_at is None else [hung_at])
 
@@ -222,7 +222,7 @@ def test_with_a_thousand_channels_an_expiry_is_met_within_two_rounds(due: int) -
     assert met >= set(chosen)
 
 
-def test_the_safety_net_meets_everyone_in_the_end() -> None:
+def test_random_scans_reach_every_channel_in_the_end() -> None:
     """Without any hint: 20 of 100 at random, ten rounds a second."""
     plan = plan_of(100)
     pick = picking(3)

@@ -159,7 +159,7 @@ def test_channels_of_a_removed_worker_are_asked_again() -> None:
     assert bench.report(first, MISSED) == [], "nobody's word"
 
 
-def test_hung_is_told_once() -> None:
+def test_a_channel_that_hangs_is_reported_once() -> None:
     bench = Bench(1, "a")
     told = []
     while bench.now < NOW + 40 * S:

@@ -49,7 +49,7 @@ def test_a_late_channel_is_reported_as_late_and_again_when_it_answers() -> None:
     assert told(orders, OVER + MS) == []
 
 
-def test_a_turn_that_came_late_says_all_at_once() -> None:
+def test_a_late_turn_reports_a_missed_scan_at_once() -> None:
     orders = ScanOrders()
     orders.begin(LOOP, ABC[:1], NOW)
     assert told(orders, OVER) == [(LOOP, [(1, MISSED, 0)])]
@@ -78,7 +78,7 @@ def test_an_order_of_the_loop_s_successor_has_the_same_number() -> None:
     assert told(orders, NOW) == [(LOOP, [(1, 1, 7)]), (AGAIN, [(2, 0, 8)])]
 
 
-def test_nothing_is_expected_of_who_is_gone() -> None:
+def test_no_answer_is_expected_from_removed_channels() -> None:
     orders = ScanOrders()
     orders.begin(OTHER, ABC[:1], NOW)
     told(orders, OVER)

@@ -60,7 +60,7 @@ def test_each_open_address_is_refused_unless_insecure_is_set(changes: dict[str, 
     check(replace(options, security=replace(options.security, insecure=True)))
 
 
-def test_two_who_say_who_may_do_what() -> None:
+def test_an_access_file_and_auth_servers_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="exclude each other"):
         check(replace(LOCAL, security=replace(KEYS, insecure=True), nsq=NsqOptions(auth_http_addresses=("a:1",))))
 

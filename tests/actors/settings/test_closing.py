@@ -41,6 +41,6 @@ def test_a_topic_is_closed_step_by_step_and_opened_again() -> None:
 
 
 @pytest.mark.parametrize("options", [{"to": "everybody"}, {"to": 1}, {"to": None}, {"too": "publishers"}])
-def test_what_makes_no_sense_is_refused(options: dict[str, object]) -> None:
+def test_wrong_options_of_close_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"publishers or consumers|no option"):
         after(OPEN, "close", options)

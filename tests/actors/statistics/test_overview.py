@@ -60,7 +60,7 @@ def test_the_overview_has_the_last_report_of_each_topic_and_channel(harness: Ove
     assert channel["drain_s"] == overview.NOT_KNOWN  # it never is
 
 
-def test_only_what_changed_is_told_again(harness: OverviewHarness) -> None:
+def test_a_later_overview_has_only_changed_rows(harness: OverviewHarness) -> None:
     version = harness.ask()["version"]
     assert harness.ask(version)["topics"] == {}
     harness.tell(harness.channel, {"depth": 39, "next_offset": 71})
@@ -75,7 +75,7 @@ def test_only_what_changed_is_told_again(harness: OverviewHarness) -> None:
     assert harness.ask(version)["topics"]["t"][1]  # who missed one gets both
 
 
-def test_a_topic_s_row_is_not_told_again_for_what_its_channel_alone_says(harness: OverviewHarness) -> None:
+def test_a_change_of_a_channel_does_not_repeat_the_row_of_its_topic(harness: OverviewHarness) -> None:
     version = harness.ask()["version"]
     harness.tell(harness.channel, {"client_count": 3})
     row, channels = harness.ask(version)["topics"]["t"]
@@ -83,7 +83,7 @@ def test_a_topic_s_row_is_not_told_again_for_what_its_channel_alone_says(harness
     assert row == ()
 
 
-def test_many_who_ask_at_once_cost_one_look(harness: OverviewHarness) -> None:
+def test_requests_at_the_same_time_share_one_version(harness: OverviewHarness) -> None:
     version = harness.ask()["version"]
     assert harness.overview.answer({"since": 0})["version"] == version
 
@@ -94,7 +94,7 @@ def test_a_pulse_that_says_the_same_once_more_is_no_change(harness: OverviewHarn
     assert harness.ask(version)["topics"] == {}
 
 
-def test_all_is_told_anew_when_a_channel_or_a_topic_comes_or_goes(harness: OverviewHarness) -> None:
+def test_the_overview_is_whole_after_a_channel_or_a_topic_comes_or_goes(harness: OverviewHarness) -> None:
     version = harness.ask()["version"]
     harness.group.channels["b"] = None
     found = harness.ask(version)

@@ -161,14 +161,14 @@ def test_headers_and_footers_come_back_as_they_were_written() -> None:
 
 
 @pytest.mark.parametrize("far", [UNSYNCED_MAX * 8, UNSYNCED_MAX * 8 + 8, 2**60])
-def test_a_distance_too_far_to_say(far: int) -> None:
+def test_a_distance_that_is_too_large_is_read_as_unknown(far: int) -> None:
     header = decode_disk_header(encode_disk_header(BLOCK.header, 0, 0, far, SEED), SEED)
     assert header is not None
     assert unsynced_bytes(header) is None
 
 
 @pytest.mark.parametrize("position", [2**35, 2**40])
-def test_a_place_too_far_to_say(position: int) -> None:
+def test_a_position_that_is_too_large_is_not_written_into_the_header(position: int) -> None:
     made = encode_disk_header(BLOCK.header, 0, 0, 0, SEED, position)
     header = decode_disk_header(made, SEED, position)
     assert header is not None

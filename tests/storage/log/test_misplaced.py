@@ -45,7 +45,7 @@ def place(harness: StorageHarness, base: int, source: int, target: int) -> None:
 
 @pytest.mark.parametrize("source", range(5))
 @pytest.mark.parametrize("target", range(5))
-def test_a_block_over_another_one_costs_that_one(topic: StorageHarness, source: int, target: int) -> None:
+def test_a_block_written_over_another_one_costs_only_that_one(topic: StorageHarness, source: int, target: int) -> None:
     place(topic, 0, source, target)
     topic.open()
     assert topic.check(lost_max=1) == [sequence for sequence in range(7) if source == target or sequence != target]
@@ -57,7 +57,7 @@ def test_a_block_over_another_one_costs_that_one(topic: StorageHarness, source: 
 
 
 @pytest.mark.parametrize("source", [0, 1])
-def test_a_block_again_behind_the_last_one_is_nothing(topic: StorageHarness, source: int) -> None:
+def test_a_copy_of_an_old_block_after_the_last_one_is_ignored(topic: StorageHarness, source: int) -> None:
     """As an append that went astray leaves it; it used to set the log's end back to its own."""
     place(topic, 5, source, 2)
     report = topic.open().report

@@ -141,7 +141,7 @@ def test_names_that_come_back_alone_are_removed_too(harness: StorageHarness) -> 
     assert any("removed" in note for note in store.report.notes)
 
 
-def test_before_the_commit_nothing_goes(harness: StorageHarness) -> None:
+def test_no_chunk_is_removed_before_the_commit(harness: StorageHarness) -> None:
     fill(harness)
     before = log_names(harness)
     harness.crash(keep_all)

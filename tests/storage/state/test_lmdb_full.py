@@ -45,7 +45,7 @@ def test_a_commit_that_finds_no_space_is_tried_again(tmp_path: Path, code: int) 
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_commit_whose_head_finds_no_space_is_the_last_one(tmp_path: Path, code: int) -> None:
+def test_a_commit_whose_head_finds_no_space_ends_the_store(tmp_path: Path, code: int) -> None:
     disk = Disk(code)
     with LmdbCalls(disk):
         state = StateStore(str(tmp_path), create=True)
@@ -76,7 +76,7 @@ def test_a_full_disk_refuses_a_delayed_message_and_stores_it_later(tmp_path: Pat
         delayed.close()
 
 
-def test_a_store_that_cannot_be_begun_says_why(tmp_path: Path) -> None:
+def test_a_store_that_cannot_be_created_raises_the_reason(tmp_path: Path) -> None:
     disk = Disk(errno.ENOSPC)
     with LmdbCalls(disk):
         state = StateStore(str(tmp_path), create=True)

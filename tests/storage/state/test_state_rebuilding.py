@@ -98,7 +98,7 @@ def test_a_missing_state_is_not_made_twice_because_a_bad_snapshot_came_back(tmp_
     assert at > 5
 
 
-def test_a_store_that_was_made_again_has_its_name_for_good(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_name_of_a_rebuilt_store_is_synced(tmp_path: Path, harness: StorageHarness) -> None:
     """Whoever looks at the folder with no start in between finds it."""
     other = forgetful(tmp_path / "one", harness)
     rebuild_state(other.files, other.directory, IDENTITY.uuid_bytes, 1 << 20, "it is damaged")
@@ -108,7 +108,7 @@ def test_a_store_that_was_made_again_has_its_name_for_good(tmp_path: Path, harne
     assert other.path("state/data.mdb").exists()
 
 
-def test_one_whose_making_was_finished_has_its_name_for_good(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_name_of_a_store_is_synced_when_its_rebuild_is_finished(tmp_path: Path, harness: StorageHarness) -> None:
     other = forgetful(tmp_path / "one", harness)
     other.path("state").rename(other.path("state.tmp"))
     other.files.reset()

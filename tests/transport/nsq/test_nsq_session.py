@@ -366,7 +366,7 @@ calls_at_the_end: list[Callable[[Client], object]] = [
 
 
 @pytest.mark.parametrize("call", calls_at_the_end)
-def test_the_end_is_told_once(call: Callable[[Client], object]) -> None:
+def test_a_session_that_ended_closes_its_connection_once(call: Callable[[Client], object]) -> None:
     client = Client()
     call(client)
     assert client.closed

@@ -86,7 +86,7 @@ def test_a_failed_auth_is_answered_and_ends_the_connection(grant: Grant | str, t
     assert (client.closed, client.calls) == (True, [("authenticate", b"secret")])
 
 
-def test_auth_is_said_once() -> None:
+def test_a_second_auth_is_refused() -> None:
     client = Client(AUTH_LIMITS)
     assert client.send(SECRET, SECRET) == GRANTED + failed("E_INVALID AUTH already set")
     assert client.closed
@@ -99,7 +99,7 @@ ASK = b'{"feature_negotiation":true,"tls_v1":true,"deflate":true}'
 TLS_LIMITS = NsqLimits(tls_v1=True)
 
 
-def test_layers_are_laid_one_by_one_each_with_its_ok() -> None:
+def test_layers_are_added_one_by_one_and_each_sends_its_ok() -> None:
     client = Client(TLS_LIMITS, late="upgrade publish")
     client.send(pub(b"t", b"x"), b"IDENTIFY\n", sized(ASK), b"hello of TLS")
     assert client.calls == [("publish", "t", [b"x"], 0)]

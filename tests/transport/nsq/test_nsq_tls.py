@@ -135,7 +135,7 @@ def test_small_records_are_read_piece_by_piece(made: Certificates) -> None:
     assert (layers.held, layers.kept) == (False, 0)
 
 
-def test_the_end_is_told_and_understood(made: Certificates) -> None:
+def test_the_end_of_tls_is_announced_and_recognised(made: Certificates) -> None:
     layers, client = pair(server(made), made.client())
     with pytest.raises(ssl.SSLWantReadError):
         client.tls.unwrap()
@@ -204,7 +204,7 @@ def old_client(made: Certificates) -> ssl.SSLContext:
     return other
 
 
-def test_old_versions_only_for_who_asks(made: Certificates) -> None:
+def test_old_tls_versions_are_used_only_if_an_option_allows_them(made: Certificates) -> None:
     layers, _ = pair(server(made, min_version="tls1.0"), old_client(made))
     assert layers.tls is not None
     assert layers.tls.version == "TLSv1.1"

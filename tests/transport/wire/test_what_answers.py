@@ -28,5 +28,5 @@ def test_each_kind_of_port_is_known_by_its_answer(answer: bytes, said: str, sure
     assert certain is sure
 
 
-def test_no_answer_says_nothing() -> None:
+def test_an_empty_answer_gives_no_text() -> None:
     assert what_answers(b"", URL) == ("", False)

@@ -49,7 +49,7 @@ async def turns(count: int) -> None:
         await turned.wait()
 
 
-def test_small_ones_gather_behind_those_ahead(tmp_path: Path) -> None:
+def test_small_publishes_are_gathered_while_enough_blocks_are_out(tmp_path: Path) -> None:
     async def work(gatherer: Counting) -> None:
         for _ in range(5):
             await publish(gatherer, b"body")
@@ -58,7 +58,7 @@ def test_small_ones_gather_behind_those_ahead(tmp_path: Path) -> None:
     gathered(tmp_path, work)
 
 
-def test_beside_another_goes_only_what_is_worth_it(tmp_path: Path) -> None:
+def test_a_second_block_is_sent_only_if_it_is_large_enough(tmp_path: Path) -> None:
     async def half_as_many(gatherer: Counting) -> None:
         await ten(gatherer)
         for count in range(1, 5):
@@ -81,7 +81,7 @@ def test_beside_another_goes_only_what_is_worth_it(tmp_path: Path) -> None:
     gathered(tmp_path, large)
 
 
-def test_only_full_ones_go_when_enough_are_ahead(tmp_path: Path) -> None:
+def test_only_full_blocks_are_sent_while_enough_blocks_are_out(tmp_path: Path) -> None:
     async def work(gatherer: Counting) -> None:
         for _ in range(AHEAD_MAX + 3):
             await publish(gatherer, bytes(WORTH_BYTES))
@@ -92,7 +92,7 @@ def test_only_full_ones_go_when_enough_are_ahead(tmp_path: Path) -> None:
     gathered(tmp_path, work)
 
 
-def test_a_block_is_of_so_many_bytes_and_messages(tmp_path: Path) -> None:
+def test_a_block_has_a_bounded_number_of_bytes_and_messages(tmp_path: Path) -> None:
     async def work(gatherer: Counting) -> None:
         for _ in range(AHEAD_MAX):
             await publish(gatherer, bytes(WORTH_BYTES))
@@ -106,7 +106,7 @@ def test_a_block_is_of_so_many_bytes_and_messages(tmp_path: Path) -> None:
     gathered(tmp_path, work)
 
 
-def test_more_messages_than_a_block_holds_are_several_and_one_answer(tmp_path: Path) -> None:
+def test_a_publish_of_several_blocks_has_one_answer(tmp_path: Path) -> None:
     answers: list[str] = []
 
     async def work(gatherer: Counting) -> None:
@@ -125,7 +125,7 @@ def test_more_messages_than_a_block_holds_are_several_and_one_answer(tmp_path: P
     gathered(tmp_path, work)
 
 
-def test_what_waits_for_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_unanswered_publishes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of all connections together: while it is full none of them is read, and with the answers they are."""
     monkeypatch.setattr(publishing, "PENDING_BYTES_MAX", 3 * BLOCK_BYTES)
 
@@ -151,7 +151,7 @@ def test_delays_share_no_block_and_do_not_wait_for_each_other(tmp_path: Path) ->
     gathered(tmp_path, work)
 
 
-def test_what_must_wait_is_not_looked_at_all_the_time(tmp_path: Path) -> None:
+def test_gathered_messages_that_must_wait_cause_no_repeated_work(tmp_path: Path) -> None:
     async def work(gatherer: Counting) -> None:
         for _ in range(5):
             await publish(gatherer, b"body")
@@ -162,7 +162,7 @@ def test_what_must_wait_is_not_looked_at_all_the_time(tmp_path: Path) -> None:
     gathered(tmp_path, work)
 
 
-def test_lanes_that_nobody_uses_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_that_are_not_used_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Names come from outside; each lane is a link and a socket."""
     monkeypatch.setattr(publishing, "LANES_MAX", 5)
 
@@ -191,7 +191,7 @@ def test_lanes_that_nobody_uses_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     gathered(tmp_path, work)
 
 
-def test_what_waits_for_a_topic_that_is_lost_fails_at_once_when_the_broker_stops(tmp_path: Path) -> None:
+def test_publishes_to_a_lost_topic_fail_at_once_when_the_broker_stops(tmp_path: Path) -> None:
     """It waits for the topic's return otherwise, for up to 30 s."""
     answers: list[str] = []
 

@@ -52,7 +52,7 @@ def with_registrar(test: Callable[[Registrar, FakeLookupd], Coroutine[Any, Any, 
     run(main())
 
 
-def test_a_node_registers_what_came_and_unregisters_what_went() -> None:
+def test_a_node_registers_new_topics_and_unregisters_removed_ones() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         registrar.update(TOPICS)
         await lookupd.until(lambda: lookupd.here() == TOLD)
@@ -90,7 +90,7 @@ def test_hundreds_of_topics_are_registered_and_unregistered() -> None:
     with_registrar(test)
 
 
-def test_names_that_nsq_does_not_have_are_kept_back() -> None:
+def test_names_that_nsq_does_not_allow_are_not_registered() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         registrar.update({"good": ["c", "bad channel", "x" * 65], "two\nlines": ["c"], "": [], "é": []})
         await lookupd.until(lambda: lookupd.here() == {("good", ""), ("good", "c")})
@@ -99,7 +99,7 @@ def test_names_that_nsq_does_not_have_are_kept_back() -> None:
     with_registrar(test)
 
 
-def test_a_cut_connection_is_made_again_and_says_all() -> None:
+def test_after_a_lost_connection_everything_is_registered_again() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         registrar.update(TOPICS)
         for _ in range(3):
@@ -112,7 +112,7 @@ def test_a_cut_connection_is_made_again_and_says_all() -> None:
     with_registrar(test)
 
 
-def test_a_lookupd_that_is_away_learns_what_is_true_when_it_is_back() -> None:
+def test_a_lookupd_that_returns_gets_the_present_registrations() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         registrar.update(TOPICS)
         await lookupd.until(lambda: lookupd.here() == TOLD)
@@ -128,7 +128,7 @@ def test_a_lookupd_that_is_away_learns_what_is_true_when_it_is_back() -> None:
     with_registrar(test)
 
 
-def test_one_lookupd_away_does_not_matter_to_the_other() -> None:
+def test_a_lookupd_that_is_away_does_not_affect_another_one() -> None:
     async def main() -> None:
         async with FakeLookupd() as one, FakeLookupd() as two:
             await two.stop()
@@ -148,7 +148,7 @@ def test_one_lookupd_away_does_not_matter_to_the_other() -> None:
 
 @pytest.mark.parametrize("answer", [b"garbage", b"[]", b"{" * 5000, b"\xff" * 70_000, b"E_INVALID", b"OKOK"])
 @pytest.mark.parametrize("command", ["IDENTIFY", "REGISTER orders", "PING"])
-def test_nonsense_ends_the_connection_and_nothing_else(answer: bytes, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_reply_of_a_lookupd_ends_only_its_connection(answer: bytes, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "PING_NS", 20_000_000)
 
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
@@ -162,7 +162,7 @@ def test_nonsense_ends_the_connection_and_nothing_else(answer: bytes, command: s
     with_registrar(test)
 
 
-def test_what_a_lookupd_refuses_is_not_said_to_it_again() -> None:
+def test_a_registration_that_a_lookupd_refused_is_not_repeated() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         def answer(line: str) -> bytes | None:
             return b"E_BAD_TOPIC REGISTER topic name 'b' is not valid" if line == "REGISTER b" else None
@@ -182,7 +182,7 @@ def test_what_a_lookupd_refuses_is_not_said_to_it_again() -> None:
     with_registrar(test)
 
 
-def test_pings_come_while_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pings_are_sent_while_there_is_nothing_to_register(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "PING_NS", 30_000_000)
 
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
@@ -193,7 +193,7 @@ def test_pings_come_while_there_is_nothing_to_say(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("silent", ["IDENTIFY", "PING", "REGISTER a"])
-def test_silence_ends_the_connection(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookupd_that_does_not_reply_is_disconnected(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lookup, "PING_NS", 30_000_000)
     monkeypatch.setattr(lookup, "ANSWER_NS", 100_000_000)
 
@@ -230,7 +230,7 @@ def test_the_durable_channels_of_all_lookupds_are_merged() -> None:
     "peer",
     [{"http_port": "4161"}, {"http_port": 0}, {"http_port": 99_999}, {}, {"http_port": 1, "broadcast_address": "a\r\nX: y/?"}],
 )
-def test_a_peer_that_says_nonsense_of_itself(peer: dict[str, Any]) -> None:
+def test_a_lookupd_with_a_wrong_description_of_itself_is_not_asked(peer: dict[str, Any]) -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         lookupd.answer = lambda line: json.dumps(peer).encode() if line == "IDENTIFY" else None
         registrar.update({"a": []})
@@ -241,7 +241,7 @@ def test_a_peer_that_says_nonsense_of_itself(peer: dict[str, Any]) -> None:
     with_registrar(test)
 
 
-def test_channels_of_a_lookupd_that_is_not_there() -> None:
+def test_a_lookupd_that_is_away_returns_no_channels() -> None:
     async def main() -> None:
         async with FakeLookupd() as lookupd:
             await lookupd.stop()
@@ -254,7 +254,7 @@ def test_channels_of_a_lookupd_that_is_not_there() -> None:
     run(main())
 
 
-def test_channels_come_in_time_or_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookupd_that_is_too_slow_returns_no_channels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registering, "CHANNELS_S", 0.2)
 
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
@@ -278,7 +278,7 @@ class Enough(Exception):
 
 
 @pytest.mark.parametrize(("steady", "expected"), [(False, [1, 2, 4, 8, 15, 15]), (True, [1, 1, 1, 1, 1, 1])])
-def test_the_pauses_grow_up_to_a_bound_and_begin_anew_after_a_steady_time(
+def test_pauses_grow_up_to_a_limit_and_start_again_after_a_steady_time(
     steady: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
@@ -306,7 +306,7 @@ def test_the_pauses_grow_up_to_a_bound_and_begin_anew_after_a_steady_time(
     assert pauses == expected
 
 
-def test_what_is_refused_is_remembered_up_to_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_refused_registrations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registering, "REFUSED_MAX", 2)
 
     async def main() -> None:

@@ -122,7 +122,7 @@ def test_small_blocks_stay_below_the_high_water_mark() -> None:
     assert len(taken(session)) == OUT_BLOCKS_MAX
 
 
-def test_the_header_that_goes_out() -> None:
+def test_a_pushed_block_has_its_number_in_the_header() -> None:
     session = made(0)
     session.add(pack([b"a", b"b"], producer_id=5, sequence=9, first_offset=7, time_ns=8))
     entry = session.take(0)
@@ -193,7 +193,7 @@ def test_a_final_seal_with_the_wrong_count_fails() -> None:
     assert session.state is StageState.FAILED
 
 
-def test_sending_goes_back_to_what_storage_misses() -> None:
+def test_pushing_goes_back_to_the_block_that_storage_misses() -> None:
     session = made(4)
     assert taken(session) == [0, 1, 2, 3]
     session.on_word(Missing(0, STAGE, 1), 0)

@@ -120,7 +120,7 @@ def test_the_number_of_tracks_is_bounded() -> None:
     assert len(history._tracks) == TRACKS_MAX
 
 
-def test_a_channel_of_which_all_moves_takes_so_much_memory_and_no_more() -> None:
+def test_the_memory_for_the_history_of_a_channel_is_bounded() -> None:
     tracemalloc.start()
     try:
         history = History()
