@@ -574,7 +574,7 @@ class OpenStage(Wire):
     """The first message of a writer on a link, also when it continues after a lost link.
 
     Done.data: {"expected": next block number to push (blocks below it are durable or have arrived),
-    "sealed": blocks that are durable, "credit_bytes": how many sent bytes may not have arrived yet,
+    "sealed": blocks that are durable, "credit_bytes": how many bytes may be sent and not arrived,
     "committed": True if this transaction is committed already (then nothing is staged)}.
     """
 
