@@ -295,7 +295,7 @@ def test_the_rules_of_rooms_can_fail() -> None:
     assert not circle_of({"a": {"b", "c"}, "b": {"c"}})
 
 
-def test_nobody_imports_apps() -> None:
+def test_no_other_layer_imports_apps() -> None:
     others = sources("actors", "storage", "transport") | {"__init__.py": (ROOT / "__init__.py").read_text()}
     assert not [name for name, source in others.items() if any(module.split(".")[0] == "apps" for module in imported(name, source))]
 

@@ -1,4 +1,4 @@
-"""MkDocs hooks of the documentation site: its files, its generated pages, and no parts from other servers.
+"""MkDocs hooks of the site: its files, its generated pages, and no parts from other servers.
 
 The folders of the site are those of the repository. So each relative link works on the site and in
 the repository. No page may make a browser load anything from another server.

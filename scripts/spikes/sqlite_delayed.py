@@ -240,7 +240,7 @@ def work_delayed(engine: str, path: str, seed: int, scale: float) -> dict[str, A
 
 
 def alone(engine: str, path: str, clock: Clock, times: int) -> None:
-    """Measure the engine without ZSQ's code: encoded rows by its fastest call, one commit a call."""
+    """Measure the engine without ZSQ's code: encoded rows by its fastest call, a commit a call."""
     store = open_delayed(engine, path)
     env: Any = store._env
     value = bytes(250)

@@ -354,7 +354,7 @@ def test_endless_lines_do_not_fill_the_gateways_memory(door: Door) -> None:
     attacked(door, "300 lines without an end", attack, 60)
 
 
-def test_strangers_that_do_not_authenticate_are_cut_off_in_time(door: Door) -> None:
+def test_clients_that_do_not_authenticate_are_disconnected_in_time(door: Door) -> None:
     """Neither a heartbeat interval of -1 nor a byte now and then keeps them: they are told why and closed."""
     limit_s = NsqLimits().auth_deadline_ms / 1000
     with NsqSocket(door.port, timeout_s=limit_s + ANSWER_S) as silent, NsqSocket(door.port, timeout_s=limit_s + ANSWER_S) as talking:
@@ -370,7 +370,7 @@ def test_strangers_that_do_not_authenticate_are_cut_off_in_time(door: Door) -> N
 # What strangers are told
 
 
-def test_what_is_refused_is_said_although_the_body_was_not_read(door: Door) -> None:
+def test_a_refusal_is_sent_although_the_body_was_not_read(door: Door) -> None:
     """The whole body is sent before the answer is read: a socket closed with unread bytes would lose the answer."""
     sent = [
         (command("AUTH", 5 * MIB, bytes(5 * MIB)), f"E_BAD_BODY AUTH body too big {5 * MIB} > {IDENTITY_BYTES_MAX}"),
@@ -386,7 +386,7 @@ def test_what_is_refused_is_said_although_the_body_was_not_read(door: Door) -> N
                 client.frame()
 
 
-def test_a_user_hears_that_a_topic_is_not_for_them_before_the_body_is_sent(door: Door) -> None:
+def test_a_publish_without_permission_is_refused_before_its_body_is_sent(door: Door) -> None:
     with authenticated(door.port) as client:
         client.socket.sendall(command("PUB others", MIB, b"x"))
         assert client.frame() == (1, b'E_UNAUTHORIZED AUTH failed for PUB on "others" ""')
@@ -395,7 +395,7 @@ def test_a_user_hears_that_a_topic_is_not_for_them_before_the_body_is_sent(door:
         assert client.frame() == (0, b"OK")
 
 
-def test_what_a_stranger_says_of_itself_is_cut(door: Door) -> None:
+def test_texts_of_an_unauthenticated_client_are_cut(door: Door) -> None:
     fields = ("client_id", "hostname", "user_agent", "topology_region", "topology_zone")
     with NsqSocket(door.port) as client:
         client.identify(**dict.fromkeys(fields, "ä" * 300))
@@ -521,7 +521,7 @@ ANSWERS: Final[dict[str, bytes | None]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_bad_answers_of_an_auth_server_let_nobody_in_and_hold_nobody_up(auth: tuple[Door, AuthServer], name: str) -> None:
+def test_bad_answers_of_an_auth_server_admit_and_delay_no_client(auth: tuple[Door, AuthServer], name: str) -> None:
     """Clients that the server knows authenticate, and are asked for again when their two seconds are over, all the while."""
     door, server = auth
     server.answer = ANSWERS[name]
@@ -543,7 +543,7 @@ def test_bad_answers_of_an_auth_server_let_nobody_in_and_hold_nobody_up(auth: tu
     attacked(door, f"an auth server that answers 40 clients with {name}", attack, 90)
 
 
-def test_only_some_of_many_strangers_are_asked_about_at_once(auth: tuple[Door, AuthServer]) -> None:
+def test_a_bounded_number_of_unknown_clients_is_authorized_at_a_time(auth: tuple[Door, AuthServer]) -> None:
     """A server that does not answer strangers: at most half of the slots are theirs, and nobody waits for ever."""
     door, server = auth
     server.answer = None

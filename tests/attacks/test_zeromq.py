@@ -201,7 +201,7 @@ def test_a_redrive_is_in_the_audit_log_with_its_target(owner: As) -> None:
     assert told == [("noted.copy", "", "owner", "zeromq", "done"), ("noted", "c", "owner", "http", "done")]
 
 
-def test_who_may_consume_the_channel_redrive_and_publish_to_the_target_may_redrive(broker: Broker, keyring: Keyring, owner: As) -> None:
+def test_a_redrive_needs_the_right_to_consume_and_to_publish(broker: Broker, keyring: Keyring, owner: As) -> None:
     die(owner, "ward", "c", b"a", b"b", dead="ward.dead")
     with owner.admin() as admin:
         admin.create_topic("ward.well")

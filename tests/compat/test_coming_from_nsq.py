@@ -31,7 +31,7 @@ def test_every_option_stands_beside_nsqds() -> None:
     assert len(theirs) == len(set(theirs)) >= 45
 
 
-def test_what_is_to_be_tried_works(tmp_path: Path) -> None:
+def test_the_commands_that_the_page_suggests_work(tmp_path: Path) -> None:
     pytest.importorskip("nsq")
     (block,) = re.findall(r"^```sh\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     nsq, http = free_port(), free_port()

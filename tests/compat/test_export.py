@@ -298,7 +298,7 @@ def test_an_unknown_topic_and_a_directory_in_use_are_refused(tmp_path: Path) -> 
     assert not list(tmp_path.glob("out*"))
 
 
-def test_an_interrupted_export_is_begun_anew(tmp_path: Path) -> None:
+def test_an_interrupted_export_starts_from_the_beginning(tmp_path: Path) -> None:
     topic = Topic(tmp_path / "data")
     write_nsqd(tmp_path / "out.export.tmp", NsqdList(), {"t": [[message(1)]]})
     topic.export(tmp_path / "out")

@@ -193,7 +193,7 @@ def test_an_import_that_reads_back_differently_is_not_committed(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("what", ["channel_puts", "hole_puts", "paused_end"])
-def test_channels_that_are_not_as_they_were_written_are_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_an_import_with_wrong_channels_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     commit = StateStore.commit
 
     def forgetful(self: StateStore, batch: StateBatch) -> None:

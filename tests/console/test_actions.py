@@ -278,7 +278,7 @@ def test_a_large_body_is_cut_and_downloaded_whole(window: Window, broker: Broker
     assert saved.value.path().read_bytes() == b"x" * 20_000
 
 
-def test_what_is_refused_is_said(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_refused_action_shows_the_reason(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "shut")
     admin.close_topic("shut", to="publishers")
     window.open("#/topics/shut")
@@ -289,7 +289,7 @@ def test_what_is_refused_is_said(window: Window, broker: Broker, admin: zsq.Admi
     assert window.dialog().locator("[name=body]").input_value() == "no", "what was written is not lost"
 
 
-def test_the_audit_log_names_them(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_the_audit_log_names_the_actions_of_the_console(window: Window, broker: Broker, admin: zsq.Admin) -> None:
     filled(broker, admin, "seen")
     window.open("#/topics/seen")
     window.press("Pause")

@@ -36,7 +36,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
         broker.close()
 
 
-def test_what_is_published_shows_by_itself(window: Window, broker: Broker) -> None:
+def test_published_messages_appear_without_a_reload(window: Window, broker: Broker) -> None:
     window.open("#/")
     window.sees("No topic yet")
     window.sees("echo 'hello' | zsq pub clicks")
@@ -121,7 +121,7 @@ def test_a_token_is_asked_for_and_kept(window_of: WindowOf, guarded: Broker) -> 
     assert page.locator("dialog").count() == 0
 
 
-def test_who_may_only_look_is_told_so(window_of: WindowOf, guarded: Broker) -> None:
+def test_a_user_who_may_only_view_is_told_so(window_of: WindowOf, guarded: Broker) -> None:
     with zsq.Admin(guarded.ipc) as admin:
         for topic in ("clicks", "secret"):
             admin.create_topic(topic)

@@ -90,7 +90,7 @@ def test_each_figure_is_shown_short_and_with_its_unit(window: Window) -> None:
         assert said == [text for _, text in rows], name
 
 
-def test_what_a_person_writes_is_read(window: Window) -> None:
+def test_sizes_and_times_that_people_write_are_parsed(window: Window) -> None:
     page = window.open("#/")
     said = page.evaluate(
         "async () => { const f = await import('/console/base/format.js');"
@@ -286,7 +286,7 @@ HIDE: Final = """(hidden) => {
 }"""
 
 
-def test_a_page_that_nobody_looks_at_costs_nothing(window: Window) -> None:
+def test_a_hidden_page_closes_its_stream_after_a_while(window: Window) -> None:
     page = window.page
     page.clock.install()
     window.open("#/")

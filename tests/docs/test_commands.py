@@ -64,7 +64,7 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_what_is_shown_is_there(page: Path) -> None:
+def test_commands_in_the_documentation_exist_with_their_options(page: Path) -> None:
     wrong = {line: why for line in shown(page.read_text()) if (why := missing(words_of(line)))}
     assert wrong == {}
 

@@ -106,7 +106,7 @@ def test_alerts_use_metrics_that_exist_with_their_labels() -> None:
         assert all(families[name].kind == "counter" for name in re.findall(r"increase\((\w+)", rule["expr"])), rule["alert"]
 
 
-def test_what_the_docs_say_of_the_alerts_is_there() -> None:
+def test_the_alerts_that_the_docs_name_exist() -> None:
     assert {"ZsqAlarms", "ZsqBacklog", "ZsqBacklogOld"} <= {rule["alert"] for rule in rules()}
     routes = yaml.safe_load((EXAMPLES / "alertmanager.yml").read_text())
     assert routes["route"]["receiver"] in {receiver["name"] for receiver in routes["receivers"]}

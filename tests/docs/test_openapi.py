@@ -49,7 +49,7 @@ def test_the_validator_can_fail() -> None:
         validate({**DOCUMENT, "paths": {"ping": {}}})
 
 
-def test_it_has_every_path_and_method_of_the_gateway_and_no_other() -> None:
+def test_openapi_has_exactly_the_paths_and_methods_of_the_gateway() -> None:
     assert described() == served()
     assert len(described()) > 50
 
@@ -61,7 +61,7 @@ def test_every_operation_has_an_id_of_its_own_and_a_known_tag() -> None:
     assert {tag for operation in operations for tag in operation["tags"]} == {tag["name"] for tag in DOCUMENT["tags"]}
 
 
-def test_its_version_and_its_names_are_those_of_the_code() -> None:
+def test_openapi_has_the_version_and_the_limits_of_the_code() -> None:
     assert DOCUMENT["info"]["version"] == zsq.__version__
     assert DOCUMENT["components"]["schemas"]["Name"]["maxLength"] == NAME_CHARS_MAX
 

@@ -37,7 +37,7 @@ TEXT = (ROOT / "docs" / "security.md").read_text()
 MIB = 1 << 20
 
 
-def test_its_access_file_says_what_the_text_says() -> None:
+def test_the_access_file_of_the_page_permits_what_the_text_says() -> None:
     (file,) = re.findall(r"^```toml\n(.*?)^```", TEXT, re.MULTILINE | re.DOTALL)
     found = access.Access.parse(file)
     etl, operator = found.users["etl"], found.users["operator"]
@@ -54,7 +54,7 @@ def test_its_access_file_says_what_the_text_says() -> None:
     assert not guessable & set(found.users["etl"].tokens + operator.tokens), "somebody will copy it as it is"
 
 
-def test_what_is_refused_is_refused_with_these_words(tmp_path: Path) -> None:
+def test_the_refusal_on_the_page_is_the_real_one(tmp_path: Path) -> None:
     arguments = re.findall(r"^    \$ zsq serve (.*)$", TEXT, re.MULTILINE)[0].split()
     (said,) = re.findall(r"^    zsq: (.*) \.\.\.$", TEXT, re.MULTILINE)
     with serve.make_context("serve", [*arguments]) as context, pytest.raises(UsageError) as refused:
@@ -83,7 +83,7 @@ def test_the_shown_audit_line_is_what_the_recorder_writes() -> None:
     assert list(rows[0]) == list(shown)
 
 
-def test_its_limits_are_those_of_the_code() -> None:
+def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     http, nsq = HttpLimits(), NsqLimits()
     table = TEXT.partition("## Limits")[2].partition("\n## ")[0].replace("\n", " ")
     size = {MIB * n: f"{n} MiB" for n in (1, 4, 5, 8, 16, 64, 128)} | {1024 * n: f"{n} KiB" for n in (16, 32, 64)}
@@ -119,7 +119,7 @@ def test_its_limits_are_those_of_the_code() -> None:
     assert f"{CONNECT_S:g} s to connect and {REQUEST_S:g} s for the answer" in TEXT
 
 
-def test_its_attacks_are_those_of_the_suite() -> None:
+def test_the_attacks_on_the_page_are_those_of_the_suite() -> None:
     section = TEXT.partition("## What attacks cost")[2].partition("\n## ")[0]
     table, _, named = section.partition("The other gateways and the supervisor.")
     suite = "".join(path.read_text() for path in (ROOT / "tests" / "attacks").glob("*.py"))

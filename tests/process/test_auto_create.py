@@ -40,7 +40,7 @@ def test_consumers_make_no_topic(broker: Broker) -> None:
         assert admin.topics() == {}
 
 
-def test_publishers_make_topics_only_where_they_may(broker: Broker) -> None:
+def test_publishers_create_topics_only_if_permitted(broker: Broker) -> None:
     allowed = rule(broker) == "publishers"
     with zsq.Producer(broker.ipc, timeout=10) as producer:
         if allowed:

@@ -117,7 +117,7 @@ def test_a_signal_ends_it_while_the_broker_is_gone(broker: Broker, arguments: tu
 
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
-def test_where_nothing_listens_it_fails_at_once(broker: Broker, arguments: tuple[str, ...]) -> None:
+def test_sub_and_tail_fail_at_once_if_nothing_listens(broker: Broker, arguments: tuple[str, ...]) -> None:
     broker.stop()
     begun = time.monotonic()
     with running(broker.tcp, *arguments) as one:

@@ -239,7 +239,7 @@ def test_deleting_what_is_closed_and_not_empty_is_still_refused(broker: Broker) 
         assert admin.stats("t")["topics"][0]["closed"] == "", "a topic made again is open"
 
 
-def test_what_makes_no_sense_is_refused(broker: Broker) -> None:
+def test_wrong_options_of_close_are_refused(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel("t", "c")
         with pytest.raises(UsageError, match=E_BAD_ARGUMENT):

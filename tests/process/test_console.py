@@ -237,7 +237,7 @@ def test_the_console_serves_processes_chunks_alarms_and_its_page(node: Broker, w
     assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
 
 
-def test_an_open_page_holds_nobody_up(node: Broker, web: httpx.Client) -> None:
+def test_an_open_page_does_not_delay_the_end_of_the_broker(node: Broker, web: httpx.Client) -> None:
     """A stream is no request that must end in time, and the broker's end does not wait for it. The last test: it ends the broker."""
     with httpx.stream("GET", f"http://127.0.0.1:{node.http}/api/live", timeout=HttpLimits().request_s) as events:
         lines = events.iter_lines()

@@ -93,7 +93,7 @@ def test_nsq_clients_show_their_token(guarded: Guarded) -> None:
             assert client.ask(f"SUB {place}").startswith(answer)
 
 
-def test_who_did_what_is_in_the_audit_log(guarded: Guarded) -> None:
+def test_the_audit_log_has_each_action_with_its_user(guarded: Guarded) -> None:
     with guarded.client("boss") as boss:
         boss.post("/topic/create?topic=audited")
         boss.post("/channel/pause?topic=audited&channel=none")

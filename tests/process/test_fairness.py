@@ -66,7 +66,7 @@ def test_eight_equal_consumers_get_an_eighth_each(broker: Broker, each: int, lim
     assert all(0.125 * 0.8 < share < 0.125 * 1.2 for share in shares), shares
 
 
-def test_one_that_stops_costs_the_others_only_what_it_holds(broker: Broker) -> None:
+def test_a_consumer_that_stops_costs_the_others_only_what_it_holds(broker: Broker) -> None:
     with zsq.Producer(broker.ipc) as producer, consumers(broker, *[300] * 8) as everybody, zsq.Admin(broker.ipc) as admin:
         stopped = everybody.pop()
         publish(producer, 3_000, 100)

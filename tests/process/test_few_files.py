@@ -130,7 +130,7 @@ def made(admin: zsq.Admin, topic: str) -> bool:
     return False
 
 
-def test_a_gateway_that_can_accept_nobody_keeps_those_it_has(broker: Broker) -> None:
+def test_a_gateway_without_free_files_keeps_its_connections(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel("t", "c")
     with zsq.Producer(broker.tcp, timeout=10) as producer, zsq.Consumer("t", "c", url=broker.tcp) as consumer:

@@ -192,7 +192,7 @@ def unharmed(broker: Broker, before: dict[str, int], neighbour: Neighbour) -> No
     assert " ended" not in broker.log.read_text()
 
 
-def test_garbage_on_the_ports_disturbs_nobody(broker: Broker, neighbour: Neighbour) -> None:
+def test_garbage_on_the_ports_disturbs_no_client(broker: Broker, neighbour: Neighbour) -> None:
     mutator = Mutator(Random(1))
     before = {actor["name"]: actor["pid"] for actor in broker.actors()}
     peak = Peak(before.values())
@@ -208,7 +208,7 @@ def test_garbage_on_the_ports_disturbs_nobody(broker: Broker, neighbour: Neighbo
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["gateway", "actors"])
-def test_links_that_say_anything_disturb_nobody(broker: Broker, neighbour: Neighbour, direct: bool) -> None:
+def test_links_with_random_messages_disturb_no_client(broker: Broker, neighbour: Neighbour, direct: bool) -> None:
     stranger = Stranger(broker, direct, 2)
     try:
         for kind in WORDS:

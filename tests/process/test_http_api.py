@@ -55,7 +55,7 @@ def received(node: Broker, topic: str, count: int) -> list[bytes]:
         return found
 
 
-def test_what_is_published_is_consumed(node: Broker, client: httpx.Client) -> None:
+def test_messages_published_over_http_are_consumed(node: Broker, client: httpx.Client) -> None:
     ok(client.post("/topic/create?topic=pub"))
     ok(client.post("/channel/create?topic=pub&channel=c"))
     ok(client.post("/pub?topic=pub", content=b"one"), "OK")
@@ -65,7 +65,7 @@ def test_what_is_published_is_consumed(node: Broker, client: httpx.Client) -> No
     wait_for(lambda: topic_of(client, "pub")["channels"][0]["depth"] == 0, what="nothing that waits")
 
 
-def test_what_is_deferred_comes_later(node: Broker, client: httpx.Client) -> None:
+def test_messages_published_with_defer_come_later(node: Broker, client: httpx.Client) -> None:
     ok(client.post("/topic/create?topic=defer"))
     ok(client.post("/channel/create?topic=defer&channel=c"))
     ok(client.post("/pub?topic=defer&defer=60000", content=b"in a minute"), "OK")

@@ -65,9 +65,7 @@ def test_a_restored_backup_runs_beside_its_original(broker: Broker, tmp_path: Pa
         restored.close()
 
 
-def test_a_name_that_another_user_has_taken_keeps_nobody_from_starting(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_abstract_socket_of_another_user_prevents_no_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind(f"\0zsq-broker-{UUID}")
         squatter.listen()

@@ -23,7 +23,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.mark.parametrize("kind", ["http", "nsq"])
-def test_the_ports_of_http_and_nsq_say_what_they_are(kind: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_at_an_http_or_nsq_port_names_the_port(kind: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
     port = broker.http if kind == "http" else broker.nsq
     url = f"tcp://127.0.0.1:{port}"
     said = f"{url} is the HTTP port of a ZSQ broker" if kind == "http" else f"{url} is the port of a ZSQ broker .* for NSQ clients"

@@ -158,7 +158,7 @@ def test_a_message_too_long_is_refused() -> None:
         packed(pa.RecordBatch.from_arrays([pa.array([b"x"]), pa.array([b"k" * 257])], names=["value", "key"]))
 
 
-def test_headers_as_maps_and_what_they_may_not_be() -> None:
+def test_headers_may_be_maps_and_wrong_ones_are_refused() -> None:
     def one(headers: Any, kind: pa.DataType) -> Block:
         [block] = packed(pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([headers], kind)], names=["value", "headers"]))
         return block

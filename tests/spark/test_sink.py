@@ -320,6 +320,6 @@ def test_a_spark_that_names_its_batches_otherwise_is_refused(monkeypatch: pytest
 
 
 @pytest.mark.parametrize(("timeout_s", "patience_s"), [(120, sink.ABORT_TIMEOUT_S), (1, 1)])
-def test_an_abort_takes_no_longer_than_anybody_waits_for_a_failure(timeout_s: float, patience_s: float) -> None:
+def test_the_time_out_of_an_abort_is_bounded(timeout_s: float, patience_s: float) -> None:
     sink.abort_parts(options(timeout_s=timeout_s), [staged(1)], None, "batch 3")
     assert Committer.timeouts == [patience_s]

@@ -214,7 +214,7 @@ def test_rows_far_apart_are_read_several_at_a_time() -> None:
     assert len(harness.channel.supply.wanted) == options.FETCHES_MAX
 
 
-def test_seek_begins_every_key_anew(keyed: OrderedChannelHarness) -> None:
+def test_a_seek_forgets_the_state_of_every_key(keyed: OrderedChannelHarness) -> None:
     keyed.take_keys("aab")
     keyed.channel.req(A, keyed.send_one().token, ((0, 1),), 60_000, keyed.wall_ns)
     keyed.channel.seek(0)

@@ -50,7 +50,7 @@ def line(tmp_path: Path) -> Iterator[Line]:
     made.context.destroy(linger=0)
 
 
-def test_an_envelope_has_so_many_frames(line: Line) -> None:
+def test_the_number_of_frames_of_an_envelope_is_bounded(line: Line) -> None:
     """It is kept, and sent back with each answer: a peer must not choose how much that is."""
     longest = tuple(b"%d" % number for number in range(_ENVELOPE_MAX))
     line.send(*longest, b"", encode(p.Beat()))

@@ -55,7 +55,7 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
         (GroupState.STOPPING, "it died before", {}, ""),
     ],
 )
-def test_what_keeps_a_topic_from_being_written_to(state: GroupState, failure: str, pulse: dict[str, Any], why: str) -> None:
+def test_the_reason_why_a_topic_cannot_be_written_to_is_reported(state: GroupState, failure: str, pulse: dict[str, Any], why: str) -> None:
     """By what is known, not by how health says it."""
     group: Any = SimpleNamespace(name="t", state=state, failure=failure, topic=SimpleNamespace(stats={"storage": pulse}, data={}))
     assert statistics.write_trouble(group, DISK) == why

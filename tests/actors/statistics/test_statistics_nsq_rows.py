@@ -18,7 +18,7 @@ def topics() -> Any:
     return [{"topic_name": "t", "channels": [{"channel_name": "c", "clients": tuple(clients)}]}]
 
 
-def test_consumers_say_who_they_are_and_producers_stand_apart() -> None:
+def test_nsq_consumers_are_described_and_producers_have_their_own_rows() -> None:
     found = topics()
     producers = add_clients(found, [row("a", "1.1.1.1:5", "t", "c"), row("a", "1.1.1.1:6", "t", "other"), row("p", "1.1.1.1:7", count=4)])
     first, own, other = found[0]["channels"][0]["clients"]

@@ -149,7 +149,7 @@ def test_the_bare_loop_answers_like_a_server() -> None:
 
 
 @pytest.mark.slow
-def test_it_runs_beside_an_nsqd(tmp_path: Path) -> None:
+def test_the_nsq_benchmark_also_measures_an_nsqd_on_path(tmp_path: Path) -> None:
     """One of ours plays the nsqd on PATH."""
     program = tmp_path / "bin" / "nsqd"
     program.parent.mkdir()

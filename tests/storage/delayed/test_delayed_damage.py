@@ -208,7 +208,7 @@ def test_a_repaired_head_is_reported_and_its_old_bytes_are_kept(harness: Storage
     assert not harness.path(f"delayed/{TRYING_NAME}").exists()
 
 
-def test_a_crash_while_a_head_is_mended_begins_anew(harness: StorageHarness) -> None:
+def test_a_crash_during_a_head_repair_starts_the_repair_again(harness: StorageHarness) -> None:
     filled(harness)
     change_head(harness, True, 16, 0)
     data = harness.path("delayed/data.mdb").read_bytes()

@@ -156,7 +156,7 @@ def test_a_rotten_disk_does_not_fill_the_folder_with_files(harness: StorageHarne
     assert (store.summary.messages, store.summary.lost) == (1, 4)
 
 
-def test_a_turn_ends_at_so_many_damaged_rows_too(harness: StorageHarness) -> None:
+def test_a_turn_handles_a_bounded_number_of_damaged_rows(harness: StorageHarness) -> None:
     """Each has a file, and all are deleted by one commit: the loop of the broker waits for that."""
     store = damage(harness, publish(make(harness), 7)[:6])
     kept: list[bytes] = []

@@ -90,7 +90,7 @@ def test_a_failed_append_is_not_kept(ringed: StorageHarness) -> None:
     assert kept(ringed.log.reader.ring) == (0, 3)
 
 
-def test_the_ring_begins_anew_after_a_group(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_ring_starts_again_after_a_group(tmp_path: Path, harness: StorageHarness) -> None:
     folder = tmp_path / "groups"
     folder.mkdir()
     made = type(harness)(folder, replace(harness.options, ring_bytes=100_000))

@@ -43,7 +43,7 @@ def test_no_copy_is_made_of_what_is_too_large(folder: Path, monkeypatch: pytest.
         assert bool(state_check.examine(str(folder)).note) == (not asked), "and it is said"
 
 
-def test_a_store_full_of_damage_is_told_in_so_many_sentences(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_findings_about_one_store_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with lmdb.open(str(folder), lock=False) as env, env.begin(write=True) as txn:
         for number in range(10):
             txn.put(b"%d" % number, b"garbage")

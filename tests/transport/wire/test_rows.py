@@ -32,7 +32,7 @@ def test_rows_of_numbers_raise_nothing() -> None:
 
 
 @pytest.mark.parametrize("rows", WRONG)
-def test_a_producer_begins_anew_with_nothing_changed(rows: Any) -> None:
+def test_an_invalid_message_to_a_producer_is_refused_and_has_no_effect(rows: Any) -> None:
     session = ProducerSession(itertools.count(1))
     session.begin(30_000)
     session.on_word(Welcome(1, 0, 1 << 20, 30_000))
@@ -45,7 +45,7 @@ def test_a_producer_begins_anew_with_nothing_changed(rows: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [*WRONG, ((1 << 62, 2, 1), (1 << 63, 1, 1))])
-def test_a_consumer_begins_anew_with_nothing_changed(rows: Any) -> None:
+def test_an_invalid_message_to_a_consumer_is_refused_and_has_no_effect(rows: Any) -> None:
     session = ConsumerSession(10)
     sub = session.begin(30_000)
     session.on_word(Subscribed(sub.request, 1, 60_000, 30_000), [], 0)

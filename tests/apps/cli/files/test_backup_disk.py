@@ -43,7 +43,7 @@ def test_a_restored_directory_is_on_disk_when_restore_returns(house: House, disk
             assert restored == kept
 
 
-def test_a_topic_made_anew_under_its_name_is_taken_anew(house: House, tmp_path: Path) -> None:  # noqa: F811
+def test_a_topic_created_again_during_a_backup_is_copied_again(house: House, tmp_path: Path) -> None:  # noqa: F811
     """Its state was taken before that: the new one's must be, or the registry would name what is not there."""
     done: list[str] = []
 
@@ -60,7 +60,7 @@ def test_a_topic_made_anew_under_its_name_is_taken_anew(house: House, tmp_path: 
     assert registry(tmp_path / "one").topics["b"] == house.content.topics["b"]
 
 
-def test_a_topic_made_anew_whose_log_cannot_be_taken_any_more_fails_nothing(house: House, tmp_path: Path) -> None:  # noqa: F811
+def test_a_topic_created_again_too_late_does_not_fail_the_backup(house: House, tmp_path: Path) -> None:  # noqa: F811
     def then(what: str) -> None:
         if what == "log b":
             del house.content.topics["b"]
@@ -72,7 +72,7 @@ def test_a_topic_made_anew_whose_log_cannot_be_taken_any_more_fails_nothing(hous
     assert registry(tmp_path / "one").topics.keys() == {"a", "c"}
 
 
-def test_a_topic_made_anew_while_its_log_is_taken_is_left_out(house: House, tmp_path: Path) -> None:  # noqa: F811
+def test_a_topic_created_again_during_the_copy_of_its_log_is_left_out(house: House, tmp_path: Path) -> None:  # noqa: F811
     def then(what: str) -> None:
         if what == "end b" and house.content.topics["b"].number == 2:
             del house.content.topics["b"]

@@ -74,7 +74,7 @@ class Silent(Closing):
         return Silent.Receipt()
 
 
-def test_a_file_of_any_size_is_published_with_so_many_blocks_unanswered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_published_with_a_bounded_number_of_unanswered_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "Producer", Silent)
     (tmp_path / "lines").write_bytes(b"line\n" * 500)
     done = CliRunner().invoke(app, ["pub", "t", "--batch", "1", "--file", str(tmp_path / "lines"), "--json"])

@@ -92,7 +92,7 @@ def test_the_table_for_the_documentation_shows_each_line_and_verdict() -> None:
     assert text.endswith("2 budgets: 1 met, 1 unmet, 0 not compared.\n\n- a note\n")
 
 
-def test_what_stands_between_the_marks_is_replaced() -> None:
+def test_the_text_between_the_marks_is_replaced() -> None:
     document = "# Title\n\n<!-- bench all: begin -->\nold\n<!-- bench all: end -->\n\nbehind\n"
     written = marked.replaced(document, "all", "new\n")
     assert written == "# Title\n\n<!-- bench all: begin -->\nnew\n<!-- bench all: end -->\n\nbehind\n"
@@ -172,7 +172,7 @@ def test_an_unmet_budget_is_a_report_and_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("groups")
-def test_what_fails_is_told_and_the_others_are_measured() -> None:
+def test_a_part_that_fails_is_reported_and_the_others_are_measured() -> None:
     ended = CliRunner().invoke(bench, ["all", "--json"])
     assert ended.exit_code == 1
     assert "not measured: broken: in the middle" in ended.stderr

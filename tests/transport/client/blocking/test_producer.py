@@ -227,7 +227,7 @@ def test_a_topic_that_lost_messages_is_reported_in_the_log(broker: Broker, caplo
     assert len({message.producer_id for message in broker.heard if type(message) is p.Hello}) == 2
 
 
-def test_a_topic_that_was_made_anew(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_created_again_is_logged_and_is_no_data_loss(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
     """It has another uuid: nothing was lost, it was deleted."""
     with zsq.Producer(broker.url) as producer:
         producer.publish("t", b"a")

@@ -129,7 +129,7 @@ def test_a_message_for_this_channel_only_is_shown() -> None:
     assert (offsets(found), found.paused) == ([8, 9, 10, 11], True)
 
 
-def test_a_look_stops_at_what_the_channel_may_see_and_after_so_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peek_stops_at_the_visible_end_and_after_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert offsets(Topic().channel(100, at=13, head=16)) == [13, 14, 15]
     assert Topic(0).channel(5) == Peek([], 0, 0, 0, False, {"requeued": 3})
     topic = Topic()

@@ -92,7 +92,7 @@ def test_without_a_pulse_nothing_moves(told: Told) -> None:
     assert not told.board._moving
 
 
-def test_a_counter_that_begins_anew_is_no_rate_below_zero(told: Told) -> None:
+def test_a_counter_that_starts_again_gives_no_negative_rate(told: Told) -> None:
     told.topic("t", messages=3, bytes=0, pulsed_ms=2_000)
     told.tick()
     assert told.board.topics["t"].values["in"] == 0

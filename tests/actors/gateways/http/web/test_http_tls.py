@@ -48,7 +48,7 @@ def test_a_tls_port_serves_tls_and_nothing_else(certificates: Certificates) -> N
             ask(sock, old)
 
 
-def test_a_handshake_has_its_time_and_gives_way(certificates: Certificates) -> None:
+def test_a_tls_handshake_has_a_deadline_and_gives_way_to_others(certificates: Certificates) -> None:
     with served(HttpLimits(head_s=1.0, connections_max=3), Context(certificates.cert, certificates.key)) as site:
         silent = [site.dial() for _ in range(3)]
         with site.dial() as sock:
