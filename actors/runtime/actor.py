@@ -36,6 +36,7 @@ from .process import Trimming, is_out_of_files, private_bytes
 log = logging.getLogger("zsq")
 
 _MS = 1_000_000
+_EARLY_SHIFT = 4  # a sixteenth
 _QUESTIONS = (Ask, Scan)
 StartT = TypeVar("StartT", bound=ActorStart)
 GivenOrder = TypeVar("GivenOrder", bound=Order[Any])
@@ -165,6 +166,10 @@ class Actor(Generic[StartT]):
         del self._raw[source]
 
     def every(self, interval_ms: float, function: Callable[[], None]) -> None:
+        """Call `function` at this interval, or a sixteenth of it early if another timer is due.
+
+        So timers of the same interval soon run together, and wake an idle process once.
+        """
         interval_ns = int(interval_ms * _MS)
         self._timers.append([time.monotonic_ns() + interval_ns, interval_ns, function])
         self._timers_due_ns = min(self._timers_due_ns, self._timers[-1][0])
@@ -285,7 +290,7 @@ class Actor(Generic[StartT]):
         if now < self._timers_due_ns:
             return
         for timer in self._timers:
-            if timer[0] <= now:
+            if timer[0] - (timer[1] >> _EARLY_SHIFT) <= now:
                 timer[0] = now + timer[1]
                 timer[2]()
         self._timers_due_ns = min(timer[0] for timer in self._timers)

@@ -6,8 +6,9 @@ NSQ's queueScanLoop picks 20 channels at random every 100 ms, and lets the worke
 due in each. It repeats this at once while more than 25% of them had work that was due. Every 5 s it
 sets the number of workers to a quarter of the channels, 1 to 4. With thousands of channels, the end
 of a lease would then be found only by luck. So each answer also carries the channel's next due
-time, and a channel sends a hint when that time becomes earlier. Due channels are selected first.
-Random ones fill the rest, because a hint may have been lost.
+time, and a channel sends a hint when that time becomes earlier. A round begins as soon as a channel
+is due. Due channels are selected first. Random ones fill the rest, because a hint may have been
+lost. Without due channels, a round of random ones begins once a second.
 
 Topics are scanned too, for their delayed messages. The plan treats them as channels.
 
@@ -163,9 +164,9 @@ class ScanPlan:
     def wait_ms(self, now_ns: int) -> int:
         """Return the milliseconds until the next round.
 
-        This is the scan interval, or less if a channel is due earlier.
+        This is `SCAN_IDLE_MS`, or less if a channel is due earlier.
         """
         due = self._due.next_due()
         if due is None:
-            return options.SCAN_INTERVAL_MS
-        return max(1, min(options.SCAN_INTERVAL_MS, (due - now_ns) // 1_000_000 + 1))
+            return options.SCAN_IDLE_MS
+        return max(1, min(options.SCAN_IDLE_MS, (due - now_ns) // 1_000_000 + 1))

@@ -89,7 +89,7 @@ class ScanRounds:
         if now_ns < self._next_ns and self.plan.wait_ms(now_ns) > 1:
             return []
         chosen = self.plan.select(now_ns, pick)
-        self._next_ns = now_ns + options.SCAN_INTERVAL_MS * _MS
+        self._next_ns = now_ns + options.SCAN_IDLE_MS * _MS
         self._dirty = self._answers = 0
         self.count += 1
         orders = []
@@ -162,7 +162,8 @@ class ScanRounds:
             return options.SCAN_SOON_MS
         if not self._free():
             return options.SCAN_INTERVAL_MS
-        return min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // _MS + 1))
+        wait_ms = min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // _MS + 1))
+        return min(wait_ms, options.SCAN_INTERVAL_MS) if self._orders else wait_ms  # an order may become overdue
 
 
 Who = tuple[tuple[bytes, ...], int]  # sender of the order, its request

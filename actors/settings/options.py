@@ -309,7 +309,7 @@ STAGES_PER_LINK_MAX: Final = 64
 STAGE_LINKS_MAX: Final = 10_000
 STAGE_SEALS_MAX: Final = 16  # waiting seals of one stage
 STAGE_ANSWERS_MAX: Final = 10_000  # unread answers of a writer
-STAGE_TICK_MS: Final = 250
+STAGE_TICK_MS: Final = 1_000
 STAGE_EXPIRE_MS: Final = 1_000
 # written in one turn of the loop: publishers wait no longer than this write takes
 STAGE_TURN_BYTES: Final = 4 * MIB
@@ -326,8 +326,11 @@ PUSH_GATEWAY_MARK: Final = 10_000  # and in number
 PUSH_GATEWAY_MARK_MIN: Final = 32
 assert PUSH_GATEWAY_BYTES > STAGE_CREDIT_POOL_BYTES
 
-# Scan: NSQ's values (nsqd's queueScanLoop)
-SCAN_INTERVAL_MS: Final = 100
+# Scan: NSQ's values (nsqd's queueScanLoop), except the interval. NSQ finds what is due only by
+# scanning, every 100 ms. Here each channel says when it is due, and scans at random find only what
+# a lost hint left over.
+SCAN_IDLE_MS: Final = 1_000
+SCAN_INTERVAL_MS: Final = 100  # while an order has no complete report, or no worker is free
 SCAN_REFRESH_MS: Final = 5_000
 SCAN_SELECTION: Final = 20
 SCAN_WORKERS_MAX: Final = 4

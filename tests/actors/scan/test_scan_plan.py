@@ -70,7 +70,7 @@ def test_an_answer_decides_when_a_channel_is_due_again() -> None:
     plan = plan_of(100)
     plan.answered(7, NOW + S)
     plan.answered(8, LATER)
-    assert plan.wait_ms(NOW) == options.SCAN_INTERVAL_MS
+    assert plan.wait_ms(NOW) == options.SCAN_IDLE_MS
     assert plan.wait_ms(NOW + S - 5_000_000) == 6
     assert plan.wait_ms(NOW + S) == plan.wait_ms(NOW + 9 * S) == 1
     assert keys(plan, NOW + S)[0] == 7
@@ -108,7 +108,7 @@ def test_a_channel_that_is_being_asked_is_in_no_other_round() -> None:
     plan.hint(1, NOW)
     plan.hint(2, NOW)
     assert keys(plan, NOW, lambda n: 1) == [2]
-    assert plan.wait_ms(NOW) == options.SCAN_INTERVAL_MS, "nobody is waited for who is asked already"
+    assert plan.wait_ms(NOW) == options.SCAN_IDLE_MS, "nobody is waited for who is asked already"
     plan.answered(1, 0)
     assert keys(plan, NOW, lambda n: 1) == [1], "the hint still holds"
 

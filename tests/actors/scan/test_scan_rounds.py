@@ -55,9 +55,9 @@ def test_a_round_is_shared_among_the_workers() -> None:
     assert bench.begin() == [], "one round at a time"
     for order in orders:
         bench.report(order)
-    assert bench.begin() == [], "the next one in 100 ms"
-    assert bench.rounds.wait_ms(bench.now) == options.SCAN_INTERVAL_MS
-    assert keys(bench.begin(options.SCAN_INTERVAL_MS)) != []
+    assert bench.begin() == [], "the next one in a second"
+    assert bench.rounds.wait_ms(bench.now) == options.SCAN_IDLE_MS
+    assert keys(bench.begin(options.SCAN_IDLE_MS)) != []
 
 
 @pytest.mark.parametrize(("dirty", "asked", "again"), [(0, 20, False), (5, 20, False), (6, 20, True), (1, 3, True), (1, 4, False)])
@@ -127,8 +127,8 @@ def test_late_reports_count_if_all_workers_are_slow() -> None:
     assert bench.begin(options.SCAN_REPORT_MS + 1) == []
     assert bench.rounds.wait_ms(bench.now) == options.SCAN_INTERVAL_MS, "no busy waiting for a worker"
     bench.report(order, due_ns=LATER)
-    assert bench.plan.wait_ms(bench.now) == options.SCAN_INTERVAL_MS
-    assert keys(bench.begin()) != []
+    assert bench.plan.wait_ms(bench.now) == options.SCAN_IDLE_MS
+    assert keys(bench.begin(options.SCAN_IDLE_MS)) != []
 
 
 def test_a_worker_that_was_slow_gets_orders_as_soon_as_it_reports() -> None:
