@@ -137,7 +137,7 @@ def test_a_folder_with_too_long_paths_for_sockets_is_not_used(tmp_path: Path, mo
         assert Path(found).parent == Path("/tmp")
         assert list(deep.iterdir()) == []
     finally:
-        Path(found).rmdir()
+        shutil.rmtree(found)
 
 
 def test_the_number_of_cancels_that_wait_for_a_move_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
