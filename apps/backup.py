@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from .. import __version__
-from ..actors.storage import backups as backup_desk
+from ..actors.storage import backups
 from ..actors.supervisor.data_dir import locked_data_dir
 from ..actors.supervisor.topics.registry import REGISTRY_NAME
 from ..actors.supervisor.topics.registry_format import Content, TopicRow, decode, encode
@@ -150,7 +150,7 @@ def _lock(files: Files, data_dir: Path) -> Iterator[None]:
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
         try:
-            lock = files.lock(str(data_dir / backup_desk.LOCK_NAME))
+            lock = files.lock(str(data_dir / backups.LOCK_NAME))
             break
         except Locked as error:
             if time.monotonic() > deadline:

@@ -133,7 +133,7 @@ class DyingChannelHarness(ChannelHarness):
 
 
 @pytest.fixture
-def dying_desk() -> type[DyingChannelHarness]:
+def dying_channel() -> type[DyingChannelHarness]:
     return DyingChannelHarness
 
 

@@ -36,7 +36,7 @@ def harness(tmp_path: Path) -> Iterator[StorageHarness]:
 
 
 @pytest.fixture
-def group_desk(tmp_path: Path) -> Iterator[StorageHarness]:
+def group_case(tmp_path: Path) -> Iterator[StorageHarness]:
     """With sizes that make some groups appended, some adopted, some both."""
     (tmp_path / "groups").mkdir()
     made = StorageHarness(tmp_path / "groups", GROUPS)

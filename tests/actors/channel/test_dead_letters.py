@@ -57,9 +57,9 @@ class Office:
 
 
 @pytest.fixture
-def office(dying_desk: type[DyingChannelHarness]) -> Office:
+def office(dying_channel: type[DyingChannelHarness]) -> Office:
     """Four messages that were rejected."""
-    harness = dying_desk(1)
+    harness = dying_channel(1)
     harness.join(A, 10)
     harness.come(4)
     harness.channel.req(A, harness.send_one().token, (), DEAD, harness.wall_ns, "why")
@@ -119,8 +119,8 @@ def test_only_what_was_refused_is_sent_again(office: Office, monkeypatch: pytest
     assert office.harness.channel.counters["dead_letter_count"] == 4
 
 
-def test_a_topic_that_cannot_be_waits_for_a_setting(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(1)
+def test_a_topic_that_cannot_be_waits_for_a_setting(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(1)
     harness.join(A, 10)
     harness.come(4)
     harness.channel.req(A, harness.send_one().token, (), 0, harness.wall_ns)

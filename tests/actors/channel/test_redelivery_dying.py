@@ -24,8 +24,8 @@ A, B = (b"a",), (b"b",)
 ALL: tuple[tuple[int, int], ...] = ()
 
 
-def test_a_requeue_after_the_last_attempt_dies(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(2)
+def test_a_requeue_after_the_last_attempt_dies(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(2)
     harness.tried(1)
     assert not harness.dying
     sent = harness.send()
@@ -46,8 +46,8 @@ def test_a_requeue_after_the_last_attempt_dies(dying_desk: type[DyingChannelHarn
 
 
 @pytest.mark.parametrize("delay_ms", [0, 5_000, BACKOFF])
-def test_a_delay_does_not_keep_what_had_its_attempts(delay_ms: int, dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(1)
+def test_a_delay_does_not_keep_what_had_its_attempts(delay_ms: int, dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(1)
     harness.join(A, 10)
     harness.come(4)
     harness.channel.req(A, harness.send_one().token, ALL, delay_ms, harness.wall_ns)
@@ -56,8 +56,8 @@ def test_a_delay_does_not_keep_what_had_its_attempts(delay_ms: int, dying_desk: 
     assert harness.channel.counters["requeue_count"] == 4
 
 
-def test_the_backoff_of_the_channel_doubles_with_attempts(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(0)
+def test_the_backoff_of_the_channel_doubles_with_attempts(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(0)
     harness.join(A, 10)
     harness.come(1)
     for expected_s in (2, 4, 8):
@@ -68,8 +68,8 @@ def test_the_backoff_of_the_channel_doubles_with_attempts(dying_desk: type[Dying
         harness.commit()
 
 
-def test_a_time_out_and_a_lost_consumer_count_as_attempts(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(1)
+def test_a_time_out_and_a_lost_consumer_count_as_attempts(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(1)
     harness.join(A, 2)
     harness.join(B, 2)
     harness.come(4)
@@ -79,8 +79,8 @@ def test_a_time_out_and_a_lost_consumer_count_as_attempts(dying_desk: type[Dying
     assert harness.post() == [((*first.runs[0],), ATTEMPTS, LOST), ((*second.runs[0],), ATTEMPTS, TIMED_OUT)]
 
 
-def test_without_a_maximum_nothing_dies_but_what_is_rejected(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(0)
+def test_without_a_maximum_nothing_dies_but_what_is_rejected(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(0)
     harness.tried(5)
     sent = harness.send_one()
     assert sent.runs == ((0, 4, 6),)
@@ -99,16 +99,16 @@ def test_without_a_maximum_nothing_dies_but_what_is_rejected(dying_desk: type[Dy
     ],
 )
 def test_rows_found_at_the_start_become_dead_letters_where_they_must(
-    holes: Sequence[Hole], dead: object, left: int, dying_desk: type[DyingChannelHarness]
+    holes: Sequence[Hole], dead: object, left: int, dying_channel: type[DyingChannelHarness]
 ) -> None:
-    harness = dying_desk(3, 4, holes)
+    harness = dying_channel(3, 4, holes)
     assert harness.stats()[0] == left
     assert harness.post(absent=True) == dead
     assert harness.commit().holes_put == (), "they are as they were"
 
 
-def test_a_due_message_over_a_lowered_maximum_becomes_a_dead_letter(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(0)
+def test_a_due_message_over_a_lowered_maximum_becomes_a_dead_letter(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(0)
     harness.tried(2)
     harness.channel.req(A, harness.send_one().token, ((0, 2),), 3_000, harness.wall_ns)
     harness.commit()
@@ -121,8 +121,8 @@ def test_a_due_message_over_a_lowered_maximum_becomes_a_dead_letter(dying_desk: 
     assert harness.kept == {}
 
 
-def test_a_message_that_is_due_before_its_commit_can_become_a_dead_letter(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(0)
+def test_a_message_that_is_due_before_its_commit_can_become_a_dead_letter(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(0)
     harness.tried(1)
     harness.channel.req(A, harness.send_one().token, (), 1_000, harness.wall_ns)
     harness.channel.configure(ChannelSettings(max_attempts=2))
@@ -130,9 +130,9 @@ def test_a_message_that_is_due_before_its_commit_can_become_a_dead_letter(dying_
     assert [death.run for death in harness.dying.waiting] == [(0, 4, 2)]
 
 
-def test_a_batch_waits_for_its_blocks_and_is_bounded(monkeypatch: pytest.MonkeyPatch, dying_desk: type[DyingChannelHarness]) -> None:
+def test_a_batch_waits_for_its_blocks_and_is_bounded(monkeypatch: pytest.MonkeyPatch, dying_channel: type[DyingChannelHarness]) -> None:
     monkeypatch.setattr(options, "GATHER_COUNT_MAX", 6)
-    harness = dying_desk(1, 40, [(first, 4, 1, 0) for first in range(0, 40, 4)])
+    harness = dying_channel(1, 40, [(first, 4, 1, 0) for first in range(0, 40, 4)])
     assert harness.post() == []
     assert harness.channel.supply.wanted == {0, 4, 8, 12}, "a few at a time"
     assert [run for run, _, _ in harness.post(absent=True)] == [(0, 4, 1), (4, 2, 1)]
@@ -174,8 +174,8 @@ def test_errors_are_kept_up_to_a_bound_and_given_back(monkeypatch: pytest.Monkey
     assert dying.waiting[0].error == "1234567890", "room again"
 
 
-def test_a_seek_gives_up_the_dying(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(1)
+def test_a_seek_gives_up_the_dying(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(1)
     harness.tried(1)
     harness.post()
     batch = harness.dying.batch
@@ -185,8 +185,8 @@ def test_a_seek_gives_up_the_dying(dying_desk: type[DyingChannelHarness]) -> Non
     assert harness.channel.counters["dead_letter_count"] == 0
 
 
-def test_lost_and_dropped_dead_letters_are_counted_and_not_waited_for(dying_desk: type[DyingChannelHarness]) -> None:
-    harness = dying_desk(1, 12, [(0, 4, 1, 0), (4, 4, 1, 0), (8, 4, 1, 0)])
+def test_lost_and_dropped_dead_letters_are_counted_and_not_waited_for(dying_channel: type[DyingChannelHarness]) -> None:
+    harness = dying_channel(1, 12, [(0, 4, 1, 0), (4, 4, 1, 0), (8, 4, 1, 0)])
     assert harness.post() == []
     harness.channel.supply.lost(4, 8)
     assert harness.channel.counters["lost_count"] == 4
@@ -197,9 +197,9 @@ def test_lost_and_dropped_dead_letters_are_counted_and_not_waited_for(dying_desk
     assert harness.dying._texts == len(harness.dying.waiting[0].error), "there is room again for other errors"
 
 
-def test_too_many_dying_stop_new_messages(monkeypatch: pytest.MonkeyPatch, dying_desk: type[DyingChannelHarness]) -> None:
+def test_too_many_dying_stop_new_messages(monkeypatch: pytest.MonkeyPatch, dying_channel: type[DyingChannelHarness]) -> None:
     monkeypatch.setattr(options, "HOLE_ROWS_MAX", 3)
-    harness = dying_desk(1)
+    harness = dying_channel(1)
     harness.join(A, 100)
     harness.come(8)
     token = harness.send_one().token

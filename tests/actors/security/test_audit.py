@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsq.actors.runtime.port import Mail
-from zsq.actors.security import audit as audit_desk
+from zsq.actors.security import audit as audit_module
 from zsq.actors.security import audit as module
 from zsq.actors.security.audit import REMEMBERED, AuditLog, AuditRecorder, count_of, line, looks_only, shortened
 from zsq.actors.supervisor.commands.management import Commands
@@ -217,7 +217,7 @@ def test_an_order_is_noted_with_its_end_once() -> None:
 
 
 def test_orders_that_are_never_answered_are_noted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(audit_desk, "OPEN_MAX", 2)
+    monkeypatch.setattr(audit_module, "OPEN_MAX", 2)
     noted = Noted()
     harness = AuditRecorder(noted)  # type: ignore[arg-type]
     for request in range(4):
@@ -296,7 +296,7 @@ def test_large_options_are_not_kept_while_an_order_is_unanswered(monkeypatch: py
     harness.answered(2, "E_BAD_ARGUMENT no")
     first, second = (row["options"] for row in noted.rows)
     assert first["bytes"] > 3_000
-    assert (second["cut"][:8], second["bytes"] > audit_desk.REFUSED_OPTIONS_BYTES) == ('{"0":{},', True), "a refused order is cut shorter"
+    assert (second["cut"][:8], second["bytes"] > audit_module.REFUSED_OPTIONS_BYTES) == ('{"0":{},', True), "a refused order is cut shorter"
 
 
 def test_one_user_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,12 +316,12 @@ def test_one_user_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
     give(50_000, "greedy")
     lines = len(noted.rows)
-    assert sum(len(line({"time": module.now_text(), **row})) for row in noted.rows) <= audit_desk.USER_BYTES
+    assert sum(len(line({"time": module.now_text(), **row})) for row in noted.rows) <= audit_module.USER_BYTES
     assert lines > 5_000
     give(1, "other")
     give(1, "", via="ipc")
     assert len(noted.rows) == lines + 2
-    harness.tick(now[0] + audit_desk.FOLDED_S)
+    harness.tick(now[0] + audit_module.FOLDED_S)
     assert noted.rows[-1]["action"] == "folded"
     assert noted.rows[-1]["user"] == "greedy"
     assert noted.rows[-1]["options"] == {"pause t: done": 50_000 - lines}

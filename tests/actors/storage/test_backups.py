@@ -12,7 +12,7 @@ import pytest
 from support.fake_storage import Listener
 from support.stage_bench import Bench, Thread
 
-from zsq.actors.storage import backups as backup_desk
+from zsq.actors.storage import backups as backups_module
 from zsq.actors.storage.backups import Backups, BackupState
 from zsq.actors.storage.channels import Channels
 from zsq.actors.storage.delayed import DelayedMessages
@@ -181,13 +181,13 @@ def test_a_second_backup_is_refused_until_the_first_has_its_state(office: Office
 
 
 def test_a_backup_whose_process_has_ended_holds_no_chunk(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(backup_desk, "LOOK_NS", 0)
+    monkeypatch.setattr(backups_module, "LOOK_NS", 0)
     lock = Files().lock(office.lock_path)
     office.order("state")
     office.work()
     office.backup.tick()
     assert office.state_is("held")
-    monkeypatch.setattr(backup_desk, "HELD_NS_MAX", -1)
+    monkeypatch.setattr(backups_module, "HELD_NS_MAX", -1)
     office.backup.tick()
     assert office.state_is("idle"), "who does not go on holds no chunk for ever"
     office.order("state")

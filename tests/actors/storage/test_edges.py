@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from zsq.actors.channel.ordered import Unsorted
 from zsq.actors.channel.redelivery import Death, Deferred
 from zsq.actors.runtime.port import Mail
 from zsq.actors.settings import options
-from zsq.actors.storage import reads as read_desk
+from zsq.actors.storage import reads as reads_module
 from zsq.actors.storage.channels import Channels
 from zsq.actors.storage.delayed import DelayedMessages, MoveState
 from zsq.actors.storage.reads import Reads
@@ -206,12 +207,12 @@ def test_the_size_of_a_read_is_moved_into_its_bounds(asked: int, given: int) -> 
 
 
 def test_waiting_reads_are_tried_again_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_desk, "RETRIES_MAX", 2)
+    monkeypatch.setattr(reads_module, "RETRIES_MAX", 2)
     harness = Reads(cast("Any", Log()), lambda: 50, print)
     tried: list[int] = []
     monkeypatch.setattr(harness, "fetch_for_channel", lambda port, mail, message: tried.append(mail))
     waiting = cast("Any", harness._waiting)
-    waiting.update({(A, number): read_desk._Waiting(None, number, None) for number in range(5)})  # type: ignore[arg-type]
+    waiting.update({(A, number): reads_module._Waiting(None, number, None) for number in range(5)})  # type: ignore[arg-type]
     harness.tick()
     assert tried == [0, 1]
     harness.tick()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.actors.storage.test_channels_channel import EPHEMERAL, ONE, TWO, ChannelsHarness, paused
-from tests.actors.storage.test_retention_desk import House, big
+from tests.actors.storage.test_retention import House, big
 from zsq.actors.storage.channels import MemoryRows
 from zsq.actors.storage.retention import RetentionRunner
 from zsq.storage.state.channel_row import ChannelRow

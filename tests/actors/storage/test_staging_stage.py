@@ -12,7 +12,7 @@ from support.stage_bench import ONE, TWO, A, Bench, blocks, seal_of
 
 from zsq.actors.runtime.port import Mail
 from zsq.actors.settings import options
-from zsq.actors.storage import staging as stage_desk
+from zsq.actors.storage import staging as staging_module
 from zsq.storage.errors import Damaged, DiskFull, StoreFailed
 from zsq.storage.log.transactions import JOB, JOB_KEPT_NS
 from zsq.transport.block.block import Block
@@ -151,7 +151,7 @@ def test_a_topic_that_is_being_deleted_accepts_no_commit(bench: Bench) -> None:
 
 def test_remembered_transactions_are_bounded_and_jobs_are_forgotten_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest job makes room; apps do not."""
-    monkeypatch.setattr(stage_desk, "TRANSACTIONS_MAX", 2)
+    monkeypatch.setattr(staging_module, "TRANSACTIONS_MAX", 2)
     monkeypatch.setattr("zsq.storage.log.transactions.TRANSACTIONS_MAX", 2)
     for number, (app, kind) in enumerate([("job", "job"), ("a", "app"), ("b", "app")]):
         bench.say(p.Commit(number, app, 1, kind, ()))

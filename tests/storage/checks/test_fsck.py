@@ -271,17 +271,17 @@ def placed_anew(data: bytes, at: int, **changed: int) -> bytes:
     return data[:at] + encode_header(header._replace(**changed), magic=b"ZSQD", seed=seed) + data[at + HEADER_BYTES :]
 
 
-def test_a_mark_that_is_not_of_its_group(group_desk: StorageHarness) -> None:
-    group_desk.publish()
-    key = group_desk.stage("s", 1, blocks=1)
-    group_desk.seal(key)
-    group_desk.commit(1, key)
-    group_desk.abandon_cleanly()
-    path = group_desk.chunk_path(0)
+def test_a_mark_that_is_not_of_its_group(group_case: StorageHarness) -> None:
+    group_case.publish()
+    key = group_case.stage("s", 1, blocks=1)
+    group_case.seal(key)
+    group_case.commit(1, key)
+    group_case.abandon_cleanly()
+    path = group_case.chunk_path(0)
     data = path.read_bytes()
-    mark = next(at for at in places(group_desk, 0) if data[at + 12 : at + 16] == bytes(4))
-    group_desk.replace(path, placed_anew(data, mark, first_offset=4))
-    assert any("does not belong to the group before it" in finding.text for finding in damage(look(group_desk)))
+    mark = next(at for at in places(group_case, 0) if data[at + 12 : at + 16] == bytes(4))
+    group_case.replace(path, placed_anew(data, mark, first_offset=4))
+    assert any("does not belong to the group before it" in finding.text for finding in damage(look(group_case)))
 
 
 def test_a_missing_index_is_a_note_and_made(topic: StorageHarness) -> None:
@@ -304,24 +304,24 @@ def test_a_damaged_bad_file_is_evidence_only(topic: StorageHarness) -> None:
     assert damage(look(topic)), "what it said is not known any more, and found again"
 
 
-def test_a_group_is_clean_and_a_damaged_stage_is_found(group_desk: StorageHarness) -> None:
-    group_desk.publish()
+def test_a_group_is_clean_and_a_damaged_stage_is_found(group_case: StorageHarness) -> None:
+    group_case.publish()
     for version, blocks in ((1, 1), (2, 6)):
-        key = group_desk.stage(f"s{version}", version, blocks=blocks)
-        group_desk.seal(key)
-        group_desk.commit(version, key)
-    left = group_desk.stage("left", 3, blocks=2)
-    group_desk.seal(left)
-    group_desk.publish()
-    group_desk.abandon_cleanly()
-    assert look(group_desk).findings == []
-    (part,) = Path(group_desk.directory, "staging").iterdir()
-    group_desk.flip(part, (CHUNK_HEADER_BYTES + 70) * 8)
-    assert any(finding.path.endswith(part.name) for finding in look(group_desk).findings)
-    data = group_desk.chunk_path(0).read_bytes()
+        key = group_case.stage(f"s{version}", version, blocks=blocks)
+        group_case.seal(key)
+        group_case.commit(version, key)
+    left = group_case.stage("left", 3, blocks=2)
+    group_case.seal(left)
+    group_case.publish()
+    group_case.abandon_cleanly()
+    assert look(group_case).findings == []
+    (part,) = Path(group_case.directory, "staging").iterdir()
+    group_case.flip(part, (CHUNK_HEADER_BYTES + 70) * 8)
+    assert any(finding.path.endswith(part.name) for finding in look(group_case).findings)
+    data = group_case.chunk_path(0).read_bytes()
     mark = next(at for at in range(0, len(data), 8) if data[at : at + 4] == b"ZSQD" and data[at + 12 : at + 16] == bytes(4))
-    group_desk.flip(group_desk.chunk_path(0), (mark + 80) * 8)
-    assert any("damaged blocks" in finding.text for finding in damage(look(group_desk)))
+    group_case.flip(group_case.chunk_path(0), (mark + 80) * 8)
+    assert any("damaged blocks" in finding.text for finding in damage(look(group_case)))
 
 
 def test_a_damaged_state_store_is_found_and_made_again(topic: StorageHarness) -> None:

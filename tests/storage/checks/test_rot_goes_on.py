@@ -78,20 +78,20 @@ def test_new_damage_behind_known_damage_is_found_by_fsck(topic: StorageHarness) 
     topic.abandon()
 
 
-def test_a_group_of_appended_and_adopted_parts_is_sound(group_desk: StorageHarness) -> None:
+def test_a_group_of_appended_and_adopted_parts_is_sound(group_case: StorageHarness) -> None:
     """Its blocks lie at the end of one chunk, and its mark in another one."""
-    group_desk.publish()
-    a, b = group_desk.stage("a", 1, blocks=1, count=1, size=1), group_desk.stage("b", 1, blocks=5)
-    group_desk.seal(a, b)
-    group_desk.commit(1, a, b)
-    group_desk.publish()
-    group_desk.sync()
-    assert len(group_desk.log.chunks) == 3
-    group_desk.abandon_cleanly()
-    assert look(group_desk).findings == []
-    mark = group_desk.chunk_path(4)
-    group_desk.flip(mark, mark.read_bytes().index(b"version") * 8)
-    assert any("has no mark" in finding.text for finding in look(group_desk).damaged)
+    group_case.publish()
+    a, b = group_case.stage("a", 1, blocks=1, count=1, size=1), group_case.stage("b", 1, blocks=5)
+    group_case.seal(a, b)
+    group_case.commit(1, a, b)
+    group_case.publish()
+    group_case.sync()
+    assert len(group_case.log.chunks) == 3
+    group_case.abandon_cleanly()
+    assert look(group_case).findings == []
+    mark = group_case.chunk_path(4)
+    group_case.flip(mark, mark.read_bytes().index(b"version") * 8)
+    assert any("has no mark" in finding.text for finding in look(group_case).damaged)
 
 
 @pytest.mark.parametrize("size", [70, 81, 124, 130, 160])
@@ -172,13 +172,13 @@ def test_delayed_messages_of_another_topic_are_told(topic: StorageHarness) -> No
     assert [finding.text for finding in look(topic).damaged] == ["it holds the delayed messages of another topic"]
 
 
-def test_a_damaged_mark_at_the_end_of_an_adopted_chunk_is_kept(group_desk: StorageHarness) -> None:
+def test_a_damaged_mark_at_the_end_of_an_adopted_chunk_is_kept(group_case: StorageHarness) -> None:
     """No start sets that aside: the chunk is sealed, and its messages are all there."""
-    key = group_desk.stage("a", 1, blocks=5)
-    group_desk.seal(key)
-    group_desk.commit(1, key)
-    group_desk.abandon_cleanly()
-    path = group_desk.chunk_path(0)
-    group_desk.flip(path, path.read_bytes().index(b"version") * 8)
-    assert look(group_desk, repair=True).findings
-    assert not look(group_desk).damaged
+    key = group_case.stage("a", 1, blocks=5)
+    group_case.seal(key)
+    group_case.commit(1, key)
+    group_case.abandon_cleanly()
+    path = group_case.chunk_path(0)
+    group_case.flip(path, path.read_bytes().index(b"version") * 8)
+    assert look(group_case, repair=True).findings
+    assert not look(group_case).damaged

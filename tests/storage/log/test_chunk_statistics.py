@@ -46,38 +46,38 @@ def test_chunk_rows_show_states_sizes_and_times(logged: StorageHarness) -> None:
             assert old[key] == new[key], key
 
 
-def test_an_adopted_chunk_says_so(group_desk: StorageHarness) -> None:
-    key = group_desk.stage("a", 1, blocks=6)
-    group_desk.publish()
-    group_desk.seal(key)
-    group_desk.commit(1, key)
-    group_desk.restart()
-    states = {row["first_offset"]: row["state"] for row in group_desk.log.reader.chunk_rows()["chunks"]}
+def test_an_adopted_chunk_says_so(group_case: StorageHarness) -> None:
+    key = group_case.stage("a", 1, blocks=6)
+    group_case.publish()
+    group_case.seal(key)
+    group_case.commit(1, key)
+    group_case.restart()
+    states = {row["first_offset"]: row["state"] for row in group_case.log.reader.chunk_rows()["chunks"]}
     assert states[3] == "adopted"
     assert states[0] == "sealed"
 
 
-def test_writes_of_appended_and_adopted_groups_are_counted(group_desk: StorageHarness) -> None:
+def test_writes_of_appended_and_adopted_groups_are_counted(group_case: StorageHarness) -> None:
     """Appended ones and adopted ones; what is told at once is what is told after a restart."""
-    group_desk.publish()
-    small = group_desk.stage("small", 1, blocks=1)
-    group_desk.seal(small)
-    group_desk.commit(1, small)
-    (row,) = group_desk.log.reader.chunk_rows()["chunks"]
+    group_case.publish()
+    small = group_case.stage("small", 1, blocks=1)
+    group_case.seal(small)
+    group_case.commit(1, small)
+    (row,) = group_case.log.reader.chunk_rows()["chunks"]
     assert row["written_bytes"] + 128 == row["bytes"]
-    assert row["last_time_ns"] == group_desk.log.last_time_ns
-    large = [group_desk.stage(f"large{number}", 2, blocks=8) for number in range(3)]
-    group_desk.seal(*large)
-    group_desk.commit(2, *large)
-    found = group_desk.log.reader.chunk_rows()
+    assert row["last_time_ns"] == group_case.log.last_time_ns
+    large = [group_case.stage(f"large{number}", 2, blocks=8) for number in range(3)]
+    group_case.seal(*large)
+    group_case.commit(2, *large)
+    found = group_case.log.reader.chunk_rows()
     assert {row["state"] for row in found["chunks"][1:]} == {"adopted"}
     assert len(found["chunks"]) > 2
     for row in found["chunks"]:
-        assert row["bytes"] == group_desk.chunk_path(row["first_offset"]).stat().st_size
+        assert row["bytes"] == group_case.chunk_path(row["first_offset"]).stat().st_size
         assert row["written_bytes"] == row["bytes"] - 128 - 64
     assert found["total"]["bytes"] == sum(row["bytes"] or 0 for row in found["chunks"])
-    group_desk.restart()
-    for old, new in zip(found["chunks"], group_desk.log.reader.chunk_rows()["chunks"], strict=True):
+    group_case.restart()
+    for old, new in zip(found["chunks"], group_case.log.reader.chunk_rows()["chunks"], strict=True):
         for key in ("messages", "bytes", "state", "first_time_ns", "last_time_ns"):
             assert old[key] == new[key], key
 

@@ -138,8 +138,8 @@ QUICK = ("all kept", "none kept", "names only", "the oldest dropped", "torn at 3
 
 @pytest.mark.parametrize("loss", LOSSES if "ZSQ_TEST_WHOLE" in os.environ else QUICK)
 @pytest.mark.parametrize("work", WORKS)
-def test_promises_hold_after_a_power_cut_before_any_change(tmp_path: Path, group_desk: StorageHarness, work: str, loss: str) -> None:
-    for other in cut_at_each(group_desk, tmp_path, WORKS[work]):
+def test_promises_hold_after_a_power_cut_before_any_change(tmp_path: Path, group_case: StorageHarness, work: str, loss: str) -> None:
+    for other in cut_at_each(group_case, tmp_path, WORKS[work]):
         other.crash(LOSSES[loss]())
         other.check()
         other.crash(keep_none)  # recovery synced what it took over: a second crash changes nothing
@@ -149,9 +149,9 @@ def test_promises_hold_after_a_power_cut_before_any_change(tmp_path: Path, group
         other.check()
 
 
-def test_power_cuts_alone_raise_no_alarm(tmp_path: Path, group_desk: StorageHarness) -> None:
+def test_power_cuts_alone_raise_no_alarm(tmp_path: Path, group_case: StorageHarness) -> None:
     """The footer that recovery writes behind a commit which was not finished must be on disk before the log goes on in another chunk."""
-    for other in cut_at_each(group_desk, tmp_path, mixed):
+    for other in cut_at_each(group_case, tmp_path, mixed):
         for loss in (keep_all, keep_none):
             other.crash(loss)
             other.go_on()
@@ -172,11 +172,11 @@ def before_the_sync(harness: StorageHarness) -> int:
     return len(harness.files.pending[-1].data)
 
 
-def test_every_byte_of_a_groups_write(tmp_path: Path, group_desk: StorageHarness) -> None:
+def test_every_byte_of_a_groups_write(tmp_path: Path, group_case: StorageHarness) -> None:
     """Whole blocks of it are worth nothing without the mark."""
-    size = before_the_sync(group_desk.fresh(tmp_path, 1000))
+    size = before_the_sync(group_case.fresh(tmp_path, 1000))
     for kept in range(size + 1):
-        other = group_desk.fresh(tmp_path, kept)
+        other = group_case.fresh(tmp_path, kept)
         before_the_sync(other)
         other.crash(torn_at(kept))
         assert other.check() == [0]
@@ -185,35 +185,35 @@ def test_every_byte_of_a_groups_write(tmp_path: Path, group_desk: StorageHarness
         other.abandon()
 
 
-def test_a_group_torn_in_the_middle_is_cut_whole(group_desk: StorageHarness) -> None:
+def test_a_group_torn_in_the_middle_is_cut_whole(group_case: StorageHarness) -> None:
     """Its mark is there, and a block before it is not: nothing vouches that any of it was acknowledged."""
-    size = before_the_sync(group_desk)
-    group_desk.abandon()
-    group_desk.files.crash(keep_all)
-    path = group_desk.chunk_path()
+    size = before_the_sync(group_case)
+    group_case.abandon()
+    group_case.files.crash(keep_all)
+    path = group_case.chunk_path()
     whole = path.read_bytes()
     for byte in range(len(whole) - size, len(whole), 11):
-        group_desk.flip(path, byte * 8)
-        group_desk.open()
-        assert group_desk.log.end == 3
-        assert group_desk.check() == [0]
-        group_desk.abandon()
-        group_desk.replace(path, whole)
-    group_desk.open()
-    assert group_desk.log.end == 7
-    assert group_desk.check() == [0]
+        group_case.flip(path, byte * 8)
+        group_case.open()
+        assert group_case.log.end == 3
+        assert group_case.check() == [0]
+        group_case.abandon()
+        group_case.replace(path, whole)
+    group_case.open()
+    assert group_case.log.end == 7
+    assert group_case.check() == [0]
 
 
 @pytest.mark.parametrize("loss", ["all kept", "torn at 100", pytest.param("names only", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("work", ["mixed", "adopted"])
-def test_promises_hold_after_a_power_cut_inside_recovery(tmp_path: Path, group_desk: StorageHarness, work: str, loss: str) -> None:
+def test_promises_hold_after_a_power_cut_inside_recovery(tmp_path: Path, group_case: StorageHarness, work: str, loss: str) -> None:
     """At each change that recovery makes, after a cut in the second half of the work: the next recovery ends well all the same."""
-    total = count_changes(group_desk.fresh(tmp_path, 0), WORKS[work])
+    total = count_changes(group_case.fresh(tmp_path, 0), WORKS[work])
     number = points = 0
     for at in range(total // 2, total + 1):
         for change in range(1, 30):
             number += 1
-            other = group_desk.fresh(tmp_path, number)
+            other = group_case.fresh(tmp_path, number)
             other.files.power_cut_at = at
             with contextlib.suppress(PowerCut):
                 WORKS[work](other)

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture
-def grouped(group_desk: StorageHarness) -> StorageHarness:
+def grouped(group_case: StorageHarness) -> StorageHarness:
     """Blocks, an appended group, blocks; a mixed group behind them; blocks. Closed; the state knows all of it."""
-    group_desk.publish(count=3, size=1)
-    a = group_desk.stage("a", 1, blocks=1, size=1)
-    group_desk.seal(a)
-    group_desk.commit(1, a)
-    group_desk.publish(count=1, size=1)
-    b, c, d = group_desk.stage("b", 2, blocks=1, count=1, size=1), group_desk.stage("c", 2, blocks=4), group_desk.stage("d", 2, blocks=4)
-    group_desk.seal(b, c, d)
-    group_desk.commit(2, b, c, d)
-    group_desk.publish()
-    group_desk.sync()
-    assert group_desk.log.chunks == (0, 7, 15, 23)
-    group_desk.abandon_cleanly()
-    return group_desk
+    group_case.publish(count=3, size=1)
+    a = group_case.stage("a", 1, blocks=1, size=1)
+    group_case.seal(a)
+    group_case.commit(1, a)
+    group_case.publish(count=1, size=1)
+    b, c, d = group_case.stage("b", 2, blocks=1, count=1, size=1), group_case.stage("c", 2, blocks=4), group_case.stage("d", 2, blocks=4)
+    group_case.seal(b, c, d)
+    group_case.commit(2, b, c, d)
+    group_case.publish()
+    group_case.sync()
+    assert group_case.log.chunks == (0, 7, 15, 23)
+    group_case.abandon_cleanly()
+    return group_case
 
 
 def everything(harness: StorageHarness) -> dict[int, tuple[bytes | None, ...]]:
@@ -71,36 +71,36 @@ def test_a_flipped_bit_in_any_byte_costs_at_most_one_block(grouped: StorageHarne
 
 
 @pytest.mark.parametrize("base", [0, 15])
-def test_a_damaged_mark_that_the_state_does_not_know(group_desk: StorageHarness, base: int) -> None:
+def test_a_damaged_mark_that_the_state_does_not_know(group_case: StorageHarness, base: int) -> None:
     """What was acknowledged behind it vouches for the group: its messages stay. Its transaction is lost, and a person is told."""
-    a = group_desk.stage("a", 1, blocks=1 if base == 0 else 4)
-    group_desk.publish()
-    group_desk.seal(a)
-    group_desk.commit(1, a, lag=True)
-    end = group_desk.log.end
+    a = group_case.stage("a", 1, blocks=1 if base == 0 else 4)
+    group_case.publish()
+    group_case.seal(a)
+    group_case.commit(1, a, lag=True)
+    end = group_case.log.end
     for _ in range(2):
-        group_desk.publish()
-        group_desk.sync()
-    good = everything(group_desk)
-    last = group_desk.log.chunks[0 if base == 0 else 1]
-    group_desk.abandon()
-    group_desk.files.crash(keep_none)
-    path = group_desk.chunk_path(last)
+        group_case.publish()
+        group_case.sync()
+    good = everything(group_case)
+    last = group_case.log.chunks[0 if base == 0 else 1]
+    group_case.abandon()
+    group_case.files.crash(keep_none)
+    path = group_case.chunk_path(last)
     position = path.read_bytes().index(b"version")
-    group_desk.flip(path, position * 8)
-    report = group_desk.open().report
+    group_case.flip(path, position * 8)
+    report = group_case.open().report
     assert any("mark" in alarm for alarm in report.alarms)
-    assert everything(group_desk) == good
-    assert group_desk.log.end > end
-    group_desk.restart()
-    assert everything(group_desk) == good
+    assert everything(group_case) == good
+    assert group_case.log.end > end
+    group_case.restart()
+    assert everything(group_case) == good
 
 
-def test_a_damaged_mark_at_the_end_that_the_state_knows(group_desk: StorageHarness, tmp_path: Path) -> None:
+def test_a_damaged_mark_at_the_end_that_the_state_knows(group_case: StorageHarness, tmp_path: Path) -> None:
     """Nothing behind it vouches for it, but the state does."""
     for number in range(200):
         (tmp_path / f"run{number}").mkdir()
-        harness = type(group_desk)(tmp_path / f"run{number}", group_desk.options)
+        harness = type(group_case)(tmp_path / f"run{number}", group_case.options)
         harness.open()
         harness.publish()
         a = harness.stage("a", 1, blocks=1)
@@ -143,45 +143,45 @@ def test_a_bad_footer_of_an_adopted_chunk_loses_nothing(grouped: StorageHarness)
 
 
 @pytest.mark.parametrize("whose", ["stage", "topic"])
-def test_a_sealed_file_that_was_exchanged_is_refused(group_desk: StorageHarness, whose: str) -> None:
+def test_a_sealed_file_that_was_exchanged_is_refused(group_case: StorageHarness, whose: str) -> None:
     """By one of its size: readers would miss what was acknowledged, or be shown another topic's messages."""
-    c, d = group_desk.stage("c", 1, blocks=4), group_desk.stage("d", 1, blocks=4)
-    group_desk.seal(c, d)
-    path, other = (Path(part.path(part.files[0])) for part in map(group_desk.staging.part, (c, d)))
+    c, d = group_case.stage("c", 1, blocks=4), group_case.stage("d", 1, blocks=4)
+    group_case.seal(c, d)
+    path, other = (Path(part.path(part.files[0])) for part in map(group_case.staging.part, (c, d)))
     right = path.read_bytes()
     header = decode_chunk_header(right[:CHUNK_HEADER_BYTES])
     foreign = encode_chunk_header(header._replace(uuid=bytes(16))) + right[CHUNK_HEADER_BYTES:]
     path.write_bytes(other.read_bytes() if whose == "stage" else foreign)
     with pytest.raises(Damaged, match="changed or replaced after it was sealed"):
-        group_desk.commit(1, c, d)
+        group_case.commit(1, c, d)
     path.write_bytes(right)
-    group_desk.commit(1, c, d)
-    assert len(group_desk.read_all()) == 8
-    group_desk.check()
+    group_case.commit(1, c, d)
+    assert len(group_case.read_all()) == 8
+    group_case.check()
 
 
-def test_the_file_of_an_unfinished_commit_is_gone(group_desk: StorageHarness) -> None:
+def test_the_file_of_an_unfinished_commit_is_gone(group_case: StorageHarness) -> None:
     """Told, and stepped over: what is there is served."""
-    c, d = group_desk.stage("c", 1, blocks=4), group_desk.stage("d", 1, blocks=4)
-    group_desk.publish()
-    group_desk.seal(c, d)
-    group_desk.commit(1, c, d, lag=True)
-    group_desk.abandon()
-    group_desk.files.crash(keep_none)
-    group_desk.path(chunk_name(3)).unlink()
-    group_desk.files.reset()
-    report = group_desk.open().report
+    c, d = group_case.stage("c", 1, blocks=4), group_case.stage("d", 1, blocks=4)
+    group_case.publish()
+    group_case.seal(c, d)
+    group_case.commit(1, c, d, lag=True)
+    group_case.abandon()
+    group_case.files.crash(keep_none)
+    group_case.path(chunk_name(3)).unlink()
+    group_case.files.reset()
+    report = group_case.open().report
     assert any("is missing, with" in alarm for alarm in report.alarms)
-    assert group_desk.log.end == 19
-    assert [block.first_offset for block in group_desk.read_all()] == [0, 11, 13, 15, 17]
+    assert group_case.log.end == 19
+    assert [block.first_offset for block in group_case.read_all()] == [0, 11, 13, 15, 17]
     assert report.holes == ((3, 8),)
-    assert not group_desk.damage, "nobody has to find it by reading"
+    assert not group_case.damage, "nobody has to find it by reading"
 
 
 @pytest.mark.parametrize("lag", [False, True])
-def test_nothing_is_appended_to_an_adopted_chunk_without_a_footer(group_desk: StorageHarness, tmp_path: Path, lag: bool) -> None:
+def test_nothing_is_appended_to_an_adopted_chunk_without_a_footer(group_case: StorageHarness, tmp_path: Path, lag: bool) -> None:
     """Replay would not see the producers of what follows the mark there."""
-    harness = type(group_desk)(tmp_path, dataclasses.replace(group_desk.options, chunk_bytes=1 << 20))
+    harness = type(group_case)(tmp_path, dataclasses.replace(group_case.options, chunk_bytes=1 << 20))
     harness.open()
     c, d = harness.stage("c", 1, blocks=4), harness.stage("d", 1, blocks=4)
     harness.seal(c, d)

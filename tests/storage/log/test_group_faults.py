@@ -52,11 +52,11 @@ def finished_or_not_at_all(harness: StorageHarness, keys: list[bytes], loss: Cho
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", ["writev", "sync", "rename", "sync_folder", "open_append", "open_read", "pread", "open_new", "truncate"])
 @pytest.mark.parametrize("adopt", [False, True])
-def test_each_failing_call_of_a_commit(tmp_path: Path, group_desk: StorageHarness, adopt: bool, call: str, code: int) -> None:
+def test_each_failing_call_of_a_commit(tmp_path: Path, group_case: StorageHarness, adopt: bool, call: str, code: int) -> None:
     refused = failed = 0
     for number in range(1, 60):
         for loss in (keep_all, keep_none):
-            other = group_desk.fresh(tmp_path, number * 2 + (loss is keep_all))
+            other = group_case.fresh(tmp_path, number * 2 + (loss is keep_all))
             keys = prepared(other, adopt)
             planned = other.files._calls.get(call, 0) + number
             other.files.fail[call] = {planned: code}
@@ -94,10 +94,10 @@ def test_each_failing_call_of_a_commit(tmp_path: Path, group_desk: StorageHarnes
 
 @pytest.mark.parametrize("taken", [0, 1, 64, 70, 128, 200])
 @pytest.mark.parametrize("adopt", [False, True])
-def test_each_short_write_of_a_commit(tmp_path: Path, group_desk: StorageHarness, adopt: bool, taken: int) -> None:
+def test_each_short_write_of_a_commit(tmp_path: Path, group_case: StorageHarness, adopt: bool, taken: int) -> None:
     refused = 0
     for number in range(1, 30):
-        other = group_desk.fresh(tmp_path, number)
+        other = group_case.fresh(tmp_path, number)
         keys = prepared(other, adopt)
         other.files.short = {other.files._calls["writev"] + number: taken}
         try:
@@ -114,10 +114,10 @@ def test_each_short_write_of_a_commit(tmp_path: Path, group_desk: StorageHarness
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", ["writev", "sync", "sync_folder", "open_new", "make_folder"])
-def test_a_failing_call_of_staging_breaks_no_promise(tmp_path: Path, group_desk: StorageHarness, call: str, code: int) -> None:
+def test_a_failing_call_of_staging_breaks_no_promise(tmp_path: Path, group_case: StorageHarness, call: str, code: int) -> None:
     refused = failed = 0
     for number in range(1, 40):
-        other = group_desk.fresh(tmp_path, number)
+        other = group_case.fresh(tmp_path, number)
         other.publish()
         other.sync()
         planned = other.files._calls.get(call, 0) + number
@@ -158,11 +158,11 @@ def test_a_failing_call_of_staging_breaks_no_promise(tmp_path: Path, group_desk:
     assert (refused > 0) == (code == errno.ENOSPC and call not in {"sync"})
 
 
-def test_a_footer_whose_sync_failed_is_written_again(tmp_path: Path, group_desk: StorageHarness) -> None:
+def test_a_footer_whose_sync_failed_is_written_again(tmp_path: Path, group_case: StorageHarness) -> None:
     """Of the chunk before adopted ones: else it is gone with the power, and each later start speaks of damage."""
     number = 0
     while number := number + 1:
-        other = group_desk.fresh(tmp_path, number)
+        other = group_case.fresh(tmp_path, number)
         keys = prepared(other, adopt=True)
         other.files.fail["sync"] = {other.files._calls["sync"] + number: errno.EIO}
         try:
@@ -181,18 +181,18 @@ def test_a_footer_whose_sync_failed_is_written_again(tmp_path: Path, group_desk:
 
 
 @pytest.mark.parametrize("loss", [keep_all, keep_none])
-def test_the_longer_end_of_a_commit_that_was_refused_is_cut_off(group_desk: StorageHarness, loss: Choose) -> None:
+def test_the_longer_end_of_a_commit_that_was_refused_is_cut_off(group_case: StorageHarness, loss: Choose) -> None:
     """The next one may be of fewer stages: its mark is shorter, and nothing may follow the footer behind it."""
-    keys = prepared(group_desk, adopt=True)
-    group_desk.files.fail["rename"] = {group_desk.files._calls.get("rename", 0) + 1: errno.ENOSPC}
+    keys = prepared(group_case, adopt=True)
+    group_case.files.fail["rename"] = {group_case.files._calls.get("rename", 0) + 1: errno.ENOSPC}
     with pytest.raises(DiskFull):
-        group_desk.commit(1, *keys)
-    group_desk.files.fail.clear()
-    group_desk.commit(1, keys[-1])
-    group_desk.sealed.clear()  # the others went with their version
-    assert group_desk.crash(loss).report.alarms == []
-    group_desk.check()
-    group_desk.publish()
-    group_desk.sync()
-    assert group_desk.restart().report.alarms == []
-    group_desk.check()
+        group_case.commit(1, *keys)
+    group_case.files.fail.clear()
+    group_case.commit(1, keys[-1])
+    group_case.sealed.clear()  # the others went with their version
+    assert group_case.crash(loss).report.alarms == []
+    group_case.check()
+    group_case.publish()
+    group_case.sync()
+    assert group_case.restart().report.alarms == []
+    group_case.check()

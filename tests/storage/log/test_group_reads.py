@@ -21,51 +21,51 @@ if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
 
-def test_a_time_gives_the_same_offset_with_groups_in_between(group_desk: StorageHarness) -> None:
+def test_a_time_gives_the_same_offset_with_groups_in_between(group_case: StorageHarness) -> None:
     """Publishers at 1010 and so on, between them an appended group and an adopted one."""
     starts: list[tuple[int, int]] = []
     for turn in range(12):
-        group_desk.publish(count=4)
-        starts.append((group_desk.now_ns, group_desk.log.end - 4))
+        group_case.publish(count=4)
+        starts.append((group_case.now_ns, group_case.log.end - 4))
         if turn % 3 == 0:
-            key = group_desk.stage(f"s{turn}", turn, blocks=1 + turn)
-            group_desk.seal(key)
-            group = group_desk.commit(turn, key)
+            key = group_case.stage(f"s{turn}", turn, blocks=1 + turn)
+            group_case.seal(key)
+            group = group_case.commit(turn, key)
             starts.append((group.time_ns, group.first_offset))
-    group_desk.sync()
+    group_case.sync()
     for _ in range(2):
         before = 0
         for time_ns, offset in starts:
             for asked in (before + 1, time_ns):
-                assert group_desk.log.offset_at(asked) == offset
+                assert group_case.log.offset_at(asked) == offset
             before = time_ns
-        assert group_desk.log.offset_at(before + 1) == group_desk.log.end
-        group_desk.restart()
+        assert group_case.log.offset_at(before + 1) == group_case.log.end
+        group_case.restart()
 
 
-def test_time_to_offset_steps_over_a_lost_chunk(group_desk: StorageHarness) -> None:
+def test_time_to_offset_steps_over_a_lost_chunk(group_case: StorageHarness) -> None:
     for _ in range(12):
-        group_desk.publish(count=10)
-    group_desk.sync()
-    bases = group_desk.log.chunks
+        group_case.publish(count=10)
+    group_case.sync()
+    bases = group_case.log.chunks
     assert len(bases) > 5
-    group_desk.abandon_cleanly()
-    group_desk.replace(group_desk.path(chunk_name(bases[2])), b"x" * 500)
-    group_desk.open()
-    wanted = next(block for block in group_desk.read_all() if block.first_offset >= bases[3])
+    group_case.abandon_cleanly()
+    group_case.replace(group_case.path(chunk_name(bases[2])), b"x" * 500)
+    group_case.open()
+    wanted = next(block for block in group_case.read_all() if block.first_offset >= bases[3])
     for time_ns in range(wanted.header.time_ns - 15, wanted.header.time_ns + 1):
-        assert group_desk.log.offset_at(time_ns) == wanted.first_offset
-    assert group_desk.log.offset_at(0) == 0
-    holes = group_desk.log.holes
-    assert group_desk.log.measure(0, group_desk.log.end, 10**9)[1] == group_desk.log.end
-    assert group_desk.log.holes == holes, "one hole, however often it is met"
+        assert group_case.log.offset_at(time_ns) == wanted.first_offset
+    assert group_case.log.offset_at(0) == 0
+    holes = group_case.log.holes
+    assert group_case.log.measure(0, group_case.log.end, 10**9)[1] == group_case.log.end
+    assert group_case.log.holes == holes, "one hole, however often it is met"
 
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_a_measure_agrees_with_the_sum_over_all_blocks(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     """Against a naive sum over all blocks. Marks count as bytes, so there is some play, and it is known."""
-    harness = grouped_desk(tmp_path_factory, data)
+    harness = grouped_harness(tmp_path_factory, data)
     blocks = harness.read_all()
     end = harness.log.end
     marks = 1000 * len(harness.groups)
@@ -92,7 +92,7 @@ def test_a_measure_agrees_with_the_sum_over_all_blocks(tmp_path_factory: pytest.
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_a_read_begins_with_the_block_of_its_offset(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    harness = grouped_desk(tmp_path_factory, data)
+    harness = grouped_harness(tmp_path_factory, data)
     end = harness.log.end
     first = [block.first_offset for block in harness.read_all() for _ in range(block.count)]
     assert len(first) == end
@@ -109,10 +109,10 @@ def test_a_read_begins_with_the_block_of_its_offset(tmp_path_factory: pytest.Tem
     harness.abandon()
 
 
-def grouped_desk(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> StorageHarness:
+def grouped_harness(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> StorageHarness:
     """A few publishes and groups of any size; maybe opened anew."""
     conftest = sys.modules["tests.storage.conftest"]
-    harness: StorageHarness = conftest.StorageHarness(tmp_path_factory.mktemp("desk"), conftest.GROUPS)
+    harness: StorageHarness = conftest.StorageHarness(tmp_path_factory.mktemp("files"), conftest.GROUPS)
     harness.open()
     harness.publish()
     for version in range(1, data.draw(st.integers(2, 5))):
@@ -131,27 +131,27 @@ def grouped_desk(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) 
     return harness
 
 
-def test_blocks_of_a_staged_file_keep_their_columns(group_desk: StorageHarness) -> None:
+def test_blocks_of_a_staged_file_keep_their_columns(group_case: StorageHarness) -> None:
     """Keys, tags, headers, times: what was pushed is what is read, appended or adopted."""
     sent = pack([b"body" * 200, b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8])
     small = pack([b"body", b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8])
     for version, block in ((1, small), (2, sent)):
         key = bytes([version]) * 16
-        group_desk.staging.open(key, Transaction("q", version, "app"), 0, 5)
-        group_desk.staging.append(key, [Block(block.header, block.payload)], 5)
-        ticket = group_desk.staging.begin_seal(key, final=True, now_ns=5)
+        group_case.staging.open(key, Transaction("q", version, "app"), 0, 5)
+        group_case.staging.append(key, [Block(block.header, block.payload)], 5)
+        ticket = group_case.staging.begin_seal(key, final=True, now_ns=5)
         ticket.run()
-        group_desk.staging.finish_seal(ticket)
-        group_desk.log.append_group(Transaction("q", version, "app"), [group_desk.staging.part(key)], 9)
-        (found,) = group_desk.log.read(group_desk.log.end - 1, 1, group_desk.log.end)
+        group_case.staging.finish_seal(ticket)
+        group_case.log.append_group(Transaction("q", version, "app"), [group_case.staging.part(key)], 9)
+        (found,) = group_case.log.read(group_case.log.end - 1, 1, group_case.log.end)
         assert bytes(found.columns) == block.payload
         assert found.header == block.header._replace(first_offset=2 * version - 2, time_ns=9)
 
 
-def test_marks_are_not_indexed(tmp_path: Path, group_desk: StorageHarness) -> None:
+def test_marks_are_not_indexed(tmp_path: Path, group_case: StorageHarness) -> None:
     """The index is the same whoever makes it: the log as it writes, recovery, or a reader who lost it."""
     (tmp_path / "each").mkdir()
-    harness = type(group_desk)(tmp_path / "each", replace(group_desk.options, index_every_bytes=1, chunk_bytes=4096))
+    harness = type(group_case)(tmp_path / "each", replace(group_case.options, index_every_bytes=1, chunk_bytes=4096))
     harness.open()
     for version in (1, 2):
         harness.publish()

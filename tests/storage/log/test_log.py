@@ -182,7 +182,7 @@ def test_two_threads_run_one_ticket_once(harness: StorageHarness) -> None:
 def test_a_read_begins_with_the_block_of_its_offset(
     tmp_path_factory: pytest.TempPathFactory, counts: list[int], data: st.DataObject
 ) -> None:
-    harness = fresh_desk(tmp_path_factory)
+    harness = fresh_harness(tmp_path_factory)
     first: list[int] = []
     for count in counts:
         first += [harness.log.end] * count
@@ -207,9 +207,9 @@ def test_a_read_begins_with_the_block_of_its_offset(
     harness.abandon()
 
 
-def fresh_desk(tmp_path_factory: pytest.TempPathFactory) -> StorageHarness:
+def fresh_harness(tmp_path_factory: pytest.TempPathFactory) -> StorageHarness:
     from_fixture = sys.modules["tests.storage.conftest"].StorageHarness
-    made: StorageHarness = from_fixture(tmp_path_factory.mktemp("desk"))
+    made: StorageHarness = from_fixture(tmp_path_factory.mktemp("files"))
     made.open()
     return made
 

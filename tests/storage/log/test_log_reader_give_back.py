@@ -154,16 +154,16 @@ def test_the_newest_messages_are_found_below_any_end(walked: StorageHarness) -> 
         assert walked.log.reader.newest(4, until) == max(0, until - 4), "below any end"
 
 
-def test_a_mark_is_walked_over(group_desk: StorageHarness) -> None:
-    group_desk.publish()
+def test_a_mark_is_walked_over(group_case: StorageHarness) -> None:
+    group_case.publish()
     for version in (1, 2):
-        key = group_desk.stage(f"s{version}", version, blocks=1 if version == 1 else 6)
-        group_desk.seal(key)
-        group_desk.commit(version, key)
-    group_desk.publish()
-    end = group_desk.log.end
+        key = group_case.stage(f"s{version}", version, blocks=1 if version == 1 else 6)
+        group_case.seal(key)
+        group_case.commit(version, key)
+    group_case.publish()
+    end = group_case.log.end
     for count in range(1, end + 1):
-        assert group_desk.log.reader.newest(count, end) == end - count
+        assert group_case.log.reader.newest(count, end) == end - count
 
 
 @settings(max_examples=60, deadline=None)

@@ -75,8 +75,8 @@ def staged_names(harness: StorageHarness) -> list[str]:
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_a_merged_commit_has_all_in_order_in_few_chunks(group_desk: StorageHarness) -> None:
-    harness = group_desk
+def test_a_merged_commit_has_all_in_order_in_few_chunks(group_case: StorageHarness) -> None:
+    harness = group_case
     keys = prepared(harness)
     small = [key for key in keys if key.startswith(b"p")]
     wanted = [bodies for key in (*small, keys[3], keys[5]) for bodies in harness.staged[key]]
@@ -97,9 +97,9 @@ def test_a_merged_commit_has_all_in_order_in_few_chunks(group_desk: StorageHarne
     harness.check()
 
 
-def test_a_merge_of_what_is_small_all_the_same_is_appended(group_desk: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_of_what_is_small_all_the_same_is_appended(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group, "GROUP_APPEND_FILES_MAX", 1)
-    harness = group_desk
+    harness = group_case
     keys = [harness.stage(name, 1, blocks=1) for name in "ab"]
     harness.seal(*keys)
     opened = harness.files._calls.get("open_new", 0)
@@ -133,13 +133,13 @@ def fresh(harness: StorageHarness, root: Path, number: int) -> StorageHarness:
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_power_cut_before_any_change_leaves_parts_or_the_group(tmp_path: Path, group_desk: StorageHarness, loss: str) -> None:
+def test_a_power_cut_before_any_change_leaves_parts_or_the_group(tmp_path: Path, group_case: StorageHarness, loss: str) -> None:
     """The sealed parts are there, or the whole group is; the merge leaves nothing, and can be done again."""
     number, finished = 0, False
-    before = _changes_before_the_commit(fresh(group_desk, tmp_path, 0))
+    before = _changes_before_the_commit(fresh(group_case, tmp_path, 0))
     while not finished:
         number += 1
-        other = fresh(group_desk, tmp_path, number)
+        other = fresh(group_case, tmp_path, number)
         other.files.power_cut_at = before + number
         try:
             work(other)
@@ -168,10 +168,10 @@ def _changes_before_the_commit(harness: StorageHarness) -> int:
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", ["open_new", "writev", "sync", "sync_folder", "open_read", "pread"])
-def test_each_failing_call_of_a_merge(tmp_path: Path, group_desk: StorageHarness, call: str, code: int) -> None:
+def test_each_failing_call_of_a_merge(tmp_path: Path, group_case: StorageHarness, call: str, code: int) -> None:
     refused = failed = 0
     for number in range(1, 80):
-        other = fresh(group_desk, tmp_path, number)
+        other = fresh(group_case, tmp_path, number)
         keys = prepared(other)
         parts = [other.staging.part(key) for key in keys]
         names = staged_names(other)
@@ -213,9 +213,9 @@ def test_each_failing_call_of_a_merge(tmp_path: Path, group_desk: StorageHarness
 
 
 @pytest.mark.usefixtures("small_steps")
-def test_a_merged_part_is_on_disk(group_desk: StorageHarness) -> None:
+def test_a_merged_part_is_on_disk(group_case: StorageHarness) -> None:
     """So the commit, which syncs each of these files once more, finds only its own few bytes to write."""
-    harness = group_desk
+    harness = group_case
     merge = harness.log.begin_merge([harness.staging.part(key) for key in prepared(harness)])
     assert merge is not None
     while not merge.done:
@@ -228,8 +228,8 @@ def test_a_merged_part_is_on_disk(group_desk: StorageHarness) -> None:
     assert [Path(part.path(file)).read_bytes()[: file.data_end] for file in part.files] == before
 
 
-def test_a_damaged_part_is_named_and_nothing_is_left(group_desk: StorageHarness) -> None:
-    harness = group_desk
+def test_a_damaged_part_is_named_and_nothing_is_left(group_case: StorageHarness) -> None:
+    harness = group_case
     keys = prepared(harness)
     names = staged_names(harness)
     path = Path(harness.staging.part(keys[-1]).path(harness.staging.part(keys[-1]).files[0]))
@@ -244,8 +244,8 @@ def test_a_damaged_part_is_named_and_nothing_is_left(group_desk: StorageHarness)
     assert harness.log.synced_end == 9
 
 
-def test_a_merge_that_is_given_up_leaves_nothing(group_desk: StorageHarness, small_steps: None) -> None:
-    harness = group_desk
+def test_a_merge_that_is_given_up_leaves_nothing(group_case: StorageHarness, small_steps: None) -> None:
+    harness = group_case
     keys = prepared(harness)
     names = staged_names(harness)
     merge = harness.log.begin_merge([harness.staging.part(key) for key in keys])
@@ -260,9 +260,9 @@ def test_a_merge_that_is_given_up_leaves_nothing(group_desk: StorageHarness, sma
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("buffers_max", [4, 1024])
-def test_each_step_of_a_merge_is_bounded_and_synced(group_desk: StorageHarness, monkeypatch: pytest.MonkeyPatch, buffers_max: int) -> None:
+def test_each_step_of_a_merge_is_bounded_and_synced(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch, buffers_max: int) -> None:
     """A seal that waits for the same thread has its turn in between, and its sync does not wait for what a merge has left behind."""
-    harness = group_desk
+    harness = group_case
     keys = prepared(harness)
     harness.sync()
     harness.files.sync_folder(harness.directory)

@@ -292,9 +292,9 @@ def test_the_floor_is_the_first_unfinished_that_is_still_there(
         state.close()
 
 
-def test_a_group_whose_first_chunks_are_gone_is_no_alarm(group_desk: StorageHarness) -> None:
+def test_a_group_whose_first_chunks_are_gone_is_no_alarm(group_case: StorageHarness) -> None:
     """The mark of the last chunk names all that was adopted with it, and the chunk before: those are looked for at each start."""
-    harness = group_desk
+    harness = group_case
     harness.publish()
     keys = [harness.stage(name, 1, blocks=8, size=60) for name in "abc"]
     harness.seal(*keys)

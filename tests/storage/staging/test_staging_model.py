@@ -87,15 +87,15 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def promises_hold(self) -> None:
-        if hasattr(self, "desk"):
+        if hasattr(self, "harness"):
             self.harness.check_groups(list(self.harness.read_all()))
 
     def teardown(self) -> None:
-        if hasattr(self, "desk"):
+        if hasattr(self, "harness"):
             self.harness.abandon()
 
 
-def test_all_promises_hold_after_steps_in_any_order(tmp_path: Path, group_desk: StorageHarness) -> None:
+def test_all_promises_hold_after_steps_in_any_order(tmp_path: Path, group_case: StorageHarness) -> None:
     number = 0
 
     def make() -> StorageHarness:
@@ -103,7 +103,7 @@ def test_all_promises_hold_after_steps_in_any_order(tmp_path: Path, group_desk: 
         number += 1
         folder = tmp_path / f"run{number}"
         folder.mkdir()
-        return type(group_desk)(folder, group_desk.options)
+        return type(group_case)(folder, group_case.options)
 
     class Here(Machine):
         pass

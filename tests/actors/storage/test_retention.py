@@ -24,7 +24,7 @@ KEEP_ALL = {"keep_bytes": -1}
 
 
 class House(Bench):
-    """The retention desk of a topic whose chunks hold two blocks; `events` notes what happened in order."""
+    """The retention of a topic whose chunks hold two blocks; `events` notes what happened in order."""
 
     def begin(self, **settings: Any) -> RetentionRunner:
         self.store.log.chunk_bytes = 2_600

@@ -12,7 +12,7 @@ from support.stage_bench import Thread
 
 from tests.actors.storage.test_retention_log import IDENTITY, OPTIONS, Limited, filled
 from zsq.actors.runtime.port import Port
-from zsq.actors.storage import reads as read_desk
+from zsq.actors.storage import reads as reads_module
 from zsq.actors.storage.reads import Reads
 from zsq.actors.storage.retention import LogUpkeep
 from zsq.storage.directory.store import Store, open_store
@@ -82,7 +82,7 @@ def test_a_clients_failed_read_is_refused_at_once(tmp_path: Path) -> None:
 
 
 def test_the_number_of_waiting_reads_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(read_desk, "WAITING_MAX", 3)
+    monkeypatch.setattr(reads_module, "WAITING_MAX", 3)
     bench = Bench(tmp_path, errno.EACCES)
     for request in range(6):
         bench.fetch(3, request)
