@@ -337,12 +337,12 @@ class DelayedMessages:
     def cancel(self, message: p.CancelDelayed) -> p.Done | None:
         keys = [DelayedKey(*key) for key in message.keys]
         if self._store.delayed is None:
-            return p.Done(message.request, {"cancelled": tuple(False for _ in keys)} if keys else {"cancelled": 0, "more": False})
+            return p.Done(message.request, {"cancelled": 0, "more": False} if message.all else {"cancelled": (False,) * len(keys)})
 
         def work() -> int | list[bool]:
-            if keys:
-                return self._use().cancel(keys)
-            return self._use().cancel_some(options.DELAYED_CANCEL_ROWS, options.DELAYED_CANCEL_BYTES)
+            if message.all:
+                return self._use().cancel_some(options.DELAYED_CANCEL_ROWS, options.DELAYED_CANCEL_BYTES)
+            return self._use().cancel(keys)
 
         self._when_idle(partial(self.submit, partial(self._cancelled, message.request), work))
         return None

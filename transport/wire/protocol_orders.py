@@ -142,11 +142,13 @@ class ListDelayed(Order[Done]):
 class CancelDelayed(Order[Done]):
     """Cancel the delayed messages with these keys (due time, serial).
 
-    Without keys, cancel the earliest of all, as many as one commit takes. Done.data: {"cancelled", "more"}.
+    With `all`, cancel the earliest of all instead, as many as one commit takes. Done.data:
+    {"cancelled"}, with `all` also {"more"}.
     """
 
     op: ClassVar[int] = 101
     keys: tuple[tuple[int, int], ...]
+    all: bool = False
 
 
 @dataclass(frozen=True, slots=True)

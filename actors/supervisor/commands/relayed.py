@@ -44,7 +44,7 @@ def _of_delayed(asked: Mapping[str, Any]) -> Make:
     if do != "cancel":
         raise UsageError(E_BAD_ARGUMENT, f"option `do` of delayed must be list, count or cancel, not {repr(do)[:40]}")
     if asked.get("all") is True:
-        return partial(p.CancelDelayed, keys=())
+        return partial(p.CancelDelayed, keys=(), all=True)
     keys = asked.get("keys", ())
     if not (type(keys) is tuple and 1 <= len(keys) <= options.DELAYED_CANCEL_MAX):
         given = f"{len(keys)} keys" if type(keys) is tuple else repr(keys)[:40]

@@ -394,3 +394,13 @@ def test_the_file_is_shrunk_once_after_rows_were_removed(bench: Bench, monkeypat
         bench.harness.tick()
         bench.run()
     assert asked == [bench.store.files]
+
+
+def test_a_cancel_without_keys_cancels_nothing(bench: Bench) -> None:
+    """Only `all` means all messages."""
+    bench.keep(60)
+    count = bench.order(do="count")["messages"]
+    bench.harness.cancel(p.CancelDelayed(9, ()))
+    bench.run()
+    assert bench.answers == [p.Done(9, {"cancelled": ()})]
+    assert bench.order(do="count")["messages"] == count > 0
