@@ -31,7 +31,7 @@ class Processes:
         self.table = table
         self._port = port
         self._run_dir = run_dir
-        self._processes_max = min(processes_max or processes_by_memory(), options.PROCESSES_MAX)
+        self._processes_max = processes_max or processes_by_memory()
         # Keys are incarnations, in endpoints and lease tokens. They begin at random, so that the
         # next broker has others.
         self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF

@@ -107,7 +107,7 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
 def is_key(text: str) -> bool:
     """Return True if this is a key of KEY_BYTES, written as KEY_CHARS of Z85."""
     try:
-        return len(text) == KEY_CHARS and len(z85.decode(text)) == KEY_BYTES
+        return len(z85.decode(text)) == KEY_BYTES
     except (KeyError, ValueError, struct.error):  # a character outside of Z85, or five characters for more than four bytes
         return False
 

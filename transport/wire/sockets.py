@@ -237,9 +237,9 @@ class Probe:
         with contextlib.suppress(OSError), socket.create_connection((host, port), PROBE_S) as connection:
             connection.sendall(f"GET /info HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
             ends = time.monotonic() + PROBE_S
-            while len(found) < PROBE_BYTES_MAX and (left := ends - time.monotonic()) > 0:
+            while (left := ends - time.monotonic()) > 0:
                 connection.settimeout(left)
-                part = connection.recv(PROBE_BYTES_MAX - len(found))
+                part = connection.recv(PROBE_BYTES_MAX - len(found))  # nothing, if no more is wanted
                 if not part:
                     break
                 found += part

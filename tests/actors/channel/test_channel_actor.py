@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -172,3 +173,22 @@ def test_another_channel_is_never_over() -> None:
     shell.hear("front", p.Sub(2, p.PROTOCOL_VERSION, 0, 0, p.HEARTBEAT_MS, ""), (b"one",))
     shell.hear("front", p.Bye(), (b"one",))
     assert shell.turn("supervisor") == []
+
+
+def test_a_channel_ends_when_memory_changes_too_many_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "CORRUPT_MAX", 2)
+    now = [1]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    channel = Shell(0).channel
+
+    def found() -> None:
+        channel.supply.corrupt_count += 1
+        channel._found_corrupt()
+
+    for _ in range(3):
+        found()
+    now[0] += options.CORRUPT_S * 1_000_000_000
+    for _ in range(3):
+        found()
+    with pytest.raises(RuntimeError, match="2 blocks changed in memory within"):
+        found()

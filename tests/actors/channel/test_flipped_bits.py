@@ -84,8 +84,8 @@ def test_only_the_pieces_of_a_slice_are_checked_again() -> None:
 class Bits(ChannelHarness):
     """A channel whose storage is right, whatever its memory does."""
 
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+    def __init__(self, next_offset: int = 0, **settings: Any) -> None:
+        super().__init__(next_offset, **settings)
         self.stored: list[Block] = []
         self.held: list[Block] = []
         self.got: dict[int, tuple[bytes | None, int]] = {}
@@ -267,3 +267,14 @@ def is_sound(block: Block) -> bool:
     except CorruptBlock:
         return False
     return True
+
+
+@pytest.mark.parametrize(("first", "room"), [(0, 7), (5, 100)], ids=["its beginning", "its end"])
+def test_a_block_with_a_flip_stays_in_the_window_when_a_part_of_it_is_next(first: int, room: int) -> None:
+    harness = Bits(first)
+    harness.join(ME, room)
+    held = in_memory(with_place(messages(0, 40), 0, harness.wall_ns))
+    assert harness.channel.supply.offer(held)
+    flip(held, b"message 0020")
+    assert harness.channel.next_delivery(harness.now_ns, harness.wall_ns) is None
+    assert (harness.channel.supply.next_offset, harness.channel.supply.reread) == (first, True)

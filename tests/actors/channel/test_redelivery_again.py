@@ -160,3 +160,13 @@ def test_nothing_is_lost_between_waiting_and_ready(waiting: list[int], more: lis
     kept = sorted(again.waiting)
     assert again.messages() == first
     assert all(attempts == (1 if start < sum(waiting) else 2) for start, _, attempts in kept)
+
+
+def test_a_commit_that_promises_nothing_leaves_what_came_back_unsorted() -> None:
+    """So it is sorted with what comes back later."""
+    again = Redelivery()
+    again.returned = [(5, 1, 1)]
+    again.promise(0)
+    again.returned.append((1, 1, 1))
+    again.promise(10)
+    assert again.promising == [(1, 1, 1), (5, 1, 1)]

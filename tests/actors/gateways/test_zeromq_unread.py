@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import zmq
@@ -101,3 +105,36 @@ def test_over_the_total_budget_only_clients_above_their_share_get_nothing() -> N
         return found.total == 0
 
     wait_for(forgotten, 10, "the end of what nobody will read")
+
+
+def test_above_the_total_budget_sent_frames_are_checked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else clients wait for the bytes of others that have been read already."""
+    now = [unread.SETTLE_NS]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    found = Unread(budget=60)
+    frames = {client: SimpleNamespace(done=False) for client in (b"a", b"b", b"c")}
+
+    def hold(client: bytes, size: int) -> None:
+        found._held[client] = deque([(cast("Any", frames[client]), size)])
+        found._bytes[client] = size
+        found.total += size
+
+    hold(b"a", 100)
+    hold(b"b", 50)
+    frames[b"a"].done = True
+    assert not found.full(b"b"), "what the other one held was read"
+    assert found.total == 50
+    hold(b"c", 100)
+    frames[b"c"].done = True
+    now[0] += unread.SETTLE_NS - 1
+    assert found.full(b"b"), "it was checked a moment ago"
+    now[0] += 1
+    assert not found.full(b"b")
+
+
+@pytest.mark.parametrize(("memory", "budget"), [(1, unread.BUDGET_BYTES_MIN), (8 << 30, 2 << 30), (1 << 40, unread.BUDGET_BYTES_MAX)])
+def test_the_budget_of_all_clients_is_a_share_of_the_memory_within_limits(
+    memory: int, budget: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(unread, "memory_bytes", lambda: memory)
+    assert unread.budget_bytes() == budget

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from zsq.actors.runtime.port import Mail
 from zsq.actors.security import audit as audit_module
 from zsq.actors.security import audit as module
-from zsq.actors.security.audit import REMEMBERED, AuditLog, AuditRecorder, count_of, line, looks_only, shortened
+from zsq.actors.security.audit import REMEMBERED, Allowances, AuditLog, AuditRecorder, count_of, line, looks_only, shortened
 from zsq.actors.supervisor.commands.management import Commands
 from zsq.actors.supervisor.commands.requests import Requests
 from zsq.transport.errors import UsageError
@@ -182,6 +182,11 @@ def test_large_values_are_cut() -> None:
     assert len(line({"action": "configure", "options": large})) < 600
     assert shortened({"a": {"b": {"c": {"d": {"e": 1}}}}}) == {"a": {"b": {"c": {"d": "..."}}}}
     assert shortened([1] * 25)[-1] == "... 25 in all"
+
+
+def test_a_long_text_is_cut_and_says_its_length() -> None:
+    assert shortened("x" * 200) == "x" * 200
+    assert shortened("x" * 201) == "x" * 200 + "... (201 characters)"
 
 
 class Noted:
@@ -347,3 +352,40 @@ def test_two_orders_with_the_same_number_have_each_their_line_and_answer() -> No
     requests.done(delete.request, {"x": 1})
     assert [(row["action"], row["result"]) for row in noted.rows] == [("pause", "E_BAD_ARGUMENT no"), ("delete", "done")]
     assert [(message.request, type(message).__name__) for message in sent] == [(7, "Failed"), (7, "Done")]
+
+
+def test_the_number_of_remembered_allowances_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user without an order for the longest time is forgotten."""
+    monkeypatch.setattr(module, "USERS_MAX", 2)
+    allowances = Allowances()
+    for user in ("a", "b", "a", "c"):
+        assert allowances.take(user, 1, 0.0)
+    assert list(allowances._left) == ["a", "c"]
+
+
+def counted_only(monkeypatch: pytest.MonkeyPatch, *orders: Manage) -> list[dict[str, Any]]:
+    """The lines of these orders, of users that may write no more bytes."""
+    monkeypatch.setattr(module, "USER_BYTES", 0)
+    noted = Noted()
+    harness = AuditRecorder(noted)  # type: ignore[arg-type]
+    for number, message in enumerate(orders):
+        harness.ordered(number, message)
+        harness.answered(number)
+    harness.close()
+    return noted.rows
+
+
+def test_the_kinds_of_orders_that_are_only_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "FOLDED_KINDS", 2)
+    (row,) = counted_only(monkeypatch, *(order(f"act {n}", user="greedy", via="http") for n in (0, 1, 2, 3, 0)))
+    assert row["options"] == {"act 0 t: done": 2, "act 1 t: done": 1, "others": 2}
+
+
+def test_the_users_whose_orders_are_only_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "USERS_MAX", 2)
+    found = counted_only(monkeypatch, *(order("pause", user=user, via="http") for user in ("a", "b", "c", "d", "a")))
+    assert [(row["user"], row["options"]) for row in found] == [
+        ("a", {"pause t: done": 2}),
+        ("b", {"pause t: done": 1}),
+        ("others", {"pause t: done": 2}),
+    ]

@@ -59,3 +59,11 @@ def test_the_reason_why_a_topic_cannot_be_written_to_is_reported(state: GroupSta
     """By what is known, not by how health says it."""
     group: Any = SimpleNamespace(name="t", state=state, failure=failure, topic=SimpleNamespace(stats={"storage": pulse}, data={}))
     assert statistics.write_trouble(group, DISK) == why
+
+
+def test_only_the_first_failed_topics_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "FAILED_NAMED", 2)
+    view: Any = SimpleNamespace(groups={}, disk=SimpleNamespace(health=""), settings_trouble=lambda: "")
+    for name, said in (("a", "a"), ("b", "a, b"), ("c", "a, b and 1 more"), ("d", "a, b and 2 more")):
+        view.groups[name] = SimpleNamespace(name=name, state=GroupState.FAILED)
+        assert statistics.broker_health(view) == f"failed topics: {said}"

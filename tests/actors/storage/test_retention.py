@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from support.stage_bench import ONE, A, Bench, Thread
 
+from zsq.actors.storage import retention
 from zsq.actors.storage.channels import Channels
 from zsq.actors.storage.retention import RetentionRunner
 from zsq.storage.state.channel_row import ChannelRow
@@ -278,6 +279,18 @@ def test_a_full_topic_refuses_publishes_until_channels_have_committed(housekeepi
         harness.admit_bytes(2_000_000)
     harness.configure(Retention(keep_bytes=-1))
     harness.admit_bytes(1 << 40)
+
+
+def test_a_refusal_is_logged_at_once_and_then_once_a_minute(
+    housekeeping: House, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    harness = housekeeping.begin()
+    now = [retention.FULL_SAID_NS]
+    monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
+    for later_ns in (0, 1, retention.FULL_SAID_NS - 2, 1):
+        now[0] += later_ns
+        harness._full("it is full", 1)
+    assert [int(record.message.split("(")[1].split()[0]) for record in caplog.records] == [1, 4]
 
 
 def test_bytes_written_since_the_last_measurement_count(housekeeping: House) -> None:

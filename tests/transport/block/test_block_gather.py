@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from zsq.transport.block import block as module
 from zsq.transport.block.block import Block, Column, check_block, cut, gather, open_block, pack
 
 Row = tuple[bytes, bytes | None, bytes | None, bytes | None]
@@ -73,3 +74,17 @@ def test_gathering_one_part_equals_cutting_it() -> None:
     block = pack([b"a", b"b"])
     assert gather([(block, 0, 2)]) is block
     assert gather([(block, 1, 2)]).header == cut(block, 1, 2).header
+
+
+@pytest.mark.parametrize(("messages", "whole"), [(9, False), (10, True)])
+def test_the_whole_block_is_checked_when_that_costs_less_than_many_parts(
+    messages: int, whole: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = pack([b"x"] * 200)
+    block.check()
+    monkeypatch.setattr(module, "PIECE_BYTES", len(block.columns) // 10 + 1)
+    checks: list[Block] = []
+    monkeypatch.setattr(Block, "check", lambda one: checks.append(one))
+    monkeypatch.setattr(Block, "check_messages", lambda *_: None)
+    gather([(block, 2 * at, 2 * at + 1) for at in range(messages)])
+    assert checks == [block] * whole

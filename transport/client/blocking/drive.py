@@ -127,7 +127,7 @@ class Drive(Generic[_EngineT]):
     def _follow(self, waker: threading.Lock, pause_ns: int) -> None:
         self.lock.release()
         try:
-            waker.acquire(timeout=max(0, min(pause_ns, _SLEEP_NS_MAX)) / 1e9)
+            waker.acquire(timeout=max(0, pause_ns) / 1e9)
         finally:
             self.lock.acquire()
 

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from zsq.actors.gateways.http.api.publish import FAILURES_MAX, GatheredPublisher, WriteFailures
-from zsq.actors.gateways.http.gateway import first_tcp_port, make_node, open_listener, split_address
+from zsq.actors.gateways.http.gateway import first_tcp_port, http_limits, make_node, open_listener, split_address
 from zsq.actors.gateways.http.web.limits import Budget, HttpLimits
 from zsq.actors.gateways.http.web.responses import ApiError
 from zsq.actors.gateways.nsq.publishing import Gatherer
@@ -180,3 +180,10 @@ def test_a_budget_is_given_back_whatever_happens() -> None:
             share.take(4)
         assert budget.held == 7
     assert budget.held == 0
+
+
+def test_the_largest_message_fits_into_a_counted_body() -> None:
+    told = NsqOptions()
+    assert http_limits(told, 1_000).max_body_size == HttpLimits().max_body_size
+    large = HttpLimits().max_body_size
+    assert http_limits(told, large).max_body_size == large + 8

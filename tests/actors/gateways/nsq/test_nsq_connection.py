@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from zsq.actors.gateways.nsq import connection as module
 from zsq.actors.gateways.nsq.connection import _FLUSH_BYTES, Connection
 from zsq.actors.gateways.nsq.intake import Intake
 from zsq.transport.nsq.limits import NsqLimits
@@ -69,3 +70,16 @@ def test_the_output_of_a_turn_is_packed_together_up_to_one_write(way: Way) -> No
     assert way.out == [b"!" + 2 * half] * 2
     assert way.turn() == [*[b"!" + 2 * half] * 2, b"!" + half]
     assert way.turn() == []
+
+
+def test_a_stranger_is_disconnected_when_it_has_sent_too_much(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_GUEST_BYTES_MAX", 10)
+    failed: list[str] = []
+    monkeypatch.setattr(way.connection, "fail", failed.append)
+    assert way.connection._let_speak(11), "here nobody must authenticate"
+    monkeypatch.setattr(way.connection.gateway, "limits", NsqLimits(auth_required=True))
+    assert way.connection._let_speak(6)
+    assert way.connection._let_speak(4)
+    assert failed == []
+    assert not way.connection._let_speak(1)
+    assert failed == ["it sent more than 10 bytes before it authenticated"]

@@ -12,6 +12,7 @@ import uvloop
 from zsq.actors.gateways.nsq import consuming
 from zsq.actors.gateways.nsq.consuming import _LATE_NS, Subscription
 from zsq.transport.block.block import pack, with_place
+from zsq.transport.client.core.consumer_session import ALL
 from zsq.transport.nsq.wire import message_ids
 from zsq.transport.wire.protocol import Answer, Deliver, Subscribed
 
@@ -92,5 +93,29 @@ def test_the_number_of_remembered_answers_is_bounded(tmp_path: Path, monkeypatch
         consumer.session.on_word(Answer(0, 7, ((0, 5),)), [], 0)
         assert consumer.refused == [(verb, one) for verb, one in zip(("FIN", "FIN", "REQ", "REQ", "REQ"), ids, strict=True)]
         assert not consumer.subscription._asked
+
+    consuming_with(tmp_path, work)
+
+
+def test_the_number_of_deliveries_remembered_as_answered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consuming, "_ANSWERED_MAX", 2)
+
+    def work(consumer: Consumer) -> None:
+        for token in (7, 8, 9):
+            assert consumer.subscription.finish(consumer.deliver(token, 10 * token, 2, time.monotonic_ns())) == []
+            consumer.session.collect()
+        assert list(consumer.session.answered) == [8, 9]
+
+    consuming_with(tmp_path, work)
+
+
+def test_a_refused_delivery_is_the_one_whose_token_it_names(tmp_path: Path) -> None:
+    def work(consumer: Consumer) -> None:
+        first, second = (consumer.deliver(token, 10 * token, 2, time.monotonic_ns()) for token in (7, 8))
+        for one in (first[0], second[0]):
+            assert consumer.subscription.touch(one)
+        consumer.session.on_word(Answer(0, 8, ((ALL, 0),)), [], 0)
+        assert consumer.refused == [("TOUCH", second[0])]
+        assert consumer.subscription.finish([*first, *second]) == second, "only the messages of the other one are still in flight"
 
     consuming_with(tmp_path, work)

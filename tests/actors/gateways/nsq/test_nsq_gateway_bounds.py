@@ -9,8 +9,9 @@ import pytest
 
 from zsq.actors.gateways.nsq import gateway as module
 from zsq.actors.gateways.nsq.connection import Connection as RealConnection
-from zsq.actors.gateways.nsq.gateway import NsqGateway
+from zsq.actors.gateways.nsq.gateway import NsqGateway, limits_of
 from zsq.actors.gateways.nsq.intake import Intake
+from zsq.actors.settings.options import NsqOptions
 from zsq.transport.nsq.limits import NsqLimits
 
 
@@ -77,3 +78,9 @@ def test_no_client_is_read_from_while_too_many_publishes_are_unanswered() -> Non
     connection.look()
     assert said == ["pause", "resume"]
     assert not gateway.paused
+
+
+def test_the_largest_message_fits_into_an_mpub() -> None:
+    told, large = NsqOptions(), NsqLimits().max_body_size
+    assert limits_of(told, snappy=False, message_bytes_max=1_000).max_body_size == large
+    assert limits_of(told, snappy=False, message_bytes_max=large).max_body_size == large + 8

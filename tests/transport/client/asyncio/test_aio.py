@@ -13,6 +13,9 @@ import pytest
 
 import zsq
 import zsq.aio
+from zsq.transport.client.asyncio import aio
+from zsq.transport.client.blocking import producer
+from zsq.transport.client.core import lane
 from zsq.transport.errors import E_DISK_FULL
 from zsq.transport.wire import protocol as p
 
@@ -219,3 +222,41 @@ def test_publishing_waits_while_too_much_is_not_sent(broker: Broker, monkeypatch
             assert broker.head >= 1
 
     asyncio.run(main())
+
+
+class Asked(Exception):
+    """The producer asks the broker for its limit."""
+
+
+def test_a_body_over_the_largest_limit_is_refused_before_a_broker_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Below it only the broker knows its limit."""
+    monkeypatch.setattr(lane, "MESSAGE_BYTES_LARGEST", 20)
+    for module in (producer, aio):
+        monkeypatch.setattr(module, "MESSAGE_BYTES_MAX", 10)
+    asked: list[tuple[str, int]] = []
+
+    def check(_: Any, topic: str, size: int) -> None:
+        asked.append((topic, size))
+        raise Asked
+
+    async def check_later(_: Any, topic: str, size: int) -> None:
+        check(_, topic, size)
+
+    monkeypatch.setattr(zsq.Producer, "_check_size", check)
+    monkeypatch.setattr(zsq.aio.Producer, "_check_size", check_later)
+    url = f"ipc://{tmp_path}"
+
+    async def with_asyncio() -> None:
+        async with zsq.aio.Producer(url) as publisher:
+            for refused, size in ((Asked, 11), (zsq.UsageError, 21)):
+                with pytest.raises(refused):
+                    await publisher.publish("a", bytes(size))
+            with pytest.raises(Asked):
+                await publisher.publish_many("b", [b"x", bytes(12)])
+
+    with zsq.Producer(url) as publisher:
+        for refused, size in ((Asked, 11), (zsq.UsageError, 21)):
+            with pytest.raises(refused):
+                publisher.publish("c", bytes(size))
+    asyncio.run(with_asyncio())
+    assert asked == [("c", 11), ("a", 11), ("b", 12)]

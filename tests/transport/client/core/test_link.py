@@ -4,12 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zmq
 
 from zsq.actors.supervisor import run_directory as rundir
-from zsq.transport.client.core.link import ATTEMPT_NS, BACKOFF_MS_MAX, FAR_NS, MS, RECEIVE_MAX, Engine, Link, LinkState
+from zsq.transport.client.core import link as link_module
+from zsq.transport.client.core.link import (
+    ATTEMPT_NS,
+    BACKOFF_MS_MAX,
+    FAR_NS,
+    HANG_UP_MS,
+    HANG_UPS_MAX,
+    MS,
+    PROBED_NS,
+    RECEIVE_MAX,
+    Engine,
+    Link,
+    LinkState,
+)
 from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.errors import ZsqError
 from zsq.transport.wire import sockets
@@ -157,3 +171,30 @@ def test_links_of_one_client_go_direct_without_the_gateway_after_the_first(
     rundir.make(tmp_path)  # the broker was started again
     third = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "v"))
     assert (third.state, third.address.url) == (LinkState.OPENING, "tcp://127.0.0.1:1")
+
+
+def test_the_answer_of_a_probed_port_is_looked_for_soon(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
+    link.wanted_ns = 0
+    monkeypatch.setattr(engine, "_ask_what_answers", lambda *_: None)
+    monkeypatch.setattr(engine, "_tell", lambda *_: None)
+    later_ns = engine._look_after(1)
+    assert later_ns > 1 + PROBED_NS
+    probe = SimpleNamespace(answer=None)
+    monkeypatch.setattr(engine, "_probe", probe)
+    assert engine._look_after(1) == 1 + PROBED_NS
+    probe.answer = b""
+    assert engine._look_after(1) == later_ns
+
+
+def test_a_link_that_is_hung_up_on_tries_again_soon_a_few_times_only(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker that is busy hangs up, too. One that refuses plain clients does it for ever."""
+    monkeypatch.setattr(link_module, "verdict", lambda *_: None)
+    link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
+    for _ in range(HANG_UPS_MAX):
+        link._shut_out(1, 0)
+        assert link._again_ns == 1 + HANG_UP_MS * MS
+    link._shut_out(1, 0)
+    assert link._again_ns != 1 + HANG_UP_MS * MS

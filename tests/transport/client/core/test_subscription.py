@@ -67,3 +67,20 @@ def test_finishes_are_told_while_more_is_at_hand(broker: Any, monkeypatch: pytes
             assert message is not None
             message.finish()
         broker.wait_for(lambda: len(broker.finished) >= 25)
+
+
+@pytest.mark.parametrize(("untold", "told"), [(24, 0), (25, 1)])
+def test_a_share_of_the_credit_in_finishes_is_told_before_the_next_delivery_is_taken(
+    untold: int, told: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(100), None, {})
+    said: list[int] = []
+    monkeypatch.setattr(engine, "start", lambda: None)
+    monkeypatch.setattr(engine, "tell", said.append)
+    monkeypatch.setattr(ConsumerSession, "untold", untold)
+    delivery = object()
+    engine.session.arrived.append(cast("Any", delivery))
+    with pytest.raises(StopIteration) as taken:
+        next(engine.take(0, None, lambda: False, lambda: False))
+    assert taken.value.value is delivery
+    assert len(said) == told

@@ -20,7 +20,7 @@ import pytest
 import zsq
 from zsq.transport.client.blocking.consumer import make_session
 from zsq.transport.client.core.lane import ProducerEngine
-from zsq.transport.client.core.link import FAR_NS, MS, Engine, Link, check_timeout, until_ns
+from zsq.transport.client.core.link import FAR_NS, LONGEST_S, MS, Engine, Link, check_timeout, until_ns
 from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.client.core.requester import RequestEngine
 from zsq.transport.client.core.subscription import ConsumerEngine
@@ -285,3 +285,7 @@ def test_a_link_that_was_given_up_starts_again_when_needed(nowhere: str) -> None
         assert link.wanted_ns == 5
     finally:
         engine.stop()
+
+
+def test_a_wait_lasts_31_years_at_most() -> None:
+    assert until_ns(1e300) <= time.monotonic_ns() + int(LONGEST_S * S)

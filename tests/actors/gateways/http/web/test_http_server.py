@@ -7,11 +7,14 @@ import socket
 import threading
 import time
 
+import h11
 import pytest
 from support.broker import wait_for
 from support.http_api import all_of, served
 
+from zsq.actors.gateways.http.web import server as module
 from zsq.actors.gateways.http.web.limits import HttpLimits
+from zsq.actors.gateways.http.web.server import StrictConnection
 
 PING = b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n"
 
@@ -256,3 +259,28 @@ def test_nothing_wakes_an_idle_server() -> None:
             sock.sendall(PING)
             answer_of(sock)
         wait_for(lambda: site.server._timer is None, what="the last look")
+
+
+def parse(*parts: bytes) -> None:
+    """Feed the server's parser with these parts of one request."""
+    parser = StrictConnection(65_536)
+    for part in parts:
+        parser.receive_data(part)
+        while parser.next_event() is not h11.NEED_DATA:
+            pass
+
+
+def test_transfer_encoding_is_refused_with_a_content_length_and_in_http_1_0() -> None:
+    parse(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for version, more in ((b"1.0", b""), (b"1.1", b"Content-Length: 1\r\n")):
+        with pytest.raises(h11.RemoteProtocolError, match="Transfer-Encoding is not allowed"):
+            parse(b"POST / HTTP/" + version + b"\r\nHost: a\r\nTransfer-Encoding: chunked\r\n" + more + b"\r\n")
+
+
+def test_a_body_of_very_small_chunks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNKS_MAX", 3)
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    parse(head, *[b"1\r\nx\r\n"] * 3)
+    parse(head, *[b"80\r\n" + b"x" * 128 + b"\r\n"] * 8)
+    with pytest.raises(h11.RemoteProtocolError, match="chunks of the body are too small"):
+        parse(head, *[b"1\r\nx\r\n"] * 4)

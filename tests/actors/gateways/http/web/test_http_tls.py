@@ -60,6 +60,16 @@ def test_a_tls_handshake_has_a_deadline_and_gives_way_to_others(certificates: Ce
             assert ask(sock, certificates.client()).endswith(b"OK")
 
 
+def test_the_oldest_handshake_gives_way_at_once_where_all_places_are_taken(certificates: Certificates) -> None:
+    with served(HttpLimits(head_s=60.0, connections_max=3), Context(certificates.cert, certificates.key)) as site:
+        silent = [site.dial() for _ in range(3)]
+        with site.dial() as sock:
+            assert ask(sock, certificates.client()).endswith(b"OK")
+        assert all_of(silent[0]) == b""
+        for sock in silent:
+            sock.close()
+
+
 def test_new_files_are_taken_and_bad_ones_are_not(tmp_path: Path) -> None:
     made, fresh = make(tmp_path / "a"), make(tmp_path / "b")
     context = Context(made.cert, made.key)

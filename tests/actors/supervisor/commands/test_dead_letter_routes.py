@@ -1,0 +1,71 @@
+"""Who owns a dead-letter topic, and where its letters may go: by the uuid of the topic, not only by its name."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from zsq.actors.statistics.broker_view import GroupState
+from zsq.actors.supervisor.commands.dead_letter_topics import claim, redrive
+from zsq.transport.errors import Refused, UsageError, ZsqError
+from zsq.transport.wire import protocol as p
+
+OLD, NEW, OTHER = "a" * 32, "b" * 32, "c" * 32
+
+
+class Topics:
+    """A broker with topic t and its dead-letter topic t.c.dead, which `owner` owns."""
+
+    def __init__(self, owner: dict[str, str]) -> None:
+        self.owned: list[dict[str, str]] = []
+        self.broker = SimpleNamespace(
+            groups={"t": self.group(NEW), "t.c.dead": self.group(OTHER, owner)},
+            registry=SimpleNamespace(
+                topics={"t.c.dead": SimpleNamespace(dead_letters_of=owner)}, own=lambda topic, one: self.owned.append(one)
+            ),
+        )
+
+    @staticmethod
+    def group(uuid: str, owner: dict[str, str] | None = None) -> Any:
+        row = SimpleNamespace(uuid=uuid, dead_letters_of=owner or {})
+        return SimpleNamespace(row=row, state=GroupState.UP, channels={"c": None}, want=lambda _, then: then(None))
+
+    def claim(self, uuid: str) -> None:
+        by = {"dead_topic": "t", "dead_uuid": uuid, "dead_channel": "c"}
+        claim(cast("Any", self.broker), cast("Any", SimpleNamespace(topic="t.c.dead", by=by)))
+
+    def redrive(self, uuid: str) -> ZsqError | None:
+        answers: list[ZsqError | None] = []
+        requests: Any = SimpleNamespace(broker=self.broker, settle=lambda _, error: answers.append(error))
+        redrive(requests, p.Manage(1, "redrive", "t.c.dead", "", {"to": "t", "channel": "", "origin": ("t", uuid, "c")}, {}))
+        (answer,) = answers
+        return answer
+
+
+def test_a_channel_of_a_new_topic_of_the_same_name_does_not_take_the_letters_of_a_living_one() -> None:
+    """The old topic has another name now, or is being deleted: its letters are still its own."""
+    topics = Topics({"uuid": NEW, "channel": "c"})
+    topics.claim(NEW)
+    with pytest.raises(Refused, match=r"already takes the dead letters of channel 'c' of topic 't'"):
+        topics.claim(OTHER)
+    assert topics.owned == [{"uuid": NEW, "channel": "c"}]
+
+
+def test_a_dead_letter_topic_is_free_when_the_topic_of_its_owner_is_gone() -> None:
+    topics = Topics({"uuid": OLD, "channel": "c"})
+    topics.claim(NEW)
+    assert topics.owned == [{"uuid": NEW, "channel": "c"}]
+
+
+def test_letters_of_a_topic_that_was_created_again_are_not_sent_back_by_its_name() -> None:
+    topics = Topics({})
+    refusal = topics.redrive(OLD)
+    assert refusal is not None
+    assert "was deleted or created again" in refusal.text
+
+
+def test_a_redrive_without_a_whole_uuid_is_refused() -> None:
+    with pytest.raises(UsageError, match="redrive needs the options"):
+        Topics({}).redrive(OLD[:-1])
