@@ -128,6 +128,23 @@ def test_names_of_top_keep_20_characters(width: int) -> None:
         assert all(column.title in titles for column in COLUMNS[view]), "with --once all columns are shown"
 
 
+@pytest.mark.parametrize("view", ["topics", "channels"])
+def test_a_long_state_is_cut_in_top_also_where_it_would_fit(view: str) -> None:
+    row = {column.key: 1 for column in COLUMNS[view]} | {"topic": "t", "channel": "c", "said": "x" * 100}
+    text = "\n".join(printed([top.table(Screen(view=view), [row], 400)], 400))
+    assert "x" * (top.STATE_MAX - 1) in text
+    assert "x" * (top.STATE_MAX + 1) not in text
+
+
+def test_a_long_text_in_a_grid_goes_on_below_after_40_characters() -> None:
+    grid = Grid("t", ["name"], [Heading("said", is_text=True), "count"])
+    grid.add("n", "x" * 100, "1" * 50)
+    text = "\n".join(printed(grid.tables(400), 400))
+    assert "x" * 40 in text
+    assert "x" * 41 not in text
+    assert "1" * 50 in text, "numbers are shown whole"
+
+
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_chunk_table_keeps_its_figures_at_each_width(width: int) -> None:
     chunk = {"first_offset": BIG, "state": "ongoing", "first_time_ns": 1, "last_time_ns": 2, "messages": BIG, "bytes": BIG}
