@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import socket
 
+import pytest
+from support.broker import wait_for
+
+from zsq.transport.wire import sockets
 from zsq.transport.wire.handshake import what_answers
 
 URL = "tcp://h:4151"
@@ -30,3 +34,16 @@ def test_each_kind_of_port_is_known_by_its_answer(answer: bytes, said: str, sure
 
 def test_an_empty_answer_gives_no_text() -> None:
     assert what_answers(b"", URL) == ("", False)
+
+
+def test_a_probe_reads_a_bounded_part_of_what_a_port_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ends then, although the connection stays open."""
+    monkeypatch.setattr(sockets, "PROBE_BYTES_MAX", 8)
+    monkeypatch.setattr(sockets, "PROBE_S", 60.0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        probe = sockets.Probe(*server.getsockname())
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(b"x" * 20)
+            wait_for(lambda: probe.answer is not None, 10, "the answer")
+    assert probe.answer == b"x" * 8
