@@ -120,6 +120,12 @@ def test_the_run_id_of_another_user_or_in_a_pipe_is_not_read(tmp_path: Path, mon
     assert read_run_id("a\0b") == ""
 
 
+@pytest.mark.parametrize("text", ["", "a" * 31, "a" * 33, "a" * 10_000])
+def test_a_file_that_has_no_run_id_is_not_taken_for_one(text: str, tmp_path: Path) -> None:
+    (tmp_path / RUN_ID_FILE).write_text(text)
+    assert read_run_id(str(tmp_path)) == ""
+
+
 def test_each_start_has_another_run_id(tmp_path: Path) -> None:
     first = read_run_id(rundir.make(tmp_path))
     assert read_run_id(rundir.make(tmp_path)) != first
