@@ -29,6 +29,7 @@ from .measures.nsq import BLOCK as NSQ_BLOCK
 from .measures.nsq import Load as NsqLoad
 from .measures.nsq import nsq as measure_nsq
 from .measures.storage import storage
+from .measures.topics import topics as measure_topics
 from .measures.transport import BLOCK, MESSAGES, transport
 from .peers.nsq_peers import free_port
 
@@ -146,6 +147,18 @@ def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -
     settings = {"clients": count, "processes": single.CLIENT_PROCESSES, "seconds": seconds, "body": f"{size} B", "block": "1 message"}
     measure = lambda broker, report: single.clients(broker, report, size, seconds, count, rounds)  # noqa: E731
     _run("clients", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command()
+@click.option("--count", type=click.IntRange(1, 500), default=100, help="Topics.")
+@click.option("--channels", type=click.IntRange(0, 20), default=2, help="Channels of each topic.")
+@click.option("--seconds", type=click.FloatRange(1, 600), default=20.0, help="Of the measurement while nothing happens.")
+@_common
+def topics(count: int, channels: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
+    """Many small topics that nobody uses: processes, memory, processor time, a restart."""
+    del size, rounds  # no messages, one round
+    measure = lambda broker, report: measure_topics(broker, report, count, channels, seconds)  # noqa: E731
+    _run("topics", {"topics": count, "channels of each": channels, "seconds": seconds}, common | {"rounds": 1}, measure)
 
 
 @bench.command()

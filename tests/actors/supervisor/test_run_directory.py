@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from zsq.actors.supervisor import run_directory as rundir
+from zsq.transport.wire.address import RUN_ID_FILE
 
 
 @pytest.fixture
@@ -57,7 +58,7 @@ def test_files_of_a_broker_that_died_are_removed(tmp_path: Path, short: Path, mo
     first = Path(rundir.make(data_dir))
     (first / "17").write_text("a socket")
     second = Path(rundir.make(data_dir))
-    assert list(second.iterdir()) == [second / rundir.RUN_ID_FILE]
+    assert list(second.iterdir()) == [second / RUN_ID_FILE]
     assert list(short.iterdir()) == ([second] if long else [])
 
 

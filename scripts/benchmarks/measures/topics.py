@@ -1,0 +1,80 @@
+"""Many small topics, idle: what they cost in processes, memory and processor time, and a restart."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Final, NamedTuple
+
+from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again
+from zsq.transport.client.blocking.client import Admin
+from zsq.transport.reports import ProcessStats
+
+from ..harness.report import Report
+
+SETTLE_S: Final = 15.0  # the first pulses and checkpoints are over
+KINDS: Final = ("topic", "channel", "scan_loop", "scan_worker", "supervisor")
+_TICKS_A_SECOND: Final = os.sysconf("SC_CLK_TCK")
+
+
+class _Used(NamedTuple):
+    wake_ups: int  # of all threads: the kernel's count of voluntary context switches
+    seconds: float  # of processor time
+
+
+def topics(broker: LocalBroker, report: Report, count: int, channels: int, seconds: float) -> None:
+    """Measure `count` topics with `channels` channels each, that nobody uses, for some seconds."""
+    with Admin(broker.url, timeout=120) as admin:
+        begin = time.perf_counter()
+        for number in range(count):
+            for channel in range(channels):
+                admin.create_channel(f"topic-{number}", f"channel-{channel}")
+        report.add("creation of all", "s", time.perf_counter() - begin)
+        time.sleep(SETTLE_S)
+        rows = admin.stats()["processes"]
+        _idle(report, rows, seconds)
+        report.add("processes", "", len(rows))
+        report.add("memory of all (PSS)", "MiB", sum(_pss_kib(row["pid"]) for row in rows) / 1024)
+    broker.process.send_signal(signal.SIGTERM)
+    begin = time.perf_counter()
+    broker.process.wait(STOP_WAIT_S * 4)
+    report.add("stop", "s", time.perf_counter() - begin)
+    begin = time.perf_counter()
+    with serve_again(broker):
+        report.add("start until ready", "s", time.perf_counter() - begin)
+
+
+def _idle(report: Report, rows: list[ProcessStats], seconds: float) -> None:
+    before = {row["pid"]: _used(row["pid"]) for row in rows}
+    begin = time.perf_counter()
+    time.sleep(seconds)
+    passed = time.perf_counter() - begin
+    wake_ups: Counter[str] = Counter()
+    busy_s = 0.0
+    for row in rows:
+        now, then = _used(row["pid"]), before[row["pid"]]
+        wake_ups[row["kind"]] += now.wake_ups - then.wake_ups
+        busy_s += now.seconds - then.seconds
+    report.add("processor time of all, share of a core", "%", 100 * busy_s / passed)
+    for kind in KINDS:
+        number = sum(row["kind"] == kind for row in rows)
+        if number:
+            report.add(f"wake-ups of a {kind.replace('_', ' ')}", "a second", wake_ups[kind] / passed / number)
+
+
+def _used(pid: int) -> _Used:
+    wake_ups = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        lines = (task / "status").read_text().splitlines()
+        wake_ups += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
+    # The name of the process, in brackets, may have spaces. User and system time are 12th and 13th behind it.
+    ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return _Used(wake_ups, (int(ticks[11]) + int(ticks[12])) / _TICKS_A_SECOND)
+
+
+def _pss_kib(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
