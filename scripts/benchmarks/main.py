@@ -28,6 +28,8 @@ from .measures.hops import hops as measure_hops
 from .measures.nsq import BLOCK as NSQ_BLOCK
 from .measures.nsq import Load as NsqLoad
 from .measures.nsq import nsq as measure_nsq
+from .measures.paced import SHARES, PacedReport, Plan
+from .measures.paced import paced as measure_paced
 from .measures.storage import storage
 from .measures.topics import topics as measure_topics
 from .measures.transport import BLOCK, MESSAGES, transport
@@ -38,6 +40,7 @@ DURABLE: Final = {
     "interval": "answered after the write, synced by time",
     "never": "answered after the write",
 }
+PACED: Final = "paced"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
@@ -68,6 +71,7 @@ def _run(
     nsq_port: int = 0,
     http_port: int = 0,
     port: int = 0,
+    kind: type[Report] = Report,
 ) -> None:
     """Start a broker, measure, and print the report. An error gives one line and exit code 1.
 
@@ -82,14 +86,14 @@ def _run(
     try:
         with temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker:
             durable = {"durability": f"{common['sync']}, {DURABLE[common['sync']]}", "rounds": common["rounds"]}
-            report = Report(title, settings | durable, machine.describe(broker.folder))
+            report = kind(title, settings | durable, machine.describe(broker.folder))
             measure(broker, report)
     except (BrokerFailed, MemberFailed, ZsqError, OSError) as error:
         sys.exit(f"bench: {error}")
     except KeyboardInterrupt:
         sys.exit("bench: interrupted")
-    if report.machine["nats-server"] != "not found":
-        report.notes.append("nats-server was found but not compared: no budget names it")
+    if title != PACED and report.machine["nats-server"] != "not found":
+        report.notes.append(f"nats-server was found but not compared: only {PACED!r} compares it")
     if common["as_json"]:
         click.echo(report.as_json())
     else:
@@ -125,6 +129,27 @@ def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) 
     settings = {"rate": f"{rate:,.0f} a second", "seconds": seconds, "body": f"{size} B", "block": "1 message"}
     measure = lambda broker, report: single.latency(broker, report, size, seconds, rate, rounds)  # noqa: E731
     _run("latency", settings, common | {"rounds": rounds}, measure)
+
+
+@bench.command(PACED)
+@click.option("--seconds", type=click.FloatRange(0.1, 240), default=10.0, help="Of each run.")
+@click.option(
+    "--share", "shares", type=click.FloatRange(1, 100), multiple=True, default=SHARES, help="Percent of a saturated rate; repeatable."
+)
+@click.option(
+    "--rate",
+    "rates",
+    type=click.FloatRange(1, 1_000_000),
+    multiple=True,
+    help="Messages a second, the same for all brokers, in place of shares; repeatable.",
+)
+@_common
+def paced_command(seconds: float, shares: tuple[float, ...], rates: tuple[float, ...], size: int, rounds: int, **common: Any) -> None:
+    """Single messages by a fixed timetable, from the due time to the handler; beside Redis, nsqd and JetStream if they are here."""
+    plan = Plan(size, seconds, shares, rates)
+    settings = {"seconds": seconds, "body": f"{size} B", "block": "1 message"}
+    measure = lambda broker, report: measure_paced(broker, report, plan, rounds)  # noqa: E731
+    _run(PACED, settings, common | {"rounds": rounds}, measure, kind=PacedReport)
 
 
 @bench.command(name="transport")

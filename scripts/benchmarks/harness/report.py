@@ -63,6 +63,11 @@ class Report:
         console.print(", ".join(f"{name} {value}" for name, value in self.machine.items()), style="dim", highlight=False)
         if any("raw pyzmq" in name for name in self.measures):
             console.print("raw pyzmq: the same bytes over the hops of five processes, nothing packed or stored", style="dim")
+        console.print(self.table())
+        for note in self.notes:
+            console.print(note, highlight=False)
+
+    def table(self) -> Table:
         limits = [m for m in self.measures.values() if m.limit]
         single = any(m.against for m in self.measures.values())
         table = Table("what", box=box.SIMPLE_HEAD)
@@ -70,14 +75,12 @@ class Report:
             table.add_column(name, justify="right")
         for measure in self.measures.values():
             ratios = self.ratios(measure)
-            numbers = (_short(measure.median), measure.unit, _short(min(measure.values)), _short(max(measure.values)))
+            numbers = (short(measure.median), measure.unit, short(min(measure.values)), short(max(measure.values)))
             columns = [f"{ratios[m.name]:.2f}" if m.name in ratios else "" for m in limits]
             if single:
                 columns = [", ".join(f"{ratio:.2f} {_rest(name, measure.against)}" for name, ratio in ratios.items())]
             table.add_row(measure.name, *numbers, *columns)
-        console.print(table)
-        for note in self.notes:
-            console.print(note, highlight=False)
+        return table
 
 
 def _rest(name: str, prefix: str) -> str:
@@ -85,7 +88,7 @@ def _rest(name: str, prefix: str) -> str:
     return name.removeprefix(prefix) or name
 
 
-def _short(value: float) -> str:
+def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 
 

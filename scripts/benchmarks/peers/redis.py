@@ -33,7 +33,7 @@ def rate(server: str, folder: Path, shape: Shape, produces: bool, consumes: bool
 
     Only the parts that `produces` and `consumes` select are measured.
     """
-    with _running(server, folder) as path:
+    with running(server, folder) as path:
         with Client(path) as client:
             client.ask([(b"XGROUP", b"CREATE", STREAM, b"group", b"0", b"MKSTREAM")])
         if not produces:
@@ -116,7 +116,7 @@ def _consume(start: Start, path: str, shape: Shape) -> float:
 
 
 @contextlib.contextmanager
-def _running(server: str, folder: Path) -> Iterator[str]:
+def running(server: str, folder: Path) -> Iterator[str]:
     """Run a server on a socket file that syncs every command before its answer."""
     with tempfile.TemporaryDirectory(prefix="redis-", dir=folder) as place:
         path = f"{place}/socket"

@@ -116,6 +116,7 @@ SMALL = {
     "consume": ("--messages", "5000", "--single"),
     "fanout": ("--messages", "5000"),
     "latency": ("--seconds", "0.3", "--rate", "200"),
+    "paced": ("--seconds", "0.3", "--share", "50"),
     "clients": ("--seconds", "0.3", "--count", "8"),
     "processes": ("--count", "2"),
 }
