@@ -90,5 +90,5 @@ class ShortWrite(OSError):
 
 
 def is_full(error: OSError) -> bool:
-    """Return True if a write failed for want of space. It can be cut back and tried again later."""
+    """Return True if a write failed for lack of space. It can be cut back and tried again later."""
     return isinstance(error, ShortWrite) or error.errno in _FULL

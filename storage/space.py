@@ -82,7 +82,7 @@ class Space:
             return None
 
     def refused(self, what: str, error: OSError) -> DiskFull:
-        """Return the error for a write that the system refused for want of space.
+        """Return the error for a write that the system refused for lack of space.
 
         The free space is read again before the next write.
         """
@@ -101,7 +101,7 @@ class Space:
 
 
 class Shortage:
-    """The refusals of one store for want of space, and whether the shortage lasts. Pure.
+    """The refusals of one store for lack of space, and whether the shortage lasts. Pure.
 
     It ends when the size refused last would fit. Free space does not explain some refusals (a quota
     of the file system, no inodes left). Such a shortage ends with the next write that succeeds, or

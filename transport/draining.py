@@ -1,4 +1,4 @@
-"""Draining: a text that lists what a topic must be drained of before it can be deleted. No I/O."""
+"""Draining: a text that lists what is still left in a topic that is to be deleted. No I/O."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def remaining(found: Mapping[str, Any]) -> list[str]:
-    """Return what a topic (a row of the statistics) must still be drained of, or [] if nothing."""
+    """Return what is still left in a topic (a row of the statistics), or [] if it is drained."""
     left = []
     for row in found["channels"]:
         counts = [

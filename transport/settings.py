@@ -266,7 +266,8 @@ class Retention:
     )  # fmt: skip
     keep_s: float = _row(
         NONE, Kind.SECONDS, "--keep-time TIME", shared=True, allowed=_TIME, no_bound=NONE,
-        help=_KEEP.format("Time that messages are", ", such as 12h or 7d, by a file's newest message"), line="finished", shows="time {}",
+        help=_KEEP.format("Time that messages are", ", such as 12h or 7d, counted from the newest message of a log file"),
+        line="finished", shows="time {}",
         label="Finished: time kept", none_label="no bound", hint="such as 7d",
     )  # fmt: skip
     keep_chunks: int = _row(

@@ -517,7 +517,7 @@ class ChannelCore:
         return self.supply.to_promise(sum(max(0, c.ready - c.in_flight) for c in self.consumers.values()))
 
     def end(self) -> None:
-        """End cleanly: send nothing more, and let rows hold the attempt that was really sent last."""
+        """Stop cleanly: send nothing more, and save for each message the number of its last real attempt."""
         self._ending = True
         self.supply.end()
 

@@ -141,7 +141,7 @@ class DeadLetterSender:
         self._ticks = wanted
 
     def _wake(self) -> None:
-        """Do nothing: each round of the loop ends with a turn."""
+        """Do nothing. The timer only wakes the loop, and each round of the loop ends with `turn`."""
 
     def configured(self) -> None:
         self._letters.try_now()

@@ -1,8 +1,8 @@
 """Ordered supply: delivers the messages of one key in order, one at a time. No I/O.
 
-A message has a slot, selected by the hash of its key. Only one message of a slot is out at a time.
-Consumers have threads, so no other rule would keep the order. Therefore the cursor looks ahead and
-sorts the messages that it passes:
+A message has a slot, selected by the hash of its key. Only one message of a slot is delivered at a
+time. Consumers have threads, so no other rule would keep the order. Therefore the cursor looks
+ahead and sorts the messages that it passes:
 
     window  ->  parked behind its slot's head, or free  ->  in flight  ->  finished: the next of its slot is free
                                                               |    ^
@@ -538,7 +538,7 @@ class OrderedSupply(Supply):
     def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
         """Gather free messages, the oldest first.
 
-        A long run of messages without a key goes alone.
+        A run of at least ORDERED_ALONE messages without a key is a delivery of its own.
         """
         filling = _Filling(room)
         aside: list[tuple[int, int]] = []  # free messages whose blocks are not in memory

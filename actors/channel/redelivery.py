@@ -334,7 +334,7 @@ class Deferred:
     def due(self, wall_ns: int, held: int) -> list[Run]:
         """Return the due messages that are in no commit yet.
 
-        Also note whether to ask the state store.
+        Also set `wanted` if the state store has due messages and must be asked for them.
         """
         if self.next_due_ns and is_due(self.next_due_ns, wall_ns) and held < options.DUE_HELD_MAX:
             self.wanted = True

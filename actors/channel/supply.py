@@ -125,7 +125,7 @@ class Supply:
         Nothing is delivered until it is. Otherwise a crash could undo a seek that consumers have
         seen.
         """
-        self._move_out = False  # that seek is in the commit on its way
+        self._move_out = False  # True if the commit on its way contains that seek
         self._reached = 0  # where the cursor was before the seek
         self._start = 0  # the topic has no messages below it
         self._window: deque[Block] = deque()
@@ -192,8 +192,8 @@ class Supply:
     def skip(self, start: int, stop: int) -> bool:
         """Never deliver these messages, because the topic was emptied of them.
 
-        Return True if the feed must continue elsewhere. Messages before them are still delivered,
-        so the range is kept until the cursor passes it.
+        Return True if the feed must now read from another offset. Messages before them are still
+        delivered, so the range is kept until the cursor passes it.
         """
         start = max(start, self.next_offset)
         if start >= stop:
@@ -502,7 +502,7 @@ class Supply:
         self._move_out = False
 
     def end(self) -> None:
-        """End cleanly: send nothing more, and let rows hold the attempt that was really sent last."""
+        """Stop cleanly: send nothing more, and save for each message the number of its last real attempt."""
         self.dirty = self.again.take_back() or self.dirty
 
     # Moves

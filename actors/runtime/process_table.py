@@ -97,8 +97,8 @@ class ProcessTable:
     def start(self, spec: ChildSpec, owner: Any = None) -> Child:
         """Start a child, which is `up` when it has sent Born.
 
-        The caller must have seen the end of its predecessor. Raises `OSError` if it cannot be
-        started.
+        The caller must know that the child's predecessor has ended. Raises `OSError` if the child
+        cannot be started.
         """
         self._check_files()
         ours, theirs = self._context.Pipe()

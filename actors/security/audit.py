@@ -359,7 +359,7 @@ class AuditRecorder:
         self._open[number] = _row(message.action, message.topic, message.channel, options, message.by)
 
     def answered(self, number: int, error: str = "") -> None:
-        """Log the order with its result. Numbers of requests that are no orders are ignored."""
+        """Log the order with its result. Numbers of requests that are not orders are ignored."""
         row = self._open.pop(number, None)
         if row is not None:
             self._note(row, error or "done")

@@ -13,9 +13,9 @@ far as `create` permits. Settings need more. `dead_letter_topic` and redrive cop
 topic to another, so they need `subscribe` on the source and `publish` on the target. Otherwise a
 user with only `admin` could read a topic by sending its messages to another one.
 
-An auth server has only two permissions. A client that may publish to a topic may also change it,
-and a client that may subscribe to a channel may also change the channel. All clients may see names
-and numbers, and no client may change what belongs to the broker.
+An auth server knows only two permissions, publish and subscribe. A client that may publish to a
+topic may also change it, and a client that may subscribe to a channel may also change the channel.
+All clients may see names and numbers, and no client may change what belongs to the broker.
 
 A principal keeps the policy that authenticated it. Gateways authenticate again for each request, so
 new rules apply at once.
@@ -347,8 +347,8 @@ def _all(actions: Actions | Action, method: str, *paths: str) -> dict[tuple[str,
 
 
 PATHS: Final[Mapping[tuple[str, str], Actions]] = {
-    # The console's files contain no data. /ping shows more than OK or not only to those who may see
-    # it.
+    # The console's files contain no data. To strangers, /ping shows only whether the broker is
+    # healthy.
     **_all(Action.OPEN, "GET", "/ping", "/", "/console/{name:path}"),
     **_all(Action.SEE, "GET", "/info", "/stats", "/metrics", "/lookup", "/topics", "/channels", "/nodes", "/config/{option}"),
     **_all(Action.CONFIGURE, "PUT", "/config/{option}"),

@@ -27,7 +27,7 @@ from ...transport.errors import E_BAD_ARGUMENT, UsageError
 OPEN: Final = ""
 DRAINING: Final = "publishers"
 CLOSED: Final = "consumers"
-# values in the registry's row and in statistics: the last side that is closed
+# The values in the registry's row and in statistics: the side that was closed last.
 STATES: Final = (OPEN, DRAINING, CLOSED)
 ACTIONS: Final = ("close", "open")
 SIDES: Final = ("publishers", "consumers")

@@ -213,7 +213,7 @@ class Backups:
         self._looked_ns = now
         if self.state is BackupState.HELD and now - self._began_ns > HELD_NS_MAX:
             seconds = HELD_NS_MAX // 1_000_000_000
-            log.warning("%s: a backup did not continue within %d s and is ended; retention removes chunks again", self._title, seconds)
+            log.warning("%s: a backup did not continue within %d s and was ended; retention may remove chunks again", self._title, seconds)
             self._end()
         elif _is_free(self._store, self._lock):
             log.warning("%s: the process that made a backup has ended; the files captured for it are removed", self._title)

@@ -4,10 +4,11 @@ One commit batch carries the rows to the state store. A channel exists if and on
 committed. Only its present owner (the process that opened it last) may write it.
 
 Rows of `#ephemeral` channels are in memory only. In a topic on disk, retention ignores these
-channels: it may remove messages that all other channels have finished. While they are the only
-channels, messages are not kept for a first channel either. In a topic in memory (`in_memory`: the
-topic is ephemeral too) finished messages are not kept. There retention keeps what these channels
-have not finished, as for all other channels, and the topic's bound limits how much that is.
+channels: it may remove messages that all other channels have finished. A topic without channels
+keeps its messages for the first channel, but a topic with only ephemeral channels does not. In a
+topic in memory (`in_memory`: the topic is ephemeral too) finished messages are not kept. There
+retention keeps what these channels have not finished, as for all other channels, and the topic's
+bound limits how much that is.
 
 `MemoryRows` holds the rows of `#ephemeral` channels until their processes end. A hole is a range of
 unfinished messages below a channel's cursor. The process of an ephemeral channel has no successor,

@@ -278,7 +278,7 @@ class Stages:
         return list(self._links)
 
     def tick(self, now_ns: int) -> None:
-        """End silent links, and answer seals that waited too long with the next missing block.
+        """End silent links. Answer a seal that waited too long with the number of the missing block.
 
         A link that was silent for two heartbeats gets Bye and loses its credit.
         """

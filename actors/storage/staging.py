@@ -524,7 +524,7 @@ class StageCommits:
             self._forget_transactions()
 
     def stop(self) -> None:
-        """End all links, so that writers look for the successor. Seals under way still end."""
+        """End all links, so that writers look for the successor. Seals that have begun are still completed."""
         self._closing = True
         for peer in self.core.peers():
             self._port.send(peer, p.Bye())

@@ -140,8 +140,8 @@ class AlarmWatch:
     def _thresholds(self, group: TopicGroup, name: str, stats: ChannelPulse) -> list[tuple[str, float]]:
         """Return the thresholds that apply to a channel.
 
-        Before the channel's first pulse its settings are unknown. Alarms that are raised then keep
-        their old thresholds.
+        Before the channel's first pulse its settings are unknown. Until then, its alarms keep their
+        old thresholds.
         """
         settings = stats.get("settings")
         if settings is None:

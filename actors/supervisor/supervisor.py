@@ -247,9 +247,9 @@ class Supervisor:
     def _failing(self, envelope: tuple[bytes, ...], message: p.Failed) -> Child | None:
         """Return the child that reports its own failure with this message, or None.
 
-        A child reports its failure with its key as the number, and keys overlap with numbers of
-        orders. An answer to an order is therefore no failure of a child, and neither is a message
-        with another child's envelope.
+        `Failed` is also the answer to an order that was refused. In a child's own report, the
+        request number is the child's key, and an order can have the same number. So an answer to an
+        order is not taken for a child's failure, nor is a message with another child's envelope.
         """
         if self.orders.awaits(envelope, message.request):
             return None

@@ -266,7 +266,8 @@ class TopicActor(Actor[TopicStart]):
             header = block.header
             sequence = header.sequence
             if header.flags & ~ADDRESSED or header.reserved_1 or header.reserved_2:
-                raise UsageError(E_BAD_BLOCK, f"a published block may have no flag except {ADDRESSED} (a message is for one channel)")
+                text = f"a published block may have no flag except {ADDRESSED} (messages for one channel), and 0 in its reserved fields"
+                raise UsageError(E_BAD_BLOCK, text)
             check_block(block, self.limits)
             if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (type(mail.message) is p.Pub):
                 raise UsageError(E_BAD_ARGUMENT, f"delay must be 1 to {p.DELAY_MS_MAX} ms, not {delay_ms} ms")

@@ -149,7 +149,7 @@ class Grid:
 
 
 class ColumnPlace(NamedTuple):
-    """A column's place on a page: its index among the columns that are no names, and its width."""
+    """A column's place on a page: its index among the columns other than names, and its width."""
 
     at: int
     width: int

@@ -23,9 +23,10 @@ are common to all channels. A channel's row stands at the start of the common pa
 which lies before that, becomes holes (start, count, attempts). The other channels' messages there
 count as finished for it.
 
-The largest backlog comes last, because it needs few holes. Its channel's row stands at the first
-message without attempts. Messages with attempts are written before that, as holes. So a topic with
-one channel, the usual case, is read like any other.
+The largest backlog is written last, directly before the common part, because then it needs few
+holes. Its channel's row stands at its first message without attempts. Its messages with attempts
+are written before that, as holes. So a topic with one channel, the usual case, is read like any
+other.
 """
 
 from __future__ import annotations
@@ -347,6 +348,6 @@ class _Import:
         self._registry.topics.update(rows)
         self._registry.imports[digest] = record
         self._registry.save()
-        # The import is complete; the rest is empty, and the next import removes it.
+        # The import is complete. If the empty folder cannot be removed now, the next import removes it.
         with contextlib.suppress(OSError):
             self._files.remove_tree(self._aside)

@@ -61,7 +61,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 @cache
 def _numbers() -> pa.Array:
-    """Return 0, 1, 2 ... for the largest block."""
+    """Return the numbers 0, 1, 2 ..., one for each row of the largest block."""
     return pa.array(range(BLOCK_COUNT_MAX), pa.int64())
 
 

@@ -43,7 +43,7 @@ except ImportError:
 # them.
 QUERY_ID: Final = "sql.streaming.queryId"  # stays the same after a restart from the checkpoint
 BATCH_ID: Final = "streaming.sql.batchId"
-ABORT_TIMEOUT_S: Final = 10.0  # seconds; stages that are not aborted are dropped later without it
+ABORT_TIMEOUT_S: Final = 10.0  # seconds; if an abort fails, the stages expire by themselves later
 # Seconds. A commit may be repeated, and a link to a host that failed silently must not use up the
 # time-out.
 ATTEMPT_S: Final = 15.0

@@ -20,8 +20,9 @@ def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = Fa
     """
     batch = StateBatch(applied_offset=log.end, synced_end=log.end)
     producers: dict[int, ProducerRow] = {}
-    # Begin one block earlier: a mark follows its group, so the state may or may not contain the
-    # group of a mark at the checkpoint.
+    # Begin one block before the checkpoint. A mark comes directly after the messages of its group
+    # and contains no message. So if a mark lies at the checkpoint, the state may or may not contain
+    # its group.
     for header, mark in log.headers(max(table.applied_offset - 1, 0)):
         if mark is not None:
             row = mark.row(header.time_ns)

@@ -12,8 +12,8 @@ are never read again, because such a chunk does not change. So a report about te
 opens none of them. A read is counted in the chunk where it begins.
 
 `ChunkFile` walks through the blocks, forwards or backwards. A walk yields stretches: blocks, good
-or not, and bytes between them that are no block. A block with a good header and bad columns has a
-known end and known offsets. If the header itself is bad, the walk searches for the next magic in
+or not, and bytes between them that are not a block. A block with a good header and bad columns has
+a known end and known offsets. If the header itself is bad, the walk searches for the next magic in
 steps of 8 bytes and checks its checksum, which is seeded with the chunk's random number. Bytes in a
 message's body cannot pass for a block, because their author cannot know the seed.
 

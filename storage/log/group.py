@@ -85,7 +85,7 @@ class GroupPlan(NamedTuple):
 
 
 def plan_merge(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> list[StagedPart]:
-    """Return the parts to merge before the commit, in its order."""
+    """Return the parts to merge before the commit, in the order of the commit."""
     single = [part for part in parts if len(part.files) == 1]
     small = [part for part in single if part.size_bytes < adopt_bytes]
     large = [part for part in single if adopt_bytes <= part.size_bytes < MERGE_BELOW_BYTES]

@@ -402,7 +402,7 @@ class Log:
         old = self._active
         if not old.sealed:
             self._seal(old)
-        self._run_ticket()  # a ticket may have begun on the old chunk after that was sealed
+        self._run_ticket()  # a ticket for the old chunk may have begun after that chunk was sealed
         header = ChunkHeader(base_offset, time_ns, self._files.random_seed(), self._uuid)
         try:
             new = create_chunk(self._files, self._folder, header, encode_chunk_header(header), self._options.index_every_bytes)

@@ -101,7 +101,8 @@ class GiveBack:
         return True
 
 
-# Sealed chunks with descriptor and index. The index of the smallest blocks takes 1.5 MiB.
+# Sealed chunks that are open, each with a descriptor and an index. If its blocks are as small as
+# possible, a chunk's index takes 1.5 MiB.
 OPEN_CHUNKS_MAX: Final = 4
 HINTS_MAX: Final = 64
 
@@ -335,7 +336,7 @@ class LogReader:
             except Damaged:
                 continue  # it is among the holes now
             if chunk.base_offset != base:
-                continue  # a stray: the chunk before it was returned
+                continue  # the file was a stray and was dropped: `chunk` is the one before it
             position = chunk.last_position() if chunk.adopted else chunk.locate(offset).position
             for stretch in chunk.walk(position, columns=False):
                 if stretch.good and stretch.header is not None:
@@ -454,7 +455,7 @@ class LogReader:
         return self.bases[following] if following < len(self.bases) else None
 
     def open(self, base: int) -> Chunk:
-        """Open a chunk. It is closed again after other chunks were used.
+        """Open a chunk. It is closed when OPEN_CHUNKS_MAX other sealed chunks have been used since.
 
         Raises `Damaged`, `ForeignDirectory` or `Unreadable` if that fails.
         """

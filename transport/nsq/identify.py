@@ -220,7 +220,7 @@ def _check_depth(body: bytes) -> None:
         if char in b"[{":
             depth += 1
             if depth > JSON_DEPTH_MAX:
-                raise ValueError("nested too deep")
+                raise ValueError("nested too deeply")
         elif char in b"]}":
             depth -= 1
 

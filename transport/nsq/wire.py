@@ -80,9 +80,9 @@ def message_ids(offsets: Sequence[int]) -> tuple[bytes, ...]:
 def encode_messages(bodies: Sequence[bytes], ids: Sequence[bytes], attempts: int | Sequence[int], times: int | Sequence[int]) -> bytes:
     """Return the frames of these messages as one byte string.
 
-    `attempts` and `times` (ns) may be one number for all messages. The pieces of all frames go into
-    one list, one kind of piece at a time by slices with a step, and are joined. Raises `ValueError`
-    if the lengths differ.
+    `attempts` and `times` (ns) may be one number for all messages. The pieces of all frames are
+    put into one list and joined. One assignment to a slice with a step puts in all pieces of one
+    kind. Raises `ValueError` if the lengths differ.
     """
     count = len(bodies)
     if not count:

@@ -135,9 +135,10 @@ def _check_count(message: type[Wire], options: Any) -> None:
 def _unpack(data: Any, **options: Any) -> Any:
     """Unpack bytes of an untrusted peer.
 
-    msgpack before 1.2.4 allocates memory for as many values as a list claims to have, up to the
-    number of bytes, on each of 1,024 levels: 8 GiB for 1 MiB. Stepping over the data first creates
-    nothing and finds out whether it is complete. It takes a sixth of the time.
+    msgpack before 1.2.4 allocates memory for as many values as a list claims to have, limited only
+    by the number of bytes. It does so on each of 1,024 levels, so 1 MiB of data can take 8 GiB of
+    memory. Stepping over the data first creates nothing and finds out whether it is complete. It
+    takes a sixth of the time.
     """
     if len(data) > _SMALL_BYTES:
         stepping = msgpack.Unpacker(None, max_buffer_size=len(data))

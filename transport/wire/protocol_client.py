@@ -397,9 +397,9 @@ class Req(Wire):
     """Requeue these `ranges` of the delivery (all if empty) after `delay_ms` (0: at once; at most
     an hour, clamped; BACKOFF: by the channel's settings).
 
-    DEAD: not again, but to the dead letters now. EXPIRED: at once, as if the lease of these
-    messages had ended. `error`: the reason, at most ERROR_TEXT_MAX characters, which a dead letter
-    contains.
+    DEAD: make them dead letters now and do not deliver them again. EXPIRED: at once, as if the
+    lease of these messages had ended. `error`: the reason, at most ERROR_TEXT_MAX characters, which
+    a dead letter contains.
     """
 
     op: ClassVar[int] = 35

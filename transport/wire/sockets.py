@@ -34,7 +34,7 @@ from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WIND
 COPY_BYTES_MAX: Final = 64 * 1024 - 1  # larger frames are sent without a copy; the binding copies smaller ones anyhow, after a longer check
 # Above every credit (blocks of a producer, deliveries and their answers of a consumer). So the
 # credit is the bound, not a silent high-water mark.
-PUSH_HIGH_WATER_MARK: Final = 1_000  # messages; a stage's writer has fewer out
+PUSH_HIGH_WATER_MARK: Final = 1_000  # messages; a stage's writer has fewer on their way
 HIGH_WATER_MARK: Final = 2 * READY_MAX + 10_000
 SOCKETS_MAX: Final = 16_384
 PROBE_S: Final = 1.0  # to connect, and again for the answer

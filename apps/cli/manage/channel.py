@@ -123,7 +123,7 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
 @yes_option
 @with_broker
 def channel_delete(topic: str, channel: str, force: bool, yes: bool, url: str, timeout: float) -> None:
-    """Delete CHANNEL. Refused while there are unfinished messages, unless forced. Says how many, and asks."""
+    """Delete CHANNEL. Refused while it has unfinished messages. With --force, says how many, and asks for confirmation."""
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:

@@ -199,7 +199,7 @@ _add_orders()
 @yes_option
 @with_broker
 def topic_empty(topic: str, yes: bool, url: str, timeout: float) -> None:
-    """Clear the messages that wait for a first channel of TOPIC, or behind its pause. Says how many, and asks."""
+    """Clear the messages that wait for a first channel of TOPIC, or behind its pause. Says how many, and asks for confirmation."""
     _empty(topic, None, yes, url, timeout)
 
 
@@ -209,7 +209,7 @@ def topic_empty(topic: str, yes: bool, url: str, timeout: float) -> None:
 @yes_option
 @with_broker
 def channel_empty(topic: str, channel: str, yes: bool, url: str, timeout: float) -> None:
-    """Clear the backlog of CHANNEL: it continues after the newest message. Says how many messages, and asks."""
+    """Clear the backlog of CHANNEL: it continues after the newest message. Says how many messages, and asks for confirmation."""
     _empty(topic, channel, yes, url, timeout)
 
 

@@ -175,7 +175,7 @@ class Drive(Generic[_EngineT]):
             self._keeper.start()
 
     def nudge(self) -> None:
-        """Make the driver check again, without the lock. For signal handlers."""
+        """Make the driver check again. This does not take the lock, so a signal handler may call it."""
         os.eventfd_write(self._wake_fd, 1)
 
     # The keeper

@@ -55,7 +55,7 @@ class Peek(NamedTuple):
     """The result of a peek.
 
     - `next_offset`: The channel's cursor.
-    - `head`: The end of what the channel may see.
+    - `head`: The offset up to which the channel may deliver messages (exclusive).
     - `looked_to`: How far the peek searched for messages of the channel. It is below `head` if
       enough messages were found, or if the peek found many messages that the channel leaves out (by
       tags or age).

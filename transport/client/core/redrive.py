@@ -160,7 +160,7 @@ class Redrive:
         self.sent[group.place] = self.sent.get(group.place, 0) + len(group.messages)
 
     def waiting(self, row: Backlog) -> int:
-        """Return how many dead letters are neither finished nor here, by the channel's statistics.
+        """Return how many unfinished dead letters this client does not hold, by the channel's statistics.
 
         They wait, or another consumer holds them. A consumer that was killed holds them for a
         while, too.

@@ -12,16 +12,17 @@ this order:
     total      the number of blocks that the user has added
 
 The window extends from `base` to `total`. Its bytes are bounded: a writer without room waits
-(`room`). The blocks from `received` to `sent` are out. The credit bounds them, but one block may
-always be out. PUSH does not report what it loses, so any doubt moves `sent` back to the block that
-storage expects (go-back-N). Storage takes exactly the next number and ignores older ones. So a
-block that is pushed twice is stored once, and a lost block stops those behind it. Interim seals are
-sent while blocks are pushed, and they move `base`. Only one is out at a time, and it covers all
-blocks sent by then. So the number of seals follows the speed of the disk.
+(`room`). The blocks from `received` to `sent` are on their way. The credit bounds them, but one
+block may always be on its way. PUSH does not report what it loses, so any doubt moves `sent` back
+to the block that storage expects (go-back-N). Storage takes exactly the next number and ignores
+older ones. So a block that is pushed twice is stored once, and a lost block stops those behind it.
+Interim seals are sent while blocks are pushed, and they move `base`. Only one waits for its reply
+at a time, and it covers all blocks sent by then. So the number of seals follows the speed of the
+disk.
 
-Three events are doubts: Missing, a lost link, and no Staged for a while although blocks are out
-(each time twice as long, for slow networks). After the last two, everything starts again on new
-sockets with OpenStage. Its reply contains the block to continue with.
+Three events are doubts: Missing, a lost link, and no Staged for a while although blocks are on
+their way (each time twice as long, for slow networks). After the last two, everything starts again
+on new sockets with OpenStage. Its reply contains the block to continue with.
 """
 
 from __future__ import annotations

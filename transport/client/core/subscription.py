@@ -125,9 +125,9 @@ class ConsumerEngine(Engine):
     def unreachable(self, timeout: float | None) -> int:
         """Return when to give up waiting for a link.
 
-        Return `FAR_NS` while there is a link, and for a time-out of None. If the channel is full,
-        this allows at least three heartbeats, even with a shorter time-out: a consumer whose link
-        was lost counts for two heartbeats.
+        Return `FAR_NS` while there is a link, or if `timeout` is None. If the channel has no place
+        for another consumer, wait at least three heartbeats, even if the time-out is shorter. The
+        place of a consumer whose link was lost becomes free only after two heartbeats.
         """
         seconds = check_timeout(timeout)
         if self._full() is not None:
