@@ -538,7 +538,7 @@ class OrderedSupply(Supply):
     def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
         """Gather free messages, the oldest first.
 
-        A run of at least ORDERED_ALONE messages without a key is a delivery of its own.
+        A run of at least ORDERED_ALONE messages without a key makes a whole delivery.
         """
         filling = _Filling(room)
         aside: list[tuple[int, int]] = []  # free messages whose blocks are not in memory
