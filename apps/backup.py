@@ -101,6 +101,11 @@ def back_up(files: Files, plan: BackupPlan) -> Manifest:
     Raises `ZsqError` or `OSError`.
     """
     target = str(plan.target)
+    data_dir = plan.data_dir.resolve()
+    if plan.target.resolve().is_relative_to(data_dir):
+        raise UsageError(
+            E_BAD_ARGUMENT, f"{target} is inside the data directory {data_dir}: a backup must be outside, best on another disk"
+        )
     if files.exists(target):
         raise UsageError(E_BAD_ARGUMENT, f"{target} already exists; name a new folder for the backup")
     base = (plan.since, _manifest(files, plan.since)) if plan.since else None

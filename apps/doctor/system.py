@@ -27,10 +27,10 @@ FILES_MIN: Final = 4_096
 # Enough for a gateway with 10,000 connections, or a supervisor with 2,000 actors.
 FILES_WANTED: Final = 16_384
 TASKS_WANTED: Final = 16_384
-PROCESSES_A_TOPIC: Final = 2
-TASKS_A_PROCESS: Final = 6  # threads: two of ZeroMQ, and those of a storage
+TASKS_A_TOPIC: Final = 6  # threads: two of ZeroMQ, and those of its storage
+TASKS_A_CHANNEL: Final = 3
 MEMORY_MIN: Final = 512 << 20
-ACTOR_BYTES: Final = 8 << 20  # private memory of an actor with little work, rounded up
+ACTOR_BYTES: Final = 9 << 20  # private memory with little work: the mean of a topic and a channel, rounded up
 SHM_MIN: Final = 64 << 20  # the size limit of an #ephemeral topic
 YEAR_MIN: Final = 2024
 _NS: Final = 1_000_000_000
@@ -180,8 +180,8 @@ def processes(root: Path = Path("/")) -> Iterator[CheckResult]:
         yield CheckResult(OK, "processes", "no limit is set")
         return
     name, most = min(bounds.items(), key=lambda bound: bound[1])
-    topics = most // (PROCESSES_A_TOPIC * TASKS_A_PROCESS)
-    text = f"{most:,} processes and threads ({name}): enough for about {topics:,} topics, or {2 * topics:,} channels"
+    topics = most // (TASKS_A_TOPIC + TASKS_A_CHANNEL)
+    text = f"{most:,} processes and threads ({name}): enough for about {topics:,} topics with a channel each"
     if most < TASKS_WANTED:
         yield CheckResult(
             ADVICE, "processes", text, "raise TasksMax= and LimitNPROC= of the systemd unit, ulimit -u, or --pids-limit of the container"
@@ -198,7 +198,7 @@ def memory(root: Path = Path("/")) -> Iterator[CheckResult]:
     free = int(found.get("MemAvailable", 0)) << 10
     bound = _read(root / "sys/fs/cgroup/memory.max")
     free = min(free, int(bound)) if bound.isdecimal() else free
-    text = f"{free >> 20:,} MiB available: enough for {free // ACTOR_BYTES:,} actors (two a topic, one a channel), page cache not counted"
+    text = f"{free >> 20:,} MiB available: enough for {free // ACTOR_BYTES:,} topics and channels together, page cache not counted"
     yield CheckResult(
         OK if free >= MEMORY_MIN else ADVICE,
         "memory",

@@ -82,7 +82,7 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
     if overwrite:
         raise wrong(
             'a topic cannot be overwritten: write with mode("append") (streams: outputMode("append"));'
-            " to empty a topic before, use `zsq topic empty NAME`"
+            " to start with an empty topic, delete it before (`zsq topic delete NAME`), or write to another one"
         )
     check_sink_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic)
 

@@ -79,7 +79,7 @@ def test_overwrite_is_refused_with_what_to_use_instead(spark: SparkSession, topi
     rows = spark.sql("select 'x' as value")
     text = said(lambda: rows.write.format("zsq").mode("overwrite").options(**topic.options).save())
     assert 'mode("append")' in text
-    assert "zsq topic empty" in text
+    assert "zsq topic delete" in text
 
 
 def test_a_write_to_no_topic_or_to_several_is_refused(spark: SparkSession, broker: Broker, topic: Topic) -> None:

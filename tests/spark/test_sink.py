@@ -273,7 +273,7 @@ def test_a_batch_writer_has_one_job_id_wherever_it_is_used() -> None:
 
 @pytest.mark.parametrize("make", [BatchWriter, ArrowStreamWriter, RowStreamWriter])
 def test_overwriting_is_refused(make: Any) -> None:
-    with pytest.raises(zsq.UsageError, match=r'mode\("append"\).*`zsq topic empty NAME`'):
+    with pytest.raises(zsq.UsageError, match=r'mode\("append"\).*`zsq topic delete NAME`'):
         make(options(), SCHEMA, overwrite=True)
 
 

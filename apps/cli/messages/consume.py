@@ -14,6 +14,7 @@ import re
 import select
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from itertools import islice
@@ -45,6 +46,7 @@ NEWEST_MAX: Final = 10_000  # repeats a constant of transport
 @click.argument("topic")
 @click.argument("channel")
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
+@click.option("--idle", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop when no message has arrived for this long.")
 @click.option(
     "--sample", type=click.IntRange(1, 99), metavar="PERCENT", help="Take only this percentage of the messages, and finish the others."
 )
@@ -54,8 +56,8 @@ NEWEST_MAX: Final = 10_000  # repeats a constant of transport
 @json_lines_option
 @with_broker_followed
 def sub(
-    topic: str, channel: str, count: int | None, sample: int | None, create: bool, as_json: bool, url: str, timeout: float, start: Any,
-    **options: Any,
+    topic: str, channel: str, count: int | None, idle: float | None, sample: int | None, create: bool, as_json: bool, url: str,
+    timeout: float, start: Any, **options: Any,
 ) -> None:  # fmt: skip
     """Write the messages of CHANNEL to standard output, one per line, and finish them.
 
@@ -87,7 +89,7 @@ def sub(
                 stack.callback(consumer.close, timeout)
         except KeyboardInterrupt:
             return  # no broker was reached
-        drain(consumer, sys.stdout.buffer, count, stopping, objects_of(topic) if as_json else bodies_of)
+        drain(consumer, sys.stdout.buffer, count, stopping, objects_of(topic) if as_json else bodies_of, idle)
 
 
 def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
@@ -149,17 +151,23 @@ def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
 
 
 def drain(
-    consumer: Consumer, out: IO[bytes], count: int | None, stopping: threading.Event, shown: Callable[[Batch, int], list[bytes]] = bodies_of
-) -> int:
+    consumer: Consumer, out: IO[bytes], count: int | None, stopping: threading.Event,
+    shown: Callable[[Batch, int], list[bytes]] = bodies_of, idle_s: float | None = None,
+) -> int:  # fmt: skip
     """Write and finish messages until `count`, a signal or a broken pipe; return their number.
 
-    `shown` returns a line for each message.
+    `shown` returns a line for each message. With `idle_s`, also stop when no message has arrived
+    for so many seconds.
     """
     written = 0
+    last_s = time.monotonic()
     while not stopping.is_set() and (count is None or written < count) and not pipe_broken(out):
-        batch = consumer.receive_batch(timeout=POLL_S)
+        batch = consumer.receive_batch(timeout=POLL_S if idle_s is None else min(POLL_S, idle_s))
         if batch is None:
+            if idle_s is not None and time.monotonic() - last_s >= idle_s:
+                break
             continue
+        last_s = time.monotonic()
         wanted = len(batch) if count is None else min(len(batch), count - written)
         try:
             write_lines(out, shown(batch, wanted))

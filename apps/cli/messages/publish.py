@@ -209,7 +209,8 @@ def pub(
         if as_json:
             tell({"topic": topic, "messages": stored, "seconds": round(elapsed, 3)})
         elif stored or sys.exception() is None:  # after an error only if messages were stored
-            click.echo(f"{stored:,} messages {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
+            what = "1 message" if stored == 1 else f"{stored:,} messages"
+            click.echo(f"{what} {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 
 
 def _read(descriptor: int, stopped: Callable[[], bool], from_json: bool) -> Iterator[tuple[int, Sequence[bytes | PublishEntry]]]:

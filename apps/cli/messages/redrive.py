@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ....transport.client.core.redrive import CHANNEL, NOT_COME, POLL_S, READY, Redrive
+from ....transport.client.core.redrive import CHANNEL, NO_LETTER, NOT_COME, POLL_S, READY, Redrive
 from ..options import Stopping, stop_signals, with_broker
 from ..output import json_option, say, tell
 from ..progress import Advance, bar
@@ -97,6 +97,7 @@ def redrive(
             # A reader would need the right to read the whole topic.
             [row] = admin.stats(dead_topic)["topics"]
             begin, end = row["start"], row["head"]
+            was_there = any(one["channel_name"] == CHANNEL for one in row["channels"])
             producer = stack.enter_context(Producer(url, timeout=timeout))
             run = Run(admin, producer, dead_topic, Redrive(to, channel, end))
             if begin == end:  # an unneeded channel would keep all later messages
@@ -109,7 +110,21 @@ def redrive(
         finally:
             _tell(run, as_json)
         consumer.flush()
+        if not was_there and not run.plan.total and run.plan.left.keys() == {NO_LETTER}:
+            consumer.close()
+            _remove_channel(admin, dead_topic)
     return 1 if run.plan.left else 0
+
+
+def _remove_channel(admin: Admin, topic: str) -> None:
+    """Remove the channel that this command made in a topic that has no dead letters.
+
+    It would keep the topic's log files for ever. Without the right to delete it, it stays.
+    """
+    from ....transport.errors import ZsqError
+
+    with contextlib.suppress(ZsqError):
+        admin.delete_channel(topic, CHANNEL, force=True)
 
 
 def _tell(run: Run, as_json: bool) -> None:

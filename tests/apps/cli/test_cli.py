@@ -173,6 +173,12 @@ def test_sub_finishes_only_the_messages_that_it_wrote() -> None:
     assert (first.finished, second.finished) == ([0, 1], [0, 1])
 
 
+def test_sub_stops_when_no_message_has_arrived_for_some_time() -> None:
+    out = io.BytesIO()
+    assert consume.drain(ConsumerDouble.of(BatchDouble([b"a"])), out, None, threading.Event(), idle_s=0.0) == 1
+    assert out.getvalue() == b"a\n"
+
+
 def test_sub_ends_quietly_at_a_broken_pipe() -> None:
     read, write = os.pipe()
     batch = BatchDouble([b"a"])

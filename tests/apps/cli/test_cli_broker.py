@@ -127,7 +127,7 @@ def test_json_lines_of_tail_can_be_published_again(shell: Shell) -> None:
 )  # fmt: skip
 def test_a_line_that_is_no_message(shell: Shell, line: bytes, why: bytes) -> None:
     said = shell("pub", "wrong", "--json-lines", stdin=b'{"body": "good"}\n' + line + b"\n", code=2)
-    assert said.startswith(b"1 messages stored in wrong"), "what stands before it is stored"
+    assert said.startswith(b"1 message stored in wrong"), "what stands before it is stored"
     assert why in said
 
 
@@ -213,7 +213,7 @@ def test_serve_says_why_it_cannot_start(shell: Shell, tmp_path: Path) -> None:
 
 def test_lines_before_one_that_is_too_long_are_stored_and_counted(shell: Shell) -> None:
     said = shell("pub", "long", stdin=b"one\n" + b"x" * (1 << 20) + b"x\nafter\n", code=2)
-    assert b"1 messages stored" in said
+    assert b"1 message stored" in said
     assert b"E_TOO_BIG" in said
     assert shell("tail", "long", "--no-follow") == b"one\n"
 

@@ -152,6 +152,20 @@ def test_messages_that_are_no_letters_stay_and_keep_none_back(broker: LocalBroke
     ]
 
 
+def test_a_redrive_of_a_topic_without_dead_letters_leaves_no_channel(broker: LocalBroker, run: Run) -> None:
+    """The channel would keep the topic's log files for ever."""
+    with zsq.Producer(broker.url) as producer:
+        producer.publish_many("plain", [b"x", b"y"])
+    done = run("redrive", "plain", "--all")
+    assert (done.returncode, done.stdout[:10]) == (1, "2 left: no")
+    with zsq.Admin(broker.url) as admin:
+        assert admin.topics()["plain"] == []
+        admin.create_channel("plain", "redrive", start="earliest")
+    assert run("redrive", "plain", "--all").returncode == 1
+    with zsq.Admin(broker.url) as admin:
+        assert list(admin.topics()["plain"]) == ["redrive"], "it was there before"
+
+
 def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(broker: LocalBroker, run: Run) -> None:
     die(broker, "killed", b"a", b"b")
     assert run("killed.c.dead", command=("-c", KILLED)).returncode == -signal.SIGKILL

@@ -288,7 +288,7 @@ class Consumer(ConsumerBase):
                 if inspect.isawaitable(told):
                     await told
             else:
-                log.exception("handler failed for %s; the message is requeued unless it is answered", message)
+                log.exception("handler failed for %s; an unanswered message is requeued, or given up after its last attempt", message)
             if not message.answered:
                 await message.requeue(**again(message, delay), error=error)
         else:

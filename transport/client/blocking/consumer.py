@@ -112,7 +112,7 @@ class Runner:
             if self.on_error is not None:
                 self.on_error(message, error)
             else:
-                log.exception("handler failed for %s; the message is requeued unless it is answered", message)
+                log.exception("handler failed for %s; an unanswered message is requeued, or given up after its last attempt", message)
             if not message.answered:
                 message.requeue(**again(message, self.delay), error=error)
         else:

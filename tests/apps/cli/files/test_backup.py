@@ -167,6 +167,12 @@ def test_a_backup_does_not_overwrite_a_foreign_directory(house: House, tmp_path:
     assert (tmp_path / name / "holiday.jpg").exists()
 
 
+def test_a_backup_inside_the_data_directory_is_refused(house: House) -> None:
+    for place in (house.path, house.path / "backup", house.path / "x" / ".." / "backup"):
+        with pytest.raises(UsageError, match="is inside the data directory"):
+            back_up(FILES, BackupPlan(house.path, place))
+
+
 def test_files_left_by_a_killed_backup_are_removed(house: House, tmp_path: Path) -> None:
     (tmp_path / "one.partial/data/topics").mkdir(parents=True)
     back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
