@@ -83,7 +83,7 @@ class Arrivals:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What a publisher did.
+    """The result of a publisher.
 
     `lags` are the seconds by which each message was sent too late. `answered` is True if every
     message was acknowledged before the end of the run.
