@@ -326,7 +326,7 @@ def test_silent_connections_do_not_fill_the_gateways_memory(door: Door) -> None:
         for number in range(3_000):
             them.connect(*((b"  V2", b"IDENT") if number % 3 == 0 else (b"  ",) if number % 3 == 1 else ()), magic=False)
 
-    attacked(door, "3,000 connections that say nothing or half a word", attack, 90)
+    attacked(door, "3,000 connections that send nothing or an unfinished command", attack, 90)
 
 
 @pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 12_000, reason="it takes 10,100 sockets here and in the gateway")
