@@ -17,7 +17,9 @@ _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 
 def check_name(name: str, what: str = "topic") -> str:
     """Return `name` if it is legal (NSQ's rule). Raises `UsageError` (E_BAD_NAME) if not."""
-    if not isinstance(name, str) or len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
+    if not isinstance(name, str):
+        raise UsageError(E_BAD_NAME, f"a {what} name must be text (str), not {type(name).__name__}: {repr(name)[:80]}")
+    if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
         shown = repr(name)[:80]
         raise UsageError(
             E_BAD_NAME,

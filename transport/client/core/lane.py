@@ -404,7 +404,8 @@ def as_body(body: Any) -> bytes:
     """Return the body as immutable bytes. Raises `UsageError` for text, or if it is too large."""
     if type(body) is not bytes:
         if not isinstance(body, bytes | bytearray | memoryview):
-            raise UsageError(E_BAD_ARGUMENT, f"a body must be bytes, not {type(body).__name__}; encode text first")
+            text = f"a body must be bytes, not {type(body).__name__}; encode it first, such as json.dumps(...).encode()"
+            raise UsageError(E_BAD_ARGUMENT, text)
         body = bytes(body)
     found: bytes = body
     if len(body) > MESSAGE_BYTES_LARGEST:
@@ -479,6 +480,9 @@ def pack_many(
     - `time_ns`: The time of the messages, if it is not the time at which they are stored.
     - `key`, `tag`: A value for all messages. `headers` may be one map for all, too.
     """
+    if isinstance(bodies, bytes | bytearray | memoryview | str):
+        kind = type(bodies).__name__
+        raise UsageError(E_BAD_ARGUMENT, f"publish_many needs a list of messages, not {kind}; for one message use publish")
     bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
     count = len(bodies)
     if not count:

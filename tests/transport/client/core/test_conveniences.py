@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 import zsq
-from zsq.transport.client.core.lane import as_delay_ms
+from zsq.transport.client.core.lane import as_body, as_delay_ms, pack_many
 from zsq.transport.client.core.message import parse_id, when_again
 from zsq.transport.errors import UsageError
+from zsq.transport.names import check_name
 from zsq.transport.wire import protocol as p
 
 Broker = Any
@@ -128,3 +129,19 @@ def test_settings_that_do_not_hold_are_warned_of_once(broker: Broker, caplog: py
 def test_the_error_for_a_url_after_the_names_shows_the_right_form(kind: Any) -> None:
     with pytest.raises(zsq.UsageError, match=r"write Consumer\(topic, channel, url=\.\.\.\)"):
         kind("t", "c", "tcp://127.0.0.1:4153")
+
+
+@pytest.mark.parametrize("bodies", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc"])
+def test_one_body_where_many_are_expected_is_refused(bodies: Any) -> None:
+    with pytest.raises(UsageError, match=f"needs a list of messages, not {type(bodies).__name__}; for one message use publish"):
+        pack_many(bodies, None, None, None)
+
+
+def test_a_body_that_is_not_bytes_is_refused_with_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"a body must be bytes, not dict; encode it first, such as json.dumps\(...\).encode\(\)"):
+        as_body({"a": 1})
+
+
+def test_a_name_that_is_not_text_is_refused_with_its_type() -> None:
+    with pytest.raises(UsageError, match="a topic name must be text"):
+        check_name(b"orders")  # type: ignore[arg-type]
