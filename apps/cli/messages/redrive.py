@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ....transport.client.core.redrive import CHANNEL, NO_LETTER, NOT_COME, POLL_S, READY, Redrive
+from ....transport.client.core.redrive import BEHIND, CHANNEL, NO_LETTER, NOT_COME, POLL_S, READY, Redrive
 from ..options import Stopping, stop_signals, with_broker
 from ..output import json_option, say, tell
 from ..progress import Advance, bar
@@ -110,7 +110,7 @@ def redrive(
         finally:
             _tell(run, as_json)
         consumer.flush()
-        if not was_there and not run.plan.total and run.plan.left.keys() == {NO_LETTER}:
+        if not was_there and not run.plan.total and run.plan.left.keys() <= {NO_LETTER, BEHIND}:
             consumer.close()
             _remove_channel(admin, dead_topic)
     return 1 if run.plan.left else 0
@@ -151,6 +151,9 @@ def drive(
             consumer.flush()
             waiting = run.waiting()
             if not waiting:
+                return
+            if run.plan.is_blocked:
+                run.plan.left[BEHIND] = waiting
                 return
             if time.monotonic() > deadline:
                 run.plan.left[NOT_COME] = waiting

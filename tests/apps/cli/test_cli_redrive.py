@@ -14,6 +14,7 @@ from support.broker import wait_for
 
 import zsq
 from local_setup.broker import LocalBroker, temporary_broker
+from zsq.transport.client.core.redrive import BEHIND, NO_LETTER, READY
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 KILLED = (
@@ -164,6 +165,14 @@ def test_a_redrive_of_a_topic_without_dead_letters_leaves_no_channel(broker: Loc
     assert run("redrive", "plain", "--all").returncode == 1
     with zsq.Admin(broker.url) as admin:
         assert list(admin.topics()["plain"]) == ["redrive"], "it was there before"
+
+
+def test_letters_behind_a_thousand_that_cannot_be_sent_are_reported(broker: LocalBroker, run: Run) -> None:
+    with zsq.Producer(broker.url) as producer:
+        producer.publish_many("jam", [b"no letter"] * (READY + 1))
+    done = run("redrive", "jam", "--all")
+    assert done.returncode == 1
+    assert done.stdout.splitlines() == [f"1,000 left: {NO_LETTER}", f"1 left: {BEHIND}"]
 
 
 def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(broker: LocalBroker, run: Run) -> None:

@@ -28,6 +28,10 @@ _LEFT_FOR: Final = frozenset(
     {E_BAD_ARGUMENT, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND}
 )  # error codes in the broker's reply that concern one route only
 NOT_COME: Final = f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds them, or it is paused; try again"
+# A letter that cannot be sent stays with the consumer until the end, and takes one place of READY.
+BEHIND: Final = (
+    f"they wait behind {READY:,} that cannot be sent; correct what stops those, or pass over them: zsq seek DEAD_TOPIC {CHANNEL} OFFSET"
+)
 
 
 class ChannelName(NamedTuple):
@@ -96,6 +100,11 @@ class Redrive:
         self.sent: dict[ChannelName, int] = {}
         self.left: dict[str, int] = {}
         self.at_end = False
+
+    @property
+    def is_blocked(self) -> bool:
+        """True if letters that cannot be sent take all places of the consumer."""
+        return sum(self.left.values()) >= READY
 
     @property
     def total(self) -> int:
