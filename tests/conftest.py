@@ -28,7 +28,8 @@ SLOW_FILES: Final = re.compile(
 )
 # Files with tests of a minute and more: they begin first, so that no core is left with one of them at the end.
 LONG_FILES: Final = re.compile(
-    r"test_(driver_killed|torture|soak|damage_many|two_hosts|broker_lost|tasks|slow_topic|group_crash|fuzzed|alarms)$"
+    r"test_(driver_killed|torture|soak|damage_many|two_hosts|broker_lost|tasks|slow_topic|group_crash|fuzzed|alarms|simulation|bench_nsq"
+    r"|batch|tutorial|pages)$"
 )
 ROOT: Final = Path(__file__).parent
 
