@@ -6,12 +6,12 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from local_setup.broker import STOP_WAIT_S, LocalBroker, serve_again
 from zsq.transport.client.blocking.client import Admin
-from zsq.transport.reports import ProcessStats
 
 from ..harness.report import Report
 
@@ -47,7 +47,7 @@ def topics(broker: LocalBroker, report: Report, count: int, channels: int, secon
         report.add("start until ready", "s", time.perf_counter() - begin)
 
 
-def _idle(report: Report, rows: list[ProcessStats], seconds: float) -> None:
+def _idle(report: Report, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
     before = {row["pid"]: _used(row["pid"]) for row in rows}
     begin = time.perf_counter()
     time.sleep(seconds)
