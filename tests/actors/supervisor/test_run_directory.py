@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from zsq.actors.supervisor import run_directory as rundir
-from zsq.transport.wire.address import RUN_ID_FILE
+from zsq.transport.wire.address import RUN_ID_FILE, read_run_id
 
 
 @pytest.fixture
@@ -71,3 +72,12 @@ def test_a_foreign_pointer_file_removes_nothing(tmp_path: Path, short: Path, tex
     made = rundir.make(data_dir)
     assert precious.exists()
     assert json.loads((data_dir / "run.json").read_text()) == {"run": made}
+
+
+def test_a_full_disk_leaves_the_run_directory_without_a_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("os.write", full)
+    monkeypatch.setattr(rundir, "IPC_PATH_BYTES_MAX", 1_000)
+    assert read_run_id(rundir.make(tmp_path)) == ""
