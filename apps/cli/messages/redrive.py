@@ -111,20 +111,10 @@ def redrive(
             _tell(run, as_json)
         consumer.flush()
         if not was_there and not run.plan.total and run.plan.left.keys() <= {NO_LETTER, BEHIND}:
-            consumer.close()
-            _remove_channel(admin, dead_topic)
+            # Not removed here: with a topic's only channel, its messages would be lost to the next one.
+            advice = f"if you do not need it, delete it: zsq channel delete {dead_topic} {CHANNEL} --force"
+            say(f"zsq: {dead_topic} has no dead letters, and its new channel {CHANNEL!r} keeps its messages; {advice}", err=True)
     return 1 if run.plan.left else 0
-
-
-def _remove_channel(admin: Admin, topic: str) -> None:
-    """Remove the channel that this command made in a topic that has no dead letters.
-
-    It would keep the topic's log files for ever. Without the right to delete it, it stays.
-    """
-    from ....transport.errors import ZsqError
-
-    with contextlib.suppress(ZsqError):
-        admin.delete_channel(topic, CHANNEL, force=True)
 
 
 def _tell(run: Run, as_json: bool) -> None:
