@@ -12,10 +12,27 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from . import aio
     from .storage.nsq.disk_queue import DiskQueue
-    from .transport.client.blocking.client import Admin, Batch, Consumer, Message, Producer, Reader, Receipt
+    from .transport.client.blocking.client import (
+        Admin,
+        Batch,
+        Consumer,
+        Message,
+        Producer,
+        Reader,
+        Receipt,
+    )
     from .transport.client.blocking.range_reader import RangeReader
     from .transport.client.blocking.stage_writer import StageCommitter, StageWriter
-    from .transport.errors import BrokerUnreachable, CorruptBlock, DataLoss, LeaseLost, NotFound, Refused, UsageError, ZsqError
+    from .transport.errors import (
+        BrokerUnreachable,
+        CorruptBlock,
+        DataLoss,
+        LeaseLost,
+        NotFound,
+        Refused,
+        UsageError,
+        ZsqError,
+    )
 
 __version__ = "0.1.0"
 
@@ -44,7 +61,8 @@ __all__ = [
 ]
 
 _CLIENT: Final = dict.fromkeys(
-    ("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"), ".transport.client.blocking.client"
+    ("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"),
+    ".transport.client.blocking.client",
 )
 _HOMES: Final = _CLIENT | {
     "DiskQueue": ".storage.nsq.disk_queue",

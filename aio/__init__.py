@@ -1,5 +1,27 @@
 """The asyncio clients under their public name, `zsq.aio` (see transport/client/asyncio/aio.py)."""
 
-from ..transport.client.asyncio.aio import Admin, Batch, Consumer, Fetched, Measured, Message, Producer, Reader, Receipt, run
+from ..transport.client.asyncio.aio import (
+    Admin,
+    Batch,
+    Consumer,
+    Fetched,
+    Measured,
+    Message,
+    Producer,
+    Reader,
+    Receipt,
+    run,
+)
 
-__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt", "run"]
+__all__ = [
+    "Admin",
+    "Batch",
+    "Consumer",
+    "Fetched",
+    "Measured",
+    "Message",
+    "Producer",
+    "Reader",
+    "Receipt",
+    "run",
+]

@@ -78,7 +78,9 @@ class _Storages(Admin):
     """Sends backup requests to the storage of each topic."""
 
     def part(self, topic: str, do: str, name: str) -> dict[str, Any]:
-        found: dict[str, Any] = self._carry_out(manage("backup", topic, None, {"do": do, "id": name}, repeatable=False))
+        found: dict[str, Any] = self._carry_out(
+            manage("backup", topic, None, {"do": do, "id": name}, repeatable=False)
+        )
         return found
 
 
@@ -104,10 +106,16 @@ def back_up(files: Files, plan: BackupPlan) -> Manifest:
     data_dir = plan.data_dir.resolve()
     if plan.target.resolve().is_relative_to(data_dir):
         raise UsageError(
-            E_BAD_ARGUMENT, f"{target} is inside the data directory {data_dir}: a backup must be outside, best on another disk"
+            E_BAD_ARGUMENT,
+            (
+                f"{target} is inside the data directory {data_dir}: a backup must be outside, best "
+                "on another disk"
+            ),
         )
     if files.exists(target):
-        raise UsageError(E_BAD_ARGUMENT, f"{target} already exists; name a new folder for the backup")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"{target} already exists; name a new folder for the backup"
+        )
     base = (plan.since, _manifest(files, plan.since)) if plan.since else None
     partial = target + PARTIAL_SUFFIX
     with _lock(files, plan.data_dir):
@@ -115,7 +123,11 @@ def back_up(files: Files, plan: BackupPlan) -> Manifest:
         files.make_folder(partial)
         try:
             files.make_folder(f"{partial}/{DATA_NAME}")
-            manifest = _copy(files, plan, Writer(files, f"{partial}/{DATA_NAME}", Pace(plan.bytes_s, plan.advance), base))
+            manifest = _copy(
+                files,
+                plan,
+                Writer(files, f"{partial}/{DATA_NAME}", Pace(plan.bytes_s, plan.advance), base),
+            )
             files.write_file(f"{partial}/{MANIFEST_NAME}", format_.encode_manifest(manifest))
             files.sync_folder(partial)
             files.rename(partial, target)
@@ -141,7 +153,10 @@ def _clear(files: Files, partial: str) -> None:
     if not files.exists(partial):
         return
     if set(files.list(partial)) - {DATA_NAME, MANIFEST_NAME}:
-        raise UsageError(E_BAD_ARGUMENT, f"{partial} exists and is not an unfinished backup; move it to another place")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"{partial} exists and is not an unfinished backup; move it to another place",
+        )
     files.remove_tree(partial)
 
 
@@ -150,7 +165,11 @@ def _lock(files: Files, data_dir: Path) -> Iterator[None]:
     """Hold the lock that allows only one backup of a directory at a time."""
     if not files.exists(str(data_dir / REGISTRY_NAME)):
         raise NotFound(
-            E_NOT_FOUND, f"{data_dir} is not a zsq data directory: it has no {REGISTRY_NAME}; check the path, and whether it is mounted"
+            E_NOT_FOUND,
+            (
+                f"{data_dir} is not a zsq data directory: it has no {REGISTRY_NAME}; check the "
+                "path, and whether it is mounted"
+            ),
         )
     deadline = time.monotonic() + LOCK_WAIT_S
     while True:
@@ -160,7 +179,11 @@ def _lock(files: Files, data_dir: Path) -> Iterator[None]:
         except Locked as error:
             if time.monotonic() > deadline:
                 raise Refused(
-                    E_IN_USE, f"another backup of {data_dir} is running (process {error.pid}); try again when it has ended"
+                    E_IN_USE,
+                    (
+                        f"another backup of {data_dir} is running (process {error.pid}); try again "
+                        "when it has ended"
+                    ),
                 ) from None
             time.sleep(0.02)
     try:
@@ -190,22 +213,45 @@ class _Copying:
         content = self.registry()
         for name in plan.without:
             if name not in content.topics:
-                raise NotFound(E_NOT_FOUND, f"topic {name!r} does not exist, so it cannot be left out; check --without")
-        self.manifest = Manifest(__version__, str(plan.data_dir.absolute()), content.uuid, began_ns, left_out=sorted(plan.without))
+                raise NotFound(
+                    E_NOT_FOUND,
+                    f"topic {name!r} does not exist, so it cannot be left out; check --without",
+                )
+        self.manifest = Manifest(
+            __version__,
+            str(plan.data_dir.absolute()),
+            content.uuid,
+            began_ns,
+            left_out=sorted(plan.without),
+        )
 
     def registry(self) -> Content:
         path = str(self.plan.data_dir / REGISTRY_NAME)
         return decode(self.files.read_file(path, REGISTRY_BYTES_MAX), path)
 
     def wanted(self, content: Content) -> dict[str, TopicRow]:
-        return {name: row for name, row in content.topics.items() if row.state != "deleting" and name not in self.plan.without}
+        return {
+            name: row
+            for name, row in content.topics.items()
+            if row.state != "deleting" and name not in self.plan.without
+        }
 
     def topic(self, name: str, row: TopicRow, **more: Any) -> None:
-        self.manifest.topics[name] = {"number": row.number, "uuid": row.uuid, "start": None, "end": None, **more}
+        self.manifest.topics[name] = {
+            "number": row.number,
+            "uuid": row.uuid,
+            "start": None,
+            "end": None,
+            **more,
+        }
 
     def finish(self, content: Content) -> Manifest:
         """Write the registry of exactly the copied topics, and return the manifest."""
-        kept = {name: row for name, row in content.topics.items() if self.manifest.topics.get(name, {}).get("uuid") == row.uuid}
+        kept = {
+            name: row
+            for name, row in content.topics.items()
+            if self.manifest.topics.get(name, {}).get("uuid") == row.uuid
+        }
         content.topics = kept
         self.writer.write(REGISTRY_NAME, encode(content))
         audit = str(self.plan.data_dir / AUDIT)
@@ -230,7 +276,10 @@ class _Stopped(_Copying):
             if not self.files.exists(folder):
                 if row.state == "new":
                     continue
-                text = f"the directory of topic {name!r} is missing: {folder}; restore it, or leave the topic out with --without {name}"
+                text = (
+                    f"the directory of topic {name!r} is missing: {folder}; restore it, or "
+                    f"leave the topic out with --without {name}"
+                )
                 raise NotFound(E_NOT_FOUND, text)
             for path in format_.walk(self.files, folder, (LOCK_NAME, BACKUP_NAME)):
                 self.writer.copy(f"{folder}/{path}", f"{_place(row)}/{path}", cold=True)
@@ -247,7 +296,9 @@ class _Running(_Copying):
     def run(self) -> Manifest:
         self._id = os.urandom(8).hex()
         self._taken: dict[str, tuple[TopicRow, dict[str, Any] | None]] = {}
-        with _Storages(f"ipc://{self.plan.data_dir.absolute()}/run", timeout=self.plan.timeout_s) as admin:
+        with _Storages(
+            f"ipc://{self.plan.data_dir.absolute()}/run", timeout=self.plan.timeout_s
+        ) as admin:
             self._admin = admin
             try:
                 content = self._take_states()
@@ -271,14 +322,20 @@ class _Running(_Copying):
         for _ in range(ROUNDS_MAX):
             content = self.registry()
             missing = {
-                name: row for name, row in self.wanted(content).items() if name not in self._taken or self._taken[name][0].uuid != row.uuid
+                name: row
+                for name, row in self.wanted(content).items()
+                if name not in self._taken or self._taken[name][0].uuid != row.uuid
             }
             if not missing:
                 return content
             for name, row in missing.items():
                 self._asked(name, row, "state")
         raise Refused(
-            E_INTERNAL, f"topics were created again and again while the backup ran (the last: {', '.join(sorted(missing)[:5])}); try again"
+            E_INTERNAL,
+            (
+                "topics were created again and again while the backup ran (the last: "
+                f"{', '.join(sorted(missing)[:5])}); try again"
+            ),
         )
 
     def _asked(self, name: str, row: TopicRow, do: str) -> None:
@@ -289,7 +346,9 @@ class _Running(_Copying):
             if not self._is_there(name, row):
                 self._taken.pop(name, None)
                 return
-            text = f"topic {name!r}: {error.text} (use --without {name} to back up all other topics)"
+            text = (
+                f"topic {name!r}: {error.text} (use --without {name} to back up all other topics)"
+            )
             raise from_wire(error.code, text) from None
         self._taken[name] = row, answer if do == "log" else None
 
@@ -303,15 +362,23 @@ class _Running(_Copying):
             for path in format_.walk(self.files, folder):
                 cold = path.endswith(CHUNK_SUFFIX) and path != newest
                 self.writer.copy(
-                    f"{folder}/{path}", f"{_place(row)}/{path}", int(taken["newest_bytes"]) if path == newest else None, cold=cold
+                    f"{folder}/{path}",
+                    f"{_place(row)}/{path}",
+                    int(taken["newest_bytes"]) if path == newest else None,
+                    cold=cold,
                 )
         except (FileNotFoundError, Damaged) as error:
             if self._is_there(name, row):
-                text = f"topic {name!r} was restarted while it was copied ({error}); start the backup again"
+                text = (
+                    f"topic {name!r} was restarted while it was copied ({error}); start the "
+                    "backup again"
+                )
                 raise Refused(E_INTERNAL, text) from None
             self.writer.drop(_place(row))
         else:
-            self.topic(name, row, start=taken["start"], end=taken["end"], missing_chunks=taken["missing"])
+            self.topic(
+                name, row, start=taken["start"], end=taken["end"], missing_chunks=taken["missing"]
+            )
         self._let_go(name)
 
     def _let_go(self, name: str) -> None:
@@ -327,14 +394,21 @@ class _Running(_Copying):
 # Restoring
 
 
-def check(files: Files, backup: str, advance: Advance = lambda count: None) -> tuple[Manifest, list[str]]:
+def check(
+    files: Files, backup: str, advance: Advance = lambda count: None
+) -> tuple[Manifest, list[str]]:
     """Read every byte of a backup, and return the manifest and a sentence for each problem."""
     manifest = _manifest(files, backup)
-    problems = [format_.check_file(files, f"{backup}/{DATA_NAME}/{row.path}", row, advance) for row in manifest.files]
+    problems = [
+        format_.check_file(files, f"{backup}/{DATA_NAME}/{row.path}", row, advance)
+        for row in manifest.files
+    ]
     return manifest, [problem for problem in problems if problem]
 
 
-def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda count: None) -> Manifest:
+def restore(
+    files: Files, backup: str, data_dir: Path, advance: Advance = lambda count: None
+) -> Manifest:
     """Restore a backup to a new data directory.
 
     The directory is complete when this returns. On failure it does not exist. Raises `ZsqError` or
@@ -343,7 +417,10 @@ def restore(files: Files, backup: str, data_dir: Path, advance: Advance = lambda
     manifest = _manifest(files, backup)
     target = str(data_dir.absolute())
     if files.exists(target) and (not files.is_folder(target) or files.list(target)):
-        raise UsageError(E_BAD_ARGUMENT, f"{data_dir} is not empty; restore to a new directory (nothing is overwritten)")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"{data_dir} is not empty; restore to a new directory (nothing is overwritten)",
+        )
     if os.path.ismount(target):
         raise UsageError(E_BAD_ARGUMENT, f"{data_dir} is a mount point; restore to a folder in it")
     partial = f"{target}.restoring"

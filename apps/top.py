@@ -41,7 +41,9 @@ def count(value: Any) -> str:
     number = float(value)
     for unit in ("", "k", "M", "G", "T"):
         if abs(number) < 1000 or unit == "T":
-            return f"{number:.0f}{unit}" if not unit or abs(number) >= 100 else f"{number:.1f}{unit}"
+            return (
+                f"{number:.0f}{unit}" if not unit or abs(number) >= 100 else f"{number:.1f}{unit}"
+            )
         number /= 1000
     return ""
 
@@ -64,7 +66,9 @@ def age(seconds: Any) -> str:
         return f"{seconds * 1000:.0f}ms"
     for unit, length in (("s", 60.0), ("m", 60.0), ("h", 24.0), ("d", 1e9)):
         if seconds < length:
-            return f"{seconds:.0f}{unit}" if seconds >= 10 or unit == "s" else f"{seconds:.1f}{unit}"
+            return (
+                f"{seconds:.0f}{unit}" if seconds >= 10 or unit == "s" else f"{seconds:.1f}{unit}"
+            )
         seconds /= length
     return ""
 
@@ -74,7 +78,11 @@ def share(value: Any) -> str:
 
 
 def _plain(level: Level) -> tuple[TableColumn, ...]:
-    return tuple(TableColumn(row.view, row.top, size if row.unit == "bytes" else count) for row in rows_of(level) if row.top)
+    return tuple(
+        TableColumn(row.view, row.top, size if row.unit == "bytes" else count)
+        for row in rows_of(level)
+        if row.top
+    )
 
 
 COLUMNS: Final[dict[str, tuple[TableColumn, ...]]] = {
@@ -129,31 +137,54 @@ class Picture:
     def take(self, told: OverviewAnswer) -> None:
         if told["whole"]:
             self._topics = {}
-            self._topic_fields, self._channel_fields = told.get("topic_fields", ()), told.get("channel_fields", ())
+            self._topic_fields, self._channel_fields = (
+                told.get("topic_fields", ()),
+                told.get("channel_fields", ()),
+            )
         for name, (row, channels) in told["topics"].items():
             before, others = self._topics.get(name, ((), {}))
             self._topics[name] = row or before, {**others, **channels}
         self.version, self.broker = told["version"], told["broker"]
         self._processes = told.get("processes", self._processes)
 
-    def rows(self, view: str, now_ns: int, used: Mapping[int, tuple[float | None, int]] | None = None) -> list[Row]:
+    def rows(
+        self, view: str, now_ns: int, used: Mapping[int, tuple[float | None, int]] | None = None
+    ) -> list[Row]:
         """Return the rows of a view. `used` has processor share and memory by pid, where known."""
         if view == "processes":
             return [self._process(one, used or {}) for one in self._processes]
         if view == "topics":
-            return [self._topic(name, row, channels, now_ns) for name, (row, channels) in self._topics.items()]
-        return [self._channel(topic, name, row, now_ns) for topic, (_, channels) in self._topics.items() for name, row in channels.items()]
+            return [
+                self._topic(name, row, channels, now_ns)
+                for name, (row, channels) in self._topics.items()
+            ]
+        return [
+            self._channel(topic, name, row, now_ns)
+            for topic, (_, channels) in self._topics.items()
+            for name, row in channels.items()
+        ]
 
-    def _topic(self, name: str, row: OverviewRow, channels: Mapping[str, OverviewRow], now_ns: int) -> Row:
+    def _topic(
+        self, name: str, row: OverviewRow, channels: Mapping[str, OverviewRow], now_ns: int
+    ) -> Row:
         found = dict(zip(self._topic_fields, row, strict=True))
         said = [] if found["state"] == "up" else [str(found["state"])]
-        said += [f"closed to {found['closed']}"] * bool(found["closed"]) + ["paused"] * found["paused"]
+        said += [f"closed to {found['closed']}"] * bool(found["closed"]) + ["paused"] * found[
+            "paused"
+        ]
         said += [] if found["health"] == "OK" else [str(found["health"])]
-        return found | {"topic": name, "channels": len(channels), "age_s": _age(found["oldest_ns"], now_ns), "said": ", ".join(said)}
+        return found | {
+            "topic": name,
+            "channels": len(channels),
+            "age_s": _age(found["oldest_ns"], now_ns),
+            "said": ", ".join(said),
+        }
 
     def _channel(self, topic: str, name: str, row: OverviewRow, now_ns: int) -> Row:
         found = dict(zip(self._channel_fields, row, strict=True))
-        said = ["paused"] * found["paused"] + ([] if found["health"] == "OK" else [str(found["health"])])
+        said = ["paused"] * found["paused"] + (
+            [] if found["health"] == "OK" else [str(found["health"])]
+        )
         ages = {"age_s": _age(found["oldest_ns"], now_ns), "p99_s": found["p99_ns"] / NS}
         return found | ages | {"topic": topic, "channel": name, "said": ", ".join(said)}
 
@@ -200,13 +231,21 @@ class Screen:
         """Return the rows that have the filter in one of their texts, in order."""
         wanted = self.filter.lower()
         texts = [column.key for column in COLUMNS[self.view] if column.is_text]
-        found = [row for row in rows if not wanted or any(wanted in str(row[key]).lower() for key in texts)]
+        found = [
+            row
+            for row in rows
+            if not wanted or any(wanted in str(row[key]).lower() for key in texts)
+        ]
         name = COLUMNS[self.view][0].key
         found.sort(key=lambda row: tuple(str(row[key]) for key in texts))
         column = next(one for one in COLUMNS[self.view] if one.key == self.order[self.view])
         turned = self.turned.get(self.view, False)
         if column.key != name or turned:
-            values: Callable[[Row], Any] = (lambda row: str(row[column.key])) if column.is_text else (lambda row: row[column.key] or 0)
+            values: Callable[[Row], Any] = (
+                (lambda row: str(row[column.key]))
+                if column.is_text
+                else (lambda row: row[column.key] or 0)
+            )
             found.sort(key=values, reverse=turned if column.is_text else not turned)
         return found
 
@@ -226,7 +265,11 @@ class Screen:
         elif key in ("q", "Q", "\x03", "\x04"):
             self.over = True
         elif key in ("1", "2", "3", "\t"):
-            self.view = VIEWS[int(key) - 1] if key != "\t" else VIEWS[(VIEWS.index(self.view) + 1) % len(VIEWS)]
+            self.view = (
+                VIEWS[int(key) - 1]
+                if key != "\t"
+                else VIEWS[(VIEWS.index(self.view) + 1) % len(VIEWS)]
+            )
             self.first = 0
         elif key in ("left", "right", "<", ">"):
             keys = [column.key for column in COLUMNS[self.view]]
@@ -242,7 +285,16 @@ class Screen:
         elif key in (" ", "p"):
             self.paused = not self.paused
         else:
-            steps = {"up": -1, "k": -1, "down": 1, "j": 1, "pageup": -height, "pagedown": height, "home": -(10**9), "end": 10**9}
+            steps = {
+                "up": -1,
+                "k": -1,
+                "down": 1,
+                "j": 1,
+                "pageup": -height,
+                "pagedown": height,
+                "home": -(10**9),
+                "end": 10**9,
+            }
             self.first = max(0, self.first + steps.get(key, 0))
 
     def _type(self, key: str) -> None:
@@ -265,7 +317,9 @@ class Usage:
         self._page_bytes = page_bytes
         self._before: dict[int, tuple[int, float]] = {}
 
-    def look(self, pids: Iterable[int], now_s: float | None = None) -> dict[int, tuple[float | None, int]]:
+    def look(
+        self, pids: Iterable[int], now_s: float | None = None
+    ) -> dict[int, tuple[float | None, int]]:
         """Return the processor share of each process since the last call, and its memory in bytes.
 
         The share is a percentage of one processor, or None in the first call. Memory includes
@@ -283,7 +337,11 @@ class Usage:
             ticks = int(fields[11]) + int(fields[12])
             seen[pid] = ticks, now_s
             before = self._before.get(pid)
-            share_ = None if before is None else 100 * (ticks - before[0]) / self._ticks_s / max(now_s - before[1], 0.001)
+            share_ = (
+                None
+                if before is None
+                else 100 * (ticks - before[0]) / self._ticks_s / max(now_s - before[1], 0.001)
+            )
             found[pid] = share_, int(fields[21]) * self._page_bytes
         self._before = seen
         return found

@@ -5,7 +5,8 @@ folders of the driver's path, and takes its `DefaultSource`. Python finds an edi
 import hook and not in such a folder. Then `zsq.apps.spark.register(spark)` is needed.
 """
 
-# If this import raised an error (no pyarrow), Spark would lose all Python data sources, not only this one.
+# If this import raised an error (no pyarrow), Spark would lose all Python data sources, not only
+# this one.
 try:
     from zsq.apps.spark.data_source import ZsqDataSource as DefaultSource
 

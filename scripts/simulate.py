@@ -21,7 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main() -> int:
     found = subprocess.run(
-        ["bash", "-c", '. "$0/scripts/environment" test && printf %s "$PYTHON"', str(ROOT)], stdout=subprocess.PIPE, text=True, check=False
+        ["bash", "-c", '. "$0/scripts/environment" test && printf %s "$PYTHON"', str(ROOT)],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
     )
     if found.returncode:
         return found.returncode

@@ -132,7 +132,11 @@ class Files:
         """
         try:
             os.stat(path)
-        except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file has a zero byte in its name
+        except (
+            FileNotFoundError,
+            NotADirectoryError,
+            ValueError,
+        ):  # ValueError: no file has a zero byte in its name
             return False
         return True
 
@@ -164,7 +168,9 @@ class Files:
         The result is -1 if the file does not exist, because then no process can hold it.
         """
         try:
-            fd = os.open(path, (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_CLOEXEC, _FILE_MODE)
+            fd = os.open(
+                path, (os.O_RDWR | os.O_CREAT if write else os.O_RDONLY) | os.O_CLOEXEC, _FILE_MODE
+            )
         except FileNotFoundError:
             if write:
                 raise
@@ -176,7 +182,11 @@ class Files:
             os.close(fd)
             pid = int(digits) if digits.isdigit() else 0
             raise Locked(
-                f"{path} is locked by process {pid or 'unknown'}; only one process may open this directory: stop that process first", pid
+                (
+                    f"{path} is locked by process {pid or 'unknown'}; only one process may open "
+                    "this directory: stop that process first"
+                ),
+                pid,
             ) from None
         except BaseException:
             os.close(fd)
@@ -199,7 +209,8 @@ class Files:
         except BlockingIOError:
             os.close(fd)
             raise Locked(
-                f"{path} is locked by another process: an nsqd, or a program with a disk queue there; stop that process first"
+                f"{path} is locked by another process: an nsqd, or a program with a disk queue "
+                "there; stop that process first"
             ) from None
         except BaseException:
             os.close(fd)

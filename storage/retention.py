@@ -54,7 +54,11 @@ def resolve(*layers: Mapping[str, object]) -> Retention:
     found: dict[str, Any] = {name: value for layer in layers for name, value in layer.items()}
     unknown = found.keys() - Retention.__dataclass_fields__.keys()
     check(
-        not unknown, f"unknown setting {', '.join(sorted(map(str, unknown)))}; known settings: {', '.join(Retention.__dataclass_fields__)}"
+        not unknown,
+        (
+            f"unknown setting {', '.join(sorted(map(str, unknown)))}; known settings: "
+            f"{', '.join(Retention.__dataclass_fields__)}"
+        ),
     )
     return Retention(**found)
 
@@ -149,14 +153,18 @@ def _beyond_keep(retention: Retention, view: LogView, finished: int, may: int, a
     left_bytes = sum(view.sizes[:finished])
     for chunk in range(may):
         too_many = retention.keep_bytes != NONE and left_bytes > retention.keep_bytes
-        too_many = too_many or (retention.keep_chunks != NONE and finished - chunk > retention.keep_chunks)
+        too_many = too_many or (
+            retention.keep_chunks != NONE and finished - chunk > retention.keep_chunks
+        )
         if not too_many and (retention.keep_s == NONE or ages.of(chunk) <= retention.keep_s):
             return chunk
         left_bytes -= view.sizes[chunk]
     return may
 
 
-def _beyond_max(retention: Retention, view: LogView, finished: int, may: int, ages: _Ages) -> tuple[int, bool]:
+def _beyond_max(
+    retention: Retention, view: LogView, finished: int, may: int, ages: _Ages
+) -> tuple[int, bool]:
     """Return how many chunks exceed the `max_*` bounds, and whether the ongoing chunk does too.
 
     The number includes the finished chunks before them.
@@ -168,12 +176,17 @@ def _beyond_max(retention: Retention, view: LogView, finished: int, may: int, ag
     chunk = finished
     while chunk < may:
         too_old = left > 0 and retention.max_s != NONE and ages.of(chunk) > retention.max_s
-        if not too_old and (not _too_much(retention, left, 0.0) or following < retention.max_bytes * PARTS_LEFT // PARTS):
+        if not too_old and (
+            not _too_much(retention, left, 0.0)
+            or following < retention.max_bytes * PARTS_LEFT // PARTS
+        ):
             break
         chunk += 1
         left = min(left, following)  # the first one may be finished in part
         following -= view.sizes[chunk]
-    drop_ongoing = chunk == len(view.bases) - 1 and _too_much(retention, left, _age_s(view, view.last_time_ns))
+    drop_ongoing = chunk == len(view.bases) - 1 and _too_much(
+        retention, left, _age_s(view, view.last_time_ns)
+    )
     return (chunk if chunk > finished else 0), drop_ongoing
 
 

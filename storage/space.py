@@ -27,7 +27,10 @@ def reserve_bytes(files: Files, folder: str) -> int:
 
 def describe(folder: str, free: int, reserve: int) -> str:
     """Return a sentence with the free bytes, the bytes that are kept free, and what to do."""
-    return f"{folder} is on a file system with {sized(free)} free, and zsq keeps a reserve of {sized(reserve)}. {ADVICE}"
+    return (
+        f"{folder} is on a file system with {sized(free)} free, and zsq keeps a reserve of "
+        f"{sized(reserve)}. {ADVICE}"
+    )
 
 
 def sized(count: int) -> str:
@@ -65,7 +68,10 @@ class Space:
             return
         if free < total:
             self._bytes = 0
-            text = f"{sized(total)} do not fit: {describe(self._folder, free + self._reserve_bytes, self._reserve_bytes)}"
+            text = (
+                f"{sized(total)} do not fit: "
+                f"{describe(self._folder, free + self._reserve_bytes, self._reserve_bytes)}"
+            )
             raise DiskFull(text, wanted_bytes=total)
         self._asked_ns = now_ns
         self._bytes = min(SPACE_CHECK_BYTES, free - total)
@@ -90,7 +96,10 @@ class Space:
         room = self.room()
         if room is None:
             return DiskFull(f"{what}: {error}. {ADVICE}")
-        return DiskFull(f"{what}: {error}. {describe(self._folder, room + self._reserve_bytes, self._reserve_bytes)}")
+        return DiskFull(
+            f"{what}: {error}. "
+            f"{describe(self._folder, room + self._reserve_bytes, self._reserve_bytes)}"
+        )
 
     def forget(self) -> None:
         """Read the free space before the next write.

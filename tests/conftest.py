@@ -10,25 +10,37 @@ from typing import Final
 import pytest
 from hypothesis import HealthCheck, settings
 
-# No deadline: a test that waits for its turn on a busy machine is not slow. In continuous integration the same examples each
-# time, so that a failure there is of the change; elsewhere new ones. `--fast` looks at fewer.
+# No deadline: a test that waits for its turn on a busy machine is not slow. In continuous
+# integration the same examples each time, so that a failure there is of the change; elsewhere new
+# ones. `--fast` looks at fewer.
 settings.register_profile(
-    "zsq", deadline=None, derandomize="CI" in os.environ, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
+    "zsq",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
-settings.register_profile("fast", settings.get_profile("zsq"), max_examples=10, stateful_step_count=20)
-# A test that names the gateway tests the gateway, and this user's clients would go past it. tests/process/test_direct.py tests that.
+settings.register_profile(
+    "fast", settings.get_profile("zsq"), max_examples=10, stateful_step_count=20
+)
+# A test that names the gateway tests the gateway, and this user's clients would go past it.
+# tests/process/test_direct.py tests that.
 os.environ["ZSQ_TRANSPORT"] = "tcp"
 
 settings.load_profile("fast" if "ZSQ_TEST_FAST" in os.environ else "zsq")
 
-# Whose tests start brokers, Spark or hundreds of recoveries: slow, but for those that are marked `smoke`.
+# Whose tests start brokers, Spark or hundreds of recoveries: slow, but for those that are marked
+# `smoke`.
 SLOW_FOLDERS: Final = frozenset({"attacks", "process", "compat", "spark", "spark_cluster"})
 SLOW_FILES: Final = re.compile(
-    r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_|zsqd|bench|test_calls|fuzz|simulation|test_runner"
+    r"crash|damage|faults|flips|merging|moves|reads|bad_files|fsck|disk_queue_model|cli_"
+    r"|zsqd|bench|test_calls|fuzz|simulation|test_runner"
 )
-# Files with tests of a minute and more: they begin first, so that no core is left with one of them at the end.
+# Files with tests of a minute and more: they begin first, so that no core is left with one of them
+# at the end.
 LONG_FILES: Final = re.compile(
-    r"test_(driver_killed|torture|soak|damage_many|two_hosts|broker_lost|tasks|slow_topic|group_crash|fuzzed|alarms|simulation|bench_nsq"
+    r"test_(driver_killed|torture|soak|damage_many|two_hosts|broker_lost|tasks"
+    r"|slow_topic|group_crash|fuzzed|alarms|simulation|bench_nsq"
     r"|batch|tutorial|pages)$"
 )
 ROOT: Final = Path(__file__).parent
@@ -38,13 +50,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: LONG_FILES.search(item.path.stem) is None)
     for item in items:
         folder = item.path.relative_to(ROOT).parts[0] if item.path.is_relative_to(ROOT) else ""
-        if (folder in SLOW_FOLDERS or SLOW_FILES.search(item.path.stem)) and item.get_closest_marker("smoke") is None:
+        if (
+            folder in SLOW_FOLDERS or SLOW_FILES.search(item.path.stem)
+        ) and item.get_closest_marker("smoke") is None:
             item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)
 def _log_as_found() -> Iterator[None]:
-    """What a test does to our logger, which a simulated broker takes for itself, must not meet the next one."""
+    """What a test does to our logger, which a simulated broker takes for itself, must not meet the
+    next one.
+    """
     log = logging.getLogger("zsq")
     found = log.level, log.propagate, log.handlers[:]
     yield

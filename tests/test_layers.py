@@ -1,6 +1,8 @@
-"""Which room may import which, and that pure files are pure: read from the source, so no import has to run.
+"""Which room may import which, and that pure files are pure: read from the source, so no import has
+to run.
 
-A room is a folder. `python tests/test_layers.py` writes the tables of rooms and arrows at the end of `HACKING.md`.
+A room is a folder. `python tests/test_layers.py` writes the tables of rooms and arrows at the end
+of `HACKING.md`.
 """
 
 from __future__ import annotations
@@ -21,12 +23,18 @@ LAYERS: Final = ("actors", "apps", "storage", "transport")
 # What a layer may import of the others; a file name without its folder means: only that file.
 MAY_IMPORT: Final = {
     "transport": (),
-    "storage": ("transport.block", "transport.errors", "transport.settings", "transport.wire.codec"),
+    "storage": (
+        "transport.block",
+        "transport.errors",
+        "transport.settings",
+        "transport.wire.codec",
+    ),
     "actors": ("transport", "storage"),
     "apps": ("transport", "storage", "actors"),
 }
-# Which other rooms of its own layer a room may import, also for types only. Rooms below another come before it.
-# Who must hear from a higher room declares a small Protocol, or takes a callback, and is given an implementation.
+# Which other rooms of its own layer a room may import, also for types only. Rooms below another
+# come before it. Who must hear from a higher room declares a small Protocol, or takes a callback,
+# and is given an implementation.
 ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
     "transport": (),
     "transport.block": ("transport",),
@@ -93,10 +101,24 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
 # Layers that must not touch the world at all, or only in some way.
 NOT_IN: Final = {
     "transport": frozenset({"lmdb", "fcntl", "shutil", "tempfile"}),  # knows no file
-    "storage": frozenset({"zmq", "socket", "asyncio", "multiprocessing", "uvloop"}),  # knows no socket, no actor
+    "storage": frozenset(
+        {"zmq", "socket", "asyncio", "multiprocessing", "uvloop"}
+    ),  # knows no socket, no actor
 }
 IMPURE: Final = frozenset(
-    {"zmq", "os", "time", "random", "socket", "threading", "multiprocessing", "asyncio", "select", "signal", "subprocess"}
+    {
+        "zmq",
+        "os",
+        "time",
+        "random",
+        "socket",
+        "threading",
+        "multiprocessing",
+        "asyncio",
+        "select",
+        "signal",
+        "subprocess",
+    }
 )
 PURE_BY_NAME: Final = (
     "transport/block/block.py",
@@ -124,8 +146,14 @@ def module_of(name: str) -> str:
 
 
 def imported(name: str, source: str, *, types_too: bool = True) -> set[str]:
-    """What a file imports: modules of this package by their dotted name within it, others by their top name."""
-    package = module_of(name).split(".") if name.endswith("__init__.py") else module_of(name).split(".")[:-1]
+    """What a file imports: modules of this package by their dotted name within it, others by their
+    top name.
+    """
+    package = (
+        module_of(name).split(".")
+        if name.endswith("__init__.py")
+        else module_of(name).split(".")[:-1]
+    )
     found: set[str] = set()
     skipped: set[ast.AST] = set()
     for node in ast.walk(ast.parse(source)):
@@ -137,7 +165,12 @@ def imported(name: str, source: str, *, types_too: bool = True) -> set[str]:
             found.update(_own(alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             if node.level:
-                base = ".".join([*package[: len(package) - node.level + 1], *([node.module] if node.module else [])])
+                base = ".".join(
+                    [
+                        *package[: len(package) - node.level + 1],
+                        *([node.module] if node.module else []),
+                    ]
+                )
             else:
                 base = node.module or ""
                 if base.split(".")[0] != "zsq":
@@ -173,7 +206,11 @@ def wrong_imports(name: str, source: str) -> list[str]:
 
 
 def sources(*folders: str) -> dict[str, str]:
-    return {named(path): path.read_text() for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))}
+    return {
+        named(path): path.read_text()
+        for folder in folders
+        for path in sorted((ROOT / folder).rglob("*.py"))
+    }
 
 
 def room_of(name: str) -> str:
@@ -182,16 +219,24 @@ def room_of(name: str) -> str:
 
 @cache
 def modules() -> dict[str, tuple[str, set[str]]]:
-    """Each module of the layers by its dotted name: its file, and which other modules of the layers it imports."""
+    """Each module of the layers by its dotted name: its file, and which other modules of the layers
+    it imports.
+    """
     every = {module_of(name): (name, source) for name, source in sources(*LAYERS).items()}
-    return {module: (name, (imported(name, source) & every.keys()) - {module}) for module, (name, source) in every.items()}
+    return {
+        module: (name, (imported(name, source) & every.keys()) - {module})
+        for module, (name, source) in every.items()
+    }
 
 
 def wrong_arrows(room: str, others: set[str]) -> list[str]:
     """`others`: rooms that it imports. Arrows between layers have rules of their own, above."""
     own = {other for other in others - {room} if other.split(".")[0] == room.split(".")[0]}
     may = ROOMS_MAY_IMPORT.get(room, ())
-    return [f"{room} imports {other}: it may import only {', '.join(may) or 'nothing'}" for other in sorted(own - set(may))]
+    return [
+        f"{room} imports {other}: it may import only {', '.join(may) or 'nothing'}"
+        for other in sorted(own - set(may))
+    ]
 
 
 def circle_of(arrows: Mapping[str, set[str]]) -> list[str]:
@@ -210,24 +255,40 @@ HACKING_MARK: Final = (
 
 
 def hacking() -> str:
-    """Return `HACKING.md` as it should be: what people wrote up to `HACKING_MARK`, and the tables of rooms below it."""
+    """Return `HACKING.md` as it should be: what people wrote up to `HACKING_MARK`, and the tables
+    of rooms below it.
+    """
     head, mark, _ = (ROOT / "HACKING.md").read_text().partition(HACKING_MARK)
     assert mark, f"HACKING.md has lost its line {HACKING_MARK!r}"
     lines = [head + mark]
     for layer in LAYERS:
-        lines += ["", f"### {layer}/", "", "| room | purpose | may import of its layer |", "|---|---|---|"]
+        lines += [
+            "",
+            f"### {layer}/",
+            "",
+            "| room | purpose | may import of its layer |",
+            "|---|---|---|",
+        ]
         for room, others in ROOMS_MAY_IMPORT.items():
             if room.split(".")[0] == layer:
-                purpose = (ast.get_docstring(ast.parse((ROOT / room.replace(".", "/") / "__init__.py").read_text())) or "").split("\n")[0]
+                caption = (ROOT / room.replace(".", "/") / "__init__.py").read_text()
+                paragraphs = (ast.get_docstring(ast.parse(caption)) or "").split("\n\n")
+                purpose = paragraphs[0].replace("\n", " ")
                 named_so = ", ".join(f"`{other.replace('.', '/')}`" for other in others)
-                lines.append(f"| `{room.replace('.', '/')}` | {purpose} | {named_so or 'nothing'} |")
+                lines.append(
+                    f"| `{room.replace('.', '/')}` | {purpose} | {named_so or 'nothing'} |"
+                )
     return "\n".join([*lines, ""])
 
 
 def pure_files() -> list[str]:
     """Those listed above, every session*.py, and all whose caption ends with "Pure."."""
     every = sources("actors", "storage", "transport")
-    says = [name for name, source in every.items() if (ast.get_docstring(ast.parse(source)) or "").split("\n")[0].endswith("Pure.")]
+    says = [
+        name
+        for name, source in every.items()
+        if (ast.get_docstring(ast.parse(source)) or "").split("\n\n")[0].endswith("Pure.")
+    ]
     sessions = [name for name in every if name.startswith("transport/session")]
     return sorted({*says, *sessions, *PURE_BY_NAME})
 
@@ -244,21 +305,31 @@ def impurities(name: str) -> list[str]:
                 found.append(f"{' -> '.join(way)} imports {module}")
             path = module.replace(".", "/")
             for candidate in (f"{path}.py", f"{path}/__init__.py"):
-                if module.split(".")[0] in LAYERS and candidate not in seen and (ROOT / candidate).is_file():
+                if (
+                    module.split(".")[0] in LAYERS
+                    and candidate not in seen
+                    and (ROOT / candidate).is_file()
+                ):
                     seen.add(candidate)
                     ways.append((*way, candidate))
     return found
 
 
 def test_layers_import_only_what_they_may() -> None:
-    assert not [line for name, source in sources(*LAYERS).items() for line in wrong_imports(name, source)]
+    assert not [
+        line for name, source in sources(*LAYERS).items() for line in wrong_imports(name, source)
+    ]
 
 
 def test_layers_import_each_other_relatively() -> None:
     absolute = []
     for name, source in sources(*LAYERS).items():
         for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] == "zsq":
+            if (
+                isinstance(node, ast.ImportFrom)
+                and not node.level
+                and (node.module or "").split(".")[0] == "zsq"
+            ):
                 absolute.append(f"{name}:{node.lineno}")
     assert not absolute, "inside the package imports are relative"
 
@@ -288,16 +359,26 @@ def test_hacking_prints_the_table_as_it_is() -> None:
 
 def test_the_rules_of_rooms_can_fail() -> None:
     assert wrong_arrows("actors.statistics", {"actors.supervisor"})
-    assert wrong_arrows("actors.runtime", {"actors.supervisor.topics", "actors.channel", "actors.settings"})[1:]
+    assert wrong_arrows(
+        "actors.runtime", {"actors.supervisor.topics", "actors.channel", "actors.settings"}
+    )[1:]
     assert wrong_arrows("storage.log", {"storage.a_new_room"})
-    assert not wrong_arrows("actors.statistics", {"actors.statistics", "actors.primitives", "transport.wire", "storage"})
+    assert not wrong_arrows(
+        "actors.statistics", {"actors.statistics", "actors.primitives", "transport.wire", "storage"}
+    )
     assert set(circle_of({"a": {"b"}, "b": {"c"}, "c": {"b"}})) == {"b", "c"}
     assert not circle_of({"a": {"b", "c"}, "b": {"c"}})
 
 
 def test_no_other_layer_imports_apps() -> None:
-    others = sources("actors", "storage", "transport") | {"__init__.py": (ROOT / "__init__.py").read_text()}
-    assert not [name for name, source in others.items() if any(module.split(".")[0] == "apps" for module in imported(name, source))]
+    others = sources("actors", "storage", "transport") | {
+        "__init__.py": (ROOT / "__init__.py").read_text()
+    }
+    assert not [
+        name
+        for name, source in others.items()
+        if any(module.split(".")[0] == "apps" for module in imported(name, source))
+    ]
 
 
 @pytest.mark.parametrize("name", pure_files())
@@ -306,33 +387,57 @@ def test_pure_files_are_pure(name: str) -> None:
 
 
 def names_of_files(text: str) -> set[str]:
-    """Files in backquotes: `block.py`, `storage/FORMAT.md`; not patterns such as `session*.py`, and nothing that a user may name so."""
+    """Files in backquotes: `block.py`, `storage/FORMAT.md`; not patterns such as `session*.py`, and
+    nothing that a user may name so.
+    """
     return set(re.findall(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|md))`", text))
 
 
 def test_every_file_that_the_source_or_a_document_names_exists() -> None:
-    documents = {named(path): path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+    documents = {
+        named(path): path.read_text()
+        for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+    }
     every = sources(*LAYERS) | sources("tests") | documents
-    there = {named(path) for folder in (*LAYERS, "tests", "scripts", "docs", "pyspark_zsq") for path in (ROOT / folder).rglob("*.*")}
-    ends = {"/".join(name.split("/")[at:]) for name in there for at in range(name.count("/") + 1)} | {
+    there = {
+        named(path)
+        for folder in (*LAYERS, "tests", "scripts", "docs", "pyspark_zsq")
+        for path in (ROOT / folder).rglob("*.*")
+    }
+    ends = {
+        "/".join(name.split("/")[at:]) for name in there for at in range(name.count("/") + 1)
+    } | {
         "README.md",
         "CHANGELOG.md",
         "HACKING.md",
     }
-    said = {name: text if name.endswith(".md") else docstrings(text) for name, text in every.items()}
-    assert not {f"{name} names {file}" for name, text in said.items() for file in names_of_files(text) - ends}
-    assert names_of_files("see `actors/restart.py`, `a*.py` and `b.py`") == {"actors/restart.py", "b.py"}
+    said = {
+        name: text if name.endswith(".md") else docstrings(text) for name, text in every.items()
+    }
+    assert not {
+        f"{name} names {file}"
+        for name, text in said.items()
+        for file in names_of_files(text) - ends
+    }
+    assert names_of_files("see `actors/restart.py`, `a*.py` and `b.py`") == {
+        "actors/restart.py",
+        "b.py",
+    }
 
 
 def docstrings(source: str) -> str:
     nodes = [
-        node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        node
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     return "\n".join(ast.get_docstring(node) or "" for node in nodes)
 
 
 def test_msgpack_is_known_in_one_place() -> None:
-    knowing = [name for name, source in sources(*LAYERS).items() if "msgpack" in imported(name, source)]
+    knowing = [
+        name for name, source in sources(*LAYERS).items() if "msgpack" in imported(name, source)
+    ]
     assert knowing == ["transport/wire/codec.py"]
 
 
@@ -363,7 +468,10 @@ def test_the_layer_rules_can_fail(name: str, source: str) -> None:
     ("name", "source"),
     [
         ("storage/a.py", "from ..transport.block import Block\nfrom .files import Files\n"),
-        ("actors/a.py", "from ..transport.client import Producer\nfrom ..storage import log\nimport zmq\n"),
+        (
+            "actors/a.py",
+            "from ..transport.client import Producer\nfrom ..storage import log\nimport zmq\n",
+        ),
         ("apps/nsqd/a.py", "from ...transport.block import pack\nfrom . import b\n"),
     ],
 )

@@ -21,15 +21,27 @@ def remaining(found: Mapping[str, Any]) -> list[str]:
             if row.get(name)
         ]
         if row["health"] in ("starting", "failed"):
-            left.append(f"channel {row['channel_name']} (it is {row['health']}, so its messages cannot be counted)")
+            left.append(
+                f"channel {row['channel_name']} (it is {row['health']}, so its messages cannot "
+                "be counted)"
+            )
         elif counts:
             nobody = "" if row.get("client_count") else ", no consumer"
             paused = ", paused" if row.get("paused") else ""
             left.append(f"channel {row['channel_name']} ({', '.join(counts)}{nobody}{paused})")
     if not found["channels"] and found["depth"]:
-        left.append(f"{found['depth']:,} messages that wait for a first channel (create one and consume them, or run `zsq topic empty`)")
+        left.append(
+            f"{found['depth']:,} messages that wait for a first channel (create one and consume "
+            "them, or run `zsq topic empty`)"
+        )
     elif found["depth"]:
-        left.append(f"{found['depth']:,} messages that wait because the topic is paused (run `zsq topic unpause`)")
+        left.append(
+            f"{found['depth']:,} messages that wait because the topic is paused (run `zsq topic "
+            "unpause`)"
+        )
     if found["delayed_count"]:
-        left.append(f"{found['delayed_count']:,} delayed messages that are not due yet (or run `zsq delayed cancel`)")
+        left.append(
+            f"{found['delayed_count']:,} delayed messages that are not due yet (or run `zsq "
+            "delayed cancel`)"
+        )
     return left

@@ -1,4 +1,5 @@
-"""Errors: one class for each reaction of the caller, a code for programs, and a sentence for people.
+"""Errors: one class for each reaction of the caller, a code for programs, and a sentence for
+people.
 
 The wire carries `(code, text)`. `from_wire` selects the class:
 
@@ -50,7 +51,9 @@ _flags = False
 
 @contextlib.contextmanager
 def options_as_flags() -> Iterator[None]:
-    """Let errors name options as the command line does (`--key-file`), not as Python does (`key_file=`)."""
+    """Let errors name options as the command line does (`--key-file`), not as Python does
+    (`key_file=`).
+    """
     global _flags
     before, _flags = _flags, True
     try:
@@ -138,5 +141,7 @@ _CLASS_OF: Final[dict[str, type[ZsqError]]] = {
 
 
 def from_wire(code: str, text: str) -> ZsqError:
-    """Return the exception for a code from the wire. Codes that are not listed above are `Refused`."""
+    """Return the exception for a code from the wire. Codes that are not listed above are
+    `Refused`.
+    """
     return _CLASS_OF.get(code, Refused)(code, text)

@@ -18,7 +18,10 @@ _NAME: Final = re.compile(r"[.a-zA-Z0-9_-]+(#ephemeral)?", re.ASCII)
 def check_name(name: str, what: str = "topic") -> str:
     """Return `name` if it is legal (NSQ's rule). Raises `UsageError` (E_BAD_NAME) if not."""
     if not isinstance(name, str):
-        raise UsageError(E_BAD_NAME, f"a {what} name must be text (str), not {type(name).__name__}: {repr(name)[:80]}")
+        raise UsageError(
+            E_BAD_NAME,
+            f"a {what} name must be text (str), not {type(name).__name__}: {repr(name)[:80]}",
+        )
     if len(name) > NAME_CHARS_MAX or not _NAME.fullmatch(name):
         shown = repr(name)[:80]
         raise UsageError(
@@ -27,7 +30,9 @@ def check_name(name: str, what: str = "topic") -> str:
             f" A-Z a-z 0-9 . _ - (and end it in {EPHEMERAL_SUFFIX!r} to keep it only in memory)",
         )
     if name in {".", ".."}:
-        raise UsageError(E_BAD_NAME, f"{what} name {name!r} is not legal: '.' and '..' mean folders")
+        raise UsageError(
+            E_BAD_NAME, f"{what} name {name!r} is not legal: '.' and '..' mean folders"
+        )
     return name
 
 

@@ -63,7 +63,12 @@ class Kind(StrEnum):
     BYTES = "bytes"
 
 
-_TYPES: Final = {Kind.FLAG: (bool,), Kind.COUNT: (int,), Kind.BYTES: (int,), Kind.SECONDS: (int, float)}
+_TYPES: Final = {
+    Kind.FLAG: (bool,),
+    Kind.COUNT: (int,),
+    Kind.BYTES: (int,),
+    Kind.SECONDS: (int, float),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,12 +118,17 @@ class Setting:
         """Raise `UsageError` (E_BAD_ARGUMENT) if the setting cannot have this value."""
         good, too_low = type(value) in _TYPES.get(self.kind, (str,)), False
         if isinstance(value, int | float):
-            good, too_low = good and (value == self.no_bound or self.low <= value <= self.high), good and 0 <= value < self.low
+            good, too_low = (
+                good and (value == self.no_bound or self.low <= value <= self.high),
+                good and 0 <= value < self.low,
+            )
         elif self.choices:
             good = value in (*self.choices,)
         if good or (value is None and self.default is None):
             return
-        allowed = (self.least if too_low and self.least else self.allowed).format(low=self.low, high=self.high)
+        allowed = (self.least if too_low and self.least else self.allowed).format(
+            low=self.low, high=self.high
+        )
         raise UsageError(E_BAD_ARGUMENT, f"{self.name} must be {allowed}, not {_short(value)}")
 
 
@@ -197,14 +207,21 @@ class ChannelSettings:
 
     def __post_init__(self) -> None:
         _check_values(CHANNEL, self)
-        object.__setattr__(self, "tags", TAG_SEPARATOR.join(split_tags(self.tags)))  # one spelling, so that settings can be compared
-        check(self.backoff_s <= self.backoff_max_s, f"backoff_s ({self.backoff_s}) is above backoff_max_s ({self.backoff_max_s})")
+        object.__setattr__(
+            self, "tags", TAG_SEPARATOR.join(split_tags(self.tags))
+        )  # one spelling, so that settings can be compared
+        check(
+            self.backoff_s <= self.backoff_max_s,
+            f"backoff_s ({self.backoff_s}) is above backoff_max_s ({self.backoff_max_s})",
+        )
         if self.dead_letter_topic:
             check_name(self.dead_letter_topic)
 
     def backoff_ns(self, attempts: int) -> int:
         """Return how long the broker waits after this number of deliveries."""
-        return int(min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts - 1, 0), 60)) * 1e9)
+        return int(
+            min(self.backoff_max_s, self.backoff_s * 2.0 ** min(max(attempts - 1, 0), 60)) * 1e9
+        )
 
     def as_dict(self) -> dict[str, SettingValue]:
         return asdict(self)
@@ -299,7 +316,10 @@ class Retention:
     def __post_init__(self) -> None:
         _check_values(TOPIC, self)
         text = "max_s (--max-age) works only with when_full drop-oldest (--when-full drop-oldest)"
-        check(self.max_s == NONE or self.drops, f"{text}; set that, or remove max_s with -1 (--max-age none)")
+        check(
+            self.max_s == NONE or self.drops,
+            f"{text}; set that, or remove max_s with -1 (--max-age none)",
+        )
 
     @property
     def drops(self) -> bool:
@@ -343,7 +363,9 @@ def split_tags(tags: str) -> tuple[str, ...]:
     check(all(found), f"tags must be names with {TAG_SEPARATOR} between them, not {_short(tags)}")
     check(len(found) <= TAGS_MAX, f"a channel can have at most {TAGS_MAX} tags, not {len(found)}")
     size = max(len(tag.encode()) for tag in found)
-    check(size <= TAG_BYTES_MAX, f"a tag of {size} bytes is over the limit of {TAG_BYTES_MAX} bytes")
+    check(
+        size <= TAG_BYTES_MAX, f"a tag of {size} bytes is over the limit of {TAG_BYTES_MAX} bytes"
+    )
     return found
 
 
@@ -358,7 +380,9 @@ def _short(value: object) -> str:
 
 
 def _rows(of: type[ChannelSettings | Retention]) -> tuple[Setting, ...]:
-    return tuple(replace(one.metadata["row"], name=one.name, default=one.default) for one in fields(of))
+    return tuple(
+        replace(one.metadata["row"], name=one.name, default=one.default) for one in fields(of)
+    )
 
 
 CHANNEL: Final = _rows(ChannelSettings)

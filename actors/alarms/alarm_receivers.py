@@ -127,7 +127,9 @@ class Webhook(Receiver):
         headers = {"Content-Type": "application/json", "User-Agent": "zsq"}
         if self._token:
             headers["Authorization"] = f"Bearer {self._token}"
-        request = urllib.request.Request(self._url, json.dumps(message).encode(), headers, method="POST")
+        request = urllib.request.Request(
+            self._url, json.dumps(message).encode(), headers, method="POST"
+        )
         with Deadline(TRY_S) as deadline:
             try:
                 with _opener(deadline).open(request, timeout=TIMEOUT_S) as answer:
@@ -141,7 +143,9 @@ class Webhook(Receiver):
                 raise NotSent(f"it answered {error.code} {str(error.reason)[:_TAIL]}") from None
             except (OSError, http.client.HTTPException) as error:  # URLError is an OSError
                 reason = getattr(error, "reason", None) or error
-                raise NotSent(_late(deadline) or f"not reached: {str(reason)[:_TAIL] or type(error).__name__}") from None
+                raise NotSent(
+                    _late(deadline) or f"not reached: {str(reason)[:_TAIL] or type(error).__name__}"
+                ) from None
 
 
 def _opener(deadline: Deadline) -> Any:
@@ -151,7 +155,9 @@ def _opener(deadline: Deadline) -> Any:
     import urllib.request
 
     class Stay(urllib.request.HTTPRedirectHandler):
-        def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
+        def redirect_request(
+            self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any
+        ) -> None:
             return None
 
     def held(kind: Any) -> Any:
@@ -168,7 +174,9 @@ def _opener(deadline: Deadline) -> Any:
 
     class Https(urllib.request.HTTPSHandler):
         def https_open(self, req: Any) -> Any:
-            return self.do_open(held(http.client.HTTPSConnection), req, context=ssl.create_default_context())
+            return self.do_open(
+                held(http.client.HTTPSConnection), req, context=ssl.create_default_context()
+            )
 
     return urllib.request.build_opener(Stay, Http, Https)
 
@@ -191,7 +199,12 @@ class Command(Receiver):
             given.seek(0)
             try:
                 self._running = subprocess.Popen(
-                    self._argv, stdin=given, stdout=subprocess.DEVNULL, stderr=said, start_new_session=True, cwd="/"
+                    self._argv,
+                    stdin=given,
+                    stdout=subprocess.DEVNULL,
+                    stderr=said,
+                    start_new_session=True,
+                    cwd="/",
                 )
             except OSError as error:
                 raise NotSent(f"cannot be started: {error.strerror or error}") from None

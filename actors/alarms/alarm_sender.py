@@ -157,7 +157,9 @@ class AlarmSender(Actor[AlarmStart]):
         for line in self._lines.values():
             batch = line.outbox.begin(now)
             if batch:
-                line.thread.submit(None, partial(line.receiver.tell, self._message(batch, line.outbox.missed)))
+                line.thread.submit(
+                    None, partial(line.receiver.tell, self._message(batch, line.outbox.missed))
+                )
 
     def _message(self, batch: list[AlarmEvent], missed: int) -> AlarmMessage:
         text = "\n".join(event["text"] for event in batch)
@@ -174,9 +176,18 @@ class AlarmSender(Actor[AlarmStart]):
             before = line.outbox.trouble
             given_up = line.outbox.went(trouble.removeprefix("NotSent: "), time.monotonic_ns())
             if given_up:
-                log.error("alarms were not sent to %s: %s; given up after %d tries", line.receiver.name, line.outbox.trouble, TRIES_MAX)
+                log.error(
+                    "alarms were not sent to %s: %s; given up after %d tries",
+                    line.receiver.name,
+                    line.outbox.trouble,
+                    TRIES_MAX,
+                )
             elif trouble and not before:
-                log.warning("alarms were not sent to %s: %s; trying again", line.receiver.name, line.outbox.trouble)
+                log.warning(
+                    "alarms were not sent to %s: %s; trying again",
+                    line.receiver.name,
+                    line.outbox.trouble,
+                )
 
     def on_stop(self) -> bool:
         self._stop_ns = self._stop_ns or time.monotonic_ns()
@@ -196,4 +207,9 @@ class AlarmSender(Actor[AlarmStart]):
         return all(line.outbox.idle() for line in self._lines.values())
 
     def statistics(self) -> dict[str, Any]:
-        return {"receivers": [{"name": line.receiver.name, **line.outbox.statistics()} for line in self._lines.values()]}
+        return {
+            "receivers": [
+                {"name": line.receiver.name, **line.outbox.statistics()}
+                for line in self._lines.values()
+            ]
+        }

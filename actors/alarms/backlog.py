@@ -53,9 +53,24 @@ class Level(Enum):
 _S, _L = AlarmState, Level
 TRANSITIONS: Final[dict[AlarmState, dict[Level, AlarmState]]] = {
     _S.QUIET: {_L.ABOVE: _S.RISING, _L.BETWEEN: _S.QUIET, _L.BELOW: _S.QUIET, _L.UNKNOWN: _S.QUIET},
-    _S.RISING: {_L.ABOVE: _S.RISING, _L.BETWEEN: _S.QUIET, _L.BELOW: _S.QUIET, _L.UNKNOWN: _S.RISING},
-    _S.RAISED: {_L.ABOVE: _S.RAISED, _L.BETWEEN: _S.RAISED, _L.BELOW: _S.FALLING, _L.UNKNOWN: _S.RAISED},
-    _S.FALLING: {_L.ABOVE: _S.RAISED, _L.BETWEEN: _S.RAISED, _L.BELOW: _S.FALLING, _L.UNKNOWN: _S.FALLING},
+    _S.RISING: {
+        _L.ABOVE: _S.RISING,
+        _L.BETWEEN: _S.QUIET,
+        _L.BELOW: _S.QUIET,
+        _L.UNKNOWN: _S.RISING,
+    },
+    _S.RAISED: {
+        _L.ABOVE: _S.RAISED,
+        _L.BETWEEN: _S.RAISED,
+        _L.BELOW: _S.FALLING,
+        _L.UNKNOWN: _S.RAISED,
+    },
+    _S.FALLING: {
+        _L.ABOVE: _S.RAISED,
+        _L.BETWEEN: _S.RAISED,
+        _L.BELOW: _S.FALLING,
+        _L.UNKNOWN: _S.FALLING,
+    },
 }
 HELD: Final = {_S.RISING: _S.RAISED, _S.FALLING: _S.QUIET}  # after the hold time
 
@@ -110,7 +125,9 @@ class Alarms:
         """Set the hold time, also for values that are rising or falling now."""
         self._hold_ns = int(hold_s * 1e9)
 
-    def see(self, figures: Mapping[AlarmSubject, tuple[float | None, float]], now_ns: int, wall_ns: int) -> list[Event]:
+    def see(
+        self, figures: Mapping[AlarmSubject, tuple[float | None, float]], now_ns: int, wall_ns: int
+    ) -> list[Event]:
         """Take new values and return the events that follow.
 
         `figures` maps a place to its value and threshold. Alarms of places that are missing end.
@@ -134,7 +151,9 @@ class Alarms:
                 self._alarms[place] = alarm
         return events
 
-    def _step(self, alarm: _Alarm, value: float | None, threshold: float, passed_ns: int, wall_ns: int) -> str:
+    def _step(
+        self, alarm: _Alarm, value: float | None, threshold: float, passed_ns: int, wall_ns: int
+    ) -> str:
         """Take one value of an alarm. Return the event that follows, or ""."""
         found = level(value, threshold)
         before, alarm.state = alarm.state, TRANSITIONS[alarm.state][found]
@@ -159,7 +178,11 @@ class Alarms:
 
     def again(self, wall_ns: int) -> list[Event]:
         """Return the raised alarms as new events, for a receiver that has not received them."""
-        rows = [(place, alarm) for place, alarm in self._alarms.items() if alarm.state in (_S.RAISED, _S.FALLING)]
+        rows = [
+            (place, alarm)
+            for place, alarm in self._alarms.items()
+            if alarm.state in (_S.RAISED, _S.FALLING)
+        ]
         return [_event("raised", place, alarm, wall_ns) for place, alarm in rows]
 
     def raised(self) -> list[RaisedAlarm]:
@@ -179,8 +202,14 @@ def describe(place: AlarmSubject, value: float | None, threshold: float) -> str:
     """Return a sentence about a value: `clicks/archive: depth 1,234 (alarm above 1,000)`."""
     where = _where(place)
     if place.figure == "depth":
-        return f"{where}: depth {'unknown' if value is None else f'{value:,.0f}'} (alarm above {threshold:,.0f})"
-    return f"{where}: oldest message {'unknown' if value is None else f'{value:,.1f} s'} old (alarm above {threshold:,g} s)"
+        return (
+            f"{where}: depth {'unknown' if value is None else f'{value:,.0f}'} (alarm above "
+            f"{threshold:,.0f})"
+        )
+    return (
+        f"{where}: oldest message {'unknown' if value is None else f'{value:,.1f} s'} old "
+        f"(alarm above {threshold:,g} s)"
+    )
 
 
 def _where(place: AlarmSubject) -> str:
@@ -189,8 +218,20 @@ def _where(place: AlarmSubject) -> str:
 
 def _event(event: str, place: AlarmSubject, alarm: _Alarm, wall_ns: int) -> Event:
     gone = event == "cleared" and alarm.value is None
-    said = f"{_where(place)}: the channel or its threshold was removed" if gone else describe(place, alarm.value, alarm.threshold)
-    return Event(event, place, alarm.value, alarm.threshold, alarm.raised_wall_ns, wall_ns, f"{event}: {said}")
+    said = (
+        f"{_where(place)}: the channel or its threshold was removed"
+        if gone
+        else describe(place, alarm.value, alarm.threshold)
+    )
+    return Event(
+        event,
+        place,
+        alarm.value,
+        alarm.threshold,
+        alarm.raised_wall_ns,
+        wall_ns,
+        f"{event}: {said}",
+    )
 
 
 def as_json(event: Event) -> AlarmEvent:

@@ -15,7 +15,17 @@ from typing import Any, NamedTuple, cast
 
 from ...storage.state.channel_row import ChannelRow
 from ...transport.client.core.asking import END
-from ...transport.errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_HELLO, E_LIMIT, Refused, UsageError, ZsqError
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_COMMAND,
+    E_CLOSED,
+    E_CLOSING,
+    E_HELLO,
+    E_LIMIT,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from ...transport.names import is_ephemeral
 from ...transport.settings import ChannelOptions, NewChannelSettings
 from ...transport.wire import protocol as p
@@ -97,11 +107,20 @@ def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> Op
             if isinstance(mail, Mail) and isinstance(mail.message, p.Failed):
                 raise ZsqError(mail.message.code, mail.message.text)
             if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
-                raise StartFailed(f"storage did not answer with the state of channel {channel}, but with {mail[1]}")
+                raise StartFailed(
+                    f"storage did not answer with the state of channel {channel}, but with "
+                    f"{mail[1]}"
+                )
             data = mail.message.data
             holes += data["holes"]
             if not data["more"]:
-                return OpenedChannel(ChannelRow.decode(data["row"]), holes, data["deferred"], data["start"], data["end"])
+                return OpenedChannel(
+                    ChannelRow.decode(data["row"]),
+                    holes,
+                    data["deferred"],
+                    data["start"],
+                    data["end"],
+                )
     raise StartFailed("the topic's storage did not answer within 10 s")
 
 
@@ -109,11 +128,25 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
     """Create the channel core from the stored state and the present bounds of the log."""
     row = opened.row
     deferred = Deferred(*opened.deferred)
-    deferred.limit(options.EPHEMERAL_DEFERRED_ROWS_MAX if is_ephemeral(channel) else options.DEFERRED_ROWS_MAX)
+    deferred.limit(
+        options.EPHEMERAL_DEFERRED_ROWS_MAX if is_ephemeral(channel) else options.DEFERRED_ROWS_MAX
+    )
     settings = channel_settings.resolve(row.settings or {})
-    made = ChannelCore(key, row.next_offset, opened.holes, row.counters, row.paused, deferred, settings, channel, random.random)
+    made = ChannelCore(
+        key,
+        row.next_offset,
+        opened.holes,
+        row.counters,
+        row.paused,
+        deferred,
+        settings,
+        channel,
+        random.random,
+    )
     made.begin = row.next_offset if row.begin is None else row.begin  # not stored by version 0.1.0
-    made.measurements.sample((), time.monotonic_ns(), time.time_ns())  # rates are measured from here on
+    made.measurements.sample(
+        (), time.monotonic_ns(), time.time_ns()
+    )  # rates are measured from here on
     made.supply.go_on_without(row.emptied or ())
     made.supply.drop_below(opened.start)
     return made
@@ -124,7 +157,9 @@ def check_ready(ready: int) -> None:
         raise UsageError(E_BAD_ARGUMENT, f"ready count must be 0 to {p.READY_MAX}, not {ready}")
 
 
-def consumer_of(message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall_ns: int) -> Subscriber:
+def consumer_of(
+    message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall_ns: int
+) -> Subscriber:
     """Return the consumer that this request describes.
 
     Raises `UsageError` or `Refused` if the channel does not accept it.
@@ -138,7 +173,10 @@ def consumer_of(message: p.Sub, peer: Peer, core: ChannelCore, now_ns: int, wall
         raise UsageError(E_BAD_ARGUMENT, f"message timeout must be {limits}, not {timeout_ms} ms")
     check_ready(message.ready)
     if not 0 <= message.sample_rate <= p.SAMPLE_RATE_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"sample rate must be 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"sample rate must be 1 to {p.SAMPLE_RATE_MAX} percent, or 0 for all, not {message.sample_rate}",
+        )
     _check_room(peer, core, now_ns)
     heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
     return Subscriber(
@@ -159,7 +197,13 @@ def _check_room(peer: Peer, core: ChannelCore, now_ns: int) -> None:
     for lost in core.lost_consumers(now_ns):
         core.unsubscribe(lost)
     if len(consumers) >= limit:
-        raise Refused(E_LIMIT, f"the channel has {len(consumers)} consumers; the limit is {limit}. Try again when a consumer has left")
+        raise Refused(
+            E_LIMIT,
+            (
+                f"the channel has {len(consumers)} consumers; the limit is {limit}. Try again when "
+                "a consumer has left"
+            ),
+        )
 
 
 log = logging.getLogger("zsq")
@@ -181,7 +225,9 @@ class ChannelActor(Actor[ChannelStart]):
         self._route()
         self._request = 1
         self.saving = Saving(self.name)
-        self.dead_letters = DeadLetterSender(self, self.given.topic_name, self.given.uuid, self.name, self.given.front)
+        self.dead_letters = DeadLetterSender(
+            self, self.given.topic_name, self.given.uuid, self.name, self.given.front
+        )
         self.peeks = Peeks(self.name)
         self._stop_ns = 0
         self.closed: bool = self.given.closed  # closed for consumers
@@ -240,11 +286,21 @@ class ChannelActor(Actor[ChannelStart]):
         if self.closed:
             raise Refused(E_CLOSED, TO_CONSUMERS)
         if self.last_consumer is not None and self.last_consumer.over:
-            text = f"ephemeral channel {self.name!r} is being removed because it has no consumers; subscribe again to create a new one"
+            text = (
+                f"ephemeral channel {self.name!r} is being removed because it has no consumers; "
+                "subscribe again to create a new one"
+            )
             raise Refused(E_CLOSING, text)
-        consumer = consumer_of(message, mail.envelope, self.core, time.monotonic_ns(), time.time_ns())
+        consumer = consumer_of(
+            message, mail.envelope, self.core, time.monotonic_ns(), time.time_ns()
+        )
         self.core.subscribe(consumer)
-        port.send(mail.envelope, p.Subscribed(message.request, self.key, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS))
+        port.send(
+            mail.envelope,
+            p.Subscribed(
+                message.request, self.key, consumer.timeout_ns // _MS, consumer.heartbeat_ns // _MS
+            ),
+        )
 
     def _consumer(self, mail: Mail) -> Subscriber:
         """Return the consumer that sent this mail, and note that it is alive.
@@ -254,7 +310,13 @@ class ChannelActor(Actor[ChannelStart]):
         """
         consumer = self.core.consumers.get(mail.envelope)
         if consumer is None:
-            raise UsageError(E_HELLO, "this connection is not subscribed, perhaps because the channel was restarted; subscribe again")
+            raise UsageError(
+                E_HELLO,
+                (
+                    "this connection is not subscribed, perhaps because the channel was restarted; "
+                    "subscribe again"
+                ),
+            )
         consumer.seen_ns = time.monotonic_ns()
         return consumer
 
@@ -265,13 +327,19 @@ class ChannelActor(Actor[ChannelStart]):
 
     def fin(self, port: Port, mail: Mail, message: p.Fin) -> None:
         self._consumer(mail)
-        refused: Any = () if message.token == 0 else self.core.fin(mail.envelope, message.token, message.ranges, time.time_ns())
+        refused: Any = (
+            ()
+            if message.token == 0
+            else self.core.fin(mail.envelope, message.token, message.ranges, time.time_ns())
+        )
         self._answer(mail, message.request, message.token, refused)
 
     def req(self, port: Port, mail: Mail, message: p.Req) -> None:
         self._consumer(mail)
         error = message.error[: p.ERROR_TEXT_MAX]
-        refused = self.core.req(mail.envelope, message.token, message.ranges, message.delay_ms, time.time_ns(), error)
+        refused = self.core.req(
+            mail.envelope, message.token, message.ranges, message.delay_ms, time.time_ns(), error
+        )
         self._answer(mail, message.request, message.token, refused)
 
     def touch(self, port: Port, mail: Mail, message: p.Touch) -> None:
@@ -283,7 +351,9 @@ class ChannelActor(Actor[ChannelStart]):
     def _answer(self, mail: Mail, request: int, token: int, refused: Any) -> None:
         answer = p.Answer(request, token, tuple(refused))
         if request:
-            self.saving.confirm(mail.envelope, answer)  # a confirmation is sent only after the commit
+            self.saving.confirm(
+                mail.envelope, answer
+            )  # a confirmation is sent only after the commit
         elif refused:
             self.front.send(mail.envelope, answer)
 
@@ -357,7 +427,10 @@ class ChannelActor(Actor[ChannelStart]):
         self.dead_letters.turn(self.supply, not self.stopping)
         if self.supply.corrupt_count != self._corrupt_told:
             self._found_corrupt()
-        if self.saving.is_due(self.supply.dirty, time.monotonic_ns()) or self.core.waits_for_commit():
+        if (
+            self.saving.is_due(self.supply.dirty, time.monotonic_ns())
+            or self.core.waits_for_commit()
+        ):
             self._save()
         self._ask_for_due()
         self._ask_for_blocks()
@@ -374,7 +447,9 @@ class ChannelActor(Actor[ChannelStart]):
                 return self.core.has_more()
             message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // _MS)
             if not self.front.send(delivery.peer, message, [delivery.block]):
-                self.core.unsubscribe(delivery.peer)  # it is dead, or does not read what it has credit for
+                self.core.unsubscribe(
+                    delivery.peer
+                )  # it is dead, or does not read what it has credit for
         return True
 
     def _found_corrupt(self) -> None:
@@ -383,12 +458,25 @@ class ChannelActor(Actor[ChannelStart]):
         If that happens repeatedly, end the process. Its successor gets other memory.
         """
         now, count = time.monotonic_ns(), self.supply.corrupt_count
-        log.error("%s: a block changed in memory since its producer sent it (%d so far); it is read from storage again", self.title, count)
+        log.error(
+            (
+                "%s: a block changed in memory since its producer sent it (%d so far); it is read "
+                "from storage again"
+            ),
+            self.title,
+            count,
+        )
         self._corrupt_told = count
         if now >= self._corrupt_until_ns:
-            self._corrupt_until_ns, self._corrupt_limit = now + options.CORRUPT_S * 1_000_000_000, count + options.CORRUPT_MAX
+            self._corrupt_until_ns, self._corrupt_limit = (
+                now + options.CORRUPT_S * 1_000_000_000,
+                count + options.CORRUPT_MAX,
+            )
         if count > self._corrupt_limit:
-            text = f"{self.title}: {options.CORRUPT_MAX} blocks changed in memory within {options.CORRUPT_S} s"
+            text = (
+                f"{self.title}: {options.CORRUPT_MAX} blocks changed in memory within "
+                f"{options.CORRUPT_S} s"
+            )
             raise RuntimeError(f"{text}; test this machine's memory")
         if self.supply.reread:
             self.supply.reread = False
@@ -396,13 +484,17 @@ class ChannelActor(Actor[ChannelStart]):
 
     def _ask_for_blocks(self) -> None:
         self._request += 1
-        message = self.feed.next_word(self.supply.window_end, self.supply.window_bytes, self._request)
+        message = self.feed.next_word(
+            self.supply.window_end, self.supply.window_bytes, self._request
+        )
         if isinstance(message, p.Fetch):
             self.storage.send((), message)
         elif message is not None:
             self.topic.send((), message)
         asked = set(self._fetches.values())
-        for offset in sorted(self.supply.wanted - asked):  # sorted: deliver them in the order of offsets
+        for offset in sorted(
+            self.supply.wanted - asked
+        ):  # sorted: deliver them in the order of offsets
             if len(self._fetches) >= options.FETCHES_MAX:
                 return
             self._request += 1
@@ -432,7 +524,9 @@ class ChannelActor(Actor[ChannelStart]):
         if not self.stopping and self.core.may_ask():
             self._request += 1
             self.supply.deferred.ask(self._request)
-            self.storage.send((), p.Due(self._request, self.name, time.time_ns(), options.DUE_ROWS_MAX))
+            self.storage.send(
+                (), p.Due(self._request, self.name, time.time_ns(), options.DUE_ROWS_MAX)
+            )
 
     # Commits
 
@@ -441,9 +535,18 @@ class ChannelActor(Actor[ChannelStart]):
         return min(usual, self.saving.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
-        first = None if self.last_consumer is None else self.core.first()  # the storage keeps only an ephemeral channel's deferred holes
+        first = (
+            None if self.last_consumer is None else self.core.first()
+        )  # the storage keeps only an ephemeral channel's deferred holes
         return ChannelRow(
-            next_offset, self.core.paused, None, self.core.counters, self.settings_own, first, self.core.begin, tuple(self.supply.emptied)
+            next_offset,
+            self.core.paused,
+            None,
+            self.core.counters,
+            self.settings_own,
+            first,
+            self.core.begin,
+            tuple(self.supply.emptied),
         )
 
     def _save(self) -> None:
@@ -471,15 +574,29 @@ class ChannelActor(Actor[ChannelStart]):
     def on_failed(self, port: Port, mail: Mail, message: p.Failed) -> None:
         if message.request in self._fetches:
             offset = self._fetches.pop(message.request)
-            log.error("%s: cannot read offset %d, so its message is not delivered again: %s", self.title, offset, message.text)
+            log.error(
+                "%s: cannot read offset %d, so its message is not delivered again: %s",
+                self.title,
+                offset,
+                message.text,
+            )
             self.supply.lost(offset, offset + 1)
             return
         self.supply.deferred.failed(message.request)
         if order := self.peeks.failed(message.request):
             self.answer_order(p.Failed(order, message.code, message.text))
-        elif message.request == self.saving.out:  # another owner, or invalid rows: the state held here is useless
-            raise RuntimeError(f"{self.title}: storage refused a commit: {message.code} {message.text}")
-        log.warning("%s: a request to the topic's storage failed: %s %s", self.title, message.code, message.text)
+        elif (
+            message.request == self.saving.out
+        ):  # another owner, or invalid rows: the state held here is useless
+            raise RuntimeError(
+                f"{self.title}: storage refused a commit: {message.code} {message.text}"
+            )
+        log.warning(
+            "%s: a request to the topic's storage failed: %s %s",
+            self.title,
+            message.code,
+            message.text,
+        )
 
     # Orders
 
@@ -495,12 +612,19 @@ class ChannelActor(Actor[ChannelStart]):
         return p.Done(message.request, {})
 
     def where_dead_letters_go(self, message: p.WhereDeadLettersGo) -> p.DeadLettersGo:
-        topic = channel_settings.dead_letter_topic(self.given.topic_name, self.name, self.core.settings)
+        topic = channel_settings.dead_letter_topic(
+            self.given.topic_name, self.name, self.core.settings
+        )
         return p.DeadLettersGo(message.request, topic)
 
     def peek(self, message: p.Peek) -> None:
         self._request += 1
-        self.storage.send((), self.peeks.begin(self._request, message, self.core, time.monotonic_ns(), time.time_ns()))
+        self.storage.send(
+            (),
+            self.peeks.begin(
+                self._request, message, self.core, time.monotonic_ns(), time.time_ns()
+            ),
+        )
 
     # Orders that are answered once they are durable
 
@@ -519,11 +643,17 @@ class ChannelActor(Actor[ChannelStart]):
         self.saving.answer(p.Done(message.request, {}))
 
     def configure(self, message: p.ConfigureChannel) -> None:
-        own = channel_settings.changed(self.settings_own, message.changes, self.given.topic_name, self.name)
+        own = channel_settings.changed(
+            self.settings_own, message.changes, self.given.topic_name, self.name
+        )
         self.settings_own = cast("ChannelOptions", own)
         self.core.configure(channel_settings.resolve(self.settings_own))
         self.dead_letters.configured()
-        self.saving.answer(p.ChannelConfigured(message.request, cast("ChannelOptions", self.core.settings.as_dict())))
+        self.saving.answer(
+            p.ChannelConfigured(
+                message.request, cast("ChannelOptions", self.core.settings.as_dict())
+            )
+        )
 
     def seek(self, message: p.Seek) -> None:
         """Move the channel to another offset.
@@ -534,8 +664,14 @@ class ChannelActor(Actor[ChannelStart]):
         self._head = max(self._head, message.head)
         if self._head < message.offset < END and not message.clamp:
             waiting = max(0, self._head - self.supply.next_offset)
-            text = f"offset {message.offset} is beyond the topic's end at offset {self._head}: {waiting} messages would be skipped"
-            raise UsageError(E_BAD_ARGUMENT, f"{text}. To skip them, seek to latest or set clamp (zsq seek --clamp)")
+            text = (
+                f"offset {message.offset} is beyond the topic's end at offset {self._head}: "
+                f"{waiting} messages would be skipped"
+            )
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"{text}. To skip them, seek to latest or set clamp (zsq seek --clamp)",
+            )
         offset = min(max(message.offset, message.start), self._head)
         if not message.forward or offset > self.supply.next_offset:
             self._move(offset)
@@ -554,14 +690,20 @@ class ChannelActor(Actor[ChannelStart]):
         """
         self._stop_ns = self._stop_ns or time.monotonic_ns()
         self.core.end()
-        if self.dead_letters.sending and time.monotonic_ns() - self._stop_ns < options.DEAD_STOP_S * 1e9:
+        if (
+            self.dead_letters.sending
+            and time.monotonic_ns() - self._stop_ns < options.DEAD_STOP_S * 1e9
+        ):
             return False
         if self.supply.dirty or self.saving.waited_for:
             self.saving.now = True
         if self.saving.out or self.saving.now:
             if time.monotonic_ns() - self._stop_ns < options.STOP_COMMIT_S * 1e9:
                 return False
-            log.warning("%s stops without its last commit: some messages will be delivered again", self.title)
+            log.warning(
+                "%s stops without its last commit: some messages will be delivered again",
+                self.title,
+            )
         for peer in list(self.core.consumers):
             self.front.send(peer, p.Bye())
         return True

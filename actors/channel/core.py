@@ -34,7 +34,18 @@ from ...transport.block.block import Block, cut, gather
 from ...transport.errors import E_LIMIT, CorruptBlock, Refused
 from ...transport.reports import ChannelCounters, ConsumerReport
 from ...transport.settings import ChannelSettings
-from ...transport.wire.protocol import BACKOFF, DEAD, EXPIRED, MESSAGE_TIMEOUT_MS_MAX, REQUEUE_DELAY_MS_MAX, Done, Due, Peek, Range, Run
+from ...transport.wire.protocol import (
+    BACKOFF,
+    DEAD,
+    EXPIRED,
+    MESSAGE_TIMEOUT_MS_MAX,
+    REQUEUE_DELAY_MS_MAX,
+    Done,
+    Due,
+    Peek,
+    Range,
+    Run,
+)
 from ..primitives.deadlines import DeadlineHeap
 from ..primitives.latency import LatencyWindow, bin_of, merged
 from ..primitives.ranges import check, take, total
@@ -43,7 +54,18 @@ from ..runtime.pulses import ChannelDetails, DeliveryPulse
 from ..settings import options
 from ..statistics.schema import COUNTERS
 from .filters import ChannelFilter
-from .lease import Changes, Hole, Lease, OutgoingDelivery, Peer, Subscriber, Times, by_time, renamed, times_of
+from .lease import (
+    Changes,
+    Hole,
+    Lease,
+    OutgoingDelivery,
+    Peer,
+    Subscriber,
+    Times,
+    by_time,
+    renamed,
+    times_of,
+)
 from .ordered import OrderedSupply
 from .redelivery import Deferred, Row
 from .supply import Picked, Supply
@@ -61,7 +83,9 @@ class Measurements:
         self._latency = LatencyWindow()
         self._sampled_ns = 0
 
-    def finished(self, consumer: Subscriber, times: Times, runs: Sequence[Run], wall_ns: int) -> None:
+    def finished(
+        self, consumer: Subscriber, times: Times, runs: Sequence[Run], wall_ns: int
+    ) -> None:
         """Note that these messages of one delivery were finished just now."""
         for time_ns, messages in by_time(times, runs).items():
             key = bin_of(wall_ns - time_ns)
@@ -92,7 +116,9 @@ class Measurements:
 
     def rates_recent(self, now_ns: int) -> dict[str, float]:
         """Return the rates of the counters that grew within the last ten seconds."""
-        return self._meter.rates(now_ns, self._counters, RECENT_NS) if self._meter is not None else {}
+        return (
+            self._meter.rates(now_ns, self._counters, RECENT_NS) if self._meter is not None else {}
+        )
 
     def latency(self, wall_ns: int) -> tuple[int, ...]:
         """Return the latencies of recently finished messages, see `LatencyWindow.recent`."""
@@ -108,7 +134,9 @@ class Measurements:
             {
                 **consumer.statistics(),
                 "rates": consumer.meter.rates(now_ns, consumer.counts()),
-                "e2e_processing_latency": merged([consumer.latency.bins(wall_ns)]) if consumer.latency is not None else None,
+                "e2e_processing_latency": merged([consumer.latency.bins(wall_ns)])
+                if consumer.latency is not None
+                else None,
             }
             for consumer in consumers
         ]
@@ -127,7 +155,9 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._line: list[tuple[int, int, Subscriber]] = []  # a heap: served, number of the turn, consumer
+        self._line: list[
+            tuple[int, int, Subscriber]
+        ] = []  # a heap: served, number of the turn, consumer
         self._aside: dict[Peer, Subscriber] = {}
         self._turn = 0
         self._floor = 0  # what the last served consumer had received before
@@ -165,7 +195,10 @@ class Turns:
     def _below(self, share: int) -> Subscriber | None:
         if not share or self._line[0][2].in_flight < share:
             return None
-        return min((entry for entry in self._line if entry[2].in_flight < share and has_room(entry[2])), default=(0, 0, None))[2]
+        return min(
+            (entry for entry in self._line if entry[2].in_flight < share and has_room(entry[2])),
+            default=(0, 0, None),
+        )[2]
 
     def served(self, consumer: Subscriber, count: int) -> None:
         """Note that the consumer received `count` messages."""
@@ -219,11 +252,15 @@ class ChannelCore:
         self.consumers: dict[Peer, Subscriber] = {}
         choice = ChannelFilter(channel, self.settings, random)
         kind = OrderedSupply if self.settings.ordered else Supply
-        self.supply: Supply = kind(next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice)
+        self.supply: Supply = kind(
+            next_offset, holes, deferred or Deferred(), self.counters, self.settings, choice
+        )
         self._token = (incarnation & 0x7FFFFFFF) << 32
         self._turns = Turns()
         self._takers = 0  # consumers with a ready count above 0
-        self._beats_end_ns = 0  # no consumer is lost before this time, as of the last scan; 0: no consumers
+        self._beats_end_ns = (
+            0  # no consumer is lost before this time, as of the last scan; 0: no consumers
+        )
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
         self._deadlines: DeadlineHeap[int] = DeadlineHeap()
@@ -334,16 +371,22 @@ class ChannelCore:
         return self.supply.share(len(takers), sum(takers), self._lease_rows, wall_ns)
 
     def has_more(self) -> bool:
-        """Return True if another turn should follow soon, because this one skipped many messages."""
+        """Return True if another turn should follow soon, because this one skipped many
+        messages.
+        """
         return self.supply.looks <= 0
 
-    def _lease(self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int) -> OutgoingDelivery:
+    def _lease(
+        self, consumer: Subscriber, picked: Picked, block: Block, now_ns: int
+    ) -> OutgoingDelivery:
         self._token += 1
         runs, parts, _ = picked
         count = total(runs)
         size = sum(part.length * (stop - start) // part.count for part, start, stop in parts)
         consumer.bytes_out += size
-        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns, times_of(parts), size)  # answers are matched in ascending order
+        self._leases[self._token] = Lease(
+            consumer, sorted(runs), now_ns, times_of(parts), size
+        )  # answers are matched in ascending order
         self._lease_rows += len(runs)
         self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
         consumer.tokens.add(self._token)
@@ -353,7 +396,9 @@ class ChannelCore:
         self.counters["delivery_count"] += count
         self.counters["delivery_bytes"] += size
         self.supply.dirty = True
-        return OutgoingDelivery(consumer.peer, self._token, tuple(runs), parts, block, consumer.timeout_ns)
+        return OutgoingDelivery(
+            consumer.peer, self._token, tuple(runs), parts, block, consumer.timeout_ns
+        )
 
     def _end_lease(self, token: int) -> Lease:
         lease = self._leases.pop(token)
@@ -372,7 +417,9 @@ class ChannelCore:
 
     # Answers
 
-    def _answered(self, peer: Peer, token: int, ranges: Sequence[Range]) -> tuple[list[Run], Sequence[Range]]:
+    def _answered(
+        self, peer: Peer, token: int, ranges: Sequence[Range]
+    ) -> tuple[list[Run], Sequence[Range]]:
         """End the lease on these ranges. Return the runs released, and the refused ranges.
 
         Refused ranges were not under this lease and are not changed.
@@ -392,7 +439,9 @@ class ChannelCore:
         self.supply.dirty = True
         return taken, refused
 
-    def fin(self, peer: Peer, token: int, ranges: Sequence[Range], wall_ns: int = 0) -> Sequence[Range]:
+    def fin(
+        self, peer: Peer, token: int, ranges: Sequence[Range], wall_ns: int = 0
+    ) -> Sequence[Range]:
         """Finish these messages and return the refused ranges.
 
         Refused ranges were not under this lease and are not changed. If `wall_ns` is 0, latency is
@@ -409,7 +458,15 @@ class ChannelCore:
         self.supply.done(taken)
         return refused
 
-    def req(self, peer: Peer, token: int, ranges: Sequence[Range], delay_ms: int, wall_ns: int, error: str = "") -> Sequence[Range]:
+    def req(
+        self,
+        peer: Peer,
+        token: int,
+        ranges: Sequence[Range],
+        delay_ms: int,
+        wall_ns: int,
+        error: str = "",
+    ) -> Sequence[Range]:
         """Requeue these messages, at once or after a delay, and return the refused ranges.
 
         The delay is limited to one hour. BACKOFF uses the channel's backoff. DEAD rejects the
@@ -469,7 +526,9 @@ class ChannelCore:
         found = False
         for peer in self.lost_consumers(now_ns):
             found = self.unsubscribe(peer) or found
-        self._beats_end_ns = min((consumer.lost_ns for consumer in self.consumers.values()), default=0)
+        self._beats_end_ns = min(
+            (consumer.lost_ns for consumer in self.consumers.values()), default=0
+        )
         while (token := self._deadlines.pop_due(now_ns)) is not None:
             lease = self._end_lease(token)
             self._note_timeouts(lease.consumer, lease.runs)
@@ -507,17 +566,23 @@ class ChannelCore:
         return self.supply.changes(out, self._to_promise())
 
     def waits_for_commit(self) -> bool:
-        """Return True if a consumer could receive messages that wait for their next attempt number."""
+        """Return True if a consumer could receive messages that wait for their next attempt
+        number.
+        """
         return self._to_promise() > 0
 
     def _to_promise(self) -> int:
         """Return how many messages get their next attempt number with the commit that begins."""
         if self._ending or not self.supply.again.waits or not self.is_wanted():
             return 0
-        return self.supply.to_promise(sum(max(0, c.ready - c.in_flight) for c in self.consumers.values()))
+        return self.supply.to_promise(
+            sum(max(0, c.ready - c.in_flight) for c in self.consumers.values())
+        )
 
     def end(self) -> None:
-        """Stop cleanly: send nothing more, and save for each message the number of its last real attempt."""
+        """Stop cleanly: send nothing more, and save for each message the number of its last real
+        attempt.
+        """
         self._ending = True
         self.supply.end()
 
@@ -549,7 +614,12 @@ class ChannelCore:
         """
         for token, lease in self._leases.items():
             for run in lease.runs:
-                yield run, lease.consumer.label, now_ns - lease.sent_ns, self._deadlines.due_of(token) - now_ns
+                yield (
+                    run,
+                    lease.consumer.label,
+                    now_ns - lease.sent_ns,
+                    self._deadlines.due_of(token) - now_ns,
+                )
 
     def first(self) -> int:
         """Return the lowest offset that is neither finished nor deferred."""
@@ -608,24 +678,45 @@ class Peeks:
         self._channel = channel
         self._looks: dict[int, _Look] = {}
 
-    def begin(self, request: int, order: Peek, delivery: ChannelCore, now_ns: int, wall_ns: int) -> Due:
+    def begin(
+        self, request: int, order: Peek, delivery: ChannelCore, now_ns: int, wall_ns: int
+    ) -> Due:
         """Begin a peek and return the request to the state store.
 
         Raises `Refused` (E_LIMIT) if too many peeks are in progress.
         """
         if len(self._looks) >= options.FETCHES_MAX:
-            raise Refused(E_LIMIT, f"the limit of {options.FETCHES_MAX} peeks at a channel at the same time is reached; try again later")
+            raise Refused(
+                E_LIMIT,
+                (
+                    f"the limit of {options.FETCHES_MAX} peeks at a channel at the same time is "
+                    "reached; try again later"
+                ),
+            )
         supply = delivery.supply
         limit = min(max(order.limit, 1), options.PEEK_MAX)
         numbers = delivery.statistics(supply.next_offset)
         parked = numbers.get("parked_count", 0)
-        counts = {"requeued": numbers["requeued_waiting"] - parked, "parked": parked, "in flight": numbers["in_flight_count"]}
+        counts = {
+            "requeued": numbers["requeued_waiting"] - parked,
+            "parked": parked,
+            "in flight": numbers["in_flight_count"],
+        }
         counts |= {"deferred": numbers["deferred_count"], "dying": numbers["dying_count"]}
         ends = {"start": order.start, "head": max(order.head, supply.next_offset)}
-        facts = {"paused": delivery.paused, "settings": delivery.settings.as_dict(), "wall_ns": wall_ns}
+        facts = {
+            "paused": delivery.paused,
+            "settings": delivery.settings.as_dict(),
+            "wall_ns": wall_ns,
+        }
         data = {"next_offset": supply.next_offset, **ends, **facts, "counts": counts}
         out: Iterator[_HeldRow] = (
-            {**_held("in flight", run), "consumer": whose, "held_ms": held_ns // _MS, "left_ms": max(0, left_ns) // _MS}
+            {
+                **_held("in flight", run),
+                "consumer": whose,
+                "held_ms": held_ns // _MS,
+                "left_ms": max(0, left_ns) // _MS,
+            }
             for run, whose, held_ns, left_ns in delivery.out(now_ns)
         )
         held = [*_first(out, limit)]
@@ -640,7 +731,9 @@ class Peeks:
         if look is None:
             return None
         found = delivery.supply.deferred.shown(rows)
-        deferred: Iterator[_HeldRow] = ({**_held("deferred", row[:3]), "due_ns": row[3]} for row in found)
+        deferred: Iterator[_HeldRow] = (
+            {**_held("deferred", row[:3]), "due_ns": row[3]} for row in found
+        )
         return Done(look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]})
 
     def failed(self, request: int) -> int:

@@ -63,7 +63,9 @@ class DeadLetterPublisher:
         """
         if self._engine is None:
             self._engine = ProducerEngine(self._address, 0, 1, 1, None)
-            self._listen(self._engine.epoll.fileno(), lambda: None)  # each turn of the loop looks at it
+            self._listen(
+                self._engine.epoll.fileno(), lambda: None
+            )  # each turn of the loop looks at it
         now = self._used_ns = time.monotonic_ns()
         lane = self._engine.lane(topic)
         pending_blocks = [PendingBlock(block) for block in blocks]
@@ -108,10 +110,14 @@ log = logging.getLogger("zsq")
 class DeadLetterSender:
     """Sends a channel's dead letters while there are some. `endpoint` is the channel's endpoint."""
 
-    def __init__(self, actor: Actor[Any], topic: str, uuid: str, channel: str, endpoint: str) -> None:
+    def __init__(
+        self, actor: Actor[Any], topic: str, uuid: str, channel: str, endpoint: str
+    ) -> None:
         self._actor = actor
         by = {"via": DEAD_LETTERS, "dead_topic": topic, "dead_uuid": uuid, "dead_channel": channel}
-        self._publisher = DeadLetterPublisher(endpoint, options.DEAD_IDLE_S, actor.listen_raw, actor.ignore_raw, by)
+        self._publisher = DeadLetterPublisher(
+            endpoint, options.DEAD_IDLE_S, actor.listen_raw, actor.ignore_raw, by
+        )
         self._letters = DeadLetters(topic, uuid, channel, self._publisher.publish)
         self._ticks = False
         self._said = ""
@@ -126,7 +132,11 @@ class DeadLetterSender:
         if self._letters.trouble != self._said:
             self._said = self._letters.trouble
             if self._said:
-                log.warning("%s cannot send its dead letters and tries again: %s", self._actor.title, self._said)
+                log.warning(
+                    "%s cannot send its dead letters and tries again: %s",
+                    self._actor.title,
+                    self._said,
+                )
         self._tick(bool(supply.dying) or self._publisher.open)
 
     def _tick(self, wanted: bool) -> None:
@@ -141,7 +151,9 @@ class DeadLetterSender:
         self._ticks = wanted
 
     def _wake(self) -> None:
-        """Do nothing. The timer only wakes the loop, and each round of the loop ends with `turn`."""
+        """Do nothing. The timer only wakes the loop, and each round of the loop ends with
+        `turn`.
+        """
 
     def configured(self) -> None:
         self._letters.try_now()
@@ -152,7 +164,11 @@ class DeadLetterSender:
 
     def alarm(self, supply: Supply) -> str:
         """Return why dead letters wait, for the health report, or "" if none wait."""
-        return self._letters.alarm(supply, time.monotonic_ns(), self._publisher.trouble()) if supply.dying else ""
+        return (
+            self._letters.alarm(supply, time.monotonic_ns(), self._publisher.trouble())
+            if supply.dying
+            else ""
+        )
 
     def end(self) -> None:
         self._publisher.stop()

@@ -37,8 +37,16 @@ class LetterState(Enum):
 
 
 TRANSITIONS: Final[dict[LetterState, dict[str, LetterState]]] = {
-    LetterState.IDLE: {"picked": LetterState.SENDING, "impossible": LetterState.RESTING, "cleared": LetterState.IDLE},
-    LetterState.SENDING: {"stored": LetterState.IDLE, "refused": LetterState.RESTING, "cleared": LetterState.IDLE},
+    LetterState.IDLE: {
+        "picked": LetterState.SENDING,
+        "impossible": LetterState.RESTING,
+        "cleared": LetterState.IDLE,
+    },
+    LetterState.SENDING: {
+        "stored": LetterState.IDLE,
+        "refused": LetterState.RESTING,
+        "cleared": LetterState.IDLE,
+    },
     LetterState.RESTING: {
         "again": LetterState.SENDING,
         "impossible": LetterState.RESTING,
@@ -107,7 +115,11 @@ class DeadLetters:
         self._go(event)
 
     def _answered(self, supply: Supply, now_ns: int) -> None:
-        failed = [(block, pending.error) for block, pending in zip(self._blocks, self._pending, strict=True) if pending.error is not None]
+        failed = [
+            (block, pending.error)
+            for block, pending in zip(self._blocks, self._pending, strict=True)
+            if pending.error is not None
+        ]
         if not failed:
             supply.dead()
             self._end("stored", supply)
@@ -140,15 +152,22 @@ class DeadLetters:
         `trouble` is the known problem of the link.
         """
         waiting = supply.dying.messages()
-        silent = self.state is LetterState.SENDING and now_ns - self._since_ns > options.DEAD_SILENT_S * 1e9
+        silent = (
+            self.state is LetterState.SENDING
+            and now_ns - self._since_ns > options.DEAD_SILENT_S * 1e9
+        )
         why = self.trouble or (trouble or "no answer" if silent else "")
-        return f"{waiting:,} messages wait for the dead-letter topic: {why}" if waiting and why else ""
+        return (
+            f"{waiting:,} messages wait for the dead-letter topic: {why}" if waiting and why else ""
+        )
 
 
 Row = tuple[Any, bytes | None, bytes | None, bytes, int]  # a message: body, key, tag, headers, time
 
 
-def letters(batch: Sequence[Dead], topic: str, uuid: str, channel: str, wall_ns: int) -> list[Block]:
+def letters(
+    batch: Sequence[Dead], topic: str, uuid: str, channel: str, wall_ns: int
+) -> list[Block]:
     """Return the batch as blocks for the dead-letter topic, in order.
 
     Each message keeps its time. If it raises `CorruptBlock`, no block was made.

@@ -30,7 +30,12 @@ class FeedState(Enum):
 
 
 TRANSITIONS: Final[dict[FeedState, dict[str, FeedState]]] = {
-    FeedState.OFF: {"wanted": FeedState.ATTACHED, "unwanted": FeedState.OFF, "behind": FeedState.OFF, "moved": FeedState.OFF},
+    FeedState.OFF: {
+        "wanted": FeedState.ATTACHED,
+        "unwanted": FeedState.OFF,
+        "behind": FeedState.OFF,
+        "moved": FeedState.OFF,
+    },
     FeedState.ATTACHED: {
         "wanted": FeedState.ATTACHED,
         "unwanted": FeedState.OFF,
@@ -96,7 +101,9 @@ class Feed:
         return self.state is FeedState.ATTACHED
 
     def behind(self) -> None:
-        """Note that the topic does not hold the next block: it said so, or it sent a later block."""
+        """Note that the topic does not hold the next block: it said so, or it sent a later
+        block.
+        """
         self._go("behind")
 
     def moved(self) -> None:
@@ -112,7 +119,9 @@ class Feed:
             self._attach = True
         return True
 
-    def next_word(self, next_offset: int, window_bytes: int, request: int) -> Attach | Credit | Fetch | None:
+    def next_word(
+        self, next_offset: int, window_bytes: int, request: int
+    ) -> Attach | Credit | Fetch | None:
         """Return the message to send now, if any.
 
         `next_offset` is the next offset that is needed, and `window_bytes` is the size of the

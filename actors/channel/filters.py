@@ -30,7 +30,11 @@ from ...transport.wire.protocol import Run
 from ..settings import options
 
 WANTED, OTHER_TAG, OTHER_CHANNEL, EXPIRED = range(4)
-COUNTED: Final = {OTHER_TAG: "tag_skipped_count", OTHER_CHANNEL: "addressed_skipped_count", EXPIRED: "expired_count"}
+COUNTED: Final = {
+    OTHER_TAG: "tag_skipped_count",
+    OTHER_CHANNEL: "addressed_skipped_count",
+    EXPIRED: "expired_count",
+}
 
 _WANTED_RUNS: Final = re.compile(rb"\0+")
 _WANTED_TO_EXPIRED: Final = bytes([EXPIRED, *range(1, 256)])
@@ -46,10 +50,15 @@ class ChannelFilter:
     `random` returns a number from 0 up to, but not including, 1. Samples are drawn with it.
     """
 
-    def __init__(self, channel: str, settings: ChannelSettings, random: Callable[[], float]) -> None:
+    def __init__(
+        self, channel: str, settings: ChannelSettings, random: Callable[[], float]
+    ) -> None:
         self.random = random
         self._channel = channel
-        self._known: tuple[int, int] = (-1, 0)  # the last examined block: consumers take it in pieces
+        self._known: tuple[int, int] = (
+            -1,
+            0,
+        )  # the last examined block: consumers take it in pieces
         self._found: bytes | None = None
         self.configure(settings)
 
@@ -82,7 +91,11 @@ class ChannelFilter:
         mask = bytearray(block.count)
         if self._tags:
             column, tags = block.tag, self._tags
-            mask = bytearray([OTHER_TAG]) * block.count if column is None else bytearray([tag not in tags for tag in column.values()])
+            mask = (
+                bytearray([OTHER_TAG]) * block.count
+                if column is None
+                else bytearray([tag not in tags for tag in column.values()])
+            )
         if block.header.flags & ADDRESSED:
             for index, channel in addressees(block):
                 if channel != self._channel:
@@ -158,7 +171,9 @@ class Gathering:
         if count > self._room - self.offered:
             count = self._room - self.offered
         if not self.parts and not self._share:
-            return count, _bytes(ends, start, start + count)  # the first part may be as large as its block
+            return count, _bytes(
+                ends, start, start + count
+            )  # the first part may be as large as its block
         if count > options.GATHER_COUNT_MAX - self._count:
             count = max(0, options.GATHER_COUNT_MAX - self._count)
         room = options.GATHER_BYTES_MAX - self._size

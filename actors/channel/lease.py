@@ -95,7 +95,10 @@ def save_pages(request: int, channel: str, row: ChannelRow, changes: Changes) ->
     puts, gones, size = changes.holes_put, changes.holes_gone, options.SAVE_ROWS_MAX
     pages = [slice(at, at + size) for at in range(0, max(len(puts), len(gones), 1), size)]
     data = row.encode()
-    return [Save(request, channel, data, puts[page], gones[page], changes.clear, page is not pages[-1]) for page in pages]
+    return [
+        Save(request, channel, data, puts[page], gones[page], changes.clear, page is not pages[-1])
+        for page in pages
+    ]
 
 
 @dataclass(slots=True)
@@ -119,7 +122,9 @@ class Subscriber:
     sampled_count: int = 0  # messages left out of the sample
     served: int = 0  # for its turn, see `Turns` in core.py
     tokens: set[int] = field(default_factory=set)
-    latency: LatencyWindow | None = None  # None if the channel had many consumers when this one subscribed
+    latency: LatencyWindow | None = (
+        None  # None if the channel had many consumers when this one subscribed
+    )
     meter: RateMeter = field(init=False)
 
     def __post_init__(self) -> None:

@@ -47,12 +47,16 @@ _OVER: Final = frozenset({_S.OVER})
 
 MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = {
     _S.AHEAD: {
-        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.PARKED, _S.OVER}),  # OVER: not wanted (tag, age, address) or not in the sample
+        _E.DELIVER: frozenset(
+            {_S.IN_FLIGHT, _S.PARKED, _S.OVER}
+        ),  # OVER: not wanted (tag, age, address) or not in the sample
         _E.GONE: _OVER,
         _E.SEEK: _OVER,
     },
     _S.PARKED: {
-        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER} | _AGAIN),  # WAITING, DYING: sent before the last start
+        _E.DELIVER: frozenset(
+            {_S.IN_FLIGHT, _S.OVER} | _AGAIN
+        ),  # WAITING, DYING: sent before the last start
         _E.GONE: _OVER,
         _E.SEEK: _SEEK,
     },
@@ -68,7 +72,12 @@ MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = 
         _E.CONFIGURE: frozenset({_S.DYING}),
         _E.SEEK: _SEEK,
     },
-    _S.PROMISED: {_E.COMMITTED: frozenset({_S.READY}), _E.CONFIGURE: frozenset({_S.DYING}), _E.GONE: _OVER, _E.SEEK: _SEEK},
+    _S.PROMISED: {
+        _E.COMMITTED: frozenset({_S.READY}),
+        _E.CONFIGURE: frozenset({_S.DYING}),
+        _E.GONE: _OVER,
+        _E.SEEK: _SEEK,
+    },
     _S.READY: {
         _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER}),  # OVER: too old by now
         _E.GONE: _OVER,

@@ -4,7 +4,8 @@ A message has a slot, selected by the hash of its key. Only one message of a slo
 time. Consumers have threads, so no other rule would keep the order. Therefore the cursor looks
 ahead and sorts the messages that it passes:
 
-    window  ->  parked behind its slot's head, or free  ->  in flight  ->  finished: the next of its slot is free
+    window  ->  parked behind its slot's head, or free  ->  in flight  ->  finished: the next of its
+    slot is free
                                                               |    ^
                                                               v    |
                                                        again, deferred: still the head of its slot
@@ -88,7 +89,9 @@ class Slots:
         self.parked: dict[int, int] = {}
         self.loose: deque[Run] = deque()
         self.loose_messages = 0
-        self._queues: dict[int, array[int]] = {}  # slot -> parked offsets; an array takes 8 bytes each, a deque 700 for the first
+        self._queues: dict[
+            int, array[int]
+        ] = {}  # slot -> parked offsets; an array takes 8 bytes each, a deque 700 for the first
         self._heads: dict[int, int] = {}  # slot -> offset
         self._slot_of: dict[int, int] = {}  # offset of a head -> slot
         self._free: list[tuple[int, int]] = []  # a heap: offset, slot
@@ -141,7 +144,9 @@ class Slots:
     # Out
 
     def next_free(self) -> int:
-        """Return the lowest offset of a message with a key that may go out, or -1 if there is none."""
+        """Return the lowest offset of a message with a key that may go out, or -1 if there is
+        none.
+        """
         return self._free[0][0] if self._free else -1
 
     def take(self) -> tuple[int, int]:
@@ -210,15 +215,27 @@ class Slots:
     def remove(self, start: int, stop: int) -> int:
         """Remove the parked and loose messages of this range, and return how many there were."""
         before = self.waiting
-        self.parked = {offset: attempts for offset, attempts in self.parked.items() if not start <= offset < stop}
+        self.parked = {
+            offset: attempts
+            for offset, attempts in self.parked.items()
+            if not start <= offset < stop
+        }
         if len(self.parked) + self.loose_messages < before:
-            cut = {slot: array("q", (o for o in queue if not start <= o < stop)) for slot, queue in self._queues.items()}
+            cut = {
+                slot: array("q", (o for o in queue if not start <= o < stop))
+                for slot, queue in self._queues.items()
+            }
             self._queues = {slot: queue for slot, queue in cut.items() if queue}
-            self._free = [(queue[0], slot) for slot, queue in self._queues.items() if slot not in self._heads]
+            self._free = [
+                (queue[0], slot) for slot, queue in self._queues.items() if slot not in self._heads
+            ]
             heapq.heapify(self._free)
         loose, self.loose, self.loose_messages = self.loose, deque(), 0
         for first, count, _ in loose:
-            for low, high in ((first, min(first + count, start)), (max(first, stop), first + count)):
+            for low, high in (
+                (first, min(first + count, start)),
+                (max(first, stop), first + count),
+            ):
                 if low < high:
                     self.loosen(low, high - low)
         return before - self.waiting
@@ -317,7 +334,8 @@ class Unsorted:
             if start < begin:
                 left.append((start, begin - start, attempts, due_ns))
             self._found += (
-                Sorted(at, messages, slot, attempts, due_ns) for at, messages, slot in by_slot(slots, first, begin - first, end - first)
+                Sorted(at, messages, slot, attempts, due_ns)
+                for at, messages, slot in by_slot(slots, first, begin - first, end - first)
             )
             if end < start + count:
                 left.append((end, start + count - end, attempts, due_ns))
@@ -339,7 +357,10 @@ class Unsorted:
         Deferred messages are removed but not counted here. They are counted when they become due.
         """
         before = self.messages()
-        self._rows, self._left = _without(self._rows, start, stop), _without(self._left, start, stop)
+        self._rows, self._left = (
+            _without(self._rows, start, stop),
+            _without(self._left, start, stop),
+        )
         self._found = [one for found in self._found for one in _cut(found, start, stop)]
         return before - self.messages()
 
@@ -348,11 +369,15 @@ class Unsorted:
         return (row[:3] for row in self._rows if not row[3])
 
     def messages(self) -> int:
-        """Return the number of messages in `runs`, without those on their way to the dead letters."""
+        """Return the number of messages in `runs`, without those on their way to the dead
+        letters.
+        """
         return total(run for run in self.runs() if run[2] < REJECTED)
 
 
-def by_slot(slots: list[int] | None, first_offset: int, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+def by_slot(
+    slots: list[int] | None, first_offset: int, start: int, stop: int
+) -> Iterator[tuple[int, int, int]]:
     """Yield (offset, messages, slot) for these indexes of a block.
 
     Each message with a key comes alone. Messages without a key come as runs.
@@ -397,7 +422,9 @@ class OrderedSupply(Supply):
         self._unsorted = Unsorted()
         self._out: set[int] = set()  # heads in flight
         self._near = 1_000  # approximate number of messages that one read brings
-        self._known: tuple[Block, list[int] | None] | None = None  # the last sorted block: it may be sorted in pieces
+        self._known: tuple[Block, list[int] | None] | None = (
+            None  # the last sorted block: it may be sorted in pieces
+        )
         deferred.limit(options.ORDERED_DEFERRED_ROWS_MAX)
         super().__init__(next_offset, holes, deferred, counters, settings, choice)
 
@@ -456,7 +483,9 @@ class OrderedSupply(Supply):
         given_up = [*self.again.ready, *(death.run for death in self.dying.waiting)]
         super().lost(start, stop)
         self._over(run for found in given_up for run in take([found], [(start, stop - start)])[0])
-        self.counters["lost_count"] += self._slots.remove(start, stop) + self._unsorted.remove(start, stop)
+        self.counters["lost_count"] += self._slots.remove(start, stop) + self._unsorted.remove(
+            start, stop
+        )
 
     def drop_blocks(self) -> None:
         super().drop_blocks()
@@ -468,7 +497,9 @@ class OrderedSupply(Supply):
         """Sort the next messages until there is enough to do."""
         while self.looks > 0 and self._looks_on(rows_out):
             block = self._window[0]
-            self.next_offset = max(self.next_offset, block.first_offset)  # skip a gap, if there is one
+            self.next_offset = max(
+                self.next_offset, block.first_offset
+            )  # skip a gap, if there is one
             if not self._is_sound(block):
                 return
             start = self.next_offset - block.first_offset
@@ -484,7 +515,11 @@ class OrderedSupply(Supply):
 
     def _looks_on(self, rows_out: int) -> bool:
         slots = self._slots
-        if slots.available >= options.ORDERED_AHEAD or slots.waiting >= options.ORDERED_PARKED_MAX or not super()._has_new(rows_out):
+        if (
+            slots.available >= options.ORDERED_AHEAD
+            or slots.waiting >= options.ORDERED_PARKED_MAX
+            or not super()._has_new(rows_out)
+        ):
             return False
         block = self._window[0]
         on_shelf = slots.waiting * block.length // block.count < options.CACHE_BYTES_MAX // 2
@@ -518,7 +553,9 @@ class OrderedSupply(Supply):
         self._look_ahead(rows_out, wall_ns)
         was_free = self._slots.available > 0
         picked = super().pick(consumer, room, rows_out, wall_ns)
-        if picked is None and not was_free and self._slots.available:  # redeliveries that became too old have freed their slots
+        if (
+            picked is None and not was_free and self._slots.available
+        ):  # redeliveries that became too old have freed their slots
             picked = super().pick(consumer, room, rows_out, wall_ns)
         if picked is not None and consumer.again_last:
             self._out.update(self._slots.heads_in(picked.runs))
@@ -548,7 +585,9 @@ class OrderedSupply(Supply):
             loose = slots.loose[0][0] if slots.loose and loose_here else -1
             offset = slots.next_free()
             keyed = offset >= 0 and not 0 <= loose < offset
-            offset, count = (offset, 1) if keyed else (loose, slots.loose[0][1] if loose >= 0 else 0)
+            offset, count = (
+                (offset, 1) if keyed else (loose, slots.loose[0][1] if loose >= 0 else 0)
+            )
             if offset < 0:
                 break
             block = filling.block_of(offset) or self._find(offset)
@@ -571,7 +610,15 @@ class OrderedSupply(Supply):
         slots.put_back(aside)
         return filling.picked()
 
-    def _give(self, filling: _Filling, consumer: Subscriber, block: Block, at: int, count: int, keyed: bool) -> None:
+    def _give(
+        self,
+        filling: _Filling,
+        consumer: Subscriber,
+        block: Block,
+        at: int,
+        count: int,
+        keyed: bool,
+    ) -> None:
         """Give the consumer these messages, or those of them that are in its sample."""
         offset = block.first_offset + at
         if consumer.sample_rate:
@@ -604,7 +651,9 @@ class OrderedSupply(Supply):
         self.dirty = True
 
     def _want(self, offset: int) -> None:
-        if len(self.wanted) < options.FETCHES_MAX and all(abs(offset - other) >= self._near for other in self.wanted):
+        if len(self.wanted) < options.FETCHES_MAX and all(
+            abs(offset - other) >= self._near for other in self.wanted
+        ):
             self.wanted.add(offset)
 
     # Back
@@ -655,7 +704,9 @@ class OrderedSupply(Supply):
 
     def drop_below(self, start: int) -> bool:
         moved = super().drop_below(start)
-        self.counters["dropped_count"] += self._slots.remove(0, start) + self._unsorted.remove(0, start)
+        self.counters["dropped_count"] += self._slots.remove(0, start) + self._unsorted.remove(
+            0, start
+        )
         self._release_gone(self._slots.heads_below(start))
         return moved
 
@@ -666,7 +717,9 @@ class OrderedSupply(Supply):
         their way to the dead letters keep their slots until they end.
         """
         if heads:
-            dying = self._slots.heads_in(death.run for death in chain(self.dying.out, self.dying.waiting))
+            dying = self._slots.heads_in(
+                death.run for death in chain(self.dying.out, self.dying.waiting)
+            )
             kept = self._out.union(dying)
             self._slots.release([head for head in heads if head not in kept])
 
@@ -728,7 +781,11 @@ class _Filling:
             return min(count, self._room_alone)
         if block is not self._block:
             self._block, self._first, self._stop = block, block.first_offset, block.next_offset
-            self._ends = [column.offsets for column in (block.body, block.key, block.tag, block.headers) if column is not None]
+            self._ends = [
+                column.offsets
+                for column in (block.body, block.key, block.tag, block.headers)
+                if column is not None
+            ]
         count = min(count, self._room - self._count)
         size = self._size
         for ends in self._ends:

@@ -120,7 +120,9 @@ def bytes_between(block: Block, start: int, stop: int) -> int:
     Sizes in a block may be very uneven.
     """
     columns = (block.body, block.key, block.tag, block.headers)
-    return sum(column.offsets[stop] - column.offsets[start] for column in columns if column is not None)
+    return sum(
+        column.offsets[stop] - column.offsets[start] for column in columns if column is not None
+    )
 
 
 Part = tuple[Block, int, int]
@@ -143,7 +145,9 @@ class Redelivery:
         return bool(self.waiting or self.returned)
 
     def messages(self) -> int:
-        return total(self.ready) + total(self.promising) + total(self.waiting) + total(self.returned)
+        return (
+            total(self.ready) + total(self.promising) + total(self.waiting) + total(self.returned)
+        )
 
     def unsent(self) -> Iterable[Run]:
         """Yield the rows for the commit that begins.
@@ -184,13 +188,17 @@ class Redelivery:
 
     def take_back(self) -> bool:
         """Take back promises that were not used. Return True if there were any."""
-        self.waiting.extendleft([(start, count, attempts - 1) for start, count, attempts in reversed(self.ready)])
+        self.waiting.extendleft(
+            [(start, count, attempts - 1) for start, count, attempts in reversed(self.ready)]
+        )
         found = bool(self.ready)
         self.ready.clear()
         return found
 
     def keep(self, living: Callable[[Iterable[Run]], list[Run]]) -> None:
-        """Keep only the messages that may be delivered again, by the number of their last attempt."""
+        """Keep only the messages that may be delivered again, by the number of their last
+        attempt.
+        """
         self.waiting = deque(living(self.waiting))
         self.returned = living(self.returned)
         self.promising = living(self.promising)
@@ -211,7 +219,11 @@ class Redelivery:
 
 
 def collect(
-    again: deque[Run], quota: int, find: Callable[[int], Block | None], wanted: set[int], expire: Callable[[Block, Run], bool] | None = None
+    again: deque[Run],
+    quota: int,
+    find: Callable[[int], Block | None],
+    wanted: set[int],
+    expire: Callable[[Block, Run], bool] | None = None,
 ) -> tuple[list[Part], list[Run]]:
     """Take up to `quota` messages out of `again`.
 
@@ -222,7 +234,12 @@ def collect(
     runs: list[Run] = []
     waiting: list[Run] = []
     size = 0
-    while again and quota > 0 and size < options.GATHER_BYTES_MAX and len(waiting) < options.FETCHES_MAX:
+    while (
+        again
+        and quota > 0
+        and size < options.GATHER_BYTES_MAX
+        and len(waiting) < options.FETCHES_MAX
+    ):
         first, count, attempts = again.popleft()
         block = find(first)
         if block is None:
@@ -237,7 +254,9 @@ def collect(
             continue
         stop = start + min(here, quota)
         size += bytes_between(block, start, stop)
-        if parts and size > options.GATHER_BYTES_MAX:  # one part may be as large as its block, several parts must fit into one block
+        if (
+            parts and size > options.GATHER_BYTES_MAX
+        ):  # one part may be as large as its block, several parts must fit into one block
             again.appendleft((first, count, attempts))
             break
         parts.append((block, start, stop))
@@ -259,7 +278,9 @@ class Deferred:
     store by the wall clock, or 0 if none are there.
     """
 
-    def __init__(self, rows: int = 0, messages: int = 0, next_due_ns: int = 0, rows_max: int = 0) -> None:
+    def __init__(
+        self, rows: int = 0, messages: int = 0, next_due_ns: int = 0, rows_max: int = 0
+    ) -> None:
         self.rows = rows
         self._rows_max = rows_max or 1 << 62
         self.messages = messages
@@ -493,7 +514,12 @@ class Dying:
         found: list[Dead] = []
         absent: list[Death] = []
         room, size = options.GATHER_COUNT_MAX, 0
-        while self.waiting and room > 0 and size < options.GATHER_BYTES_MAX and len(absent) < options.FETCHES_MAX:
+        while (
+            self.waiting
+            and room > 0
+            and size < options.GATHER_BYTES_MAX
+            and len(absent) < options.FETCHES_MAX
+        ):
             death = self.waiting.popleft()
             first, count, attempts = death.run
             block = find(first)
@@ -511,7 +537,9 @@ class Dying:
             found.append(Dead(death._replace(run=(first, taken, attempts)), (block, start, stop)))
             if taken < count:
                 self._texts += len(death.error)
-                self.waiting.appendleft(death._replace(run=(first + taken, count - taken, attempts)))
+                self.waiting.appendleft(
+                    death._replace(run=(first + taken, count - taken, attempts))
+                )
         self.waiting.extendleft(reversed(absent))
         self.out = tuple(dead.death for dead in found)
         self.batch += bool(found)
@@ -551,7 +579,9 @@ class Dying:
 
     def _keep(self, what: Callable[[Run], Sequence[Run]]) -> int:
         before = sum(death.run[1] for death in self.waiting)
-        self.waiting = deque(death._replace(run=run) for death in self.waiting for run in what(death.run))
+        self.waiting = deque(
+            death._replace(run=run) for death in self.waiting for run in what(death.run)
+        )
         self._texts = sum(len(death.error) for death in (*self.out, *self.waiting))
         return before - sum(death.run[1] for death in self.waiting)
 

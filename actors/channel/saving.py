@@ -60,7 +60,10 @@ class Saving:
     def confirm(self, envelope: Peer, answer: Wire) -> None:
         """Send this answer to a consumer when everything that arrived so far is committed."""
         if len(self._barriers) >= options.WAITERS_MAX:
-            text = f"{options.WAITERS_MAX} replies wait for a commit, which is the limit; wait for replies before you send more"
+            text = (
+                f"{options.WAITERS_MAX} replies wait for a commit, which is the limit; wait for "
+                "replies before you send more"
+            )
             raise UsageError(E_LIMIT, text)
         self._barriers.append((envelope, answer))
         self.now = True
@@ -77,7 +80,10 @@ class Saving:
         answered with the position that the channel really has.
         """
         for waiting in (self._answers, self._answers_out):
-            waiting[:] = [replace(one, offset=max(one.offset, start)) if isinstance(one, Position) else one for one in waiting]
+            waiting[:] = [
+                replace(one, offset=max(one.offset, start)) if isinstance(one, Position) else one
+                for one in waiting
+            ]
 
     def begin(self, request: int, changes: Changes, row: ChannelRow) -> list[Save]:
         """Begin a commit and return its messages."""

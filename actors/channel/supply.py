@@ -48,7 +48,9 @@ class SavedRows:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[int, tuple[int, int]] = {}  # start -> count, attempts; in the last commit that began
+        self._rows: dict[
+            int, tuple[int, int]
+        ] = {}  # start -> count, attempts; in the last commit that began
         self._came: set[int] = set()  # starts of deferred rows that became due since then
 
     def found(self, start: int, count: int, attempts: int) -> None:
@@ -62,13 +64,18 @@ class SavedRows:
         """
         self._came.update(row[0] for row in rows)
 
-    def changes(self, rows: dict[int, tuple[int, int]], deferred: Sequence[Row]) -> tuple[tuple[Hole, ...], tuple[int, ...]]:
+    def changes(
+        self, rows: dict[int, tuple[int, int]], deferred: Sequence[Row]
+    ) -> tuple[tuple[Hole, ...], tuple[int, ...]]:
         """Return the rows to write and the starts of rows to remove in the commit that begins.
 
         Writing a row replaces any other row with the same start, deferred or not.
         """
         saved: Mapping[int, tuple[int, int]] = self._rows
-        put = (*((start, *row, 0) for start, row in rows.items() if saved.get(start) != row), *deferred)
+        put = (
+            *((start, *row, 0) for start, row in rows.items() if saved.get(start) != row),
+            *deferred,
+        )
         gone = (saved.keys() | self._came) - rows.keys() - {row[0] for row in deferred}
         self._rows, self._came = rows, set()
         return put, tuple(gone)
@@ -109,12 +116,16 @@ class Supply:
         self.window_bytes = 0
         self.settings = settings
         self.counters = counters
-        self.wanted: set[int] = set()  # offsets of blocks that a redelivery needs and the shelf lacks
+        self.wanted: set[int] = (
+            set()
+        )  # offsets of blocks that a redelivery needs and the shelf lacks
         self.dirty = False
         self.corrupt_count = 0  # how many blocks have changed in memory
         self.reread = False  # the next blocks must be read from the storage
         self.choice = choice or ChannelFilter("", settings, lambda: 0.0)
-        self.looks = options.LOOKS_MAX  # messages that may still be passed in this turn; see `ChannelCore.rest`
+        self.looks = (
+            options.LOOKS_MAX
+        )  # messages that may still be passed in this turn; see `ChannelCore.rest`
         self.emptied: list[Span] = []
         self.again = Redelivery()
         self.deferred = deferred
@@ -199,8 +210,13 @@ class Supply:
         if start >= stop:
             return False
         if len(self.emptied) >= options.EMPTIED_MAX and start > self.emptied[-1][1]:
-            text = f"the topic was emptied {options.EMPTIED_MAX} times in ranges that this channel has not reached, which is the limit"
-            raise Refused(E_LIMIT, f"{text}; let the channel's consumers catch up, or empty the channel too")
+            text = (
+                f"the topic was emptied {options.EMPTIED_MAX} times in ranges that this channel "
+                "has not reached, which is the limit"
+            )
+            raise Refused(
+                E_LIMIT, f"{text}; let the channel's consumers catch up, or empty the channel too"
+            )
         if self.emptied and start <= self.emptied[-1][1]:
             last = self.emptied.pop()
             start, stop = min(start, last[0]), max(stop, last[1])
@@ -236,7 +252,9 @@ class Supply:
     def shelve(self, block: Block) -> None:
         """Keep a block that was requested through `wanted`."""
         self._shelf.put(block)
-        self.wanted.difference_update([o for o in self.wanted if block.first_offset <= o < block.next_offset])
+        self.wanted.difference_update(
+            [o for o in self.wanted if block.first_offset <= o < block.next_offset]
+        )
 
     def lost(self, start: int, stop: int) -> None:
         """Note that the storage has no messages in this range. They are never delivered."""
@@ -255,7 +273,11 @@ class Supply:
 
     def _find(self, offset: int) -> Block | None:
         block = self._shelf.find(offset)
-        if block is None and self._window and self._window[0].first_offset <= offset < self._window[0].next_offset:
+        if (
+            block is None
+            and self._window
+            and self._window[0].first_offset <= offset < self._window[0].next_offset
+        ):
             block = self._window[0]
         return block if block is not None and self._is_sound(block) else None
 
@@ -280,7 +302,9 @@ class Supply:
         All blocks held here are dropped. The messages go out once the blocks are read again, and
         this does not count as an attempt.
         """
-        self.again.waiting.extendleft([(start, count, attempts - 1) for start, count, attempts in reversed(list(runs))])
+        self.again.waiting.extendleft(
+            [(start, count, attempts - 1) for start, count, attempts in reversed(list(runs))]
+        )
         self._distrust()
 
     def _distrust(self) -> None:
@@ -313,7 +337,13 @@ class Supply:
         if self.again.ready and not (new and consumer.again_last):
             quota = min(room, max(1, consumer.ready // 2)) if new else room
             expire = partial(self._expire, wall_ns)
-            parts, runs = collect(self.again.ready, min(quota, options.GATHER_COUNT_MAX), self._find, self.wanted, expire)
+            parts, runs = collect(
+                self.again.ready,
+                min(quota, options.GATHER_COUNT_MAX),
+                self._find,
+                self.wanted,
+                expire,
+            )
             if runs:
                 consumer.again_last = True
                 return Picked(runs, parts)
@@ -340,8 +370,14 @@ class Supply:
         gathering: Gathering | None = None
         while self._window and self.looks > 0:
             block = self._window[0]
-            self.next_offset = max(self.next_offset, block.first_offset)  # skip a gap, if there is one
-            whole = room >= block.count and self.next_offset == block.first_offset and not consumer.sample_rate
+            self.next_offset = max(
+                self.next_offset, block.first_offset
+            )  # skip a gap, if there is one
+            whole = (
+                room >= block.count
+                and self.next_offset == block.first_offset
+                and not consumer.sample_rate
+            )
             if not (whole and self.choice.takes_all(block)) and not self._is_sound(block):
                 break
             mask = self.choice.mask(block, wall_ns)
@@ -387,7 +423,9 @@ class Supply:
             self.window_bytes -= block.length
             self._shelf.put(block)
             if not self._window:
-                self.next_offset = self.window_end  # also skip lost messages behind it, or they would wait forever
+                self.next_offset = (
+                    self.window_end
+                )  # also skip lost messages behind it, or they would wait forever
 
     # Back
 
@@ -447,7 +485,9 @@ class Supply:
         They are delivered again once they are no longer deferred in the state store.
         """
         self._saved.came(rows)
-        self.again.returned.extend(self.living(self.deferred.came(rows, next_due_ns, wall_ns), TRIED))
+        self.again.returned.extend(
+            self.living(self.deferred.came(rows, next_due_ns, wall_ns), TRIED)
+        )
         self.dirty = self.dirty or bool(rows)
 
     def may_ask(self, rows_out: int) -> bool:
@@ -502,7 +542,9 @@ class Supply:
         self._move_out = False
 
     def end(self) -> None:
-        """Stop cleanly: send nothing more, and save for each message the number of its last real attempt."""
+        """Stop cleanly: send nothing more, and save for each message the number of its last real
+        attempt.
+        """
         self.dirty = self.again.take_back() or self.dirty
 
     # Moves
@@ -560,7 +602,12 @@ class Supply:
         """
         ready = ((start, count, attempts - 1) for start, count, attempts in self.again.ready)
         dying = (death.run for death in chain(self.dying.out, self.dying.waiting))
-        return {"requeued": chain(ready, self.again.promising, self.again.waiting, sorted(self.again.returned)), "dying": dying}
+        return {
+            "requeued": chain(
+                ready, self.again.promising, self.again.waiting, sorted(self.again.returned)
+            ),
+            "dying": dying,
+        }
 
     def starts(self) -> Iterator[int]:
         """Yield the starts of the rows behind the cursor that no consumer holds.

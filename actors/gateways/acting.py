@@ -50,7 +50,10 @@ class ActingProducer(Producer):
     def __init__(self, url: str, *, timeout: float, via: str) -> None:
         super().__init__(url, timeout=timeout)
         address, *rest = self._options
-        self._options = (replace(address, by={"user": "", "from": "", "via": via, **ACTING.get()}), *rest)  # type: ignore[assignment]
+        self._options = (
+            replace(address, by={"user": "", "from": "", "via": via, **ACTING.get()}),
+            *rest,
+        )  # type: ignore[assignment]
 
 
 FIRST_USE_KNOWN_S: Final = 1.0  # the list of topics is requested at most this often
@@ -80,4 +83,8 @@ class FirstUse:
             self._known, self._known_s = await self._topics(), time.monotonic()
         if topic not in self._known:
             return False
-        return not channel or channel in self._known[topic] or principal.may(Action.CREATE, topic, channel)
+        return (
+            not channel
+            or channel in self._known[topic]
+            or principal.may(Action.CREATE, topic, channel)
+        )

@@ -23,7 +23,17 @@ from typing import Any, Final, NamedTuple
 
 import zmq
 
-from ...transport.errors import E_BAD_COMMAND, E_FORBIDDEN, E_HELLO, E_LIMIT, E_NOT_FOUND, E_TOO_BIG, E_UNREACHABLE, UsageError, ZsqError
+from ...transport.errors import (
+    E_BAD_COMMAND,
+    E_FORBIDDEN,
+    E_HELLO,
+    E_LIMIT,
+    E_NOT_FOUND,
+    E_TOO_BIG,
+    E_UNREACHABLE,
+    UsageError,
+    ZsqError,
+)
 from ...transport.wire import protocol as p
 from ...transport.wire.address import read_run_id
 from ...transport.wire.codec import decode, encode
@@ -48,7 +58,9 @@ class StageOwners:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[Place, tuple[str, int]] = {}  # the user's key, and the number of links on which the stage is open
+        self._owners: dict[
+            Place, tuple[str, int]
+        ] = {}  # the user's key, and the number of links on which the stage is open
         self._of_links: dict[bytes, set[Place]] = {}
 
     def opened(self, client: bytes, place: Place, key: str) -> None:
@@ -133,7 +145,9 @@ class Unread:
     def full(self, client: bytes) -> bool:
         """Return True if nothing more may be sent to the client."""
         mine = self.bytes_of(client)
-        return mine > UNREAD_BYTES_MAX or (mine > 0 and self._over() and mine > self._budget // len(self._held))
+        return mine > UNREAD_BYTES_MAX or (
+            mine > 0 and self._over() and mine > self._budget // len(self._held)
+        )
 
     def _over(self) -> bool:
         if self.total <= self._budget:
@@ -144,7 +158,9 @@ class Unread:
             self.settle()
         return self.total > self._budget
 
-    def counted(self, client: bytes, frames: Sequence[Any], least: int = COUNTED_BYTES_MIN) -> list[Any]:
+    def counted(
+        self, client: bytes, frames: Sequence[Any], least: int = COUNTED_BYTES_MIN
+    ) -> list[Any]:
         """Return the frames to send, and count those of at least `least` bytes."""
         return [self._counted(client, frame) if len(frame) >= least else frame for frame in frames]
 
@@ -169,14 +185,25 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
     "stage": frozenset(w.op for w in (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye)),
     "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),
 }
-_ASKING: Final = frozenset({"supervisor", "reader"})  # links without credit: each request has a reply
-_LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))  # these are decoded; others are forwarded unread
+_ASKING: Final = frozenset(
+    {"supervisor", "reader"}
+)  # links without credit: each request has a reply
+_LOOKED_AT: Final = frozenset(
+    w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage)
+)  # these are decoded; others are forwarded unread
 VIA: Final = "zeromq"  # this gateway's name in the audit log
 PUSH_FRAMES: Final = 5  # route, empty, control, header, columns
 LINKS_MAX: Final = 10_000
 _COMPLAINT_CHARS: Final = 500
-_SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000  # a link that is silent for this long is dropped
-_TOLD: Final = ("uuid", "node", "message_bytes", "settings")  # the fields of the reply to Lookup that a client gets
+_SILENT_NS: Final = (
+    3 * p.HEARTBEAT_MS_MAX * 1_000_000
+)  # a link that is silent for this long is dropped
+_TOLD: Final = (
+    "uuid",
+    "node",
+    "message_bytes",
+    "settings",
+)  # the fields of the reply to Lookup that a client gets
 
 
 class _ClientLink(NamedTuple):
@@ -241,8 +268,12 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self.unread = Unread(budget_bytes())
         listen = self.given.listen
         self.front = self._bind(Port(self.context, zmq.ROUTER), listen, "--listen")
-        self.pushes = self._bind(Port(self.context, zmq.PULL, mark=options.PUSH_MARK), self.given.push, "--listen-push")
-        self.push_port = int(self.pushes.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
+        self.pushes = self._bind(
+            Port(self.context, zmq.PULL, mark=options.PUSH_MARK), self.given.push, "--listen-push"
+        )
+        self.push_port = int(
+            self.pushes.socket.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]
+        )
         self.routes: dict[bytes, PushRoute] = {}
         self.pushes_dropped = 0
         self.actors: dict[str, Port] = {}  # endpoint -> the gateway's dealer socket
@@ -251,14 +282,19 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         self._opens: dict[int, tuple[bytes, p.Open, str]] = {}
         run_dir = self.given.supervisor.removeprefix("ipc://").rpartition("/")[0]
         run_id = read_run_id(run_dir)
-        self.run_directory = {"run": run_dir, "run_id": run_id} if run_id and not self.doors.encrypts else {}
+        self.run_directory = (
+            {"run": run_dir, "run_id": run_id} if run_id and not self.doors.encrypts else {}
+        )
         self._request = 0
         self.asking = self.open_dealer(self.given.supervisor, f"asking-{self.key}".encode())
         self.asking.route(p.Done, self.on_done)
         self.asking.route(p.Failed, self.on_failed)
         self.every(30_000, self._forget)
         self.obey_reload(p.ReloadGateway, self.take_rules)
-        return {"endpoint": self.front.socket.getsockopt_string(zmq.LAST_ENDPOINT), "push_port": self.push_port}
+        return {
+            "endpoint": self.front.socket.getsockopt_string(zmq.LAST_ENDPOINT),
+            "push_port": self.push_port,
+        }
 
     def _bind(self, port: Port, listen: str, option: str) -> Port:
         port.socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
@@ -271,7 +307,10 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             port.socket.bind(f"tcp://{listen}")
         except zmq.ZMQError as error:
             reason = zmq.strerror(error.errno or 0)
-            text = f"cannot listen on tcp://{listen}: {reason}; choose another {option}, or stop the process that uses it"
+            text = (
+                f"cannot listen on tcp://{listen}: {reason}; choose another {option}, or stop "
+                "the process that uses it"
+            )
             raise StartFailed(text) from None
         return self._listen(port)
 
@@ -312,7 +351,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             elif link is None:
                 self._fail(client, 0, E_HELLO, "this connection has no open link: send Open first")
             elif op not in ALLOWED[link.kind]:
-                self._fail(client, 0, E_BAD_COMMAND, f"opcode {op} is not allowed on a {link.kind} link")
+                self._fail(
+                    client, 0, E_BAD_COMMAND, f"opcode {op} is not allowed on a {link.kind} link"
+                )
             else:
                 self._seen[client] = time.monotonic_ns()
                 if op in _LOOKED_AT and not self._look(client, link, frames):
@@ -343,7 +384,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         return True
 
     def _by(self, key: str, frame: Any) -> dict[str, str]:
-        return {"user": self.doors.principal(key).name, "from": self.doors.address(frame), "via": VIA}
+        return {
+            "user": self.doors.principal(key).name,
+            "from": self.doors.address(frame),
+            "via": VIA,
+        }
 
     def _forward_pushes(self) -> None:
         for _ in range(options.DRAIN_MAX):
@@ -364,7 +409,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             message = decode(frames[2].buffer) if len(frames) == PUSH_FRAMES else None
         except UsageError:
             return False
-        return isinstance(message, p.Push) and self.owners.permits((frames[0].bytes, message.stage), self.doors.key(frames[2]))
+        return isinstance(message, p.Push) and self.owners.permits(
+            (frames[0].bytes, message.stage), self.doors.key(frames[2])
+        )
 
     def _forward_out(self, port: Port) -> None:
         for _ in range(options.DRAIN_MAX):
@@ -372,7 +419,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 frames: list[Any] = port.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if len(frames) > 1 and len(frames[1]):  # a label precedes the client: an empty frame ends the envelope
+            if len(frames) > 1 and len(
+                frames[1]
+            ):  # a label precedes the client: an empty frame ends the envelope
                 del frames[0]
             client = frames[0].bytes
             link = self.links.get(client)
@@ -385,11 +434,17 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             elif link.kind == "channel":
                 frames = self.unread.counted(client, frames, DELIVERY_COUNTED_BYTES_MIN)
             if self.unread.full(client) or not self.front.send_frames(frames):
-                self._drop(client)  # the client is gone or stuck: other consumers get its messages at once
+                self._drop(
+                    client
+                )  # the client is gone or stuck: other consumers get its messages at once
 
     def _only_visible(self, control: Any, principal: policy.Principal) -> Any:
         message = decode(control.buffer)
-        return encode(p.Done(message.request, policy.visible(message.data, principal))) if isinstance(message, p.Done) else control
+        return (
+            encode(p.Done(message.request, policy.visible(message.data, principal)))
+            if isinstance(message, p.Done)
+            else control
+        )
 
     def _open(self, client: bytes, control: Any, key: str) -> None:
         try:
@@ -397,7 +452,10 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             if not isinstance(message, p.Open):
                 raise UsageError(E_BAD_COMMAND, "the first message of a link must be Open")
             if message.kind not in ALLOWED:
-                raise UsageError(E_BAD_COMMAND, f"link kind must be one of {', '.join(ALLOWED)}, not {message.kind!r}")
+                raise UsageError(
+                    E_BAD_COMMAND,
+                    f"link kind must be one of {', '.join(ALLOWED)}, not {message.kind!r}",
+                )
             if self.doors.chose_its_name(client, control):
                 raise UsageError(E_BAD_COMMAND, "a client must not set its own routing id")
             principal = self.doors.principal(key)
@@ -405,18 +463,31 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             if message.kind == "stage":
                 p.check_stage_topic(message.topic)
             if self.unread.full(client):
-                raise ZsqError(E_LIMIT, "this client has too many unread replies; read them, then open a new link")
+                raise ZsqError(
+                    E_LIMIT,
+                    "this client has too many unread replies; read them, then open a new link",
+                )
             if len(self.links) >= LINKS_MAX:
-                raise ZsqError(E_LIMIT, f"this gateway has {LINKS_MAX} links already, which is the limit; close some and try again")
+                raise ZsqError(
+                    E_LIMIT,
+                    (
+                        f"this gateway has {LINKS_MAX} links already, which is the limit; close "
+                        "some and try again"
+                    ),
+                )
             if message.kind == "supervisor":
                 self._attach(client, message, key, self.given.supervisor, {})
                 return
             channel = message.channel if message.kind == "channel" else ""
             create = message.create and principal.may(policy.Action.CREATE, message.topic, channel)
             by = self._by(key, control) | {"create": policy.first_use(principal, message.topic)}
-            asked = p.Lookup(self._request + 1, message.topic, channel, create, message.settings, by)
+            asked = p.Lookup(
+                self._request + 1, message.topic, channel, create, message.settings, by
+            )
             if len(self._opens) >= LINKS_MAX or not self.asking.send((), asked):
-                raise ZsqError(E_LIMIT, "too many links are being opened at the same time; try again")
+                raise ZsqError(
+                    E_LIMIT, "too many links are being opened at the same time; try again"
+                )
         except ZsqError as error:
             self._fail(client, 0, error.code, error.text)
             self._complain(error, control)
@@ -428,13 +499,24 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         if error.code in (E_FORBIDDEN, E_TOO_BIG):
             self.doors.complain(f"{self.doors.address(frame)}: {error.text[:_COMPLAINT_CHARS]}")
 
-    def _attach(self, client: bytes, message: p.Open, key: str, endpoint: str, data: dict[str, Any]) -> None:
+    def _attach(
+        self, client: bytes, message: p.Open, key: str, endpoint: str, data: dict[str, Any]
+    ) -> None:
         port = self.actors.get(endpoint)
         if port is None:
             port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
-        if not self.doors.closed:  # with access control, only the gateway knows what a client may do
+        if (
+            not self.doors.closed
+        ):  # with access control, only the gateway knows what a client may do
             data |= self.run_directory
-        self.links[client] = _ClientLink(message, endpoint, port, key, data.get("route", b""), self._envelope(client, message.kind, key))
+        self.links[client] = _ClientLink(
+            message,
+            endpoint,
+            port,
+            key,
+            data.get("route", b""),
+            self._envelope(client, message.kind, key),
+        )
         self._seen[client] = time.monotonic_ns()
         self.front.send((client,), p.Done(message.request, data))
 
@@ -443,7 +525,11 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
 
         Stages and transactions belong to users, so on the link of a stage it also names the user.
         """
-        return (user_label(self.doors.principal(key).name), client) if kind == "stage" and self.doors.closed else (client,)
+        return (
+            (user_label(self.doors.principal(key).name), client)
+            if kind == "stage" and self.doors.closed
+            else (client,)
+        )
 
     def _route(self, endpoint: str) -> bytes:
         """Return the name that pushes to this storage carry in their first frame.
@@ -463,7 +549,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         if asked is None:
             return
         try:
-            policy.check_open(self.doors.principal(key), asked)  # the rules may have changed since Open
+            policy.check_open(
+                self.doors.principal(key), asked
+            )  # the rules may have changed since Open
         except ZsqError as error:
             self._fail(client, asked.request, error.code, error.text)
             return
@@ -509,7 +597,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 self._fail(client, 0, error.code, error.text)
                 self._drop(client)
                 continue
-            if link.envelope != self._envelope(client, link.kind, link.key):  # the key belongs to another user now
+            if link.envelope != self._envelope(
+                client, link.kind, link.key
+            ):  # the key belongs to another user now
                 self._drop(client)
                 self.front.send((client,), p.Bye())
 
@@ -542,4 +632,9 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
 
     def statistics(self) -> dict[str, int]:
         dropped, refused = self.pushes_dropped, self.doors.refused
-        return {"links": len(self.links), "actors": len(self.actors), "pushes_dropped": dropped, "clients_refused": refused}
+        return {
+            "links": len(self.links),
+            "actors": len(self.actors),
+            "pushes_dropped": dropped,
+            "clients_refused": refused,
+        }

@@ -1,1 +1,3 @@
-"""Building blocks without I/O for several actors: deadlines, ranges of offsets, rates, latencies."""
+"""Building blocks without I/O for several actors: deadlines, ranges of offsets, rates,
+latencies.
+"""

@@ -35,7 +35,9 @@ LATENCY_NS_MAX: Final = 400 * 86_400 * _S
 COUNT_MAX: Final = 0xFFFF_FFFF  # for one bin in one slot of time; more are not counted
 _MAPPING: Final = LogarithmicMapping(ACCURACY)
 
-Bins = tuple[Sequence[int], Sequence[int]]  # keys of the sketch's mapping, and their numbers of messages
+Bins = tuple[
+    Sequence[int], Sequence[int]
+]  # keys of the sketch's mapping, and their numbers of messages
 
 
 def bin_of(latency_ns: int) -> int:
@@ -69,8 +71,8 @@ class _Counts:
 class LatencyWindow:
     """The latencies of the last ten minutes.
 
-    `now_ns` must always come from the same clock. If that clock is adjusted, times that are outside of
-    the window then are dropped.
+    `now_ns` must always come from the same clock. If that clock is adjusted, times that are outside
+    of the window then are dropped.
     """
 
     __slots__ = ("_slot_ns", "_slots", "_stores")
@@ -95,7 +97,9 @@ class LatencyWindow:
     def expire(self, now_ns: int) -> None:
         """Drop slots that are too old."""
         slot = now_ns // self._slot_ns
-        if self._stores and not (slot - self._slots <= self._stores[0][0] and self._stores[-1][0] <= slot):
+        if self._stores and not (
+            slot - self._slots <= self._stores[0][0] and self._stores[-1][0] <= slot
+        ):
             self._stores = [one for one in self._stores if slot - self._slots <= one[0] <= slot]
 
     def bins(self, now_ns: int) -> Bins:
@@ -144,4 +148,10 @@ def merged(windows: Iterable[Bins]) -> Latency:
     sketch = BaseDDSketch(_MAPPING, store, DenseStore(), 0.0)
     count = round(sketch.count)
     quantiles = QUANTILES if count else ()
-    return {"count": count, "percentiles": [{"quantile": one, "value": round(sketch.get_quantile_value(one) or 0)} for one in quantiles]}
+    return {
+        "count": count,
+        "percentiles": [
+            {"quantile": one, "value": round(sketch.get_quantile_value(one) or 0)}
+            for one in quantiles
+        ],
+    }

@@ -25,7 +25,9 @@ def total(runs: Iterable[Run]) -> int:
 
 def unread(start: int, stop: int, emptied: Iterable[Sequence[int]]) -> int:
     """Return how many offsets from `start` to `stop` are in none of the `emptied` ranges."""
-    return max(0, stop - start - sum(max(0, min(high, stop) - max(low, start)) for low, high in emptied))
+    return max(
+        0, stop - start - sum(max(0, min(high, stop) - max(low, start)) for low, high in emptied)
+    )
 
 
 def within(numbers: Sequence[Any]) -> bool:
@@ -33,7 +35,9 @@ def within(numbers: Sequence[Any]) -> bool:
 
     The sum of two such numbers can still be sent and stored.
     """
-    return not numbers or ({*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) <= NUMBER_MAX)
+    return not numbers or (
+        {*map(type, numbers)} == {int} and min(numbers) >= 0 and max(numbers) <= NUMBER_MAX
+    )
 
 
 def check(ranges: Sequence[Range]) -> None:
@@ -43,11 +47,21 @@ def check(ranges: Sequence[Range]) -> None:
     range also fits into an answer.
     """
     try:
-        good = len(ranges) <= RANGES_MAX and {*map(len, ranges)} <= {2} and within([*chain.from_iterable(ranges)])
+        good = (
+            len(ranges) <= RANGES_MAX
+            and {*map(len, ranges)} <= {2}
+            and within([*chain.from_iterable(ranges)])
+        )
     except TypeError:
         good = False
     if not good:
-        raise UsageError(E_BAD_ARGUMENT, f"ranges must be at most {RANGES_MAX} pairs (first offset, count) of whole numbers from 0 to 2^62")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"ranges must be at most {RANGES_MAX} pairs (first offset, count) of whole numbers "
+                "from 0 to 2^62"
+            ),
+        )
 
 
 def above(runs: Iterable[Run], start: int) -> tuple[list[Run], list[Run]]:

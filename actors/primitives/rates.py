@@ -12,7 +12,9 @@ from typing import Final
 
 _S: Final = 1_000_000_000
 WINDOW_NS: Final = 60 * _S
-RECENT_NS: Final = 10 * _S  # for estimates of the time to drain: an older burst says nothing about it
+RECENT_NS: Final = (
+    10 * _S
+)  # for estimates of the time to drain: an older burst says nothing about it
 SAMPLE_NS: Final = 5 * _S
 SHORTEST_NS: Final = 1 * _S  # shorter periods count as one second
 
@@ -41,11 +43,15 @@ class RateMeter:
         last_ns, last = samples[-1]
         if now != last and now_ns - last_ns > SAMPLE_NS:  # it was idle until just now
             samples.append((now_ns - SAMPLE_NS, last))
-        elif len(samples) > 1 and (now_ns - samples[-2][0] < SAMPLE_NS or now == last == samples[-2][1]):
+        elif len(samples) > 1 and (
+            now_ns - samples[-2][0] < SAMPLE_NS or now == last == samples[-2][1]
+        ):
             del samples[-1]
         samples.append((now_ns, now))
 
-    def rates(self, now_ns: int, counts: Mapping[str, int], window_ns: int = WINDOW_NS) -> dict[str, float]:
+    def rates(
+        self, now_ns: int, counts: Mapping[str, int], window_ns: int = WINDOW_NS
+    ) -> dict[str, float]:
         """Note the counts, and return the rates of those that grew within the window, by name."""
         self.note(now_ns, counts)
         now = tuple(counts.values())
@@ -55,12 +61,23 @@ class RateMeter:
         begin = self._at(begin_ns, now_ns, now)
         passed_s = max(now_ns - begin_ns, SHORTEST_NS) / _S
         found = zip(counts, now, begin, strict=True)
-        return {name: round((count - start) / passed_s, 3) for name, count, start in found if count > start}
+        return {
+            name: round((count - start) / passed_s, 3)
+            for name, count, start in found
+            if count > start
+        }
 
     def _at(self, time_ns: int, now_ns: int, now: Counts) -> tuple[float, ...]:
         """Return the counts at a time between the first sample and now, interpolated."""
         samples = [*self._samples, (now_ns, now)]
-        number = next((number for number in range(len(samples) - 1, 0, -1) if samples[number - 1][0] <= time_ns), 1)
+        number = next(
+            (
+                number
+                for number in range(len(samples) - 1, 0, -1)
+                if samples[number - 1][0] <= time_ns
+            ),
+            1,
+        )
         (before_ns, before), (after_ns, after) = samples[number - 1], samples[number]
         share = min((time_ns - before_ns) / max(after_ns - before_ns, 1), 1.0)
         return tuple(a + (b - a) * share for a, b in zip(before, after, strict=True))

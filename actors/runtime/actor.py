@@ -26,7 +26,19 @@ from ...storage.errors import StorageError
 from ...transport.errors import E_BAD_COMMAND, E_INTERNAL, Refused, UsageError, ZsqError
 from ...transport.memory import release_memory
 from ...transport.wire.codec import fitting
-from ...transport.wire.protocol import Ask, Born, Done, Failed, Gone, Order, OrderAnswer, Pulse, Reload, Scan, Stop
+from ...transport.wire.protocol import (
+    Ask,
+    Born,
+    Done,
+    Failed,
+    Gone,
+    Order,
+    OrderAnswer,
+    Pulse,
+    Reload,
+    Scan,
+    Stop,
+)
 from ..settings import options
 from ..settings.starts import ActorStart
 from .child import OUT_OF_FILES
@@ -178,7 +190,9 @@ class Actor(Generic[StartT]):
         """End the calls that `every` began."""
         self._timers = [timer for timer in self._timers if timer[2] != function]
 
-    def obey(self, kind: type[GivenOrder], handler: Callable[[GivenOrder], OrderReply | None]) -> None:
+    def obey(
+        self, kind: type[GivenOrder], handler: Callable[[GivenOrder], OrderReply | None]
+    ) -> None:
         """Let `handler` carry out the orders of this class.
 
         It returns the answer, or None if the answer comes later (`answer_order`).
@@ -218,7 +232,13 @@ class Actor(Generic[StartT]):
             data = self.on_start()
         except (ZsqError, StorageError, StartFailed, OSError, zmq.ZMQError) as error:
             log.debug("%s cannot start: %s", self.title, error)  # the supervisor logs it for people
-            code = error.code if isinstance(error, ZsqError) else "E_START" if isinstance(error, StartFailed) else type(error).__name__
+            code = (
+                error.code
+                if isinstance(error, ZsqError)
+                else "E_START"
+                if isinstance(error, StartFailed)
+                else type(error).__name__
+            )
             code = OUT_OF_FILES if is_out_of_files(error) else code
             self.supervisor.send((), Failed(self.key, code, str(error)))
             self.end_at_once(3)
@@ -229,7 +249,14 @@ class Actor(Generic[StartT]):
             self._loop()
         except Exception as error:
             log.exception("%s ends after an unexpected error", self.title)
-            self.supervisor.send((), Failed(self.key, OUT_OF_FILES if is_out_of_files(error) else type(error).__name__, str(error)))
+            self.supervisor.send(
+                (),
+                Failed(
+                    self.key,
+                    OUT_OF_FILES if is_out_of_files(error) else type(error).__name__,
+                    str(error),
+                ),
+            )
             raise
         finally:
             self.on_end()
@@ -269,7 +296,9 @@ class Actor(Generic[StartT]):
                     self._drain(port)
                 else:
                     self.stir()
-                    if (handle := self._raw.get(source)) is not None:  # else ignored in this same round
+                    if (
+                        handle := self._raw.get(source)
+                    ) is not None:  # else ignored in this same round
                         handle()
             if self._stirred:
                 self.hasten_pulse()
@@ -310,7 +339,12 @@ class Actor(Generic[StartT]):
                 handler = port.routes.get(kind)
                 if handler is None:
                     raise UsageError(
-                        E_BAD_COMMAND, f"{self.title} does not accept {kind.__name__}; use the same version of ZSQ on both sides"
+                        E_BAD_COMMAND,
+                        (
+                            f"{self.title} does not accept {kind.__name__}; use the same "
+                            "version of "
+                            "ZSQ on both sides"
+                        ),
                     )
                 handler(port, mail, mail.message)
             except ZsqError as error:

@@ -69,7 +69,9 @@ class AsyncActor(Actor[StartT]):
         try:
             await asyncio.wait_for(self.on_finish(), FINISH_S)
         except TimeoutError:
-            log.warning("%s ends with unanswered requests: they took longer than %g s", self.title, FINISH_S)
+            log.warning(
+                "%s ends with unanswered requests: they took longer than %g s", self.title, FINISH_S
+            )
         self._pulse_if_stirred()
 
     def _take_in(self) -> None:

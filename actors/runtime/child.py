@@ -12,7 +12,16 @@ from ..settings import options
 from ..settings.starts import ActorStart
 
 # Start order; the stop order is the reverse.
-KINDS: Final = ("topic", "channel", "scan_worker", "scan_loop", "gateway", "nsq_gateway", "http_gateway", "alarm_teller")
+KINDS: Final = (
+    "topic",
+    "channel",
+    "scan_worker",
+    "scan_loop",
+    "gateway",
+    "nsq_gateway",
+    "http_gateway",
+    "alarm_teller",
+)
 # These kinds listen on addresses that other programs may use already.
 OUTSIDE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway"})
 
@@ -71,7 +80,9 @@ class Failure:
     text: str
 
     def __str__(self) -> str:
-        return ("cannot start: " if self.phase is Phase.START else "") + f"{self.code} {self.text}".strip()
+        return (
+            "cannot start: " if self.phase is Phase.START else ""
+        ) + f"{self.code} {self.text}".strip()
 
     @property
     def is_out_of_files(self) -> bool:
@@ -91,7 +102,9 @@ class RestartIntensity:
 
     __slots__ = ("_restarts_max", "_times_ns", "_within_ns", "count")
 
-    def __init__(self, restarts_max: int = options.RESTARTS_MAX, within_s: float = options.RESTARTS_WITHIN_S) -> None:
+    def __init__(
+        self, restarts_max: int = options.RESTARTS_MAX, within_s: float = options.RESTARTS_WITHIN_S
+    ) -> None:
         self._restarts_max = restarts_max
         self._within_ns = int(within_s * 1_000_000_000)
         self._times_ns: deque[int] = deque()

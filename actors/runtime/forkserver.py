@@ -19,7 +19,9 @@ def begin() -> int:
     """
     raise_file_limit()
     os.environ["ZSQ_SUPERVISOR_PID"] = str(os.getpid())
-    multiprocessing.get_context("forkserver").set_forkserver_preload(["zsq.actors.runtime.preload_first", "zsq.actors.supervisor.preload"])
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["zsq.actors.runtime.preload_first", "zsq.actors.supervisor.preload"]
+    )
     multiprocessing.forkserver.ensure_running()
     server: Any = multiprocessing.forkserver._forkserver  # the pid has no public name
     return int(server._forkserver_pid)

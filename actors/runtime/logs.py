@@ -1,7 +1,8 @@
 """Logs of all processes, on stderr: lines for people or JSON objects for programs, one a line.
 
     text   2026-11-22 12:00:00,123 4711 WARNING [topic clicks] what happened
-    json   {"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "topic clicks", "pid": 4711, "message": ..., ...}
+    json   {"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "topic clicks",
+    "pid": 4711, "message": ..., ...}
 
 More fields come from `log.info(..., extra={"fields": {...}})`. An exception adds its trace: as
 `error` and `trace` in JSON, or as separate lines after the text. Text from outside may hold any
@@ -20,7 +21,9 @@ import time
 from typing import Final
 
 SUPERVISOR: Final = "supervisor"
-_CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+_CONTROL: Final = re.compile(
+    r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
 
 log = logging.getLogger("zsq")
 
@@ -32,7 +35,9 @@ def escaped(text: str, keep: str = "") -> str:
     writing. A terminal obeys them: they could colour or overwrite its text, or make a line look
     like another one.
     """
-    return _CONTROL.sub(lambda found: found.group() if found.group() in keep else ascii(found.group())[1:-1], text)
+    return _CONTROL.sub(
+        lambda found: found.group() if found.group() in keep else ascii(found.group())[1:-1], text
+    )
 
 
 class TextFormatter(logging.Formatter):
@@ -41,7 +46,10 @@ class TextFormatter(logging.Formatter):
         self._actor = actor
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self.formatTime(record)} {record.process} {record.levelname} [{self._actor}] {escaped(record.getMessage())}"
+        line = (
+            f"{self.formatTime(record)} {record.process} {record.levelname} [{self._actor}] "
+            f"{escaped(record.getMessage())}"
+        )
         line += "".join(f" {key}={escaped(str(value))}" for key, value in fields_of(record).items())
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
@@ -63,7 +71,10 @@ class JsonFormatter(logging.Formatter):
         if record.name not in ("zsq", "root"):
             found["logger"] = record.name  # a library's logger
         if record.exc_info and record.exc_info[1] is not None:
-            found |= {"error": repr(record.exc_info[1]), "trace": self.formatException(record.exc_info)}
+            found |= {
+                "error": repr(record.exc_info[1]),
+                "trace": self.formatException(record.exc_info),
+            }
         return json.dumps(fields_of(record) | found, default=str)
 
 

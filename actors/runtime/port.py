@@ -45,7 +45,11 @@ def user_of(envelope: tuple[bytes, ...]) -> str:
     The envelope is (gateway, label, client) if users must authenticate. It has no user otherwise
     and over ipc.
     """
-    return envelope[1].removeprefix(_USER).decode() if len(envelope) == 3 and envelope[1].startswith(_USER) else ""
+    return (
+        envelope[1].removeprefix(_USER).decode()
+        if len(envelope) == 3 and envelope[1].startswith(_USER)
+        else ""
+    )
 
 
 class Mail(NamedTuple):
@@ -68,7 +72,14 @@ class Port:
     Nothing is opened before bind or connect.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, *, routing_id: bytes = b"", mark: int = 20_000) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        kind: int,
+        *,
+        routing_id: bytes = b"",
+        mark: int = 20_000,
+    ) -> None:
         self.socket = context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
@@ -81,7 +92,9 @@ class Port:
             self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
             self.socket.setsockopt(zmq.HANDSHAKE_IVL, 5_000)
         self.routes: dict[type[Wire], Callable[[Port, Mail, Any], None]] = {}
-        self.on_readable: Callable[[Port], None] | None = None  # receives the frames itself, without routes
+        self.on_readable: Callable[[Port], None] | None = (
+            None  # receives the frames itself, without routes
+        )
 
     def route(self, kind: type[MessageT], handler: Callable[[Port, Mail, MessageT], None]) -> None:
         """Let `handler` take the messages of this class.
@@ -97,8 +110,8 @@ class Port:
         """
         socket = self.socket
         for _ in range(limit):
-            # Do not poll before. For each poll libzmq makes a system call (1.3 microseconds here); a
-            # receive reads its thread's commands once for all waiting messages. The exception at
+            # Do not poll before. For each poll libzmq makes a system call (1.3 microseconds here);
+            # a receive reads its thread's commands once for all waiting messages. The exception at
             # the end costs 2.6 microseconds, once.
             try:
                 frames = self._receive_frames(socket)
@@ -112,7 +125,9 @@ class Port:
             except UsageError as error:
                 yield envelope, error
 
-    def _receive_frames(self, socket: zmq.Socket[bytes]) -> tuple[Envelope, bytes, list[Any]] | None:
+    def _receive_frames(
+        self, socket: zmq.Socket[bytes]
+    ) -> tuple[Envelope, bytes, list[Any]] | None:
         """Receive one message as frame objects, which know whether more frames follow.
 
         To receive bytes and to ask the socket whether more follow costs 0.99 microseconds a frame.
@@ -175,8 +190,18 @@ def _replacement(message: Wire, size: int) -> bytes:
     on it would be lost. So a request is answered with an error, and a pulse is sent without its
     statistics. Answers are paged or cut where they are made: this is the last resort.
     """
-    log.error("%s was not sent: it is %d bytes, and the limit of a frame is %d", type(message).__name__, size, FRAME_BYTES_MAX)
+    log.error(
+        "%s was not sent: it is %d bytes, and the limit of a frame is %d",
+        type(message).__name__,
+        size,
+        FRAME_BYTES_MAX,
+    )
     if isinstance(message, Done):
-        text = f"the answer is {size} bytes; the limit is {FRAME_BYTES_MAX}: ask for less (one topic, one channel, fewer entries)"
+        text = (
+            f"the answer is {size} bytes; the limit is {FRAME_BYTES_MAX}: ask for less (one "
+            "topic, one channel, fewer entries)"
+        )
         return encode(Failed(message.request, E_TOO_BIG, text))
-    return encode(Pulse(message.key, message.request, {}, {})) if isinstance(message, Pulse) else b""
+    return (
+        encode(Pulse(message.key, message.request, {}, {})) if isinstance(message, Pulse) else b""
+    )

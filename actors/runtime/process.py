@@ -36,7 +36,9 @@ def is_out_of_files(error: BaseException | None) -> bool:
     LMDB reports this only in the text of its error.
     """
     while error is not None:
-        if getattr(error, "errno", None) in _NO_FILES or any(os.strerror(number) in str(error) for number in _NO_FILES):
+        if getattr(error, "errno", None) in _NO_FILES or any(
+            os.strerror(number) in str(error) for number in _NO_FILES
+        ):
             return True
         error = error.__cause__ or error.__context__
     return False

@@ -42,7 +42,10 @@ START_FILES: Final = 16  # the most descriptors that a start takes, and some to 
 
 def processes_by_memory() -> int:
     """Return how many processes this machine's memory, or the container's share, is enough for."""
-    return min(max(memory_bytes() // options.PROCESS_MEMORY_BYTES, options.PROCESSES_MAX_LEAST), options.PROCESSES_MAX)
+    return min(
+        max(memory_bytes() // options.PROCESS_MEMORY_BYTES, options.PROCESSES_MAX_LEAST),
+        options.PROCESSES_MAX,
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -71,7 +74,13 @@ class ProcessTable:
     `actors` holds the dotted name of each kind's class, which only the child imports.
     """
 
-    def __init__(self, actors: Mapping[str, str], supervisor_endpoint: str, log_level: str, log_format: str = "text") -> None:
+    def __init__(
+        self,
+        actors: Mapping[str, str],
+        supervisor_endpoint: str,
+        log_level: str,
+        log_format: str = "text",
+    ) -> None:
         self._actors = actors
         self.children: dict[int, Child] = {}
         self._endpoint = supervisor_endpoint
@@ -105,7 +114,15 @@ class ProcessTable:
         main = sys.modules["__main__"]
         sys.modules["__main__"] = self._blank_main
         try:
-            arguments = (self._actors[spec.kind], spec, self._endpoint, theirs, self.forkserver_pid, self.log_level, self._log_format)
+            arguments = (
+                self._actors[spec.kind],
+                spec,
+                self._endpoint,
+                theirs,
+                self.forkserver_pid,
+                self.log_level,
+                self._log_format,
+            )
             process = self._context.Process(target=child_main, args=arguments, daemon=True)
             process.start()
             # Without this, each start would poll all living children. The pidfds report the end of
@@ -133,7 +150,10 @@ class ProcessTable:
             for _ in range(START_FILES):
                 spare.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
             limit = resource.prlimit(self.forkserver_pid, resource.RLIMIT_NOFILE)[0]
-            if limit != resource.RLIM_INFINITY and limit - len(os.listdir(f"/proc/{self.forkserver_pid}/fd")) < START_FILES:
+            if (
+                limit != resource.RLIM_INFINITY
+                and limit - len(os.listdir(f"/proc/{self.forkserver_pid}/fd")) < START_FILES
+            ):
                 raise OSError(errno.EMFILE, f"{os.strerror(errno.EMFILE)} in the forkserver")
         finally:
             for fd in spare:
@@ -189,7 +209,13 @@ class ProcessTable:
 
 
 def child_main(
-    actor: str, spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str = "text"
+    actor: str,
+    spec: ChildSpec,
+    endpoint: str,
+    lifeline: Connection,
+    forkserver_pid: int,
+    log_level: str,
+    log_format: str = "text",
 ) -> None:
     """Set up a child process: title, parent's death, pidfd; then run the actor."""
     try:
@@ -211,7 +237,15 @@ def _said_no_files(lifeline: Connection) -> bool:
         return False
 
 
-def _become(actor: str, spec: ChildSpec, endpoint: str, lifeline: Connection, forkserver_pid: int, log_level: str, log_format: str) -> None:
+def _become(
+    actor: str,
+    spec: ChildSpec,
+    endpoint: str,
+    lifeline: Connection,
+    forkserver_pid: int,
+    log_level: str,
+    log_format: str,
+) -> None:
     die_with_parent(forkserver_pid)
     # the supervisor stops its children; `kill -9` always works
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -27,7 +27,9 @@ log = logging.getLogger("zsq")
 class Processes:
     """All processes of a running broker except the supervisor."""
 
-    def __init__(self, table: ProcessTable, port: Port, run_dir: str, processes_max: int = 0) -> None:
+    def __init__(
+        self, table: ProcessTable, port: Port, run_dir: str, processes_max: int = 0
+    ) -> None:
         self.table = table
         self._port = port
         self._run_dir = run_dir
@@ -66,13 +68,19 @@ class Processes:
         if len(self.children) >= options.PROCESSES_MAX:
             raise ZsqError(
                 E_LIMIT,
-                f"this broker runs {options.PROCESSES_MAX} processes, which is the limit; delete topics or channels that are not used",
+                (
+                    f"this broker runs {options.PROCESSES_MAX} processes, which is the limit; "
+                    "delete topics or channels that are not used"
+                ),
             )
         self.changes += 1
         try:
             return self.table.start(spec, owner)
         except OSError as error:
-            text = f"{spec.title} cannot be started: {error.strerror or error}; raise the limits of this user (ulimit -n, ulimit -u)"
+            text = (
+                f"{spec.title} cannot be started: {error.strerror or error}; raise the limits "
+                "of this user (ulimit -n, ulimit -u)"
+            )
             raise (OutOfFiles if is_out_of_files(error) else ZsqError)(E_LIMIT, text) from None
 
     def check_room(self, count: int, what: str) -> None:
@@ -82,14 +90,24 @@ class Processes:
         """
         limit = self._processes_max
         if len(self.children) + count > limit:
-            text = f"no room for {what}: this broker runs at most {limit} processes (a topic or a channel needs one)"
+            text = (
+                f"no room for {what}: this broker runs at most {limit} processes (a topic or a "
+                "channel needs one)"
+            )
             raise Refused(
-                E_LIMIT, f"{text} and {len(self.children)} run now; delete topics or channels that are not used, or raise --processes-max"
+                E_LIMIT,
+                (
+                    f"{text} and {len(self.children)} run now; delete topics or channels that are "
+                    "not used, or raise --processes-max"
+                ),
             )
 
     def begin_turn(self, now_ns: int) -> None:
         """Allow starts of channels for a share of the supervisor's next turn."""
-        self._starts_until_ns, self.more_to_start = now_ns + options.STARTS_TURN_MS * 1_000_000, False
+        self._starts_until_ns, self.more_to_start = (
+            now_ns + options.STARTS_TURN_MS * 1_000_000,
+            False,
+        )
 
     def may_start(self) -> bool:
         """Return True if this turn has time for another start of a channel.
@@ -108,7 +126,9 @@ class Processes:
         child.told_to_stop = True
         if child.state == "up":
             self.send(child, p.Stop())
-            self._stop_deadlines[child.spec.key] = time.monotonic_ns() + int(child.spec.stop_timeout_s * 1e9)
+            self._stop_deadlines[child.spec.key] = time.monotonic_ns() + int(
+                child.spec.stop_timeout_s * 1e9
+            )
         else:
             self.kill(child)
         child.state = "stopping"
@@ -133,12 +153,20 @@ class Processes:
                 del self._stop_deadlines[key]
                 child = self.children.get(key)
                 if child is not None:
-                    log.warning("%s did not stop within %g s: it is killed", child.spec.title, child.spec.stop_timeout_s)
+                    log.warning(
+                        "%s did not stop within %g s: it is killed",
+                        child.spec.title,
+                        child.spec.stop_timeout_s,
+                    )
                     self.kill(child)
         if now - self._looked_ns < 1_000_000_000:
             return
         self._looked_ns = now
         for child in list(self.children.values()):
             if child.state == "starting" and now - child.started_ns > options.START_TIMEOUT_S * 1e9:
-                log.error("%s did not start within %g s: it is killed", child.spec.title, options.START_TIMEOUT_S)
+                log.error(
+                    "%s did not start within %g s: it is killed",
+                    child.spec.title,
+                    options.START_TIMEOUT_S,
+                )
                 self.kill(child)

@@ -70,4 +70,8 @@ class ScanLoop(Actor[ActorStart]):
             self.supervisor.send((), p.Hung(key))
 
     def statistics(self) -> dict[str, int]:
-        return {"channels": len(self.plan), "workers": len(self.workers), "rounds": self.rounds.count}
+        return {
+            "channels": len(self.plan),
+            "workers": len(self.workers),
+            "rounds": self.rounds.count,
+        }

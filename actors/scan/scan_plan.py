@@ -99,7 +99,9 @@ class ScanPlan:
         `pick(n)` returns a number below n.
         """
         chosen: dict[int, str] = {}
-        while len(chosen) < options.SCAN_SELECTION and (key := self._due.pop_due(now_ns)) is not None:
+        while (
+            len(chosen) < options.SCAN_SELECTION and (key := self._due.pop_due(now_ns)) is not None
+        ):
             chosen[key] = self._endpoints[key]
         for _ in range(min(options.SCAN_SELECTION - len(chosen), len(self._order))):
             key = self._order[pick(len(self._order))]
@@ -140,7 +142,10 @@ class ScanPlan:
         self._missed[key] = (times, since_ns)
         due_ns = now_ns + _NS_PER_S * _BACKOFF_S[min(times, len(_BACKOFF_S)) - 1]
         self._due.set(key, min(due_ns, self._hinted.pop(key, due_ns)))
-        hung = times >= options.SCAN_MISSED_MAX and now_ns - since_ns >= options.SCAN_HUNG_S * _NS_PER_S
+        hung = (
+            times >= options.SCAN_MISSED_MAX
+            and now_ns - since_ns >= options.SCAN_HUNG_S * _NS_PER_S
+        )
         if hung:
             self._missed[key] = 0, now_ns
         return hung

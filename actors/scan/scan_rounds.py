@@ -75,7 +75,9 @@ class ScanRounds:
 
     def set_workers(self, workers: Iterable[str], now_ns: int) -> None:
         self.workers = set(workers)
-        for request in [request for request, order in self._orders.items() if order.worker not in self.workers]:
+        for request in [
+            request for request, order in self._orders.items() if order.worker not in self.workers
+        ]:
             self._ask_again(request, now_ns)
             del self._orders[request]
             self._leave_round(request)
@@ -98,16 +100,22 @@ class ScanRounds:
             if share:
                 self._request += 1
                 keys = {key for key, _ in share}
-                self._orders[self._request] = _RequestOut(worker, keys, now_ns + options.SCAN_REPORT_MS * _MS)
+                self._orders[self._request] = _RequestOut(
+                    worker, keys, now_ns + options.SCAN_REPORT_MS * _MS
+                )
                 self._asked_by.update(dict.fromkeys(keys, self._request))
                 self._round.add(self._request)
                 orders.append(WorkerRequest(worker, self._request, share))
         return orders
 
     def _free(self) -> list[str]:
-        return sorted(self.workers - {order.worker for order in self._orders.values() if order.overdue})
+        return sorted(
+            self.workers - {order.worker for order in self._orders.values() if order.overdue}
+        )
 
-    def reported(self, request: int, results: Iterable[tuple[int, int, int]], now_ns: int) -> list[int]:
+    def reported(
+        self, request: int, results: Iterable[tuple[int, int, int]], now_ns: int
+    ) -> list[int]:
         """Process a report: the key, state, and next due time of each channel.
 
         Return the hung channels.
@@ -163,7 +171,9 @@ class ScanRounds:
         if not self._free():
             return options.SCAN_INTERVAL_MS
         wait_ms = min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // _MS + 1))
-        return min(wait_ms, options.SCAN_INTERVAL_MS) if self._orders else wait_ms  # an order may become overdue
+        return (
+            min(wait_ms, options.SCAN_INTERVAL_MS) if self._orders else wait_ms
+        )  # an order may become overdue
 
 
 Who = tuple[tuple[bytes, ...], int]  # sender of the order, its request
@@ -190,7 +200,9 @@ class ScanOrders:
 
     def __init__(self) -> None:
         self._orders: dict[Who, _RequestState] = {}
-        self._scans: dict[int, _ChannelScan] = {}  # scans without an answer: awaited, or the newest missed scan of an endpoint
+        self._scans: dict[
+            int, _ChannelScan
+        ] = {}  # scans without an answer: awaited, or the newest missed scan of an endpoint
         self._missed: dict[str, int] = {}  # endpoint -> the newest missed scan
         self._after_all: list[tuple[Who, list[Result]]] = []
         self._number = 0
@@ -198,9 +210,13 @@ class ScanOrders:
     def __len__(self) -> int:
         return len(self._orders)
 
-    def begin(self, who: Who, targets: Iterable[tuple[int, str]], now_ns: int) -> list[tuple[int, str]]:
+    def begin(
+        self, who: Who, targets: Iterable[tuple[int, str]], now_ns: int
+    ) -> list[tuple[int, str]]:
         """Begin an order, and return the scans to send as (number, endpoint)."""
-        order = self._orders[who] = _RequestState(now_ns + options.SCAN_SOON_MS * _MS, now_ns + options.SCAN_ANSWER_MS * _MS)
+        order = self._orders[who] = _RequestState(
+            now_ns + options.SCAN_SOON_MS * _MS, now_ns + options.SCAN_ANSWER_MS * _MS
+        )
         for key, endpoint in targets:
             self._number += 1
             self._scans[self._number] = _ChannelScan(who, key, endpoint)
@@ -229,7 +245,9 @@ class ScanOrders:
             soon = not order.reported and (not order.waiting or now_ns > order.soon_ns)
             if soon:
                 order.reported = True
-                order.results += [(self._scans[number].key, LATE, 0) for number in sorted(order.waiting)]
+                order.results += [
+                    (self._scans[number].key, LATE, 0) for number in sorted(order.waiting)
+                ]
             if soon or (order.reported and order.results):
                 found.append((who, order.results))
                 order.results = []
@@ -257,5 +275,11 @@ class ScanOrders:
 
     def wait_ms(self, now_ns: int) -> int:
         """Return the time until `reports` returns a report if no channel answers."""
-        due = min((order.deadline_ns if order.reported else order.soon_ns for order in self._orders.values()), default=1 << 62)
+        due = min(
+            (
+                order.deadline_ns if order.reported else order.soon_ns
+                for order in self._orders.values()
+            ),
+            default=1 << 62,
+        )
         return max(0, (due - now_ns) // _MS + 1)

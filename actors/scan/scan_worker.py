@@ -33,7 +33,9 @@ class ScanWorker(Actor[ActorStart]):
         self._asking = self.open_asking()
         self._asking.route(p.Scanned, self.on_scanned)
         self._asking.socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.SCAN_RECONNECT_MAX_MS)
-        self._channels: dict[str, tuple[bytes, int]] = {}  # endpoint -> its name here, time of last use
+        self._channels: dict[
+            str, tuple[bytes, int]
+        ] = {}  # endpoint -> its name here, time of last use
         self._names = 0
         self.orders = ScanOrders()
         self.every(10_000, self._forget)
@@ -41,7 +43,9 @@ class ScanWorker(Actor[ActorStart]):
 
     def scan(self, port: Port, mail: Mail, message: p.ScanOrder) -> None:
         now = time.monotonic_ns()
-        for number, endpoint in self.orders.begin((mail.envelope, message.request), message.targets, now):
+        for number, endpoint in self.orders.begin(
+            (mail.envelope, message.request), message.targets, now
+        ):
             self._asking.send((self._name_of(endpoint, now),), p.Scan(number))
 
     def _name_of(self, endpoint: str, now: int) -> bytes:

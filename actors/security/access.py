@@ -73,7 +73,11 @@ class NamePattern:
         if not others:
             return name == first
         last = others.pop()
-        if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
+        if (
+            not name.startswith(first)
+            or not name.endswith(last)
+            or len(name) < len(first) + len(last)
+        ):
             return False
         place, end = len(first), len(name) - len(last)
         for part in others:
@@ -121,7 +125,12 @@ class User:
         """
         if self.create is None or self.may_admin(topic):
             return True
-        return any(one.permits(topic, channel) if channel else one.channel is None and one.topic.matches(topic) for one in self.create)
+        return any(
+            one.permits(topic, channel)
+            if channel
+            else one.channel is None and one.topic.matches(topic)
+            for one in self.create
+        )
 
     def may_publish(self, topic: str) -> bool:
         return _any(self.publish, topic)
@@ -144,7 +153,9 @@ class User:
 
     @property
     def is_broker_admin(self) -> bool:
-        """True if the user may change configuration, processes, and what else belongs to no topic."""
+        """True if the user may change configuration, processes, and what else belongs to no
+        topic.
+        """
         return any(one.text == "*" for one in self.admin)
 
     @property
@@ -172,13 +183,19 @@ class Access:
             with Path(path).open("rb") as file:
                 found = file.read(ACCESS_BYTES_MAX + 1)
         except OSError as error:
-            raise AccessError(f"the access file {path} cannot be read: {error.strerror or error}") from None
+            raise AccessError(
+                f"the access file {path} cannot be read: {error.strerror or error}"
+            ) from None
         if len(found) > ACCESS_BYTES_MAX:
-            raise AccessError(f"the access file {path} is larger than the limit of {ACCESS_BYTES_MAX} bytes")
+            raise AccessError(
+                f"the access file {path} is larger than the limit of {ACCESS_BYTES_MAX} bytes"
+            )
         try:
             text = found.decode()
         except UnicodeDecodeError as error:
-            raise AccessError(f"the access file {path} is not valid UTF-8 at byte {error.start}; save it as UTF-8") from None
+            raise AccessError(
+                f"the access file {path} is not valid UTF-8 at byte {error.start}; save it as UTF-8"
+            ) from None
         return cls.parse(text, str(path))
 
     @classmethod
@@ -188,7 +205,9 @@ class Access:
         try:
             said = tomllib.loads(text)
         except (tomllib.TOMLDecodeError, RecursionError) as error:
-            raise AccessError(f"{source} is not valid TOML: {error or 'it is nested too deeply'}") from None
+            raise AccessError(
+                f"{source} is not valid TOML: {error or 'it is nested too deeply'}"
+            ) from None
         try:
             return cls._of(said)
         except _BadPlace as error:
@@ -206,14 +225,22 @@ class Access:
         for name, table in tables.items():
             place = f"users.{_shown(name)}"
             if name == ANONYMOUS:
-                raise _BadPlace(f"{place}: this name is reserved; write the permissions of {ANONYMOUS!r} into the table [{ANONYMOUS}]")
+                raise _BadPlace(
+                    f"{place}: this name is reserved; write the permissions of {ANONYMOUS!r} "
+                    f"into the table [{ANONYMOUS}]"
+                )
             if not _USER_NAME.fullmatch(name):
-                text = "a user name must be 1 to 64 of the characters A-Z a-z 0-9 . _ @ - and begin with a letter or digit"
+                text = (
+                    "a user name must be 1 to 64 of the characters A-Z a-z 0-9 . _ @ - and "
+                    "begin with a letter or digit"
+                )
                 raise _BadPlace(f"{place}: {text}")
             user = users[name] = _user(name, table, place, (*_KEYS, *_LISTS))
             _keep(by_curve, user.curve, user, f"{place}.curve")
             _keep(by_token, user.tokens, user, f"{place}.tokens")
-        anonymous = _user(ANONYMOUS, said[ANONYMOUS], ANONYMOUS, _LISTS) if ANONYMOUS in said else None
+        anonymous = (
+            _user(ANONYMOUS, said[ANONYMOUS], ANONYMOUS, _LISTS) if ANONYMOUS in said else None
+        )
         return cls(users, anonymous, by_token, by_curve)
 
     def by_token(self, token: str) -> User | None:
@@ -267,7 +294,9 @@ def _user(name: str, table: object, place: str, known: tuple[str, ...]) -> User:
             raise _BadPlace(f'{place}.{which} must be a list of strings: {which} = ["..."]')
         if len(found) > ENTRIES_MAX:
             raise _BadPlace(f"{place}.{which} has {len(found)} entries; the limit is {ENTRIES_MAX}")
-        return tuple(read(one, f"{place}.{which}: entry {number}") for number, one in enumerate(found, 1))
+        return tuple(
+            read(one, f"{place}.{which}: entry {number}") for number, one in enumerate(found, 1)
+        )
 
     return User(
         name,
@@ -283,14 +312,20 @@ def _user(name: str, table: object, place: str, known: tuple[str, ...]) -> User:
 
 def _key(text: str, place: str) -> str:
     if not is_key(text):
-        what = f"is not a public key: a key has {KEY_CHARS} characters and is in the .pub file that `zsq keys client` writes"
+        what = (
+            f"is not a public key: a key has {KEY_CHARS} characters and is in the .pub file "
+            "that `zsq keys client` writes"
+        )
         raise _BadPlace(f"{place} {what}")
     return text
 
 
 def _token(text: str, place: str) -> str:
     if not _TOKEN.fullmatch(text):
-        what = "is not sha256: with 64 hexadecimal digits; `zsq keys token` prints a new token and its line for this file"
+        what = (
+            "is not sha256: with 64 hexadecimal digits; `zsq keys token` prints a new token "
+            "and its line for this file"
+        )
         raise _BadPlace(f"{place} {what}")
     return text
 
@@ -298,17 +333,25 @@ def _token(text: str, place: str) -> str:
 def _pattern(text: str, place: str, what: str = "topic") -> NamePattern:
     if len(text) > PATTERN_CHARS_MAX or not _PATTERN.fullmatch(text):
         shown = f"{place}, {repr(text)[:70]}, is not a {what} pattern"
-        raise _BadPlace(f"{shown}; write a whole name of A-Z a-z 0-9 . _ - in which * stands for any characters (the only wildcard)")
+        raise _BadPlace(
+            f"{shown}; write a whole name of A-Z a-z 0-9 . _ - in which * stands for any "
+            "characters (the only wildcard)"
+        )
     return NamePattern(text)
 
 
 def _rule(text: str, place: str) -> SubscribeRule:
     topic, slash, channel = text.partition("/")
-    return SubscribeRule(_pattern(topic, place), _pattern(channel, place, "channel") if slash else None)
+    return SubscribeRule(
+        _pattern(topic, place), _pattern(channel, place, "channel") if slash else None
+    )
 
 
 def _keep(known: dict[str, User], keys: tuple[str, ...], user: User, place: str) -> None:
     for number, key in enumerate(keys):
         other = known.setdefault(key, user)
         if other is not user:
-            raise _BadPlace(f"{place}: entry {number + 1} is also in users.{other.name}; remove it from one of the two users")
+            raise _BadPlace(
+                f"{place}: entry {number + 1} is also in users.{other.name}; remove it from one "
+                "of the two users"
+            )

@@ -69,11 +69,18 @@ def shortened(value: Any, depth: int = _DEPTH) -> Any:
     if isinstance(value, bytes):
         value = value.hex()
     if isinstance(value, str):
-        return value if len(value) <= _TEXT_CHARS else f"{value[:_TEXT_CHARS]}... ({len(value)} characters)"
+        return (
+            value
+            if len(value) <= _TEXT_CHARS
+            else f"{value[:_TEXT_CHARS]}... ({len(value)} characters)"
+        )
     if not depth:
         return "..."
     if isinstance(value, Mapping):
-        found = {str(shortened(str(key))): shortened(one, depth - 1) for key, one in list(value.items())[:_ENTRIES]}
+        found = {
+            str(shortened(str(key))): shortened(one, depth - 1)
+            for key, one in list(value.items())[:_ENTRIES]
+        }
         return found if len(value) <= _ENTRIES else found | {"...": f"{len(value)} in all"}
     if isinstance(value, (list, tuple)):
         first = [shortened(one, depth - 1) for one in value[:_ENTRIES]]
@@ -155,7 +162,9 @@ class AuditLog:
 
     def note(self, action: str, **what: Any) -> None:
         """Log an action with these fields, in this order."""
-        row = {"time": now_text(), "action": shortened(action)} | {name: shortened(value) for name, value in what.items()}
+        row = {"time": now_text(), "action": shortened(action)} | {
+            name: shortened(value) for name, value in what.items()
+        }
         data = line(row)
         self._remember(data)
         with self._change:
@@ -225,7 +234,10 @@ class AuditLog:
             self._append(b"".join(lines), size)
         except OSError as error:
             if self._failures % COMPLAIN_EVERY == 0:
-                text = "%s cannot be written: %s; up to %d bytes of new lines are kept in memory and written later"
+                text = (
+                    "%s cannot be written: %s; up to %d bytes of new lines are kept in memory "
+                    "and written later"
+                )
                 log.error(text, self.path, error.strerror, WAITING_BYTES_MAX)
             self._failures += 1
             return False
@@ -242,7 +254,9 @@ class AuditLog:
                     return own.st_size
             os.close(self._fd)
             self._fd = -1
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(
+            self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
+        )
         os.fchmod(self._fd, 0o600)
         return os.fstat(self._fd).st_size
 
@@ -287,7 +301,9 @@ def _tail(path: Path) -> list[dict[str, object]]:
 
 LOOKING: Final = frozenset({"list", "chunks", "peek", "overview", "audit"})
 # Parts of actions that only read, or that come after a part that is logged.
-PARTS: Final = frozenset({("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")})
+PARTS: Final = frozenset(
+    {("delayed", "list"), ("delayed", "count"), ("backup", "log"), ("backup", "end")}
+)
 FIRST_USE: Final = "first use"  # an action in addition to those of Manage
 FOLDED: Final = "folded"  # the action of a line with counts of orders
 COUNT: Final = 100  # entries of an answer, by default
@@ -356,7 +372,9 @@ class AuditRecorder:
             self._note(self._open.pop(next(iter(self._open))), "not known")
         size = len(pack_value(message.options))
         options = cut(message.options, size) if size > OPTIONS_BYTES else message.options
-        self._open[number] = _row(message.action, message.topic, message.channel, options, message.by)
+        self._open[number] = _row(
+            message.action, message.topic, message.channel, options, message.by
+        )
 
     def answered(self, number: int, error: str = "") -> None:
         """Log the order with its result. Numbers of requests that are not orders are ignored."""
@@ -366,7 +384,12 @@ class AuditRecorder:
 
     def first_use(self, message: p.Lookup, channel: str) -> None:
         """Log that a publish or a subscription created a topic (`channel` "") or a channel."""
-        self._note(_row(FIRST_USE, message.topic, channel, message.settings if channel else {}, message.by), "done")
+        self._note(
+            _row(
+                FIRST_USE, message.topic, channel, message.settings if channel else {}, message.by
+            ),
+            "done",
+        )
 
     def tick(self, now_s: float) -> None:
         """Write the counts if they are due."""
@@ -382,10 +405,17 @@ class AuditRecorder:
     def _note(self, row: AuditRow, result: str) -> None:
         row["result"] = result
         options = row["options"]
-        if result != "done" and (size := len(pack_value(options))) > REFUSED_OPTIONS_BYTES and "cut" not in options:
+        if (
+            result != "done"
+            and (size := len(pack_value(options))) > REFUSED_OPTIONS_BYTES
+            and "cut" not in options
+        ):
             row["options"] = cut(options, size)
         user = row["user"] or row["from"]
-        size = len(line({name: shortened(value) for name, value in row.items() if name != "action"})) + _LINE_BYTES
+        size = (
+            len(line({name: shortened(value) for name, value in row.items() if name != "action"}))
+            + _LINE_BYTES
+        )
         if row["via"] == "ipc" or self._allowances.take(user, size, time.monotonic()):
             self._audit.note(**row)
         else:
@@ -402,11 +432,29 @@ class AuditRecorder:
     def _write_folded(self, now_s: float) -> None:
         folded, self._folded, self._folded_s = self._folded, {}, now_s
         for user, counts in folded.items():
-            text = f"{counts.total()} orders are only counted, because this user has reached the limit of bytes in this log"
-            self._audit.note(FOLDED, topic="", channel="", options=dict(counts), user=user, **{"from": ""}, via="", result=text)
+            text = (
+                f"{counts.total()} orders are only counted, because this user has reached the "
+                "limit of bytes in this log"
+            )
+            self._audit.note(
+                FOLDED,
+                topic="",
+                channel="",
+                options=dict(counts),
+                user=user,
+                **{"from": ""},
+                via="",
+                result=text,
+            )
 
 
-def _row(action: str, topic: str, channel: str, options: Mapping[str, object] | CutOptions, by: Mapping[str, object]) -> AuditRow:
+def _row(
+    action: str,
+    topic: str,
+    channel: str,
+    options: Mapping[str, object] | CutOptions,
+    by: Mapping[str, object],
+) -> AuditRow:
     """Return only what the line of an order needs, because the order may wait for its answer."""
     user, address, via = (str(by.get(name, ""))[:_NAME_CHARS] for name in ("user", "from", "via"))
     return {

@@ -54,12 +54,31 @@ def answer_zap(frames: Sequence[bytes], known: Callable[[str], bool]) -> tuple[l
     version, request = [*frames, b"", b""][:2]
     if len(frames) != _FRAMES or version != VERSION:
         return [VERSION, request, b"500", b"not ZAP 1.0", b"", b""], "the request is not ZAP 1.0"
-    domain, address, mechanism, key = frames[2], frames[3].decode(errors="replace"), frames[5], frames[6]
+    domain, address, mechanism, key = (
+        frames[2],
+        frames[3].decode(errors="replace"),
+        frames[5],
+        frames[6],
+    )
     if domain != ZAP_DOMAIN or mechanism != MECHANISM or len(key) != KEY_BYTES:
-        return [VERSION, request, b"400", b"CURVE is required", b"", b""], f"{address}: the client does not use CURVE"
+        return [
+            VERSION,
+            request,
+            b"400",
+            b"CURVE is required",
+            b"",
+            b"",
+        ], f"{address}: the client does not use CURVE"
     public = z85.encode(key).decode()
     if not known(public):
-        return [VERSION, request, b"400", b"unknown key", b"", b""], f"{address}: unknown public key {public}"
+        return [
+            VERSION,
+            request,
+            b"400",
+            b"unknown key",
+            b"",
+            b"",
+        ], f"{address}: unknown public key {public}"
     return [VERSION, request, b"200", b"OK", public.encode(), b""], ""
 
 
@@ -80,7 +99,11 @@ class CurveAuthentication:
     def __init__(self, security: SecurityOptions) -> None:
         access = load_rules(security.access_file) if security.access_file else None
         self.policy = AccessPolicy(access) if access is not None else None
-        self._secret = read_key_file(security.curve_key_file, ("public", "secret"))["secret"] if security.curve_key_file else ""
+        self._secret = (
+            read_key_file(security.curve_key_file, ("public", "secret"))["secret"]
+            if security.curve_key_file
+            else ""
+        )
         self.refused = 0
         self._untold = 0
         self._told_s = -COMPLAINT_S
@@ -115,7 +138,10 @@ class CurveAuthentication:
                 frames = port.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            reply, why = answer_zap(frames[2:], lambda key: self.policy is not None and self.policy.by_curve(key) is not None)
+            reply, why = answer_zap(
+                frames[2:],
+                lambda key: self.policy is not None and self.policy.by_curve(key) is not None,
+            )
             if why:
                 self.complain(f"refused a connection: {why}")
             port.send_frames([*frames[:2], *reply])
@@ -130,7 +156,11 @@ class CurveAuthentication:
         self._untold += 1
         if time.monotonic() - self._told_s < COMPLAINT_S:
             return
-        more = f" (and {self._untold - 1} more refusals since the last log line)" if self._untold > 1 else ""
+        more = (
+            f" (and {self._untold - 1} more refusals since the last log line)"
+            if self._untold > 1
+            else ""
+        )
         self._told_s, self._untold = time.monotonic(), 0
         log.warning("%s%s", text, more)
 
@@ -193,11 +223,19 @@ class CurveAuthentication:
 def check(security: SecurityOptions, access: Access | None) -> None:
     """Raise `AccessError` if a listening gateway would admit no client, or any with a key."""
     if security.curve_key_file and access is None:
-        text = "a key pair alone admits every client, because any client can make one; list the permitted keys with --access FILE"
+        text = (
+            "a key pair alone admits every client, because any client can make one; list the "
+            "permitted keys with --access FILE"
+        )
         raise AccessError(f"--curve-key: {text}")
     if access is not None and not security.curve_key_file and access.anonymous is None:
-        text = "no client could connect to ZeroMQ's TCP port: give --curve-key FILE (`zsq keys server` makes one) or --no-listen,"
-        raise AccessError(f"--access: {text} or add the table [anonymous] with permissions to the file")
+        text = (
+            "no client could connect to ZeroMQ's TCP port: give --curve-key FILE (`zsq keys "
+            "server` makes one) or --no-listen,"
+        )
+        raise AccessError(
+            f"--access: {text} or add the table [anonymous] with permissions to the file"
+        )
 
 
 def load_rules(path: str) -> Access:
@@ -208,7 +246,9 @@ def load_rules(path: str) -> Access:
     try:
         why = open_to_others(path, os.stat(path))
     except OSError as error:
-        raise AccessError(f"the access file {path} cannot be read: {error.strerror or error}") from None
+        raise AccessError(
+            f"the access file {path} cannot be read: {error.strerror or error}"
+        ) from None
     if why:
         raise AccessError(f"the access file {why}")
     return Access.load(path)

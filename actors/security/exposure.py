@@ -20,7 +20,10 @@ from collections.abc import Callable
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ..settings.options import ServeOptions, push_listen
 
-REMEDY = "Set permissions with --access FILE (docs/security.md), listen on 127.0.0.1, or give --insecure to listen without authentication"
+REMEDY = (
+    "Set permissions with --access FILE (docs/security.md), listen on 127.0.0.1, or give "
+    "--insecure to listen without authentication"
+)
 
 
 def is_local(place: str) -> bool:
@@ -37,19 +40,30 @@ def is_local(place: str) -> bool:
         addresses = {str(row[4][0]) for row in socket.getaddrinfo(host, None)}
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or error
-        text = f"{place}: host {host[:100]!r} has no address ({reason}); give an address of this machine, such as 127.0.0.1 or 0.0.0.0"
-        raise UsageError(E_BAD_ARGUMENT, f"{text}, or a host name that has one. The name of a network interface is not accepted") from None
+        text = (
+            f"{place}: host {host[:100]!r} has no address ({reason}); give an address of this "
+            "machine, such as 127.0.0.1 or 0.0.0.0"
+        )
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"{text}, or a host name that has one. The name of a network interface is not accepted",
+        ) from None
     if host in {name for _, name in socket.if_nameindex()}:
         return False
     return all(ipaddress.ip_address(address.partition("%")[0]).is_loopback for address in addresses)
 
 
 def exposed(options: ServeOptions, local: Callable[[str], bool] = is_local) -> list[str]:
-    """Return a sentence for each unprotected address: "--listen 0.0.0.0:4153 (ZeroMQ) needs ..."."""
+    """Return a sentence for each unprotected address: "--listen 0.0.0.0:4153 (ZeroMQ) needs
+    ...".
+    """
     found = []
     access, curve = bool(options.security.access_file), bool(options.security.curve_key_file)
     if options.gateway and not (access and curve):
-        for option, place in (("--listen", options.gateway), ("--listen-push", push_listen(options))):
+        for option, place in (
+            ("--listen", options.gateway),
+            ("--listen-push", push_listen(options)),
+        ):
             if not local(place):
                 found.append(f"{option} {place} (ZeroMQ) needs --access and --curve-key")
     nsq, http = options.nsq, options.http
@@ -74,7 +88,11 @@ def in_clear(options: ServeOptions, local: Callable[[str], bool] = _known_local)
     found = []
     nsq, http = options.nsq, options.http
     if nsq is not None and not (nsq.tls.required or nsq.tls.client_auth):
-        found += [f"NSQ clients at {place} may connect without TLS (see --nsq-tls-required)" for place in nsq.listen if not local(place)]
+        found += [
+            f"NSQ clients at {place} may connect without TLS (see --nsq-tls-required)"
+            for place in nsq.listen
+            if not local(place)
+        ]
     if http is not None and not http.tls_cert and not local(http.listen):
         found.append(f"HTTP at {http.listen} does not use TLS (see --http-tls-cert)")
     return found
@@ -83,13 +101,20 @@ def in_clear(options: ServeOptions, local: Callable[[str], bool] = _known_local)
 def _places(options: ServeOptions) -> list[str]:
     """Return all addresses on which the gateways listen."""
     zeromq = [options.gateway, push_listen(options)] if options.gateway else []
-    return [*zeromq, *(options.nsq.listen if options.nsq is not None else ()), *([options.http.listen] if options.http is not None else [])]
+    return [
+        *zeromq,
+        *(options.nsq.listen if options.nsq is not None else ()),
+        *([options.http.listen] if options.http is not None else []),
+    ]
 
 
 def check(options: ServeOptions) -> None:
     """Raise `UsageError` (E_BAD_ARGUMENT) if an address is unprotected or options conflict."""
     if options.security.access_file and options.nsq is not None and options.nsq.auth_http_addresses:
-        raise UsageError(E_BAD_ARGUMENT, "--access and --nsq-auth-http-address exclude each other; give only one of them")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            "--access and --nsq-auth-http-address exclude each other; give only one of them",
+        )
     if options.security.insecure:
         return
     for place in _places(options):

@@ -158,14 +158,18 @@ class Principal:
         """
         if not self.may(action, topic, channel):
             rule = RULES[action]
-            raise forbidden(self, what or rule.what.format(topic=topic, channel=channel), rule.needs)
+            raise forbidden(
+                self, what or rule.what.format(topic=topic, channel=channel), rule.needs
+            )
 
 
 class Policy(ABC):
     """The decision whether a principal may do an action on a topic and a channel."""
 
     @abstractmethod
-    def may(self, principal: Principal, action: Action, topic: str = "", channel: str = "") -> bool: ...
+    def may(
+        self, principal: Principal, action: Action, topic: str = "", channel: str = ""
+    ) -> bool: ...
 
 
 class AccessPolicy(Policy):
@@ -186,7 +190,11 @@ class AccessPolicy(Policy):
         return user is not None and RULES[action].user(user, topic, channel)
 
     def _principal(self, user: User | None) -> Principal | None:
-        return None if user is None else Principal(user.name, self, len(user.publish) + len(user.subscribe))
+        return (
+            None
+            if user is None
+            else Principal(user.name, self, len(user.publish) + len(user.subscribe))
+        )
 
 
 class AuthServerPolicy(Policy):
@@ -212,12 +220,16 @@ class FixedPolicy(Policy):
 EVERYBODY: Final = Principal("", FixedPolicy(*Action))  # all clients, without authentication
 NOBODY: Final = Principal("", FixedPolicy(Action.OPEN))  # unknown clients
 # All clients that read over HTTP when an auth server is used.
-LOOKING: Final = Principal("", FixedPolicy(Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL))
+LOOKING: Final = Principal(
+    "", FixedPolicy(Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL)
+)
 
 
 def granted(state: AuthState) -> Principal:
     """Return the principal of an auth server's answer."""
-    return Principal(state.identity, AuthServerPolicy(state), state.permission_count, state.identity_url)
+    return Principal(
+        state.identity, AuthServerPolicy(state), state.permission_count, state.identity_url
+    )
 
 
 def forbidden(principal: Principal, what: str, needs: str) -> Refused:
@@ -247,7 +259,19 @@ ORDERS: Final[Mapping[str, Action]] = {
     "delayed list": Action.READ,
     REDRIVE: Action.REDRIVE,  # and publish on the target
     **dict.fromkeys(
-        ("create", "delete", "pause", "unpause", "empty", "configure", "close", "open", "seek", "delayed cancel"), Action.MANAGE_TOPIC
+        (
+            "create",
+            "delete",
+            "pause",
+            "unpause",
+            "empty",
+            "configure",
+            "close",
+            "open",
+            "seek",
+            "delayed cancel",
+        ),
+        Action.MANAGE_TOPIC,
     ),
 }
 
@@ -272,15 +296,25 @@ def check_message(principal: Principal, message: p.Wire) -> None:
     elif isinstance(message, p.Stats):
         principal.require(Action.SEE if message.topic else Action.SEE_SOME, message.topic)
     elif isinstance(message, p.Lookup):
-        _check_order(principal, "create" if message.create else "chunks", message.topic, message.channel, message.settings)
+        _check_order(
+            principal,
+            "create" if message.create else "chunks",
+            message.topic,
+            message.channel,
+            message.settings,
+        )
     elif not isinstance(message, p.Beat | p.Bye):
         raise _refused(principal, f"send {type(message).__name__} on this link", NOT_GRANTED)
 
 
-def _check_order(principal: Principal, order: str, topic: str, channel: str, options: Mapping[str, object]) -> None:
+def _check_order(
+    principal: Principal, order: str, topic: str, channel: str, options: Mapping[str, object]
+) -> None:
     exact = f"delayed {options.get('do')}" if order == "delayed" else order
     action = ORDERS.get(exact, Action.ADMINISTER)
-    what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: exact[:40]}.get(action, f"{exact} topic {topic!r}")
+    what = {Action.SEE: "", Action.SEE_SOME: "", Action.ADMINISTER: exact[:40]}.get(
+        action, f"{exact} topic {topic!r}"
+    )
     principal.require(action, topic, channel, what)
     if action is Action.REDRIVE:
         _check_target(principal, options.get("to"))
@@ -288,13 +322,17 @@ def _check_order(principal: Principal, order: str, topic: str, channel: str, opt
         check_dead_letters(principal, topic, channel, options)
 
 
-def _check_target(principal: Principal, topic: object, what: str = "", needs: str = "publish") -> None:
+def _check_target(
+    principal: Principal, topic: object, what: str = "", needs: str = "publish"
+) -> None:
     """Check the topic that bodies are copied to. `topic` may be of any type."""
     if not (isinstance(topic, str) and principal.may(Action.PUBLISH, topic)):
         raise forbidden(principal, what or f"publish to topic {topic!r:.70}", needs)
 
 
-def check_dead_letters(principal: Principal, topic: str, channel: str, settings: Mapping[str, object]) -> None:
+def check_dead_letters(
+    principal: Principal, topic: str, channel: str, settings: Mapping[str, object]
+) -> None:
     """Check the dead-letter topic.
 
     The channel copies bodies there with the permissions of the user who sets it.
@@ -310,7 +348,10 @@ def check_dead_letters(principal: Principal, topic: str, channel: str, settings:
 
 # First use
 
-NOT_CREATED: Final = "first use may not create it: that needs create in the broker's access file. Or ask an admin of the topic to create it"
+NOT_CREATED: Final = (
+    "first use may not create it: that needs create in the broker's access file. Or ask an "
+    "admin of the topic to create it"
+)
 TOPIC_TOO: Final = "topic"
 CHANNEL_ONLY: Final = "channel"
 
@@ -334,7 +375,11 @@ def may_command(principal: Principal, permission: str, topic: str, channel: str)
     NSQ asks for publish without a channel, for subscribe with one.
     """
     action = COMMANDS.get(permission)
-    return action is not None and bool(channel) == (action is Action.CONSUME) and principal.may(action, topic, channel)
+    return (
+        action is not None
+        and bool(channel) == (action is Action.CONSUME)
+        and principal.may(action, topic, channel)
+    )
 
 
 # HTTP
@@ -343,7 +388,9 @@ Actions = tuple[Action, ...]
 
 
 def _all(actions: Actions | Action, method: str, *paths: str) -> dict[tuple[str, str], Actions]:
-    return {(method, path): (actions,) if isinstance(actions, Action) else actions for path in paths}
+    return {
+        (method, path): (actions,) if isinstance(actions, Action) else actions for path in paths
+    }
 
 
 PATHS: Final[Mapping[tuple[str, str], Actions]] = {
@@ -383,7 +430,10 @@ def actions_of(method: str, path: str) -> Actions:
     try:
         return PATHS[method, path]
     except KeyError:
-        raise AssertionError(f"{method} {path} has no row in PATHS of policy.py; add one with the actions that it needs") from None
+        raise AssertionError(
+            f"{method} {path} has no row in PATHS of policy.py; add one with the actions that "
+            "it needs"
+        ) from None
 
 
 # Filtering of answers
@@ -407,18 +457,25 @@ def visible(data: _Answer, principal: Principal) -> _Answer:
         return data
     found: dict[str, Any] = dict(data)
     if "processes" in found:
-        found["processes"] = [{name: row[name] for name in _OF_PROCESSES if name in row} for row in found["processes"]]
+        found["processes"] = [
+            {name: row[name] for name in _OF_PROCESSES if name in row} for row in found["processes"]
+        ]
     if "alarm_receivers" in found:
         found["alarm_receivers"] = []
     if isinstance(alarms := found.get("alarms"), Mapping):  # in an overview
-        found["alarms"] = {which: [] if which == "receivers" else _of_topics(rows, principal) for which, rows in alarms.items()}
+        found["alarms"] = {
+            which: [] if which == "receivers" else _of_topics(rows, principal)
+            for which, rows in alarms.items()
+        }
     if principal.may(Action.SEE_ALL):
         return cast("_Answer", found)
     found.pop("disk", None)
     found.pop("gateways", None)
     topics = found["topics"]
     if isinstance(topics, Mapping):
-        found["topics"] = {name: row for name, row in topics.items() if principal.may(Action.SEE, name)}
+        found["topics"] = {
+            name: row for name, row in topics.items() if principal.may(Action.SEE, name)
+        }
     else:
         found["topics"] = [row for row in topics if principal.may(Action.SEE, row["topic_name"])]
     for which in ("alarms", "recent_alarms"):
@@ -430,7 +487,12 @@ def visible(data: _Answer, principal: Principal) -> _Answer:
         found["health"] = UNWELL
     if isinstance(broker := found.get("broker"), Mapping):
         hidden = {"disk_full": ""} if "disk_full" in broker else {}
-        found["broker"] = {**broker, **hidden, "alarms": 0, **({} if broker.get("health", "OK") == "OK" else {"health": UNWELL})}
+        found["broker"] = {
+            **broker,
+            **hidden,
+            "alarms": 0,
+            **({} if broker.get("health", "OK") == "OK" else {"health": UNWELL}),
+        }
     return cast("_Answer", found)
 
 
@@ -441,7 +503,9 @@ def _of_topics(rows: Any, principal: Principal) -> list[Any]:
 def _producers(rows: Any, principal: Principal) -> list[Any]:
     found = []
     for row in rows:
-        counts = [one for one in row.get("pub_counts", ()) if principal.may(Action.SEE, one["topic"])]
+        counts = [
+            one for one in row.get("pub_counts", ()) if principal.may(Action.SEE, one["topic"])
+        ]
         if counts:
             found.append({**row, "pub_counts": counts})
     return found

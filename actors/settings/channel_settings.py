@@ -46,13 +46,23 @@ def resolve(own: Mapping[str, object]) -> ChannelSettings:
     Raises `UsageError` (E_BAD_ARGUMENT) for unknown names and invalid values.
     """
     unknown = own.keys() - {*NAMES}
-    check(not unknown, f"a channel has no setting {', '.join(sorted(map(str, unknown)))}; known: {', '.join(NAMES)}")
+    check(
+        not unknown,
+        (
+            f"a channel has no setting {', '.join(sorted(map(str, unknown)))}; known: "
+            f"{', '.join(NAMES)}"
+        ),
+    )
     return ChannelSettings(**cast("dict[str, Any]", own))  # checks each value
 
 
-def made(asked: Mapping[str, object], topic: str = "", channel: str = "") -> tuple[dict[str, SettingValue], Start]:
+def made(
+    asked: Mapping[str, object], topic: str = "", channel: str = ""
+) -> tuple[dict[str, SettingValue], Start]:
     """Return a new channel's settings and where it starts, both checked."""
-    own: dict[str, Any] = {str(name): value for name, value in asked.items() if value is not None and name != START}
+    own: dict[str, Any] = {
+        str(name): value for name, value in asked.items() if value is not None and name != START
+    }
     _checked(own, topic, channel)
     start = asked.get(START)
     if isinstance(start, dict):
@@ -63,16 +73,23 @@ def made(asked: Mapping[str, object], topic: str = "", channel: str = "") -> tup
     return own, cast("Start", start)
 
 
-def changed(own: Mapping[str, object], changes: Mapping[str, object], topic: str = "", channel: str = "") -> dict[str, SettingValue]:
+def changed(
+    own: Mapping[str, object], changes: Mapping[str, object], topic: str = "", channel: str = ""
+) -> dict[str, SettingValue]:
     """Return a channel's settings after these changes; None resets one to its default.
 
     Raises `UsageError` (E_BAD_ARGUMENT) if a change is not possible.
     """
-    after: dict[str, Any] = {str(name): value for name, value in {**own, **changes}.items() if value is not None}
+    after: dict[str, Any] = {
+        str(name): value for name, value in {**own, **changes}.items() if value is not None
+    }
     now = resolve(own)
     then = _checked(after, topic, channel)
     for name in FIXED:
-        what = f"{name} cannot be changed after a channel is created and stays {getattr(now, name)!r}: create another channel"
+        what = (
+            f"{name} cannot be changed after a channel is created and stays "
+            f"{getattr(now, name)!r}: create another channel"
+        )
         check(getattr(now, name) == getattr(then, name), what)
     return after
 
@@ -86,7 +103,10 @@ def check_same(own: Mapping[str, object], asked: Mapping[str, object], channel: 
     now = resolve(own)
     then = resolve({**own, **wanted})
     for name in wanted:
-        what = f"channel {channel!r} has {name} {getattr(now, name)!r}, not {getattr(then, name)!r}; use another channel"
+        what = (
+            f"channel {channel!r} has {name} {getattr(now, name)!r}, not "
+            f"{getattr(then, name)!r}; use another channel"
+        )
         check(getattr(now, name) == getattr(then, name), what)
 
 
@@ -115,14 +135,25 @@ def dead_letter_topic(topic: str, channel: str, settings: ChannelSettings) -> st
     name = settings.dead_letter_topic or default_dead_letter_topic(topic, channel)
     check(
         name != topic,
-        f"the dead letters of topic {topic!r} cannot go to itself: name another topic as dead_letter_topic of channel {channel!r}",
+        (
+            f"the dead letters of topic {topic!r} cannot go to itself: name another topic as "
+            f"dead_letter_topic of channel {channel!r}"
+        ),
     )
     lost = is_ephemeral(name) and not is_ephemeral(topic) and not is_ephemeral(channel)
-    check(not lost, f"dead_letter_topic {name!r} is in memory and loses its messages when the broker restarts: name a topic on disk")
+    check(
+        not lost,
+        (
+            f"dead_letter_topic {name!r} is in memory and loses its messages when the broker "
+            "restarts: name a topic on disk"
+        ),
+    )
     try:
         return check_name(name)
     except UsageError as error:
-        raise UsageError(E_BAD_ARGUMENT, f"{error.text}; set dead_letter_topic of channel {channel!r}") from None
+        raise UsageError(
+            E_BAD_ARGUMENT, f"{error.text}; set dead_letter_topic of channel {channel!r}"
+        ) from None
 
 
 def _checked(own: dict[str, object], topic: str, channel: str) -> ChannelSettings:

@@ -53,7 +53,9 @@ TRANSITIONS: Final[dict[str, dict[tuple[str, str], str]]] = {
     },
 }
 
-TO_PUBLISHERS: Final = "the topic is closed to publishers; publish to another topic, or open it again (zsq topic open)"
+TO_PUBLISHERS: Final = (
+    "the topic is closed to publishers; publish to another topic, or open it again (zsq topic open)"
+)
 TO_CONSUMERS: Final = "the topic is closed to consumers; open it again (zsq topic open --consumers)"
 
 
@@ -64,10 +66,19 @@ def after(state: str, action: str, options: Mapping[str, object]) -> str:
     """
     to = options.get("to", "publishers")
     if not isinstance(to, str) or to not in SIDES:
-        raise UsageError(E_BAD_ARGUMENT, f"option `to` of {action} must be {' or '.join(SIDES)}, not {repr(to)[:40]}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"option `to` of {action} must be {' or '.join(SIDES)}, not {repr(to)[:40]}",
+        )
     unknown = options.keys() - {"to"}
     if unknown:
-        raise UsageError(E_BAD_ARGUMENT, f"{action} has no option {', '.join(sorted(map(str, unknown)))[:80]}; its only option is `to`")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"{action} has no option {', '.join(sorted(map(str, unknown)))[:80]}; its only "
+                "option is `to`"
+            ),
+        )
     return TRANSITIONS[state][action, to]
 
 

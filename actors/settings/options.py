@@ -46,12 +46,24 @@ class AlarmOptions:
     commands: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        check(0 <= self.hold_s <= HOLD_S_MAX, f"the hold time of alarms must be 0 to {HOLD_S_MAX:g} s, not {self.hold_s} (--alarm-hold)")
+        check(
+            0 <= self.hold_s <= HOLD_S_MAX,
+            (
+                f"the hold time of alarms must be 0 to {HOLD_S_MAX:g} s, not {self.hold_s} "
+                "(--alarm-hold)"
+            ),
+        )
         for url in self.webhooks:
             check_url(url)
         check(all(self.commands), "an alarm command is empty; name a program (--alarm-command)")
         count = len(self.webhooks) + len(self.commands)
-        check(count <= RECEIVERS_MAX, f"alarms can have at most {RECEIVERS_MAX} receivers, not {count} (--alarm-webhook, --alarm-command)")
+        check(
+            count <= RECEIVERS_MAX,
+            (
+                f"alarms can have at most {RECEIVERS_MAX} receivers, not {count} (--alarm-webhook, "
+                "--alarm-command)"
+            ),
+        )
 
     @property
     def tells(self) -> bool:
@@ -67,8 +79,20 @@ def check_url(url: str) -> None:
     except ValueError:
         good = False
     good = good and url.isascii() and url.isprintable() and " " not in url
-    check(good, f"the URL of a webhook must be http://... or https://..., not {shown_url(url)!r} (--alarm-webhook)")
-    check("@" not in place, "the URL of a webhook must not contain a user or password; set a token with ZSQ_ALARM_WEBHOOK_TOKEN")
+    check(
+        good,
+        (
+            f"the URL of a webhook must be http://... or https://..., not {shown_url(url)!r} "
+            "(--alarm-webhook)"
+        ),
+    )
+    check(
+        "@" not in place,
+        (
+            "the URL of a webhook must not contain a user or password; set a token with "
+            "ZSQ_ALARM_WEBHOOK_TOKEN"
+        ),
+    )
 
 
 def shown_url(url: str) -> str:
@@ -173,7 +197,9 @@ AUTO_CREATE: Final = ("always", "publishers", "never")
 SYNC_INTERVAL_MS: Final = 100  # mode `interval`: EQueue's value; NSQ waits 2 s
 
 # Channel
-WINDOW_BYTES_MAX: Final = 4 * MIB  # blocks ahead of consumers: 20 of 200 KB hide the delay between processes
+WINDOW_BYTES_MAX: Final = (
+    4 * MIB
+)  # blocks ahead of consumers: 20 of 200 KB hide the delay between processes
 # blocks kept for requeued messages; older ones are read from storage
 CACHE_BYTES_MAX: Final = 4 * MIB
 # blocks changed in a channel's memory within CORRUPT_S; beyond it the process is restarted
@@ -243,7 +269,9 @@ EPHEMERAL_SHARE: Final = 8  # or this part of the memory file system, if that is
 EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB
 
 # Topic
-RING_BYTES_MAX: Final = 2 * MIB  # newest blocks, for channels a little behind; others read from the storage
+RING_BYTES_MAX: Final = (
+    2 * MIB
+)  # newest blocks, for channels a little behind; others read from the storage
 CREDIT_POOL_BYTES: Final = 256 * MIB  # unanswered blocks of all producers
 CREDIT_BYTES: Final = 8 * MIB  # of one producer
 CREDIT_BYTES_MIN: Final = 256 * KIB
@@ -279,7 +307,9 @@ LAST_WORDS_S: Final = 0.2
 
 # Delayed messages
 DELAYED_MOVE_BYTES: Final = 2 * MIB  # moved at once: publishers wait no longer than the write takes
-DELAYED_MOVE_ROWS: Final = 2_000  # and at most this many blocks: blocks of one message cost 10 microseconds each
+DELAYED_MOVE_ROWS: Final = (
+    2_000  # and at most this many blocks: blocks of one message cost 10 microseconds each
+)
 DELAYED_RETRY_NS: Final = 1_000_000_000  # delay after a full disk
 # longest time between scans while messages wait, in case the wall clock is put forward
 DELAYED_LOOK_NS: Final = 10_000_000_000
@@ -299,7 +329,9 @@ STAGE_CREDIT_BYTES_MIN: Final = 64 * KIB
 # writers with credit; those with the least credit may exceed the pool
 STAGE_WRITERS_MAX: Final = 256
 STAGE_SEAL_WAIT_S: Final = 5.0  # a seal waits this long for pushes that are still under way
-STAGE_GAP_RETELL_S: Final = 1.0  # a gap is reported again after this: blocks that were sent again may be lost too
+STAGE_GAP_RETELL_S: Final = (
+    1.0  # a gap is reported again after this: blocks that were sent again may be lost too
+)
 # an unused stage that was not finally sealed is kept this long
 STAGE_OPEN_KEPT_S: Final = 15 * 60.0
 # an unused stage that was finally sealed is kept this long: its driver may come back to commit it

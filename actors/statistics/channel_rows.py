@@ -17,18 +17,28 @@ if TYPE_CHECKING:
     from .gathering import Details
 
 DEFERRED_FULL: Final = (
-    f"takes no new messages: it has reached the limit of {options.DEFERRED_ROWS_MAX:,} deferred messages"
-    f" (an ephemeral channel: {options.EPHEMERAL_DEFERRED_ROWS_MAX:,}, an ordered one: {options.ORDERED_DEFERRED_ROWS_MAX:,})"
+    f"takes no new messages: it has reached the limit of {options.DEFERRED_ROWS_MAX:,} deferred "
+    "messages"
+    f" (an ephemeral channel: {options.EPHEMERAL_DEFERRED_ROWS_MAX:,}, an ordered one: "
+    f"{options.ORDERED_DEFERRED_ROWS_MAX:,})"
 )
 # Values until the process reports for the first time. Views may read each of them without a check.
-NOT_REPORTED: Final = {name: value for name, value in defaults("channel").items() if name not in ("channel_name", "health")}
+NOT_REPORTED: Final = {
+    name: value
+    for name, value in defaults("channel").items()
+    if name not in ("channel_name", "health")
+}
 
 
 # Fields that only the supervisor reads.
-_NOT_SHOWN: Final = {*ChannelPulse.__annotations__, *ChannelDetails.__annotations__} - {*ChannelStats.__annotations__}
+_NOT_SHOWN: Final = {*ChannelPulse.__annotations__, *ChannelDetails.__annotations__} - {
+    *ChannelStats.__annotations__
+}
 
 
-def channel_rows(group: TopicView, end: int, wall_ns: int, details: Details | None = None) -> list[ChannelStats]:
+def channel_rows(
+    group: TopicView, end: int, wall_ns: int, details: Details | None = None
+) -> list[ChannelStats]:
     """Return the rows of a topic's channels.
 
     `end` is the offset up to which their depth counts. `details` are the answers of channels
@@ -41,41 +51,67 @@ def channel_rows(group: TopicView, end: int, wall_ns: int, details: Details | No
         stats = channel_pulse(child)
         asked = details.get(child.spec.key, {}) if child is not None and details else {}
         row = _row(name, stats, asked, end, coming, coming_recent(topic))
-        row["oldest_message_age_s"] = age_s(row["depth"] + held(stats), oldest.get(name, 0), wall_ns)
+        row["oldest_message_age_s"] = age_s(
+            row["depth"] + held(stats), oldest.get(name, 0), wall_ns
+        )
         # before its first report its content is unknown
         up = child is not None and child.state == "up" and "next_offset" in stats
-        row["health"] = said_of(stats) or "OK" if up else "failed" if name in group.failed_channels() else "starting"
+        row["health"] = (
+            said_of(stats) or "OK"
+            if up
+            else "failed"
+            if name in group.failed_channels()
+            else "starting"
+        )
         rows.append(row)
     return rows
 
 
-def _row(name: str, stats: ChannelPulse, asked: Mapping[str, object], end: int, coming: float, recent: float) -> ChannelStats:
+def _row(
+    name: str,
+    stats: ChannelPulse,
+    asked: Mapping[str, object],
+    end: int,
+    coming: float,
+    recent: float,
+) -> ChannelStats:
     """Return a channel's row.
 
     `coming` is the rate of messages a second into the topic over the last minute, `recent` over
     the last ten seconds.
     """
     found = {**NOT_REPORTED, "channel_name": name, **stats, **asked}
-    row = cast("ChannelStats", {name: value for name, value in found.items() if name not in _NOT_SHOWN})
+    row = cast(
+        "ChannelStats", {name: value for name, value in found.items() if name not in _NOT_SHOWN}
+    )
     # The channel may not know of the newest messages; the topic knows the end.
     if "next_offset" in stats:
         row["depth"] = depth(stats, end)
         row["backend_depth"] = unread(stats.get("window_end", end), end, stats.get("emptied", ()))
         row["message_count"] = max(0, end - stats.get("begin", end))
     row["rates"] = {"message_count": coming, **row["rates"]}
-    row["drain_s"] = drain_s(row["depth"] + row["in_flight_count"], stats.get("rates_recent", row["rates"]), recent)
+    row["drain_s"] = drain_s(
+        row["depth"] + row["in_flight_count"], stats.get("rates_recent", row["rates"]), recent
+    )
     return row
 
 
 def said_of(stats: ChannelPulse) -> str:
     """Return the part of a channel's pulse that belongs into health, or ""."""
-    found = [DEFERRED_FULL if stats.get("deferred_full") else "", stats.get("dead_letter_alarm", "")]
+    found = [
+        DEFERRED_FULL if stats.get("deferred_full") else "",
+        stats.get("dead_letter_alarm", ""),
+    ]
     return "; ".join(filter(None, found))
 
 
 def held(stats: ChannelPulse) -> int:
     """Return the number of messages that do not wait and are not finished."""
-    return stats.get("in_flight_count", 0) + stats.get("deferred_count", 0) + stats.get("dying_count", 0)
+    return (
+        stats.get("in_flight_count", 0)
+        + stats.get("deferred_count", 0)
+        + stats.get("dying_count", 0)
+    )
 
 
 def visible_end(group: TopicView) -> int:
@@ -90,10 +126,14 @@ def visible_end(group: TopicView) -> int:
 
 def depth(stats: ChannelPulse, end: int) -> int:
     """Return the number of messages that wait in a channel that has sent a pulse."""
-    return unread(stats["next_offset"], end, stats.get("emptied", ())) + stats.get("requeued_waiting", 0)
+    return unread(stats["next_offset"], end, stats.get("emptied", ())) + stats.get(
+        "requeued_waiting", 0
+    )
 
 
-def backlog(group: TopicView, channel: str, stats: ChannelPulse, wall_ns: int) -> dict[str, float | None]:
+def backlog(
+    group: TopicView, channel: str, stats: ChannelPulse, wall_ns: int
+) -> dict[str, float | None]:
     """Return the values that alarms watch, for a channel that has sent a pulse.
 
     This is cheaper than a whole row.
@@ -115,7 +155,11 @@ def age_s(unfinished: int, oldest_ns: int, wall_ns: int) -> float | None:
 
 def coming_recent(topic: TopicPulse) -> float:
     """Return the rate of messages a second into the topic's channels over the last ten seconds."""
-    return 0.0 if topic.get("paused") else float(topic.get("rates_recent", topic.get("rates", {})).get("message_count", 0.0))
+    return (
+        0.0
+        if topic.get("paused")
+        else float(topic.get("rates_recent", topic.get("rates", {})).get("message_count", 0.0))
+    )
 
 
 def drain_s(backlog: int, rates: Mapping[str, float], coming: float) -> float | None:

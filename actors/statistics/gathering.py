@@ -62,7 +62,10 @@ class Gatherings:
     def gather(self, children: Iterable[Child], then: Then, *, detailed: bool = False) -> None:
         """Ask for fresh pulses, then call `then`. Raises `Refused` (E_LIMIT)."""
         if len(self._open) + self._waiting >= options.WAITERS_MAX:
-            text = f"{options.WAITERS_MAX} requests for statistics wait for an answer, which is the limit; try again in a moment"
+            text = (
+                f"{options.WAITERS_MAX} requests for statistics wait for an answer, which is "
+                "the limit; try again in a moment"
+            )
             raise Refused(E_LIMIT, text)
         scope = detailed, frozenset(child.spec.key for child in children)
         if scope in self._by_scope:
@@ -78,7 +81,14 @@ class Gatherings:
         message = p.Ask(self._request, detailed)
         asked = {key for key in keys if key in children and send(children[key], message)}
         self._by_scope[scope] = self._request
-        self._add(_Open(asked, then, time.monotonic_ns() + int(patience_s(len(asked)) * _NS_PER_S), scope=scope))
+        self._add(
+            _Open(
+                asked,
+                then,
+                time.monotonic_ns() + int(patience_s(len(asked)) * _NS_PER_S),
+                scope=scope,
+            )
+        )
 
     def after_end(self, child: Child | None, then: Callable[[bool], None], patience: float) -> None:
         """Call `then` with True when the process has ended, or with False after `patience` s."""

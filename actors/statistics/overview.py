@@ -23,14 +23,25 @@ from ..runtime.process_table import Child
 from .broker_view import BrokerView, DiskView, TopicView, channel_pulse, storage_pulse, topic_pulse
 from .channel_rows import coming_recent, depth, drain_s, held, said_of
 from .schema import ENDS, rows_of
-from .statistics import behind_pause, broker_health, log_head, process_rows, said_of_topic, waiting_count
+from .statistics import (
+    behind_pause,
+    broker_health,
+    log_head,
+    process_rows,
+    said_of_topic,
+    waiting_count,
+)
 
 REFRESH_NS: Final = 200_000_000  # several clients share the rows of one refresh
 NOT_KNOWN: Final = -1
 _MS: Final = 1_000_000
 
 # Fields that are copied from reports of storage and channels, with the statistics of each.
-_OF_STORAGE: Final = {row.view: row.name for row in rows_of("topic") if row.view and row.counted.startswith("storage/")}
+_OF_STORAGE: Final = {
+    row.view: row.name
+    for row in rows_of("topic")
+    if row.view and row.counted.startswith("storage/")
+}
 _COUNTED: Final[dict[str, tuple[str, ...]]] = {
     row.view: tuple(one.name for one in rows_of("channel") if one.view == row.view)
     for row in rows_of("channel") if row.view and row.durable
@@ -77,26 +88,45 @@ class Overview:
         since = asked.get("since", 0)
         unknown = asked.keys() - {"since", "processes", "alarms"}
         if type(since) is not int or unknown:
-            wrong = f"has no option {', '.join(sorted(map(str, unknown)))[:80]}" if unknown else f"has since={repr(since)[:40]}"
+            wrong = (
+                f"has no option {', '.join(sorted(map(str, unknown)))[:80]}"
+                if unknown
+                else f"has since={repr(since)[:40]}"
+            )
             options = "known: since (the version of the last overview, a number), processes, alarms"
             raise UsageError(E_BAD_ARGUMENT, f"overview {wrong}; {options}")
         self._refresh(time.monotonic_ns(), time.time_ns())
         whole = not self._whole <= since <= self._version
         topics: dict[str, tuple[Row, dict[str, Row]]] = {}
         for name, known in self._topics.items():
-            channels = {channel: one.row for channel, one in self._channels[name].items() if whole or one.version > since}
+            channels = {
+                channel: one.row
+                for channel, one in self._channels[name].items()
+                if whole or one.version > since
+            }
             if whole or channels or known.version > since:
                 topics[name] = (known.row if whole or known.version > since else (), channels)
-        found: answers.OverviewAnswer = {"version": self._version, "whole": whole, "topics": topics, "broker": self._broker()}
+        found: answers.OverviewAnswer = {
+            "version": self._version,
+            "whole": whole,
+            "topics": topics,
+            "broker": self._broker(),
+        }
         if whole:
             found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if asked.get("processes"):
             # Without the memory of the processes: reading it for a thousand of them takes as long
             # as everything else here.
-            found["processes"] = [{"state": "up", **row} for row in process_rows(self._view, memory=False)]
+            found["processes"] = [
+                {"state": "up", **row} for row in process_rows(self._view, memory=False)
+            ]
         if asked.get("alarms"):
             alarms = self._view.alarms
-            found["alarms"] = {"now": alarms.rows(), "recent": alarms.recent(), "receivers": alarms.receivers()}
+            found["alarms"] = {
+                "now": alarms.rows(),
+                "recent": alarms.recent(),
+                "receivers": alarms.receivers(),
+            }
         return found
 
     # Rows
@@ -127,7 +157,13 @@ class Overview:
         changed = False
         for name, child in group.channels.items():
             known = rows.get(name) or rows.setdefault(name, _Known())
-            health = "" if child is not None and child.state == "up" else "failed" if name in failed else "starting"
+            health = (
+                ""
+                if child is not None and child.state == "up"
+                else "failed"
+                if name in failed
+                else "starting"
+            )
             stats = channel_pulse(child)
             if known.stats is stats and known.topic is topic and known.health == health:
                 continue
@@ -138,8 +174,18 @@ class Overview:
         return changed
 
     def _of_topic(self, group: TopicView, known: _Known, changed: bool) -> None:
-        made_of = (topic_pulse(group), group.state, group.failure, group.row.closed, group.restarts.count)
-        if not changed and len(known.made_of) == len(made_of) and all(map(_is, known.made_of, made_of)):
+        made_of = (
+            topic_pulse(group),
+            group.state,
+            group.failure,
+            group.row.closed,
+            group.restarts.count,
+        )
+        if (
+            not changed
+            and len(known.made_of) == len(made_of)
+            and all(map(_is, known.made_of, made_of))
+        ):
             return
         known.made_of = made_of
         row = _topic_row(group, self._channels[group.name], self._view.disk)
@@ -182,11 +228,17 @@ def _oldest(unfinished: int, oldest_ns: int) -> int:
 def _channel_row(group: TopicView, name: str, child: Child | None, health: str) -> Row:
     stats, topic, storage = channel_pulse(child), topic_pulse(group), storage_pulse(group)
     rates = stats.get("rates", _NOTHING)
-    coming = 0.0 if topic.get("paused") else float(topic.get("rates", _NOTHING).get("message_count", 0.0))
+    coming = (
+        0.0
+        if topic.get("paused")
+        else float(topic.get("rates", _NOTHING).get("message_count", 0.0))
+    )
     end = topic.get("end", 0)
     waits = 0
     if child is not None and "next_offset" in stats:
-        later_s = (group.topic.pulsed_ns - child.pulsed_ns) / 1e9 if group.topic is not None else 0.0
+        later_s = (
+            (group.topic.pulsed_ns - child.pulsed_ns) / 1e9 if group.topic is not None else 0.0
+        )
         then = end - int(coming * max(0.0, later_s))
         waits = max(stats["depth"], depth(stats, then))
     by_name: Mapping[str, Any] = stats
@@ -202,10 +254,17 @@ def _channel_row(group: TopicView, name: str, child: Child | None, health: str) 
         _oldest(waits + held(stats), storage.get("oldest_ns", _NOTHING).get(name, 0)),
         get("client_count", 0),
         max(0, end - get("begin", end)),
-        *[get(names[0], 0) if len(names) == 1 else sum([get(name, 0) for name in names]) for names in _COUNTED.values()],
+        *[
+            get(names[0], 0) if len(names) == 1 else sum([get(name, 0) for name in names])
+            for names in _COUNTED.values()
+        ],
         coming,
         round(sum(rates.get(one, 0.0) for one in ENDS), 3),
-        _known_or(drain_s(waits + get("in_flight_count", 0), get("rates_recent", rates), coming_recent(topic))),
+        _known_or(
+            drain_s(
+                waits + get("in_flight_count", 0), get("rates_recent", rates), coming_recent(topic)
+            )
+        ),
         *(get("latency_recent") or (0, 0, 0)),
         child.pulsed_ns // _MS if child is not None else 0,
     )
@@ -215,7 +274,10 @@ def _known_or(value: float | None) -> float:
     return NOT_KNOWN if value is None else value
 
 
-_DEPTH, _HELD = CHANNEL_FIELDS.index("depth"), slice(CHANNEL_FIELDS.index("in_flight"), CHANNEL_FIELDS.index("dying") + 1)
+_DEPTH, _HELD = (
+    CHANNEL_FIELDS.index("depth"),
+    slice(CHANNEL_FIELDS.index("in_flight"), CHANNEL_FIELDS.index("dying") + 1),
+)
 
 
 def _topic_row(group: TopicView, channels: dict[str, _Known], disk: DiskView) -> Row:

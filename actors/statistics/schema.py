@@ -14,7 +14,9 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal, NamedTuple
 
-Level = Literal["broker", "disk", "gateway", "process", "topic", "publisher", "channel", "consumer", "request"]
+Level = Literal[
+    "broker", "disk", "gateway", "process", "topic", "publisher", "channel", "consumer", "request"
+]
 
 
 class Statistic(NamedTuple):
@@ -58,14 +60,24 @@ class Statistic(NamedTuple):
     @property
     def kind(self) -> str:
         """The type of the Prometheus family."""
-        return "counter" if self.metric.endswith("_total") else "histogram" if self.unit == "histogram of s" else "gauge"
+        return (
+            "counter"
+            if self.metric.endswith("_total")
+            else "histogram"
+            if self.unit == "histogram of s"
+            else "gauge"
+        )
 
     @property
     def labels(self) -> tuple[str, ...]:
         return _LABELS.get(self.level, ()) + self.more_labels
 
 
-_LABELS: Final[dict[str, tuple[str, ...]]] = {"topic": ("topic",), "channel": ("topic", "channel"), "process": ("kind",)}
+_LABELS: Final[dict[str, tuple[str, ...]]] = {
+    "topic": ("topic",),
+    "channel": ("topic", "channel"),
+    "process": ("kind",),
+}
 _S = Statistic
 _VIEW: Final = "statistics/statistics.py"
 _METRICS: Final = "gateways/http/api/metrics.py"

@@ -30,7 +30,15 @@ from ..runtime.process import private_bytes
 from ..runtime.process_table import Child
 from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
 from ..settings import options
-from .broker_view import BrokerView, DiskView, GroupState, TopicView, channel_pulse, storage_pulse, topic_pulse
+from .broker_view import (
+    BrokerView,
+    DiskView,
+    GroupState,
+    TopicView,
+    channel_pulse,
+    storage_pulse,
+    topic_pulse,
+)
 from .channel_rows import age_s, channel_rows, depth, held, said_of, visible_end
 from .gathering import Details
 from .schema import NSQ_CLIENT, defaults, rows_of
@@ -38,7 +46,11 @@ from .schema import NSQ_CLIENT, defaults, rows_of
 # The channel's values stay; fields that only the gateway knows are added.
 OF_GATEWAY: Final = tuple(row.name for row in rows_of("consumer") if row.counted == NSQ_CLIENT)
 # Fields that are copied unchanged from storage's report.
-_OF_STORAGE: Final = {row.name: row.default for row in rows_of("topic") if row.name and row.counted.startswith("storage/")}
+_OF_STORAGE: Final = {
+    row.name: row.default
+    for row in rows_of("topic")
+    if row.name and row.counted.startswith("storage/")
+}
 
 
 def label_of(client_id: str, remote: str) -> str:
@@ -46,7 +58,9 @@ def label_of(client_id: str, remote: str) -> str:
     return f"{client_id[:64]} {remote}"
 
 
-def add_clients(topics: Iterable[TopicStats], clients: Iterable[NsqClientReport]) -> list[ProducerStats]:
+def add_clients(
+    topics: Iterable[TopicStats], clients: Iterable[NsqClientReport]
+) -> list[ProducerStats]:
     """Complete the rows of consumers in `topics`, and return the clients that publish.
 
     nsqd calls these `producers`.
@@ -57,14 +71,25 @@ def add_clients(topics: Iterable[TopicStats], clients: Iterable[NsqClientReport]
     for topic in topics if known else ():
         for channel in topic["channels"]:
             channel["clients"] = tuple(
-                _merged(one, known.get((topic["topic_name"], channel["channel_name"], one["client_id"]))) for one in channel["clients"]
+                _merged(
+                    one, known.get((topic["topic_name"], channel["channel_name"], one["client_id"]))
+                )
+                for one in channel["clients"]
             )
     apart = {"topic", "channel", "label"}
-    return [cast("ProducerStats", {name: value for name, value in row.items() if name not in apart}) for row in rows if row["pub_counts"]]
+    return [
+        cast("ProducerStats", {name: value for name, value in row.items() if name not in apart})
+        for row in rows
+        if row["pub_counts"]
+    ]
 
 
 def _merged(client: ConsumerStats, row: Mapping[str, object] | None) -> ConsumerStats:
-    return cast("ConsumerStats", {**client, **{name: row[name] for name in OF_GATEWAY}}) if row is not None else client
+    return (
+        cast("ConsumerStats", {**client, **{name: row[name] for name in OF_GATEWAY}})
+        if row is not None
+        else client
+    )
 
 
 FAILED_NAMED: Final = 20
@@ -79,7 +104,11 @@ def unfinished(group: TopicView, channel: str = "") -> int | None:
     is named.
     """
     asked = [child for name, child in group.channels.items() if not channel or name == channel]
-    known = [channel_pulse(child) for child in asked if child is not None and child.state == "up" and "next_offset" in child.stats]
+    known = [
+        channel_pulse(child)
+        for child in asked
+        if child is not None and child.state == "up" and "next_offset" in child.stats
+    ]
     if len(known) < len(asked):
         return None
     delayed = 0 if channel else storage_pulse(group).get("delayed_count", 0)
@@ -121,7 +150,11 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
     if group.state is not GroupState.UP:
         return [f"{group.state.value} {group.failure}".strip()]
     storage = storage_pulse(group)
-    said = list(storage.get("alarms") or group.topic.data.get("alarms", ())) if group.topic is not None else []
+    said = (
+        list(storage.get("alarms") or group.topic.data.get("alarms", ()))
+        if group.topic is not None
+        else []
+    )
     said += [text for text in (storage.get("state_alarm"), storage.get("delayed_alarm")) if text]
     full = _disk_full(group)
     if full and not any(full in one for one in said):
@@ -169,14 +202,24 @@ def _not_written_since(group: TopicView) -> list[str]:
     return []
 
 
-def _topic(view: BrokerView, group: TopicView, channel: str, wall_ns: int, details: Details) -> TopicStats:
+def _topic(
+    view: BrokerView, group: TopicView, channel: str, wall_ns: int, details: Details
+) -> TopicStats:
     topic, storage = topic_pulse(group), storage_pulse(group)
-    of_topic = cast("TopicDetails", details.get(group.topic.spec.key, {}) if group.topic is not None else {})
-    of_channels = [cast("ChannelDetails", details.get(child.spec.key, {})) for child in group.channels.values() if child is not None]
+    of_topic = cast(
+        "TopicDetails", details.get(group.topic.spec.key, {}) if group.topic is not None else {}
+    )
+    of_channels = [
+        cast("ChannelDetails", details.get(child.spec.key, {}))
+        for child in group.channels.values()
+        if child is not None
+    ]
     waiting = behind_pause(group) if group.channels else waiting_count(group)
     rows = channel_rows(group, visible_end(group), wall_ns, details)
     rates = dict(topic.get("rates", {}))
-    rates["message_bytes"] = rates.get("message_bytes", 0.0) + storage.get("rates", {}).get("entered_bytes", 0.0)
+    rates["message_bytes"] = rates.get("message_bytes", 0.0) + storage.get("rates", {}).get(
+        "entered_bytes", 0.0
+    )
     return {
         "topic_name": group.name,
         "uuid": group.row.uuid,
@@ -190,11 +233,18 @@ def _topic(view: BrokerView, group: TopicView, channel: str, wall_ns: int, detai
         "message_count": topic.get("message_count", 0),
         "message_bytes": topic.get("message_bytes", 0) + storage.get("entered_bytes", 0),
         "rates": {"message_count": 0.0, **rates},
-        "oldest_message_age_s": age_s(unfinished(group) or waiting, storage.get("oldest_ns", {}).get("", 0), wall_ns),
-        "e2e_processing_latency": merged(one["latency_bins"] for one in of_channels if "latency_bins" in one),
+        "oldest_message_age_s": age_s(
+            unfinished(group) or waiting, storage.get("oldest_ns", {}).get("", 0), wall_ns
+        ),
+        "e2e_processing_latency": merged(
+            one["latency_bins"] for one in of_channels if "latency_bins" in one
+        ),
         "paused": topic.get("paused", False),
         "head": log_head(group),
-        **cast("StorageFacts", {name: storage.get(name, default) for name, default in _OF_STORAGE.items()}),
+        **cast(
+            "StorageFacts",
+            {name: storage.get(name, default) for name, default in _OF_STORAGE.items()},
+        ),
         "publishers": of_topic.get("publishers", ()),
         "channels": [row for row in rows if not channel or row["channel_name"] == channel],
     }
@@ -205,7 +255,11 @@ def broker_health(view: BrokerView) -> str:
 
     Reasons are a full disk, topics that failed, and a gateway with old settings.
     """
-    failed = sorted(group.name for group in view.groups.values() if group.state is GroupState.FAILED or group.failed_channels())
+    failed = sorted(
+        group.name
+        for group in view.groups.values()
+        if group.state is GroupState.FAILED or group.failed_channels()
+    )
     more = f" and {len(failed) - FAILED_NAMED} more" if len(failed) > FAILED_NAMED else ""
     said = [view.disk.health] if view.disk.health else []
     said += [f"failed topics: {', '.join(failed[:FAILED_NAMED])}{more}"] if failed else []
@@ -226,12 +280,22 @@ def broker_statistics(view: BrokerView, topic: str, channel: str, details: Detai
     gateways = [child for child in view.singles.values() if child.spec.kind == "nsq_gateway"]
     of_gateways = [cast("GatewayDetails", details.get(child.spec.key, {})) for child in gateways]
     producers = add_clients(rows, [row for one in of_gateways for row in one.get("clients", ())])
-    shown, left_out = _cut(rows, [row for row in producers if not topic or any(one["topic"] == topic for one in row["pub_counts"])])
+    shown, left_out = _cut(
+        rows,
+        [
+            row
+            for row in producers
+            if not topic or any(one["topic"] == topic for one in row["pub_counts"])
+        ],
+    )
     left_out += sum(one.get("clients_left_out", 0) for one in of_gateways)
     lists: BrokerLists = {}
     if not topic:
         lists["gateways"] = [_gateway(child) for child in gateways if child.state == "up"]
-        lists["recent_alarms"], lists["alarm_receivers"] = view.alarms.recent(), view.alarms.receivers()
+        lists["recent_alarms"], lists["alarm_receivers"] = (
+            view.alarms.recent(),
+            view.alarms.receivers(),
+        )
     left: LeftOut = {"clients_left_out": left_out} if left_out else {}
     return {
         "version": __version__,
@@ -254,14 +318,29 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
     """Return a row for each process, with its private memory if `memory` is set."""
     now, uptime_s = time.monotonic_ns(), round(time.time() - view.started, 1)
     rows: list[ProcessStats] = []
-    for name, pid in (("supervisor", os.getpid()), ("forkserver", view.processes.table.forkserver_pid)):
-        row: ProcessStats = {"name": name, "pid": pid, "kind": name, "restarts": 0, "uptime_s": uptime_s}
+    for name, pid in (
+        ("supervisor", os.getpid()),
+        ("forkserver", view.processes.table.forkserver_pid),
+    ):
+        row: ProcessStats = {
+            "name": name,
+            "pid": pid,
+            "kind": name,
+            "restarts": 0,
+            "uptime_s": uptime_s,
+        }
         if memory:
             row["private_bytes"] = private_bytes(pid)
         rows.append(row)
     for child in sorted(view.processes.children.values(), key=lambda child: child.spec.key):
         restarts = child.owner.restarts.count if child.owner is not None else 0
-        row = {"name": child.spec.title, "pid": child.pid, "kind": child.spec.kind, "state": child.state, "restarts": restarts}
+        row = {
+            "name": child.spec.title,
+            "pid": child.pid,
+            "kind": child.spec.kind,
+            "state": child.state,
+            "restarts": restarts,
+        }
         row["uptime_s"] = round((now - child.started_ns) / 1e9, 1)
         if memory:
             row["private_bytes"] = child.stats.get("private_bytes", 0)
@@ -272,14 +351,19 @@ def process_rows(view: BrokerView, *, memory: bool) -> list[ProcessStats]:
 def _gateway(child: Child) -> GatewayStats:
     """Return the row of an NSQ gateway; values are 0 before its first report."""
     counted = defaults("gateway")
-    found = {name: child.stats.get(name, 0) for name in counted} | {"name": child.spec.title, "kind": child.spec.kind}
+    found = {name: child.stats.get(name, 0) for name in counted} | {
+        "name": child.spec.title,
+        "kind": child.spec.kind,
+    }
     return cast("GatewayStats", found)
 
 
 _RowT = TypeVar("_RowT", ConsumerStats, ProducerStats, PublisherStats)
 
 
-def _cut(topics: Iterable[TopicStats], producers: list[ProducerStats]) -> tuple[Sequence[ProducerStats], int]:
+def _cut(
+    topics: Iterable[TopicStats], producers: list[ProducerStats]
+) -> tuple[Sequence[ProducerStats], int]:
     """Cut the rows of clients in `topics`, and the producers, to what one answer may carry.
 
     Return the producers and the number of rows left out. Counts stay as they are.

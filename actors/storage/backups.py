@@ -97,7 +97,9 @@ class Backups:
     def _check_free(self) -> None:
         """Raise `Refused` if the topic is in memory (E_UNSUPPORTED) or in a backup (E_CLOSING)."""
         if self._retention.in_memory:
-            raise Refused(E_UNSUPPORTED, f"{self._title} is in memory; only topics on disk can be backed up")
+            raise Refused(
+                E_UNSUPPORTED, f"{self._title} is in memory; only topics on disk can be backed up"
+            )
         if self.state in (BackupState.STATE, BackupState.LOG):
             raise Refused(E_CLOSING, f"{self._title} is busy with a backup; try again in a moment")
 
@@ -108,7 +110,10 @@ class Backups:
         """
         self._check_free()
         if name != self._id or (states and self.state not in states):
-            text = f"{self._title} does not know this backup: the topic was restarted, or another backup began; start the backup again"
+            text = (
+                f"{self._title} does not know this backup: the topic was restarted, or another "
+                "backup began; start the backup again"
+            )
             raise Refused(E_NOT_FOUND, text)
 
     # The state
@@ -117,9 +122,16 @@ class Backups:
         """Begin to capture the state. The answer follows when it is captured."""
         self._check_free()
         files, directory = self._store.files, self._store.directory
-        size, free, reserve = capture_bytes(files, directory), files.free_bytes(directory), self._store.reserve_bytes
+        size, free, reserve = (
+            capture_bytes(files, directory),
+            files.free_bytes(directory),
+            self._store.reserve_bytes,
+        )
         if free < size + reserve:
-            text = f"{self._title}: the copy of its state needs {size} bytes beyond the reserve of {reserve} bytes; {free} bytes are free"
+            text = (
+                f"{self._title}: the copy of its state needs {size} bytes beyond the reserve of "
+                f"{reserve} bytes; {free} bytes are free"
+            )
             raise Refused(E_DISK_FULL, text)
         self.state, self._id, self._request = BackupState.STATE, message.id, message.request
         self._began_ns = self._looked_ns = time.monotonic_ns()
@@ -167,7 +179,9 @@ class Backups:
         except OSError as error:
             self._fail(error)
             return
-        self._housekeeping.submit(partial(self._log_taken, taken), partial(capture_log, files, directory, taken))
+        self._housekeeping.submit(
+            partial(self._log_taken, taken), partial(capture_log, files, directory, taken)
+        )
 
     def _log_taken(self, taken: LogTaken, missing: int | Exception) -> None:
         if isinstance(missing, Exception):
@@ -175,8 +189,18 @@ class Backups:
             return
         self.state = BackupState.READY
         self._retention.release()
-        data = {"folder": f"{self._store.directory}/{BACKUP_NAME}", "start": taken.start, "end": taken.end, "missing": missing}
-        self._answer(Done(self._request, data | {"newest": chunk_name(taken.bases[-1]), "newest_bytes": taken.newest_bytes}))
+        data = {
+            "folder": f"{self._store.directory}/{BACKUP_NAME}",
+            "start": taken.start,
+            "end": taken.end,
+            "missing": missing,
+        }
+        self._answer(
+            Done(
+                self._request,
+                data | {"newest": chunk_name(taken.bases[-1]), "newest_bytes": taken.newest_bytes},
+            )
+        )
 
     # The end
 
@@ -188,7 +212,9 @@ class Backups:
     def _fail(self, failure: object) -> None:
         log.warning("%s: the backup failed: %s", self._title, failure)
         self._end()
-        self._answer(Failed(self._request, E_INTERNAL, f"{self._title} cannot be backed up: {failure}"))
+        self._answer(
+            Failed(self._request, E_INTERNAL, f"{self._title} cannot be backed up: {failure}")
+        )
 
     def _end(self) -> None:
         self.state, self._id = BackupState.IDLE, ""
@@ -196,11 +222,17 @@ class Backups:
         self._drop()
 
     def _drop(self) -> None:
-        self._housekeeping.submit(self._dropped, partial(drop_capture, self._store.files, self._store.directory))
+        self._housekeeping.submit(
+            self._dropped, partial(drop_capture, self._store.files, self._store.directory)
+        )
 
     def _dropped(self, failure: object) -> None:
         if isinstance(failure, Exception):
-            log.error("%s: the files that were captured for a backup cannot be removed: %s", self._title, failure)
+            log.error(
+                "%s: the files that were captured for a backup cannot be removed: %s",
+                self._title,
+                failure,
+            )
 
     def tick(self) -> None:
         """End the backup if its process is gone or does not continue.
@@ -208,15 +240,31 @@ class Backups:
         This is called about once a second.
         """
         now = time.monotonic_ns()
-        if self.state not in (BackupState.HELD, BackupState.READY) or now - self._looked_ns < LOOK_NS:
+        if (
+            self.state not in (BackupState.HELD, BackupState.READY)
+            or now - self._looked_ns < LOOK_NS
+        ):
             return
         self._looked_ns = now
         if self.state is BackupState.HELD and now - self._began_ns > HELD_NS_MAX:
             seconds = HELD_NS_MAX // 1_000_000_000
-            log.warning("%s: a backup did not continue within %d s and was ended; retention may remove chunks again", self._title, seconds)
+            log.warning(
+                (
+                    "%s: a backup did not continue within %d s and was ended; retention may remove "
+                    "chunks again"
+                ),
+                self._title,
+                seconds,
+            )
             self._end()
         elif _is_free(self._store, self._lock):
-            log.warning("%s: the process that made a backup has ended; the files captured for it are removed", self._title)
+            log.warning(
+                (
+                    "%s: the process that made a backup has ended; the files captured for it are "
+                    "removed"
+                ),
+                self._title,
+            )
             self._end()
 
 

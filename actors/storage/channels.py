@@ -43,7 +43,14 @@ from ...storage.log.log import Log
 from ...storage.state.channel_row import ChannelRow
 from ...storage.state.state import DeferredTotal, HoleRow, StateStore, Table
 from ...transport.block.block import Header
-from ...transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, Refused, UsageError, ZsqError
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_CLOSING,
+    E_DISK_FULL,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from ...transport.names import check_name, is_ephemeral
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import Save
@@ -103,7 +110,9 @@ class MemoryRows:
         deferred = self._deferred[channel].first(start)
         return first if deferred is None else min(first, deferred)
 
-    def due(self, channel: str, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
+    def due(
+        self, channel: str, until_ns: int, limit: int, late_ns: int
+    ) -> tuple[list[HoleRow], int]:
         """Return due holes as `StateStore.due` does."""
         return self._deferred[channel].due(until_ns, limit, late_ns)
 
@@ -194,14 +203,19 @@ class OldestTimes:
 
     def __init__(self, header_at: Callable[[int], Header | None]) -> None:
         self._header_at = header_at
-        self._known: dict[str, tuple[int, int, int]] = {}  # channel -> first offset, next offset, time of a block
+        self._known: dict[
+            str, tuple[int, int, int]
+        ] = {}  # channel -> first offset, next offset, time of a block
         self._turn = 0
 
     def refresh(self, floors: Iterable[Floor]) -> dict[str, int]:
         """Return the time (ns since 1970) of each channel's oldest unfinished message, if known."""
         waiting = {floor.channel: floor for floor in floors if floor.offset < floor.end}
         self._known = {channel: row for channel, row in self._known.items() if channel in waiting}
-        moved = sorted((floor for floor in waiting.values() if not self._holds(floor)), key=lambda floor: floor.offset)
+        moved = sorted(
+            (floor for floor in waiting.values() if not self._holds(floor)),
+            key=lambda floor: floor.offset,
+        )
         begin = self._turn % len(moved) if len(moved) > LOOKS_MAX else 0
         self._look(moved[begin:] + moved[:begin])
         return {channel: row[2] for channel, row in self._known.items()}
@@ -222,7 +236,11 @@ class OldestTimes:
                 header = self._header_at(floor.offset)
                 if header is None:
                     continue
-                first, following, time_ns = min(header.first_offset, floor.offset), header.next_offset, header.time_ns
+                first, following, time_ns = (
+                    min(header.first_offset, floor.offset),
+                    header.next_offset,
+                    header.time_ns,
+                )
             self._known[floor.channel] = (first, following, time_ns)
 
 
@@ -233,7 +251,9 @@ class Channels:
     what is durable.
     """
 
-    def __init__(self, log: Log, state: StateCommits, table: Table, sync: str, *, in_memory: bool = False) -> None:
+    def __init__(
+        self, log: Log, state: StateCommits, table: Table, sync: str, *, in_memory: bool = False
+    ) -> None:
         self._log = log
         self._state = state
         self._sync = sync
@@ -255,9 +275,16 @@ class Channels:
         channel that is new or was moved back keeps its messages from its request on, because its
         commit and its answer may come before the commit of a removal.
         """
-        wanted = [*self._state.floors.values(), *(max(row.next_offset, self._log.start) for row in self.rows.values())]
+        wanted = [
+            *self._state.floors.values(),
+            *(max(row.next_offset, self._log.start) for row in self.rows.values()),
+        ]
         if self.in_memory:
-            wanted += [self.memory.first(name, self._log.start) for name in self.memory.rows if name not in self._left]
+            wanted += [
+                self.memory.first(name, self._log.start)
+                for name in self.memory.rows
+                if name not in self._left
+            ]
         return min(wanted, default=self._new_begin() if self._alive() else self._state.waiting)
 
     def floors(self) -> Iterator[Floor]:
@@ -268,7 +295,11 @@ class Channels:
         start, end = self._log.start, self.end()
         lowest = self._log.end if self.rows or self.memory else self.waiting
         for name, row in (*self.rows.items(), *self.memory.rows.items()):
-            first = self.memory.first(name, start) if name in self.memory else self._state.floors.get(name, row.next_offset)
+            first = (
+                self.memory.first(name, start)
+                if name in self.memory
+                else self._state.floors.get(name, row.next_offset)
+            )
             lowest = min(lowest, first)
             yield Floor(name, max(first, start), end)
         yield Floor("", max(lowest, start), self._log.synced_end)
@@ -342,7 +373,9 @@ class Channels:
             self._opened(port, mail, message, ([], DeferredTotal()))
             return
         if self._state.disk_full:  # a new channel is refused; an existing one is opened again later
-            raise Refused(E_CLOSING if message.channel in self.rows else E_DISK_FULL, self._state.trouble)
+            raise Refused(
+                E_CLOSING if message.channel in self.rows else E_DISK_FULL, self._state.trouble
+            )
         if message.channel not in self.rows:
             row = self._new_row(message)
             self.rows[message.channel] = row
@@ -354,33 +387,61 @@ class Channels:
         # the new owner writes them.
         ordered = bool((self.rows[message.channel].settings or {}).get("ordered"))
         read = partial(
-            self._state.read, partial(_kept, channel=message.channel, ordered=ordered), partial(self._opened, port, mail, message)
+            self._state.read,
+            partial(_kept, channel=message.channel, ordered=ordered),
+            partial(self._opened, port, mail, message),
         )
         self._state.then(read)
 
     def _new_row(self, message: p.OpenChannel) -> ChannelRow:
         if len(self.rows) + len(self.memory.rows) >= options.CHANNELS_MAX:
-            raise Refused("E_LIMIT", f"a topic can have at most {options.CHANNELS_MAX} channels; delete one first")
+            raise Refused(
+                "E_LIMIT",
+                f"a topic can have at most {options.CHANNELS_MAX} channels; delete one first",
+            )
         own, start = made(message.settings)
         begin = self._begin(start)
-        row = {"next": begin, "begin": begin, "paused": False, "created_ns": time.time_ns(), "counters": {}, "settings": own}
+        row = {
+            "next": begin,
+            "begin": begin,
+            "paused": False,
+            "created_ns": time.time_ns(),
+            "counters": {},
+            "settings": own,
+        }
         return ChannelRow.decode(row)
 
     def _rows_of(self, channel: str) -> dict[str, ChannelRow]:
         return self.memory.rows if is_ephemeral(channel) else self.rows
 
-    def _opened(self, port: Port, mail: Mail, message: p.OpenChannel, kept: tuple[list[HoleRow], DeferredTotal]) -> None:
+    def _opened(
+        self,
+        port: Port,
+        mail: Mail,
+        message: p.OpenChannel,
+        kept: tuple[list[HoleRow], DeferredTotal],
+    ) -> None:
         """Answer in several messages, so that each frame stays small."""
         row = self._rows_of(message.channel).get(message.channel)
         if row is None or self.owners.get(message.channel) != mail.envelope:
             return  # dropped meanwhile, or opened again
         holes, total = [tuple(hole) for hole in kept[0]], kept[1]
         deferred = (total.rows, total.messages, total.next_due_ns)
-        data = {"row": row.encode(), "end": self.end(), "start": self._log.start, "deferred": deferred}
+        data = {
+            "row": row.encode(),
+            "end": self.end(),
+            "start": self._log.start,
+            "deferred": deferred,
+        }
         size = options.SAVE_ROWS_MAX
         for at in range(0, max(len(holes), 1), size):
             more = at + size < len(holes)
-            port.send(mail.envelope, p.Done(message.request, data | {"holes": tuple(holes[at : at + size]), "more": more}))
+            port.send(
+                mail.envelope,
+                p.Done(
+                    message.request, data | {"holes": tuple(holes[at : at + size]), "more": more}
+                ),
+            )
 
     def save(self, port: Port, mail: Mail, message: p.Save) -> None:
         self._check_owner(mail, message.channel)
@@ -418,21 +479,34 @@ class Channels:
         pages = self._pages.setdefault(message.channel, [])
         pages.append(message)
         if len(pages) > options.SAVE_PAGES_MAX:
-            raise Refused("E_LIMIT", f"the commit of a channel can have at most {options.SAVE_PAGES_MAX} pages")
+            raise Refused(
+                "E_LIMIT",
+                f"the commit of a channel can have at most {options.SAVE_PAGES_MAX} pages",
+            )
         return pages
 
     def due(self, port: Port, mail: Mail, message: p.Due) -> None:
         self._check_owner(mail, message.channel)
         if not within((message.until_ns,)):
-            raise UsageError(E_BAD_ARGUMENT, f"until_ns must be a time in ns since 1970, not {message.until_ns}")
+            raise UsageError(
+                E_BAD_ARGUMENT, f"until_ns must be a time in ns since 1970, not {message.until_ns}"
+            )
         limit = min(max(message.limit, 0), options.DUE_ROWS_MAX)
         late_ns = message.until_ns + options.DUE_LATEST_NS
         if message.channel in self.memory:
             messages = self.memory.deferred(message.channel).messages
-            _answer_due(port, mail, message, (*self.memory.due(message.channel, message.until_ns, limit, late_ns), messages))
+            _answer_due(
+                port,
+                mail,
+                message,
+                (*self.memory.due(message.channel, message.until_ns, limit, late_ns), messages),
+            )
             return
         self._state.read(
-            lambda store: (*store.due(message.channel, message.until_ns, limit, late_ns), store.deferred(message.channel).messages),
+            lambda store: (
+                *store.due(message.channel, message.until_ns, limit, late_ns),
+                store.deferred(message.channel).messages,
+            ),
             partial(_answer_due, port, mail, message),
         )
 
@@ -463,10 +537,14 @@ class Channels:
         self._state.then(partial(then, start, end))
 
     def move_pause(self, end: int, then: Callable[[int], None]) -> None:
-        """Move the visible end of a paused topic forward, and call `then` with it after the commit."""
+        """Move the visible end of a paused topic forward, and call `then` with it after the
+        commit.
+        """
         self._state.cover(self._log.end)
         if self.visible_end >= 0:
-            self.visible_end = self._state.batch.paused_end = max(self.visible_end, min(end, self._log.end))
+            self.visible_end = self._state.batch.paused_end = max(
+                self.visible_end, min(end, self._log.end)
+            )
         self._state.then(partial(then, self.visible_end))
 
     def dropped(self, start: int) -> None:
@@ -522,9 +600,18 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
     except (TypeError, ValueError):
         good = False
     if not good:
-        raise UsageError(E_BAD_ARGUMENT, f"a channel's row and holes must be numbers from 0 to 2^62: {reprlib.repr(message)[:200]}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                "a channel's row and holes must be numbers from 0 to 2^62: "
+                f"{reprlib.repr(message)[:200]}"
+            ),
+        )
     if max([row.next_offset, *map(add, *columns[:2])] if columns else [row.next_offset]) > end:
-        raise UsageError(E_BAD_ARGUMENT, f"the channel is beyond the log's end at offset {end}: {reprlib.repr(message)[:200]}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"the channel is beyond the log's end at offset {end}: {reprlib.repr(message)[:200]}",
+        )
     resolve(row.settings or {})
     return row
 
@@ -540,7 +627,13 @@ def _kept(store: StateStore, channel: str, *, ordered: bool) -> tuple[list[HoleR
     return [*store.holes(channel), *deferred], store.deferred(channel)
 
 
-def _answer_due(port: Port, mail: Mail, message: p.Due, found: tuple[list[HoleRow], int, int]) -> None:
+def _answer_due(
+    port: Port, mail: Mail, message: p.Due, found: tuple[list[HoleRow], int, int]
+) -> None:
     rows, next_due_ns, messages = found
-    data = {"rows": tuple(tuple(row) for row in rows), "next_due_ns": next_due_ns, "deferred": messages}
+    data = {
+        "rows": tuple(tuple(row) for row in rows),
+        "next_due_ns": next_due_ns,
+        "deferred": messages,
+    }
     port.send(mail.envelope, p.Done(message.request, data))

@@ -34,7 +34,14 @@ class StateCommits:
     first channel would begin. Both have the values of the last commit.
     """
 
-    def __init__(self, thread: Jobs, store: StateStore, table: Table, title: str, keeper: StateKeeper | None = None) -> None:
+    def __init__(
+        self,
+        thread: Jobs,
+        store: StateStore,
+        table: Table,
+        title: str,
+        keeper: StateKeeper | None = None,
+    ) -> None:
         self.thread = thread
         self.batch = StateBatch()
         self.applied = table.applied_offset
@@ -73,7 +80,10 @@ class StateCommits:
 
     def clear_deferred(self, channel: str) -> None:
         """Remove the channel's deferred holes, also those in the batch."""
-        self._holes = {key: None if key[0] == channel and row and row[2] else row for key, row in self._holes.items()}
+        self._holes = {
+            key: None if key[0] == channel and row and row[2] else row
+            for key, row in self._holes.items()
+        }
         self.batch.deferred_clears.append(channel)
 
     def read(self, job: Callable[[StateStore], Any], action: Callable[[Any], object]) -> None:
@@ -93,7 +103,9 @@ class StateCommits:
     def alarm(self) -> str:
         """Return the alarm for health, or ""."""
         stale = self.keeper.problem if self.keeper is not None else ""
-        return self.trouble or (f"{stale}; no log files are removed beyond the last snapshot" if stale else "")
+        return self.trouble or (
+            f"{stale}; no log files are removed beyond the last snapshot" if stale else ""
+        )
 
     def is_idle(self) -> bool:
         """Return True when no commit is running or will start.
@@ -109,7 +121,12 @@ class StateCommits:
     def waits_for_log(self, synced_end: int) -> bool:
         return synced_end < self._end
 
-    def commit(self, synced_end: int, producers: Mapping[int, ProducerRow], producers_gone: Sequence[int] = ()) -> None:
+    def commit(
+        self,
+        synced_end: int,
+        producers: Mapping[int, ProducerRow],
+        producers_gone: Sequence[int] = (),
+    ) -> None:
         """Pass the batch to the thread and begin the next one.
 
         `producers` are the producers' rows that changed, as of `synced_end`.
@@ -124,7 +141,9 @@ class StateCommits:
         batch.applied_offset = batch.synced_end = synced_end
         batch.producers = dict(producers)
         batch.producers_gone += producers_gone
-        self._out = lambda: self.thread.submit(("commit", (synced_end, batch.waiting, then)), partial(_commit, self._store, batch))
+        self._out = lambda: self.thread.submit(
+            ("commit", (synced_end, batch.waiting, then)), partial(_commit, self._store, batch)
+        )
         self._out()
 
     def tick(self) -> None:
@@ -154,9 +173,19 @@ class StateCommits:
         for (kind, tag), value in self.thread.results():
             if kind == "commit" and isinstance(value, DiskFull):
                 if not self.disk_full:
-                    log.error("%s: the state store has no space; finishes, seals and new channels wait: %s", self._title, value)
+                    log.error(
+                        (
+                            "%s: the state store has no space; finishes, seals and new channels "
+                            "wait: %s"
+                        ),
+                        self._title,
+                        value,
+                    )
                 self.disk_full = True
-                self.trouble = f"the state store has no space: {value}; finishes, seals and new channels wait for space"
+                self.trouble = (
+                    f"the state store has no space: {value}; finishes, seals and new channels "
+                    "wait for space"
+                )
                 for tell in self.on_full:
                     tell(self.trouble)
             elif isinstance(value, Exception):
@@ -172,9 +201,13 @@ class StateCommits:
                 self.disk_full, self.trouble = False, ""
                 self._committed(value, *tag)
 
-    def _committed(self, floors: dict[str, int | None], applied: int, waiting: int | None, then: list[Action]) -> None:
+    def _committed(
+        self, floors: dict[str, int | None], applied: int, waiting: int | None, then: list[Action]
+    ) -> None:
         self.applied = applied
-        self.floors = {name: floor for name, floor in (self.floors | floors).items() if floor is not None}
+        self.floors = {
+            name: floor for name, floor in (self.floors | floors).items() if floor is not None
+        }
         self.waiting = self.waiting if waiting is None else waiting
         for action in then:
             action()

@@ -74,7 +74,11 @@ class MoveState(Enum):
 
 MOVES: Final[dict[MoveState, dict[str, MoveState]]] = {
     MoveState.IDLE: {"due": MoveState.READING},
-    MoveState.READING: {"read": MoveState.WRITTEN, "nothing": MoveState.IDLE, "full": MoveState.IDLE},
+    MoveState.READING: {
+        "read": MoveState.WRITTEN,
+        "nothing": MoveState.IDLE,
+        "full": MoveState.IDLE,
+    },
     MoveState.WRITTEN: {"synced": MoveState.REMOVING},
     MoveState.REMOVING: {"full": MoveState.REMOVING, "removed": MoveState.IDLE},
 }
@@ -151,9 +155,14 @@ class DelayedMessages:
         """
         if self._store.delayed is None:
             return {}
-        return {pid: (row.next_sequence, row.recent) for pid, row in self._store.delayed.producers.items()}
+        return {
+            pid: (row.next_sequence, row.recent)
+            for pid, row in self._store.delayed.producers.items()
+        }
 
-    def append(self, request: int, blocks: Sequence[Block], delays_ms: Sequence[int], end: int) -> None:
+    def append(
+        self, request: int, blocks: Sequence[Block], delays_ms: Sequence[int], end: int
+    ) -> None:
         """Queue blocks with their delays until the log is synced up to `end`.
 
         Raises `DiskFull` if there is no space; then no block is accepted.
@@ -161,7 +170,9 @@ class DelayedMessages:
         now = self._clock.wall_ns()
         size = sum(block.header.length for block in blocks)
         self._space.take(size, now)
-        due = [(block, now + delay_ms * _MS) for block, delay_ms in zip(blocks, delays_ms, strict=True)]
+        due = [
+            (block, now + delay_ms * _MS) for block, delay_ms in zip(blocks, delays_ms, strict=True)
+        ]
         self._coming += sum(block.count for block in blocks)
         self._coming_bytes += size
         self._puts.append(_Put(request, end, due))
@@ -193,7 +204,9 @@ class DelayedMessages:
         self._coming_bytes -= sum(block.header.length for put in puts for block, _ in put.blocks)
         if isinstance(keys, DiskFull):
             self._space.forget()
-            self._shortage.refused(keys, sum(len(put.blocks) for put in puts), self._clock.monotonic_ns())
+            self._shortage.refused(
+                keys, sum(len(put.blocks) for put in puts), self._clock.monotonic_ns()
+            )
             for put in puts:
                 self._listener.delayed_failed(put.request, E_DISK_FULL, str(keys))
             return
@@ -201,7 +214,9 @@ class DelayedMessages:
         before = self.summary.next_due_ns
         at = 0
         for put in puts:
-            self._listener.delayed_stored(put.request, [tuple(key) for key in keys[at : at + len(put.blocks)]])
+            self._listener.delayed_stored(
+                put.request, [tuple(key) for key in keys[at : at + len(put.blocks)]]
+            )
             at += len(put.blocks)
         self.look()
         if self.summary.next_due_ns and (not before or self.summary.next_due_ns < before):
@@ -214,7 +229,10 @@ class DelayedMessages:
         dirty = self._open and self.state is MoveState.IDLE and 0 < self.summary.next_due_ns <= now
         if dirty:
             self._go("due")
-            self.submit(partial(self._read, now), lambda: self._use().due(now, options.DELAYED_MOVE_BYTES, options.DELAYED_MOVE_ROWS))
+            self.submit(
+                partial(self._read, now),
+                lambda: self._use().due(now, options.DELAYED_MOVE_BYTES, options.DELAYED_MOVE_ROWS),
+            )
         port.send(mail.envelope, p.Scanned(message.request, dirty, self._next_scan_ns()))
 
     def _next_scan_ns(self) -> int:
@@ -240,10 +258,16 @@ class DelayedMessages:
             return
         assert all(row.key.due_ns <= now_ns for row in rows)
         try:
-            self._store.log.append([due_block(row) for row in rows], max(now_ns, self._clock.wall_ns()))
+            self._store.log.append(
+                [due_block(row) for row in rows], max(now_ns, self._clock.wall_ns())
+            )
         except DiskFull as error:
             if not self.full:
-                log.error("%s: delayed messages are due and wait, because there is no space for them: %s", self._title, error)
+                log.error(
+                    "%s: delayed messages are due and wait, because there is no space for them: %s",
+                    self._title,
+                    error,
+                )
             self.full = f"delayed messages are due and wait for space: {error}"
             self._go("full")
             self._idle()
@@ -265,9 +289,15 @@ class DelayedMessages:
     def _removed(self, value: Any) -> None:
         if isinstance(value, DiskFull):
             if not self.full:
-                text = "%s: no space to record which delayed messages are in the log now; the broker tries again: %s"
+                text = (
+                    "%s: no space to record which delayed messages are in the log now; the "
+                    "broker tries again: %s"
+                )
                 log.error(text, self._title, value)
-            self.full = f"no space to record which delayed messages are in the log now; finishes wait: {value}"
+            self.full = (
+                "no space to record which delayed messages are in the log now; finishes wait: "
+                f"{value}"
+            )
             self._go("full")
             return
         self._check(value)
@@ -322,7 +352,10 @@ class DelayedMessages:
             return p.Done(message.request, {"messages": ()})
         key = DelayedKey(*message.after) if message.after else None
         limit = message.limit
-        self.submit(partial(self._listed, message.request), lambda: self._use().listed(key, limit, options.DELAYED_LIST_BODY_BYTES))
+        self.submit(
+            partial(self._listed, message.request),
+            lambda: self._use().listed(key, limit, options.DELAYED_LIST_BODY_BYTES),
+        )
         return None
 
     def _listed(self, request: int, found: Any) -> None:
@@ -337,11 +370,18 @@ class DelayedMessages:
     def cancel(self, message: p.CancelDelayed) -> p.Done | None:
         keys = [DelayedKey(*key) for key in message.keys]
         if self._store.delayed is None:
-            return p.Done(message.request, {"cancelled": 0, "more": False} if message.all else {"cancelled": (False,) * len(keys)})
+            return p.Done(
+                message.request,
+                {"cancelled": 0, "more": False}
+                if message.all
+                else {"cancelled": (False,) * len(keys)},
+            )
 
         def work() -> int | list[bool]:
             if message.all:
-                return self._use().cancel_some(options.DELAYED_CANCEL_ROWS, options.DELAYED_CANCEL_BYTES)
+                return self._use().cancel_some(
+                    options.DELAYED_CANCEL_ROWS, options.DELAYED_CANCEL_BYTES
+                )
             return self._use().cancel(keys)
 
         self._when_idle(partial(self.submit, partial(self._cancelled, message.request), work))
@@ -349,7 +389,13 @@ class DelayedMessages:
 
     def _cancelled(self, request: int, value: Any) -> None:
         if isinstance(value, DiskFull):
-            self._answer(p.Failed(request, E_DISK_FULL, f"no message was cancelled, because there is no space to record it: {value}"))
+            self._answer(
+                p.Failed(
+                    request,
+                    E_DISK_FULL,
+                    f"no message was cancelled, because there is no space to record it: {value}",
+                )
+            )
             return
         self._check(value)
         self._freed = True
@@ -366,7 +412,13 @@ class DelayedMessages:
         if self.state is MoveState.IDLE:
             job()
         elif len(self._waiting) >= options.WAITERS_MAX:
-            raise Refused(E_LIMIT, f"{options.WAITERS_MAX} requests to cancel delayed messages wait, which is the limit; try again later")
+            raise Refused(
+                E_LIMIT,
+                (
+                    f"{options.WAITERS_MAX} requests to cancel delayed messages wait, which is the "
+                    "limit; try again later"
+                ),
+            )
         else:
             self._waiting.append(job)
 
@@ -406,11 +458,16 @@ class DelayedMessages:
 
         Recovery does the rest.
         """
-        moving = self.state is not MoveState.IDLE and not (self.state is MoveState.REMOVING and self.full)
+        moving = self.state is not MoveState.IDLE and not (
+            self.state is MoveState.REMOVING and self.full
+        )
         return not moving and not self._puts and not self._thread.pending
 
     def _alarm(self) -> str:
-        lost = f"{self._lost} delayed messages are lost because of damage: see {DELAYED_NAME}-*{BAD_SUFFIX} in the topic's directory"
+        lost = (
+            f"{self._lost} delayed messages are lost because of damage: see "
+            f"{DELAYED_NAME}-*{BAD_SUFFIX} in the topic's directory"
+        )
         return "; ".join([self.full] * bool(self.full) + [lost] * bool(self._lost))
 
     def statistics(self) -> DelayedPulse:

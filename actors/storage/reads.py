@@ -40,7 +40,9 @@ class _Waiting(NamedTuple):
 class Reads:
     """Serves readers up to the durable end, and channels up to `channels_end`."""
 
-    def __init__(self, store_log: Log, channels_end: Callable[[], int], alarm: Callable[[str], None]) -> None:
+    def __init__(
+        self, store_log: Log, channels_end: Callable[[], int], alarm: Callable[[str], None]
+    ) -> None:
         self._log = store_log
         self._channels_end = channels_end
         self._alarm = alarm
@@ -65,7 +67,10 @@ class Reads:
             self._fetch(port, mail, message, self._channels_end(), options.READ_BYTES_MAX)
         except Unreadable as error:
             if not self.unreadable:
-                log.error("%s; reads of channels wait, and the broker tries them again every second", error)
+                log.error(
+                    "%s; reads of channels wait, and the broker tries them again every second",
+                    error,
+                )
             self.unreadable = f"reads of channels wait: {error}"
             self._waiting[(mail.envelope, message.request)] = _Waiting(port, mail, message)
             if len(self._waiting) > WAITING_MAX:
@@ -82,11 +87,19 @@ class Reads:
     def _fetch(self, port: Port, mail: Mail, message: p.Fetch, end: int, bytes_max: int) -> None:
         """Send the blocks below `end`, up to about `bytes_max` bytes."""
         if message.offset < 0 or message.bytes_max < 0:
-            raise UsageError(E_BAD_ARGUMENT, f"offset and bytes_max must be 0 or more, not {message.offset} and {message.bytes_max}")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                (
+                    f"offset and bytes_max must be 0 or more, not {message.offset} and "
+                    f"{message.bytes_max}"
+                ),
+            )
         offset = max(message.offset, self._log.start)
         blocks = self._read(offset, min(max(1, message.bytes_max), bytes_max), end)
         next_offset = self._log.skip(blocks[-1].next_offset if blocks else offset)
-        port.send(mail.envelope, p.Blocks(message.request, self._log.start, end, next_offset), blocks)
+        port.send(
+            mail.envelope, p.Blocks(message.request, self._log.start, end, next_offset), blocks
+        )
 
     def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
         """Read blocks and raise an alarm for each damage.
@@ -113,7 +126,10 @@ class Reads:
 
     def find_offset(self, port: Port, mail: Mail, message: p.OffsetAt) -> None:
         if not 0 <= message.newest <= NEWEST_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"the number of newest messages must be 1 to {NEWEST_MAX}, not {message.newest}")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"the number of newest messages must be 1 to {NEWEST_MAX}, not {message.newest}",
+            )
         offset = self._newest(message.newest) if message.newest else self.offset_at(message.time_ns)
         data = {"offset": offset, "start": self._log.start, "head": self._log.synced_end}
         port.send(mail.envelope, p.Done(message.request, data))
@@ -133,9 +149,18 @@ class Reads:
 
     def measure(self, port: Port, mail: Mail, message: p.Measure) -> None:
         head = self._log.synced_end
-        start, end = self._within(message.start), head if message.end < 0 else self._within(message.end)
+        start, end = (
+            self._within(message.start),
+            head if message.end < 0 else self._within(message.end),
+        )
         size, offset = self._log.measure(start, max(start, end), max(1, message.bytes_max))
-        port.send(mail.envelope, p.Done(message.request, {"bytes": size, "offset": offset, "start": self._log.start, "head": head}))
+        port.send(
+            mail.envelope,
+            p.Done(
+                message.request,
+                {"bytes": size, "offset": offset, "start": self._log.start, "head": head},
+            ),
+        )
 
     def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
         port.send(mail.envelope, p.Beat())
@@ -145,4 +170,6 @@ class Reads:
 
 
 def refused(error: Unreadable) -> Refused:
-    return Refused(E_INTERNAL, f"{error}; nothing is known to be lost: make the file readable, then try again")
+    return Refused(
+        E_INTERNAL, f"{error}; nothing is known to be lost: make the file readable, then try again"
+    )

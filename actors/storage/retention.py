@@ -77,7 +77,9 @@ class RetentionRunner:
         self._retry_ns = 0
         self._snapshot_out = False
         self._snapshot_retry_ns = 0
-        self._unfinished = 0  # bytes, as measured when `written_bytes` of the log was `_unfinished_at`
+        self._unfinished = (
+            0  # bytes, as measured when `written_bytes` of the log was `_unfinished_at`
+        )
         self._unfinished_at = 0
         self._measured_ns = 0
         self.refused_count = 0
@@ -122,7 +124,10 @@ class RetentionRunner:
         """
         self.admit()
         if self.in_memory and self.delayed_bytes() >= self.policy.max_bytes:
-            text = f"delayed messages use {self.delayed_bytes()} bytes of memory; the limit is max_bytes {self.policy.max_bytes}"
+            text = (
+                f"delayed messages use {self.delayed_bytes()} bytes of memory; the limit is "
+                f"max_bytes {self.policy.max_bytes}"
+            )
             raise self._full(f"{text}; wait until some are due, or cancel some", 0)
 
     def admit_staged(self, total: int) -> None:
@@ -135,8 +140,14 @@ class RetentionRunner:
         bound = self.policy.max_bytes
         if bound >= 0 and self.staged_bytes() + total > bound:
             self.refused_count += 1
-            text = f"{total} more bytes would exceed the topic's bound: {self.staged_bytes()} of max_bytes {bound} are staged already"
-            raise Refused(E_TOPIC_FULL, f"{text}; commit or abort stages, or raise the bound (zsq topic set --max-bytes)")
+            text = (
+                f"{total} more bytes would exceed the topic's bound: {self.staged_bytes()} of "
+                f"max_bytes {bound} are staged already"
+            )
+            raise Refused(
+                E_TOPIC_FULL,
+                f"{text}; commit or abort stages, or raise the bound (zsq topic set --max-bytes)",
+            )
         self.admit_bytes(total)
 
     def admit_bytes(self, total: int) -> None:
@@ -149,7 +160,9 @@ class RetentionRunner:
             if self._now_unfinished() + total <= bound:
                 return
         delayed, staged = self.delayed_bytes(), self.staged_bytes()
-        what = f"{self._now_unfinished()} bytes of max_bytes {bound} are not finished by all channels"
+        what = (
+            f"{self._now_unfinished()} bytes of max_bytes {bound} are not finished by all channels"
+        )
         what += f" ({delayed} of them are delayed)" if delayed else ""
         what += f" ({staged} of them are staged)" if staged else ""
         ways = (
@@ -157,8 +170,19 @@ class RetentionRunner:
             + ("cancel delayed messages, " if delayed else "")
             + ("commit or abort stages, " if staged else "")
         )
-        more = f"{total} more bytes would exceed the topic's bound" if total > 1 else "the topic's bound is reached"
-        raise self._full(f"{more}: {what}; {ways}delete a channel that nobody reads, or raise the bound (zsq topic set --max-bytes)", total)
+        more = (
+            f"{total} more bytes would exceed the topic's bound"
+            if total > 1
+            else "the topic's bound is reached"
+        )
+        raise self._full(
+            (
+                f"{more}: {what}; {ways}delete a channel that nobody reads, or raise the bound "
+                "(zsq "
+                "topic set --max-bytes)"
+            ),
+            total,
+        )
 
     def _full(self, text: str, wanted_bytes: int) -> Refused:
         """Count a refusal and remember it for health.
@@ -170,17 +194,29 @@ class RetentionRunner:
         now = time.monotonic_ns()
         if not self._full_said_ns or now - self._full_said_ns >= FULL_SAID_NS:
             self._full_said_ns = now
-            log.warning("%s: publishes are refused (%d so far): %s", self._title, self.refused_count, text)
+            log.warning(
+                "%s: publishes are refused (%d so far): %s", self._title, self.refused_count, text
+            )
         return Refused(E_TOPIC_FULL, text)
 
     def _look_for_room(self) -> None:
         """Clear the refusal if what was refused last would fit now. Called once a second."""
         bound = self.policy.rejects_above
-        if not self.full or (self._wanted_bytes and 0 <= bound < self._now_unfinished() + self._wanted_bytes):
+        if not self.full or (
+            self._wanted_bytes and 0 <= bound < self._now_unfinished() + self._wanted_bytes
+        ):
             return
-        if not self._wanted_bytes and self.in_memory and self.delayed_bytes() >= self.policy.max_bytes:
+        if (
+            not self._wanted_bytes
+            and self.in_memory
+            and self.delayed_bytes() >= self.policy.max_bytes
+        ):
             return
-        log.warning("%s: there is room again below the topic's bound; %d publishes were refused so far", self._title, self.refused_count)
+        log.warning(
+            "%s: there is room again below the topic's bound; %d publishes were refused so far",
+            self._title,
+            self.refused_count,
+        )
         self.full, self._full_said_ns = "", 0
 
     def _now_unfinished(self) -> int:
@@ -188,7 +224,13 @@ class RetentionRunner:
 
         Delayed and staged messages were admitted and will be in the log, so they count too.
         """
-        return self._unfinished + self._log.written_bytes - self._unfinished_at + self.delayed_bytes() + self.staged_bytes()
+        return (
+            self._unfinished
+            + self._log.written_bytes
+            - self._unfinished_at
+            + self.delayed_bytes()
+            + self.staged_bytes()
+        )
 
     def _measure(self) -> None:
         if self.policy.rejects_above >= 0:
@@ -217,7 +259,10 @@ class RetentionRunner:
 
         Such a topic cannot wait for the next second. Chunks are removed only behind the checkpoint.
         """
-        if self.in_memory and self._log.written_bytes - self._ticked_at >= self.policy.max_bytes // PARTS:
+        if (
+            self.in_memory
+            and self._log.written_bytes - self._ticked_at >= self.policy.max_bytes // PARTS
+        ):
             self._ticked_at = self._log.written_bytes
             self._state.then(self.tick)
 
@@ -256,7 +301,9 @@ class RetentionRunner:
             self.tick()
 
     def _view(self) -> LogView:
-        return self._keeper.view(self.policy, self._channels.floor(), self._state.applied, time.time_ns())
+        return self._keeper.view(
+            self.policy, self._channels.floor(), self._state.applied, time.time_ns()
+        )
 
     def _remove(self, start: int, chunks: int, view: LogView) -> None:
         """Commit that the log begins at `start`; then remove the chunks.
@@ -280,10 +327,25 @@ class RetentionRunner:
         for envelope in self._channels.owners.values():
             self._tell(envelope, Dropped(start))
         if dropped:
-            text = "%s: dropped up to %d messages below offset %d that not all channels had finished, because the topic exceeds its bound"
+            text = (
+                "%s: dropped up to %d messages below offset %d that not all channels had "
+                "finished, because the topic exceeds its bound"
+            )
             # usual in memory
-            log.log(logging.DEBUG if self.in_memory else logging.WARNING, text, self._title, dropped, start)
-        log.debug("%s: %d chunks of %d bytes below offset %d are removed", self._title, chunks, size, start)
+            log.log(
+                logging.DEBUG if self.in_memory else logging.WARNING,
+                text,
+                self._title,
+                dropped,
+                start,
+            )
+        log.debug(
+            "%s: %d chunks of %d bytes below offset %d are removed",
+            self._title,
+            chunks,
+            size,
+            start,
+        )
         self._submit(start, chunks)
 
     def _submit(self, start: int, chunks: int) -> None:
@@ -294,7 +356,12 @@ class RetentionRunner:
         """Go on when the thread has removed the files or failed."""
         self._removing = False
         if isinstance(value, OSError):
-            log.error("%s: files below offset %d cannot be removed: %s; the broker tries again in 10 s", self._title, start, value)
+            log.error(
+                "%s: files below offset %d cannot be removed: %s; the broker tries again in 10 s",
+                self._title,
+                start,
+                value,
+            )
             self._left_below, self._retry_ns = start, time.monotonic_ns() + RETRY_NS
         elif isinstance(value, Exception):
             raise value
@@ -305,7 +372,12 @@ class RetentionRunner:
             holder()
 
     def _remove_what_is_left(self) -> None:
-        if self._left_below and not self._removing and not self._held and time.monotonic_ns() >= self._retry_ns:
+        if (
+            self._left_below
+            and not self._removing
+            and not self._held
+            and time.monotonic_ns() >= self._retry_ns
+        ):
             start, self._left_below = self._left_below, 0
             self._removing = True
             self._submit(start, 0)
@@ -360,7 +432,10 @@ class LogUpkeep:
         reader = self._log.reader
         if reader.ring.corrupt_count != self._corrupt_told:
             self._corrupt_told = reader.ring.corrupt_count
-            self.alarm("a block changed in storage's memory and was read from the file instead: test this machine's memory")
+            self.alarm(
+                "a block changed in storage's memory and was read from the file instead: test "
+                "this machine's memory"
+            )
         steady_ns = time.monotonic_ns() if steady_ns is None else steady_ns
         reader.ring.expire(steady_ns)
         reader.book.tick(steady_ns)
@@ -370,7 +445,11 @@ class LogUpkeep:
         self._survey()
 
     def _kept(self, said: list[str] | Exception) -> None:
-        for line in [f"copies of damaged blocks cannot be kept: {said}"] if isinstance(said, Exception) else said:
+        for line in (
+            [f"copies of damaged blocks cannot be kept: {said}"]
+            if isinstance(said, Exception)
+            else said
+        ):
             log.error("%s: %s", self._title, line)
 
     def _survey(self) -> None:

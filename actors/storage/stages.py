@@ -24,7 +24,16 @@ from typing import Any, NamedTuple
 
 from ...storage.log.transactions import Transaction, is_foreign
 from ...transport.block.block import Block
-from ...transport.errors import E_BAD_ARGUMENT, E_FORBIDDEN, E_LIMIT, E_NOT_FOUND, NotFound, Refused, UsageError, ZsqError
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_FORBIDDEN,
+    E_LIMIT,
+    E_NOT_FOUND,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from ...transport.wire.protocol import (
     HEARTBEAT_MS,
     LOCAL_HEARTBEAT_MS,
@@ -91,12 +100,23 @@ class StageProgress:
         named blocks are not known, but each block was checked when it arrived.
         """
         wrong = ""
-        if (message.blocks > self.blocks and self.closed) or (message.final and message.blocks < self.blocks):
+        if (message.blocks > self.blocks and self.closed) or (
+            message.final and message.blocks < self.blocks
+        ):
             wrong = f"{self.blocks} blocks arrived, not {message.blocks}"
-        elif message.blocks == self.blocks and (message.size_bytes, message.checksum) != (self.size_bytes, self.checksum):
-            wrong = f"its (bytes, checksum) are {(self.size_bytes, self.checksum)}, not {(message.size_bytes, message.checksum)}"
+        elif message.blocks == self.blocks and (message.size_bytes, message.checksum) != (
+            self.size_bytes,
+            self.checksum,
+        ):
+            wrong = (
+                f"its (bytes, checksum) are {(self.size_bytes, self.checksum)}, not "
+                f"{(message.size_bytes, message.checksum)}"
+            )
         if wrong:
-            text = f"stage {self.name.hex()} differs from what its writer sent: {wrong}; send the messages again in a new stage"
+            text = (
+                f"stage {self.name.hex()} differs from what its writer sent: {wrong}; send the "
+                "messages again in a new stage"
+            )
             return Failed(message.request, E_BAD_ARGUMENT, text)
         if self.durable < message.blocks or (message.final and not self.final):
             return None
@@ -105,7 +125,13 @@ class StageProgress:
     def check_user(self, user: str) -> None:
         """Raise `Refused` (E_FORBIDDEN) if another user opened the stage."""
         if is_foreign(self.transaction.user, user):
-            raise Refused(E_FORBIDDEN, f"stage {self.name.hex()} belongs to user {self.transaction.user!r}, not to {user!r}")
+            raise Refused(
+                E_FORBIDDEN,
+                (
+                    f"stage {self.name.hex()} belongs to user {self.transaction.user!r}, not to "
+                    f"{user!r}"
+                ),
+            )
 
     def check_part(self, transaction: Transaction, part: Any) -> None:
         """Check that a commit may name this part.
@@ -123,7 +149,9 @@ class StageProgress:
         elif not self.final:
             wrong = "is not finally sealed; seal it before the commit"
         elif part[1:] != counts:
-            wrong = f"has (blocks, messages, bytes, checksum) {counts}, but the commit says {part[1:]}"
+            wrong = (
+                f"has (blocks, messages, bytes, checksum) {counts}, but the commit says {part[1:]}"
+            )
         if wrong:
             raise UsageError(E_BAD_ARGUMENT, f"part {self.name.hex()} {wrong}")
 
@@ -167,14 +195,29 @@ class Stages:
         self._granted = 0
         self._writers = 0  # number of stages with credit
 
-    def recovered(self, stage: bytes, transaction: Transaction, counts: tuple[int, int, int, int], final: bool, now_ns: int) -> None:
+    def recovered(
+        self,
+        stage: bytes,
+        transaction: Transaction,
+        counts: tuple[int, int, int, int],
+        final: bool,
+        now_ns: int,
+    ) -> None:
         """Add a stage that storage found at start; all of it is durable.
 
         `counts` are blocks, messages, bytes and checksum. Its expiry starts again, because its
         writer may have computed for a long time, with a link that was open until the topic's
         process ended.
         """
-        row = StageProgress(stage, transaction, *counts, durable=counts[0], final=final, taken=counts[0], closed=final)
+        row = StageProgress(
+            stage,
+            transaction,
+            *counts,
+            durable=counts[0],
+            final=final,
+            taken=counts[0],
+            closed=final,
+        )
         row.used_ns = now_ns
         self._stages[stage] = row
         self.staged_bytes += row.size_bytes
@@ -188,18 +231,32 @@ class Stages:
         killed the stage.
         """
         if len(stage) != STAGE_BYTES:
-            raise UsageError(E_BAD_ARGUMENT, f"stage name must have {STAGE_BYTES} bytes, not {len(stage)}")
+            raise UsageError(
+                E_BAD_ARGUMENT, f"stage name must have {STAGE_BYTES} bytes, not {len(stage)}"
+            )
         row = self._stages.get(stage)
         if row is None and len(self._stages) >= options.STAGES_MAX:
-            raise Refused(E_LIMIT, f"the topic has {options.STAGES_MAX} stages, which is the limit; commit or abort some")
+            raise Refused(
+                E_LIMIT,
+                (
+                    f"the topic has {options.STAGES_MAX} stages, which is the limit; commit or "
+                    "abort some"
+                ),
+            )
         if row is not None:
             row.check_user(transaction.user)
         if row is not None and row.transaction[:3] != transaction[:3]:
-            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} belongs to another transaction; open a new stage")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"stage {stage.hex()} belongs to another transaction; open a new stage",
+            )
         if row is not None and row.failure is not None:
             raise row.failure
         if self._credit(row) == 0:
-            text = f"{options.STAGE_WRITERS_MAX} stages of this topic are being written, which is the limit; try again when some have ended"
+            text = (
+                f"{options.STAGE_WRITERS_MAX} stages of this topic are being written, which is "
+                "the limit; try again when some have ended"
+            )
             raise Refused(E_LIMIT, text)
 
     def _credit(self, row: StageProgress | None) -> int:
@@ -220,15 +277,23 @@ class Stages:
         Its later messages are then understood. Raises `Refused` (E_LIMIT).
         """
         if peer not in self._links and len(self._links) >= options.STAGE_LINKS_MAX:
-            text = f"the topic has {options.STAGE_LINKS_MAX} connections of stage writers, which is the limit; close some"
+            text = (
+                f"the topic has {options.STAGE_LINKS_MAX} connections of stage writers, which "
+                "is the limit; close some"
+            )
             raise Refused(E_LIMIT, text)
         link = self._links.setdefault(peer, _WriterLink(now_ns))
         link.seen_ns = now_ns
         if len(link.stages) + len(link.superseded) >= options.STAGES_PER_LINK_MAX:
-            text = f"the connection has {options.STAGES_PER_LINK_MAX} stages, which is the limit; open another connection"
+            text = (
+                f"the connection has {options.STAGES_PER_LINK_MAX} stages, which is the limit; "
+                "open another connection"
+            )
             raise Refused(E_LIMIT, text)
 
-    def opened(self, peer: Peer, stage: bytes, transaction: Transaction, now_ns: int) -> dict[str, int]:
+    def opened(
+        self, peer: Peer, stage: bytes, transaction: Transaction, now_ns: int
+    ) -> dict[str, int]:
         """Give the stage to this link and return the data of the answer.
 
         Call it after `check_open` and `link`, when storage has created the stage.
@@ -244,7 +309,12 @@ class Stages:
         self._granted += credit
         self._writers += 1
         self._links[peer].stages.add(stage)
-        return {"expected": row.taken, "sealed": row.durable, "credit_bytes": credit, "committed": False}
+        return {
+            "expected": row.taken,
+            "sealed": row.durable,
+            "credit_bytes": credit,
+            "committed": False,
+        }
 
     def _disown(self, row: StageProgress) -> None:
         self._granted -= row.credit_bytes
@@ -278,7 +348,8 @@ class Stages:
         return list(self._links)
 
     def tick(self, now_ns: int) -> None:
-        """End silent links. Answer a seal that waited too long with the number of the missing block.
+        """End silent links. Answer a seal that waited too long with the number of the missing
+        block.
 
         A link that was silent for two heartbeats gets Bye and loses its credit.
         """
@@ -293,7 +364,9 @@ class Stages:
             if row.waiting and row.owner is not None and now_ns - row.grown_ns > patience_ns:
                 for message in [message for message in row.waiting if message.blocks > row.blocks]:
                     row.waiting.remove(message)
-                    self.replies.append(StageReply(row.owner, Missing(message.request, stage, row.taken)))
+                    self.replies.append(
+                        StageReply(row.owner, Missing(message.request, stage, row.taken))
+                    )
 
     # Pushes
 
@@ -313,7 +386,10 @@ class Stages:
         if (
             number > row.taken
             and row.owner is not None
-            and (row.told != row.taken or now_ns - row.told_ns > options.STAGE_GAP_RETELL_S * _NS_PER_S)
+            and (
+                row.told != row.taken
+                or now_ns - row.told_ns > options.STAGE_GAP_RETELL_S * _NS_PER_S
+            )
         ):
             row.told, row.told_ns = row.taken, now_ns
             self.replies.append(StageReply(row.owner, Missing(0, stage, row.taken)))
@@ -378,7 +454,13 @@ class Stages:
         elif row.failure is not None:
             raise row.failure
         elif len(row.waiting) >= options.STAGE_SEALS_MAX:
-            raise Refused(E_LIMIT, f"{options.STAGE_SEALS_MAX} seals of this stage wait, which is the limit; wait for their replies")
+            raise Refused(
+                E_LIMIT,
+                (
+                    f"{options.STAGE_SEALS_MAX} seals of this stage wait, which is the limit; wait "
+                    "for their replies"
+                ),
+            )
         else:
             row.grown_ns = max(row.grown_ns, now_ns)
             row.waiting.append(message)
@@ -433,7 +515,11 @@ class Stages:
         found = []
         for stage, row in self._stages.items():
             of_app, of_version, _, owner = row.transaction
-            if of_app == app and (of_version == version or (older and of_version < version)) and not is_foreign(owner, user):
+            if (
+                of_app == app
+                and (of_version == version or (older and of_version < version))
+                and not is_foreign(owner, user)
+            ):
                 found.append(stage)
         return found
 
@@ -462,7 +548,11 @@ class Stages:
             if superseded:
                 self._links[owner].superseded.add(stage)
             for message in waiting:
-                answer = _superseded(message.request) if superseded else Failed(message.request, E_NOT_FOUND, text)
+                answer = (
+                    _superseded(message.request)
+                    if superseded
+                    else Failed(message.request, E_NOT_FOUND, text)
+                )
                 self.replies.append(StageReply(owner, answer))
 
     def check_parts(self, transaction: Transaction, parts: Sequence[Any]) -> list[bytes]:
@@ -472,15 +562,27 @@ class Stages:
         `check_part`.
         """
         if len(parts) > STAGE_PARTS_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"a commit can have at most {STAGE_PARTS_MAX} parts, not {len(parts)}")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"a commit can have at most {STAGE_PARTS_MAX} parts, not {len(parts)}",
+            )
         found: dict[bytes, None] = {}
         for part in parts:
-            if type(part) is not tuple or [*map(type, part)] != [bytes, int, int, int, int] or len(part[0]) != STAGE_BYTES:
-                raise UsageError(E_BAD_ARGUMENT, "a part must be (stage, blocks, messages, bytes, checksum)")
+            if (
+                type(part) is not tuple
+                or [*map(type, part)] != [bytes, int, int, int, int]
+                or len(part[0]) != STAGE_BYTES
+            ):
+                raise UsageError(
+                    E_BAD_ARGUMENT, "a part must be (stage, blocks, messages, bytes, checksum)"
+                )
             stage = part[0]
             row = self._stages.get(stage)
             if row is None:
-                text = f"part {stage.hex()} does not exist: its stage was aborted, or it expired (zsq serve --stage-timeout)"
+                text = (
+                    f"part {stage.hex()} does not exist: its stage was aborted, or it expired "
+                    "(zsq serve --stage-timeout)"
+                )
                 raise NotFound(E_NOT_FOUND, text)
             if stage in found:
                 raise UsageError(E_BAD_ARGUMENT, f"part {stage.hex()} is named twice")
@@ -502,7 +604,11 @@ class Stages:
             last[row.transaction] = max(last.get(row.transaction, 0), used[row.name])
         found = []
         for row in self._stages.values():
-            used_ns, kept_ns = (last[row.transaction], sealed_kept_ns) if row.final else (used[row.name], open_kept_ns)
+            used_ns, kept_ns = (
+                (last[row.transaction], sealed_kept_ns)
+                if row.final
+                else (used[row.name], open_kept_ns)
+            )
             if not row.sealing and used_ns < now_ns - kept_ns:
                 found.append(row.name)
         return found

@@ -29,7 +29,14 @@ from ...storage.directory.store import Store
 from ...storage.errors import Damaged, DiskFull, StoreFailed
 from ...storage.log.group import Merged
 from ...storage.log.merging import Merge
-from ...storage.log.transactions import TRANSACTIONS_MAX, Transaction, TransactionRow, forgettable, is_foreign, later_of
+from ...storage.log.transactions import (
+    TRANSACTIONS_MAX,
+    Transaction,
+    TransactionRow,
+    forgettable,
+    is_foreign,
+    later_of,
+)
 from ...storage.space import Shortage
 from ...storage.state.state import StateBatch, Table
 from ...transport.block.block import MESSAGE_BYTES_MAX, Block, Limits, check_block
@@ -82,7 +89,10 @@ class CommitQueue:
     """
 
     def __init__(
-        self, thread: Jobs, commit: Callable[[PendingCommit], None], again: Callable[[Port, Mail, p.Commit | p.Abort], None]
+        self,
+        thread: Jobs,
+        commit: Callable[[PendingCommit], None],
+        again: Callable[[Port, Mail, p.Commit | p.Abort], None],
     ) -> None:
         self._thread = thread
         self._commit = commit
@@ -94,7 +104,9 @@ class CommitQueue:
         """Return the stages that must stay."""
         return {stage for pending in self._pending for stage in pending.stages}
 
-    def waits(self, port: Port, mail: Mail, message: p.Commit | p.Abort, stages: Iterable[bytes] = ()) -> bool:
+    def waits(
+        self, port: Port, mail: Mail, message: p.Commit | p.Abort, stages: Iterable[bytes] = ()
+    ) -> bool:
         """Return True if this message is about a commit that has not ended. It is kept until then.
 
         Raises `Refused` (E_LIMIT) if too many wait.
@@ -103,7 +115,10 @@ class CommitQueue:
         for pending in self._pending:
             if (app and pending.transaction.app == app) or not named.isdisjoint(pending.stages):
                 if len(pending.waiting) >= WAITING_MAX:
-                    text = f"{WAITING_MAX} requests wait for the commit of {pending.transaction.app!r}, which is the limit; try again later"
+                    text = (
+                        f"{WAITING_MAX} requests wait for the commit of "
+                        f"{pending.transaction.app!r}, which is the limit; try again later"
+                    )
                     raise Refused(E_LIMIT, text)
                 pending.waiting.append((port, mail, message))
                 return True
@@ -132,7 +147,9 @@ class CommitQueue:
         elif pending.merge.done and not closing:
             self._end_first(None)
         while self._pending and closing:
-            self._end_first(Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment"))
+            self._end_first(
+                Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment")
+            )
         self._go_on()
 
     def _end_first(self, error: ZsqError | None) -> None:
@@ -199,7 +216,8 @@ class StageCommits:
         self._shortage = shortage
         self._in_memory = in_memory
         self._closing = False
-        # True while the topic is closed to publishers: transactions that are not committed yet are refused
+        # True while the topic is closed to publishers: transactions that are not committed yet are
+        # refused
         self._closed = closed
         self._log, self._staging, self._state = store.log, store.staging, state
         self._transactions: dict[str, TransactionRow] = dict(table.transactions)
@@ -242,7 +260,9 @@ class StageCommits:
                 taken.pop(stage, None)
                 # one line for each stage, as any client can send many bad pushes
                 if self.core.kill(stage, error):
-                    log.warning("stage %s is refused because of an invalid block: %s", stage.hex(), error)
+                    log.warning(
+                        "stage %s is refused because of an invalid block: %s", stage.hex(), error
+                    )
                 continue
             size += block.length
             if size >= options.STAGE_TURN_BYTES:
@@ -274,8 +294,16 @@ class StageCommits:
 
     def open(self, port: Port, mail: Mail, message: p.OpenStage) -> None:
         if self._in_memory:
-            raise UsageError(E_UNSUPPORTED, "a topic in memory cannot take transactions, which must be durable; use one on disk")
-        transaction = _transaction(message.app, message.version, message.kind, user_of(mail.envelope))
+            raise UsageError(
+                E_UNSUPPORTED,
+                (
+                    "a topic in memory cannot take transactions, which must be durable; use one on "
+                    "disk"
+                ),
+            )
+        transaction = _transaction(
+            message.app, message.version, message.kind, user_of(mail.envelope)
+        )
         self._check_user(message.app, transaction.user)
         committed = self._find(message.app, message.version) is not None
         # A committed transaction publishes nothing more, so even a closed topic answers its writer.
@@ -325,7 +353,9 @@ class StageCommits:
         if self._closed:
             raise Refused(E_CLOSED, TO_PUBLISHERS)
         if self._closing:
-            raise Refused(E_CLOSING, "the topic is stopping or being deleted; try again in a moment")
+            raise Refused(
+                E_CLOSING, "the topic is stopping or being deleted; try again in a moment"
+            )
 
     def turn(self) -> None:
         """Send messages and begin the seals that are due. Called once in each turn of the loop."""
@@ -337,7 +367,9 @@ class StageCommits:
         replies, core.replies = core.replies, []
         for peer, message in replies:
             if not self._port.send(peer, message):
-                core.bye(peer)  # it is dead or stuck: on its next link it asks again for what it needs
+                core.bye(
+                    peer
+                )  # it is dead or stuck: on its next link it asks again for what it needs
 
     def tick(self) -> None:
         self.core.tick(time.monotonic_ns())
@@ -402,16 +434,26 @@ class StageCommits:
         row = self._transactions.get(app)
         if row is not None and is_foreign(row.user, user):
             raise Refused(
-                E_FORBIDDEN, f"the transactions of app {app!r} in this topic belong to another user, not to {user!r}; use another app name"
+                E_FORBIDDEN,
+                (
+                    f"the transactions of app {app!r} in this topic belong to another user, not to "
+                    f"{user!r}; use another app name"
+                ),
             )
 
     def commit(self, port: Port, mail: Mail, message: p.Commit) -> None:
-        transaction = _transaction(message.app, message.version, message.kind, user_of(mail.envelope))
+        transaction = _transaction(
+            message.app, message.version, message.kind, user_of(mail.envelope)
+        )
         self._check_user(message.app, transaction.user)
         done = self._find(message.app, message.version)
         if done is not None:
             same = done.version == message.version
-            answer = {"first_offset": done.first_offset if same else -1, "messages": done.messages if same else 0, "repeated": True}
+            answer = {
+                "first_offset": done.first_offset if same else -1,
+                "messages": done.messages if same else 0,
+                "repeated": True,
+            }
             # the row of an empty commit may not be on disk yet
             self._state.then(partial(port.send, mail.envelope, p.Done(message.request, answer)))
             return
@@ -428,7 +470,14 @@ class StageCommits:
 
     def _commit_merged(self, pending: PendingCommit) -> None:
         self._make_room(pending.transaction.app)
-        self._commit(pending.port, pending.mail, pending.message, pending.transaction, pending.stages, pending.merge.merged)
+        self._commit(
+            pending.port,
+            pending.mail,
+            pending.message,
+            pending.transaction,
+            pending.stages,
+            pending.merge.merged,
+        )
 
     def _again(self, port: Port, mail: Mail, message: p.Commit | p.Abort) -> None:
         if isinstance(message, p.Commit):
@@ -437,20 +486,37 @@ class StageCommits:
             self.abort(port, mail, message)
 
     def _commit(
-        self, port: Port, mail: Mail, message: p.Commit, transaction: Transaction, stages: list[bytes], merged: Merged | None
+        self,
+        port: Port,
+        mail: Mail,
+        message: p.Commit,
+        transaction: Transaction,
+        stages: list[bytes],
+        merged: Merged | None,
     ) -> None:
         try:
-            group = self._log.append_group(transaction, [self._staging.part(stage) for stage in stages], time.time_ns(), merged)
+            group = self._log.append_group(
+                transaction, [self._staging.part(stage) for stage in stages], time.time_ns(), merged
+            )
         except (DiskFull, Damaged) as error:
             if isinstance(error, DiskFull):
                 self._shortage.refused(error, 1, time.monotonic_ns())
             raise refusal(error) from error
-        row = TransactionRow(message.version, message.kind, group.first_offset, group.messages, group.time_ns, transaction.user)
+        row = TransactionRow(
+            message.version,
+            message.kind,
+            group.first_offset,
+            group.messages,
+            group.time_ns,
+            transaction.user,
+        )
         row = later_of(self._transactions.get(message.app), row)
         self._transactions[message.app] = self._state.batch.transactions[message.app] = row
         self._state.cover(self._log.synced_end)
         self._drop(
-            self.core.of(message.app, message.version, transaction.user, older=True), "its transaction is committed", superseded=True
+            self.core.of(message.app, message.version, transaction.user, older=True),
+            "its transaction is committed",
+            superseded=True,
         )
         data = {"first_offset": group.first_offset, "messages": group.messages, "repeated": False}
         answer_now = partial(port.send, mail.envelope, p.Done(message.request, data))
@@ -469,7 +535,9 @@ class StageCommits:
             return
         self.core.check_user(named, user)
         committed = bool(message.app) and self._find(message.app, message.version) is not None
-        stages = self.core.known([*named, *(self.core.of(message.app, message.version, user) if message.app else ())])
+        stages = self.core.known(
+            [*named, *(self.core.of(message.app, message.version, user) if message.app else ())]
+        )
         self._drop(stages, "the stage was aborted")
         if message.request:
             data = {"dropped": len(stages), "committed": committed}
@@ -499,7 +567,10 @@ class StageCommits:
             return
         self._forget_transactions()
         if len(self._transactions) >= TRANSACTIONS_MAX:
-            text = f"the topic remembers the transactions of {TRANSACTIONS_MAX} apps, which is the limit"
+            text = (
+                f"the topic remembers the transactions of {TRANSACTIONS_MAX} apps, which is the "
+                "limit"
+            )
             raise Refused(E_LIMIT, f"{text}; use the same app name for each run")
 
     def _forget_transactions(self) -> None:
@@ -513,18 +584,28 @@ class StageCommits:
     def expire(self) -> None:
         """Remove stages that were not used for long, and forget transactions of old jobs."""
         now_ns = time.monotonic_ns()
-        orphans = self.core.orphans(now_ns, int(self._open_kept_s * _NS_PER_S), int(self._sealed_kept_s * _NS_PER_S))
+        orphans = self.core.orphans(
+            now_ns, int(self._open_kept_s * _NS_PER_S), int(self._sealed_kept_s * _NS_PER_S)
+        )
         committing = self._queue.stages()
         orphans = [stage for stage in orphans if stage not in committing]
         if orphans:
-            log.info("%d stages were not used for too long and are removed (zsq serve --stage-timeout)", len(orphans))
-            self._drop(orphans, "the stage expired: it was not used for too long (zsq serve --stage-timeout)")
+            log.info(
+                "%d stages were not used for too long and are removed (zsq serve --stage-timeout)",
+                len(orphans),
+            )
+            self._drop(
+                orphans,
+                "the stage expired: it was not used for too long (zsq serve --stage-timeout)",
+            )
         if now_ns - self._forgot_ns > _FORGET_EVERY_NS:
             self._forgot_ns = now_ns
             self._forget_transactions()
 
     def stop(self) -> None:
-        """End all links, so that writers look for the successor. Seals that have begun are still completed."""
+        """End all links, so that writers look for the successor. Seals that have begun are still
+        completed.
+        """
         self._closing = True
         for peer in self.core.peers():
             self._port.send(peer, p.Bye())
@@ -536,7 +617,12 @@ class StageCommits:
     def statistics(self) -> StagingPulse:
         entered = self._entered_bytes
         rates = self._meter.rates(time.monotonic_ns(), {"entered_bytes": entered})
-        return {"transactions": len(self._transactions), "entered_bytes": entered, "rates": rates, **self.core.statistics()}
+        return {
+            "transactions": len(self._transactions),
+            "entered_bytes": entered,
+            "rates": rates,
+            **self.core.statistics(),
+        }
 
 
 def _transaction(app: str, version: int, kind: str, user: str) -> Transaction:
@@ -554,5 +640,8 @@ def _one_block(mail: Mail) -> Block:
 def _check(block: Block, limits: Limits) -> None:
     header = block.header
     if header.flags or header.reserved_1 or header.reserved_2 or header.producer_id:
-        raise UsageError(E_BAD_BLOCK, "a staged block must have no flags, no producer id and empty reserved fields")
+        raise UsageError(
+            E_BAD_BLOCK,
+            "a staged block must have no flags, no producer id and empty reserved fields",
+        )
     check_block(block, limits)

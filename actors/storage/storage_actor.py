@@ -87,7 +87,10 @@ class ProducerTable:
         gone = gone[:_GONE_MAX]
         for pid in gone:
             del self._rows[pid]
-        changed, self.changed = {pid: self._rows[pid] for pid in self.changed if pid in self._rows}, set()
+        changed, self.changed = (
+            {pid: self._rows[pid] for pid in self.changed if pid in self._rows},
+            set(),
+        )
         return changed, gone
 
 
@@ -108,7 +111,10 @@ def checked(blocks: list[Block]) -> list[Block]:
     for block in blocks:
         header = block.header
         if header.flags & ~ADDRESSED or header.sequence >= SEQUENCE_MAX:
-            raise UsageError(E_BAD_BLOCK, f"a block may have no flag except {ADDRESSED}, and its sequence must be below 2^63")
+            raise UsageError(
+                E_BAD_BLOCK,
+                f"a block may have no flag except {ADDRESSED}, and its sequence must be below 2^63",
+            )
     return blocks
 
 
@@ -126,7 +132,9 @@ class _Pending(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """State of a topic at its start: `producers` maps an id to the next sequence and the last blocks."""
+    """State of a topic at its start: `producers` maps an id to the next sequence and the last
+    blocks.
+    """
 
     producers: dict[int, tuple[int, Sequence[Sequence[int]]]]
     head: int
@@ -190,7 +198,9 @@ class StorageActor:
         state_thread = self._start_thread("state", lambda: self._state.on_results())
         stage_thread = self._start_thread("stage", lambda: self._stages.on_results())
         delayed_thread = LazyThread(lambda: self._start_thread("delayed", self._delayed.on_results))
-        self._housekeeping = LazyThread(lambda: self._start_thread("house", self._housekeeping_results))
+        self._housekeeping = LazyThread(
+            lambda: self._start_thread("house", self._housekeeping_results)
+        )
         self._producers = ProducerTable(table.producers)
         self._state = StateCommits(state_thread, store.state, table, title, store.keeper)
         self._channels = Channels(self._log, self._state, table, self.mode, in_memory=in_memory)
@@ -210,7 +220,15 @@ class StorageActor:
         )  # fmt: skip
         self._upkeep = LogUpkeep(store, title, self._housekeeping)
         self._reads = Reads(self._log, self._channels.end, self._upkeep.alarm)
-        self._backup = Backups(store, self._state, self._retention, self._delayed, title, self._housekeeping, self._host.answer_order)
+        self._backup = Backups(
+            store,
+            self._state,
+            self._retention,
+            self._delayed,
+            title,
+            self._housekeeping,
+            self._host.answer_order,
+        )
 
     def _route(self) -> None:
         """Register the handlers.
@@ -223,9 +241,17 @@ class StorageActor:
         self._channels.route(self.front)
         self._reads.route(self.reader)
         obey(p.SetSealed, self.seal)
-        obey(p.SetRetention, lambda order: p.Done(order.request, {"retention": self._retention.configure(resolve(order.retention))}))
+        obey(
+            p.SetRetention,
+            lambda order: p.Done(
+                order.request, {"retention": self._retention.configure(resolve(order.retention))}
+            ),
+        )
         obey(p.ListChunks, lambda order: p.Done(order.request, {**self._log.reader.chunk_rows()}))
-        obey(p.FindOffset, lambda order: p.Position(order.request, self._reads.offset_at(order.time_ns)))
+        obey(
+            p.FindOffset,
+            lambda order: p.Position(order.request, self._reads.offset_at(order.time_ns)),
+        )
         obey(p.CountDelayed, self._delayed.count)
         obey(p.ListDelayed, self._delayed.list_some)
         obey(p.CancelDelayed, self._delayed.cancel)
@@ -237,10 +263,19 @@ class StorageActor:
 
     def _set_timers(self) -> None:
         every = self._host.every
-        for function in (self._checkpoint, self._state.retry, self._state.tick, self._look_for_space, self._delayed.tick):
+        for function in (
+            self._checkpoint,
+            self._state.retry,
+            self._state.tick,
+            self._look_for_space,
+            self._delayed.tick,
+        ):
             every(options.CHECKPOINT_INTERVAL_MS, function)
         every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._reads.tick))
-        every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(lambda: self._upkeep.tick(time.time_ns())))
+        every(
+            options.CHECKPOINT_INTERVAL_MS,
+            self._unless_stopping(lambda: self._upkeep.tick(time.time_ns())),
+        )
         every(options.CHECKPOINT_INTERVAL_MS, self._unless_stopping(self._backup.tick))
         every(options.RETENTION_TICK_MS, self._unless_stopping(self._retention.tick))
         every(options.STAGE_TICK_MS, self._stages.tick)
@@ -276,7 +311,9 @@ class StorageActor:
                 return open_store(files, given.directory, store_options, identity)
             except Locked as error:  # a predecessor that is being killed still holds the lock
                 if time.monotonic() > deadline:
-                    raise StartFailed(f"{error}; waited {options.LOCK_WAIT_S:g} s for the lock") from None
+                    raise StartFailed(
+                        f"{error}; waited {options.LOCK_WAIT_S:g} s for the lock"
+                    ) from None
                 time.sleep(0.02)
 
     # Appends
@@ -284,7 +321,11 @@ class StorageActor:
     def recovered(self) -> Recovered:
         """Return what the topic needs to go on where its predecessor ended."""
         rows = sequences(self._producers.sequences(), self._delayed.producers())
-        return Recovered({pid: (row[0], row[1]) for pid, row in rows.items()}, self._log.end, self._channels.visible_end)
+        return Recovered(
+            {pid: (row[0], row[1]) for pid, row in rows.items()},
+            self._log.end,
+            self._channels.visible_end,
+        )
 
     def append(self, request: int, blocks: list[Block]) -> None:
         """Write the blocks, in order. `StorageListener.appended` follows when they are stored.
@@ -302,7 +343,9 @@ class StorageActor:
             raise Refused(E_DISK_FULL, str(error)) from error
         if self._shortage.text:
             self._shortage.stored()
-        self._written.append(_Pending(request, first_offset, time_ns, self._log.end, placed(blocks, first_offset)))
+        self._written.append(
+            _Pending(request, first_offset, time_ns, self._log.end, placed(blocks, first_offset))
+        )
         if self.mode == "interval":
             self._listener.appended(request, first_offset, time_ns)
 
@@ -354,7 +397,11 @@ class StorageActor:
 
     def _disk_full(self) -> str:
         """Return a text that says what waits for space, or ""."""
-        return self._shortage.text or (self._state.trouble if self._state.disk_full else "") or self._delayed.full
+        return (
+            self._shortage.text
+            or (self._state.trouble if self._state.disk_full else "")
+            or self._delayed.full
+        )
 
     def _delayed_moved(self, end: int) -> None:
         """Wait for the sync of delayed messages that are now in the log, up to `end`."""
@@ -374,7 +421,10 @@ class StorageActor:
     def _start_sync(self) -> None:
         if self._ticket is not None or not self._log.unsynced_bytes:
             return
-        lone = self._log.unsynced_bytes <= options.INLINE_SYNC_BYTES_MAX and not self._sync_thread.pending
+        lone = (
+            self._log.unsynced_bytes <= options.INLINE_SYNC_BYTES_MAX
+            and not self._sync_thread.pending
+        )
         lone = lone and self._sync_ns <= options.INLINE_SYNC_NS_MAX
         self._ticket = self._log.begin_sync()
         if self.mode == "never":
@@ -451,7 +501,11 @@ class StorageActor:
     # State
 
     def _checkpoint(self) -> None:
-        if self._channels.checkpoint() or self._producers.changed or self._state.applied != self._log.synced_end:
+        if (
+            self._channels.checkpoint()
+            or self._producers.changed
+            or self._state.applied != self._log.synced_end
+        ):
             self._state.want()
 
     def _commit(self) -> None:
@@ -505,7 +559,12 @@ class StorageActor:
         if self._ticket is None and self._state.is_idle() and self._stages.is_idle():
             self._checkpoint()
         self._commit()
-        idle = self._ticket is None and self._state.is_idle() and self._stages.is_idle() and self._delayed.is_idle()
+        idle = (
+            self._ticket is None
+            and self._state.is_idle()
+            and self._stages.is_idle()
+            and self._delayed.is_idle()
+        )
         return idle and not self._housekeeping.pending
 
     def end(self) -> None:

@@ -1,1 +1,3 @@
-"""The supervisor: starts, watches and stops the broker's processes, and owns the registry of topics."""
+"""The supervisor: starts, watches and stops the broker's processes, and owns the registry of
+topics.
+"""

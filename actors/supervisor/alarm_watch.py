@@ -46,7 +46,13 @@ class AlarmWatch:
     `settings_trouble` returns which gateways do not have the new settings, or "" if all have them.
     """
 
-    def __init__(self, state: BrokerState, singles: Singles, disk: DiskWatch, settings_trouble: Callable[[], str]) -> None:
+    def __init__(
+        self,
+        state: BrokerState,
+        singles: Singles,
+        disk: DiskWatch,
+        settings_trouble: Callable[[], str],
+    ) -> None:
         self._broker = state
         self._singles = singles
         self._disk = disk
@@ -98,13 +104,24 @@ class AlarmWatch:
         if self._anew and all(child.state == "up" for child in self._tellers()):
             self._anew = False
             raised = (*self._alarms.again(wall_ns), *self._disk.again(wall_ns))
-            told = [as_json(event) for event in (*raised, *(one for one in events if one.event == "cleared"))]
+            told = [
+                as_json(event)
+                for event in (*raised, *(one for one in events if one.event == "cleared"))
+            ]
         for child in self._tellers():
             for at in range(0, len(told), EVENTS_A_WORD):
                 if child.state == "starting" and self._anew:
                     break  # it gets all raised alarms once it is up
-                if child.state != "up" or not self._broker.processes.send(child, Alarm(tuple(map(dict, told[at : at + EVENTS_A_WORD])))):
-                    log.error("%d alarms are not sent to any receiver: the process that sends them is being started again", len(told) - at)
+                if child.state != "up" or not self._broker.processes.send(
+                    child, Alarm(tuple(map(dict, told[at : at + EVENTS_A_WORD])))
+                ):
+                    log.error(
+                        (
+                            "%d alarms are not sent to any receiver: the process that sends them "
+                            "is being started again"
+                        ),
+                        len(told) - at,
+                    )
                     break
 
     def _of_broker(self, wall_ns: int) -> list[AlarmEvent]:
@@ -133,11 +150,17 @@ class AlarmWatch:
                 stats = channel_pulse(child)
                 for figure, threshold in self._thresholds(group, name, stats):
                     up = child is not None and child.state == "up"
-                    value = backlog(group, name, stats, wall_ns)[figure] if up and "next_offset" in stats else None
+                    value = (
+                        backlog(group, name, stats, wall_ns)[figure]
+                        if up and "next_offset" in stats
+                        else None
+                    )
                     found[AlarmSubject(group.name, name, figure)] = value, threshold
         return found
 
-    def _thresholds(self, group: TopicGroup, name: str, stats: ChannelPulse) -> list[tuple[str, float]]:
+    def _thresholds(
+        self, group: TopicGroup, name: str, stats: ChannelPulse
+    ) -> list[tuple[str, float]]:
         """Return the thresholds that apply to a channel.
 
         Before the channel's first pulse its settings are unknown. Until then, its alarms keep their
@@ -146,21 +169,37 @@ class AlarmWatch:
         settings = stats.get("settings")
         if settings is None:
             places = [AlarmSubject(group.name, name, figure) for figure in ("depth", "age_s")]
-            return [(place.figure, known) for place in places if (known := self._alarms.threshold(place)) is not None]
-        asked = (("depth", settings.get("alarm_depth"), self.given.depth), ("age_s", settings.get("alarm_age_s"), self.given.age_s))
+            return [
+                (place.figure, known)
+                for place in places
+                if (known := self._alarms.threshold(place)) is not None
+            ]
+        asked = (
+            ("depth", settings.get("alarm_depth"), self.given.depth),
+            ("age_s", settings.get("alarm_age_s"), self.given.age_s),
+        )
         resolved = ((figure, default if own is None else own) for figure, own, default in asked)
         return [(figure, threshold) for figure, threshold in resolved if threshold != NONE]
 
     # Reports
 
     def rows(self, topic: str = "", channel: str = "") -> list[RaisedAlarm]:
-        found = [row for row in self._alarms.raised() if topic in ("", row["topic"]) and channel in ("", row["channel"])]
+        found = [
+            row
+            for row in self._alarms.raised()
+            if topic in ("", row["topic"]) and channel in ("", row["channel"])
+        ]
         return found if topic else [*self._disk.rows(), *found]
 
     def texts(self, topic: str) -> list[str]:
         """Return the raised alarms of a topic as texts for its health."""
         return [
-            describe(AlarmSubject(row["topic"], row["channel"], row["figure"]), row["value"], row["threshold"]) for row in self.rows(topic)
+            describe(
+                AlarmSubject(row["topic"], row["channel"], row["figure"]),
+                row["value"],
+                row["threshold"],
+            )
+            for row in self.rows(topic)
         ]
 
     def recent(self) -> list[AlarmEvent]:

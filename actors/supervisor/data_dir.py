@@ -78,9 +78,14 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
     old = read_copy(files, str(data_dir / old_name))
     found = _identities(files, data_dir)
     if old is None and not any(found.values()):
-        raise NotRebuilt(f"{old_name} is missing or damaged too, and no directory in topics/ has a readable identity file")
+        raise NotRebuilt(
+            f"{old_name} is missing or damaged too, and no directory in topics/ has a readable "
+            "identity file"
+        )
     if old is not None:
-        rebuilt = Rebuilt(old, [f"rebuilt from {old_name}, which holds the state before the last change"])
+        rebuilt = Rebuilt(
+            old, [f"rebuilt from {old_name}, which holds the state before the last change"]
+        )
     else:
         rebuilt = Rebuilt(Content(uuid.uuid4().hex, 0), ["rebuilt from the topics' identity files"])
     given = set() if old is None else set(range(1, old.next_number)) - _begun(old)
@@ -88,13 +93,17 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
     content = rebuilt.content
     # If such a record stayed, the next start would remove the directories of that import. One of
     # them may be a topic whose identity cannot be read.
-    content.imports = {digest: record for digest, record in content.imports.items() if record["state"] != "begun"}
+    content.imports = {
+        digest: record for digest, record in content.imports.items() if record["state"] != "begun"
+    }
     numbers = [*found, *_trashed(files, data_dir), *(row.number for row in content.topics.values())]
     content.next_number = max([content.next_number, *(number + 1 for number in numbers)])
     if old is None:
         rebuilt.said.append(
-            f"the copy {old_name} is lost too, and with it: this directory's uuid and node number (now 0), the topics' settings (now the"
-            " defaults) and sync modes (now always), the records of imports, and the last offsets of deleted topics (a new topic of that"
+            f"the copy {old_name} is lost too, and with it: this directory's uuid and node "
+            "number (now 0), the topics' settings (now the"
+            " defaults) and sync modes (now always), the records of imports, and the last "
+            "offsets of deleted topics (a new topic of that"
             " name begins at offset 0)"
         )
     return rebuilt
@@ -122,7 +131,12 @@ def _trashed(files: Files, data_dir: Path) -> list[int]:
 
 
 def _begun(old: Content) -> set[int]:
-    return {number for record in old.imports.values() if record["state"] == "begun" for number in record.get("numbers", ())}
+    return {
+        number
+        for record in old.imports.values()
+        if record["state"] == "begun"
+        for number in record.get("numbers", ())
+    }
 
 
 def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given: set[int]) -> None:
@@ -134,9 +148,15 @@ def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given:
             continue
         shown = f"topics/{number:06d}"
         if number in given:
-            rebuilt.said.append(f"{shown} was not a topic before the last change: left out, its files were not changed")
+            rebuilt.said.append(
+                f"{shown} was not a topic before the last change: left out, its files were not "
+                "changed"
+            )
         elif identity is None:
-            rebuilt.said.append(f"{shown} has no readable identity file (`topic`): left out, its files were not changed")
+            rebuilt.said.append(
+                f"{shown} has no readable identity file (`topic`): left out, its files were not "
+                "changed"
+            )
         else:
             row = TopicRow(number, identity.uuid, "always", identity.base_offset, "live")
             for name, other in list(topics.items()):
@@ -144,14 +164,20 @@ def _add_topics(rebuilt: Rebuilt, found: dict[int, TopicIdentity | None], given:
                     del topics[name]  # its files were removed, and a new topic may have its name
                     continue
                 if name == identity.name or other.uuid == row.uuid:
-                    raise NotRebuilt(f"{shown} and topics/{other.number:06d} both belong to topic {name!r}: move one of them away")
+                    raise NotRebuilt(
+                        f"{shown} and topics/{other.number:06d} both belong to topic {name!r}: "
+                        "move one of them away"
+                    )
             topics[identity.name] = row
             added.append(f"{identity.name} ({shown})")
     for row in topics.values():
         if row.state == "new" and row.number in found:
             row.state = "live"
     if added:
-        rebuilt.said.append(f"topics restored from their identity files, with sync always and the default settings: {', '.join(added)}")
+        rebuilt.said.append(
+            "topics restored from their identity files, with sync always and the default "
+            f"settings: {', '.join(added)}"
+        )
 
 
 @contextlib.contextmanager
@@ -161,14 +187,22 @@ def locked_data_dir(files: Files, data_dir: Path, *, write: bool = True) -> Iter
     Raises `NotFound` if it is no data directory (nothing is created), and `Refused` while a broker
     runs on it.
     """
-    if not any(files.exists(str(data_dir / name)) for name in ("lock", REGISTRY_NAME, OLD_NAME)) and not _has_topics(files, data_dir):
+    if not any(
+        files.exists(str(data_dir / name)) for name in ("lock", REGISTRY_NAME, OLD_NAME)
+    ) and not _has_topics(files, data_dir):
         raise NotFound(
-            E_NOT_FOUND, f"{data_dir} is not a ZSQ data directory: it has no {REGISTRY_NAME}; check the path, and that its disk is mounted"
+            E_NOT_FOUND,
+            (
+                f"{data_dir} is not a ZSQ data directory: it has no {REGISTRY_NAME}; check the "
+                "path, and that its disk is mounted"
+            ),
         )
     try:
         lock = files.lock(str(data_dir / "lock"), write=write)
     except Locked as error:
-        raise Refused(E_IN_USE, f"{data_dir} is in use by `zsq serve` (pid {error.pid}); stop it first") from None
+        raise Refused(
+            E_IN_USE, f"{data_dir} is in use by `zsq serve` (pid {error.pid}); stop it first"
+        ) from None
     try:
         yield
     finally:
@@ -179,16 +213,22 @@ def locked_data_dir(files: Files, data_dir: Path, *, write: bool = True) -> Iter
 def _has_topics(files: Files, data_dir: Path) -> bool:
     """Return True if any topic has its identity file. A copy may lack all other small files."""
     folder = data_dir / "topics"
-    return files.exists(str(folder)) and any(files.exists(str(folder / name / IDENTITY_NAME)) for name in files.list(str(folder)))
+    return files.exists(str(folder)) and any(
+        files.exists(str(folder / name / IDENTITY_NAME)) for name in files.list(str(folder))
+    )
 
 
-def _check_registry(files: Files, data_dir: Path, registry: Registry, *, repair: bool) -> tuple[list[Finding], bool]:
+def _check_registry(
+    files: Files, data_dir: Path, registry: Registry, *, repair: bool
+) -> tuple[list[Finding], bool]:
     """Return the findings about the registry, and whether it can be used now."""
     path = str(data_dir / REGISTRY_NAME)
     try:
         checked = registry.load().checked
     except FileNotFoundError:
-        finding = Finding(DAMAGE, path, "the registry is missing; without it the broker does not start")
+        finding = Finding(
+            DAMAGE, path, "the registry is missing; without it the broker does not start"
+        )
     except RegistryDamaged as error:
         finding = Finding(DAMAGE, path, str(error))
     except (ForeignDirectory, OSError) as error:
@@ -197,9 +237,19 @@ def _check_registry(files: Files, data_dir: Path, registry: Registry, *, repair:
         findings = []
         if not checked:
             findings.append(
-                Finding(NOTE, path, "it has no checksum (written by an earlier version or edited by hand); the next start adds one")
+                Finding(
+                    NOTE,
+                    path,
+                    (
+                        "it has no checksum (written by an earlier version or edited by hand); the "
+                        "next start adds one"
+                    ),
+                )
             )
-        if files.exists(str(data_dir / OLD_NAME)) and read_copy(files, str(data_dir / OLD_NAME)) is None:
+        if (
+            files.exists(str(data_dir / OLD_NAME))
+            and read_copy(files, str(data_dir / OLD_NAME)) is None
+        ):
             text = "the copy before the last change is damaged; the next change replaces it"
             findings.append(Finding(NOTE, str(data_dir / OLD_NAME), text))
         return findings, True
@@ -233,8 +283,16 @@ def check_data_dir(
     folder = data_dir / "topics"
     present = set(files.list(str(folder))) if files.exists(str(folder)) else set()
     if topic is None:
-        for name in sorted(present - {Path(registry.folder(row)).name for row in registry.topics.values()}):
-            findings.append(Finding(NOTE, str(folder / name), "it belongs to no topic of the registry; the broker ignores it"))
+        for name in sorted(
+            present - {Path(registry.folder(row)).name for row in registry.topics.values()}
+        ):
+            findings.append(
+                Finding(
+                    NOTE,
+                    str(folder / name),
+                    "it belongs to no topic of the registry; the broker ignores it",
+                )
+            )
     reports = []
     for name, row in sorted(registry.topics.items()):
         if topic is not None and name != topic:
@@ -242,14 +300,35 @@ def check_data_dir(
         directory = registry.folder(row)
         if Path(directory).name in present:
             try:
-                reports.append(check_topic(files, directory, TopicIdentity(name, row.uuid, row.base_offset), now_ns, repair=repair))
+                reports.append(
+                    check_topic(
+                        files,
+                        directory,
+                        TopicIdentity(name, row.uuid, row.base_offset),
+                        now_ns,
+                        repair=repair,
+                    )
+                )
             except Locked as error:
-                raise Refused(E_IN_USE, f"topic {name!r} is in use by process {error.pid}; stop it first") from None
+                raise Refused(
+                    E_IN_USE, f"topic {name!r} is in use by process {error.pid}; stop it first"
+                ) from None
             except OSError as error:
-                reports.append(TopicReport(name, directory, [Finding(DAMAGE, directory, f"it cannot be checked: {error}")]))
+                reports.append(
+                    TopicReport(
+                        name,
+                        directory,
+                        [Finding(DAMAGE, directory, f"it cannot be checked: {error}")],
+                    )
+                )
         elif row.state == "live":
             missing = Finding(
-                DAMAGE, directory, "its directory is missing and is not created again: mount its disk, or restore it from a backup"
+                DAMAGE,
+                directory,
+                (
+                    "its directory is missing and is not created again: mount its disk, or restore "
+                    "it from a backup"
+                ),
             )
             reports.append(TopicReport(name, directory, [missing]))
     return findings, reports
@@ -268,9 +347,14 @@ def clear_imports(files: Files, data_dir: Path, registry: Registry) -> list[str]
     Raises `OSError` or `Refused` if the disk does not allow it. The next call tries again.
     """
     known = {row.number for row in registry.topics.values()}
-    begun = {digest: record for digest, record in registry.imports.items() if record["state"] == BEGUN}
+    begun = {
+        digest: record for digest, record in registry.imports.items() if record["state"] == BEGUN
+    }
     numbers = {number for record in begun.values() for number in record.get("numbers", ())} - known
-    paths = [str(data_dir / ASIDE), *(str(data_dir / "topics" / f"{number:06d}") for number in sorted(numbers))]
+    paths = [
+        str(data_dir / ASIDE),
+        *(str(data_dir / "topics" / f"{number:06d}") for number in sorted(numbers)),
+    ]
     found = [path for path in paths if files.exists(path)]
     for path in found:
         files.remove_tree(path)
@@ -287,7 +371,20 @@ def clear_imports_at_start(files: Files, data_dir: Path, registry: Registry) -> 
     try:
         found = clear_imports(files, data_dir, registry)
     except (OSError, Refused) as error:
-        log.error("cannot remove the files of an unfinished import from nsqd in %s: %s; the next start tries again", data_dir, error)
+        log.error(
+            (
+                "cannot remove the files of an unfinished import from nsqd in %s: %s; the next "
+                "start tries again"
+            ),
+            data_dir,
+            error,
+        )
         return
     if found:
-        log.warning("an import from nsqd was interrupted; its files were removed (%s): run `zsq import-nsqd` again", ", ".join(found))
+        log.warning(
+            (
+                "an import from nsqd was interrupted; its files were removed (%s): run `zsq "
+                "import-nsqd` again"
+            ),
+            ", ".join(found),
+        )

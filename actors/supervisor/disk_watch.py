@@ -116,7 +116,11 @@ class DiskWatch:
         refused = self.count_refused() - self._refused_before
         lasted_s = (wall_ns - self._state.began_wall_ns) / _S
         if told == "over":
-            log.warning("the disk has space again after %.0f s; %d publishes were refused in that time", lasted_s, refused)
+            log.warning(
+                "the disk has space again after %.0f s; %d publishes were refused in that time",
+                lasted_s,
+                refused,
+            )
             self._events.append(self._event("cleared", wall_ns))
         elif told:
             log.error("%s (for %.0f s; %d publishes refused)", self._state.text, lasted_s, refused)
@@ -135,7 +139,11 @@ class DiskWatch:
         said = []
         if self.free_bytes is not None and self.free_bytes < self.reserve_bytes:
             said.append(describe(self._directory, self.free_bytes, self.reserve_bytes))
-        full = {name: text for name, group in self._broker.groups.items() if (text := storage_pulse(group).get("disk_full", ""))}
+        full = {
+            name: text
+            for name, group in self._broker.groups.items()
+            if (text := storage_pulse(group).get("disk_full", ""))
+        }
         if full:
             named = sorted(full)[:TOPICS_NAMED]
             self._of_memory = not said and named[0].endswith(EPHEMERAL_SUFFIX)
@@ -149,7 +157,10 @@ class DiskWatch:
 
         The count includes topics that have been deleted meanwhile.
         """
-        counts = {group.row.uuid: storage_pulse(group).get("disk_refused_count", 0) for group in self._broker.groups.values()}
+        counts = {
+            group.row.uuid: storage_pulse(group).get("disk_refused_count", 0)
+            for group in self._broker.groups.values()
+        }
         self._refused.see(counts)
         return self._refused.total
 
@@ -166,8 +177,20 @@ class DiskWatch:
         return bool(self._state.text) and topic.endswith(EPHEMERAL_SUFFIX) == self._of_memory
 
     def _event(self, event: str, wall_ns: int) -> Event:
-        text = f"{event}: {self._state.text}" if event == "raised" else "cleared: the disk has space again"
-        return Event(event, FREE_BYTES, self.free_bytes, self.reserve_bytes, self._state.began_wall_ns, wall_ns, text)
+        text = (
+            f"{event}: {self._state.text}"
+            if event == "raised"
+            else "cleared: the disk has space again"
+        )
+        return Event(
+            event,
+            FREE_BYTES,
+            self.free_bytes,
+            self.reserve_bytes,
+            self._state.began_wall_ns,
+            wall_ns,
+            text,
+        )
 
     def take_events(self) -> list[Event]:
         """Return the events that have not been sent to the receivers of alarms."""

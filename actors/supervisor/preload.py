@@ -17,5 +17,6 @@ for _kind in ACTORS.keys() - NOT_PRELOADED:
 
 if "ZSQ_SUPERVISOR_PID" in os.environ:
     gc.collect()
-    # Without this a collection in a child would write to every object, and so copy all shared pages.
+    # Without this a collection in a child would write to every object, and so copy all shared
+    # pages.
     gc.freeze()

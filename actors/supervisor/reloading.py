@@ -140,14 +140,18 @@ class Reloading:
     def begin(self) -> None:
         if self._read is None:
             log.warning(
-                "SIGHUP ignored: this broker was started without a way to read its configuration again; restart it to change options"
+                "SIGHUP ignored: this broker was started without a way to read its "
+                "configuration again; restart it to change options"
             )
             return
         try:
             fresh = self._read()
             resolve(fresh.options.retention)
         except (ZsqError, OSError) as error:
-            log.error("configuration not reloaded, no option changed: %s", error.text if isinstance(error, ZsqError) else error)
+            log.error(
+                "configuration not reloaded, no option changed: %s",
+                error.text if isinstance(error, ZsqError) else error,
+            )
             return
         before = self._broker.options
         now, kept = merged(before, fresh.options)
@@ -155,7 +159,11 @@ class Reloading:
         root = logging.getLogger()
         # The lower of both levels, so that the log contains the next lines.
         root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))
-        what = f"{', '.join(fresh.changed)} changed" if fresh.changed else "no option changed; access file and certificates are read again"
+        what = (
+            f"{', '.join(fresh.changed)} changed"
+            if fresh.changed
+            else "no option changed; access file and certificates are read again"
+        )
         log.info("configuration reloaded: %s", what)
         for name in (*kept, *fresh.restart):
             log.warning("%s keeps its old value until the broker is restarted", name)
@@ -169,7 +177,11 @@ class Reloading:
         for child in self._singles.children.values():
             child.spec = replace(child.spec, start=_anew(child.spec.start, now))
         if dict(now.retention) != dict(before.retention):
-            self._to_configure = {group.name: (0, 0) for group in self._broker.groups.values() if not group.row.in_memory}
+            self._to_configure = {
+                group.name: (0, 0)
+                for group in self._broker.groups.values()
+                if not group.row.in_memory
+            }
         self._number += 1
         now_ns = time.monotonic_ns()
         for key, child in self._processes.children.items():
@@ -188,17 +200,30 @@ class Reloading:
                 owing.asked = self._number
                 then = partial(self._reloaded, owing, self._number)
                 patience_s = options.RELOAD_S if owing.missed else options.RELOAD_FIRST_S
-                self._order(child, partial(told, kind=child.spec.kind, now=self._broker.options), then, patience_s)
+                self._order(
+                    child,
+                    partial(told, kind=child.spec.kind, now=self._broker.options),
+                    then,
+                    patience_s,
+                )
         for name, (asked, again_ns) in list(self._to_configure.items()):
             group = self._broker.groups.get(name)
             if group is None:
                 del self._to_configure[name]
-            elif group.topic is not None and group.topic.state == "up" and group.topic.spec.key != asked and now_ns >= again_ns:
+            elif (
+                group.topic is not None
+                and group.topic.state == "up"
+                and group.topic.spec.key != asked
+                and now_ns >= again_ns
+            ):
                 key = group.topic.spec.key
                 self._to_configure[name] = key, 0
                 retention = cast("RetentionSettings", group.retention().as_dict())
                 self._order(
-                    group.topic, partial(p.SetRetention, retention=retention), partial(self._configured, name, key), options.RELOAD_S
+                    group.topic,
+                    partial(p.SetRetention, retention=retention),
+                    partial(self._configured, name, key),
+                    options.RELOAD_S,
                 )
         for key, gone in list(self._killed.items()):
             successors = self._singles.of_kind(gone.spec.kind)
@@ -211,11 +236,25 @@ class Reloading:
         At these gateways a client may still use rights that have been taken away.
         """
         limit = time.monotonic_ns() - int(options.RELOAD_HEALTH_S * 1e9)
-        late = [one.child.spec.title for one in self._owing.values() if one.child.spec.kind in GATEWAYS and one.since_ns < limit]
+        late = [
+            one.child.spec.title
+            for one in self._owing.values()
+            if one.child.spec.kind in GATEWAYS and one.since_ns < limit
+        ]
         found = sorted({*late, *(child.spec.title for child in self._killed.values())})
-        return f"{', '.join(found)}: the new settings (access file, certificates) are not in force yet" if found else ""
+        return (
+            f"{', '.join(found)}: the new settings (access file, certificates) are not in force yet"
+            if found
+            else ""
+        )
 
-    def _order(self, child: Child, make: Callable[[int], p.Order[p.Done]], then: Callable[[str], None], patience_s: float) -> None:
+    def _order(
+        self,
+        child: Child,
+        make: Callable[[int], p.Order[p.Done]],
+        then: Callable[[str], None],
+        patience_s: float,
+    ) -> None:
         """Send an order.
 
         `then` gets "" when the child has answered, or the reason why no answer came.
@@ -223,7 +262,12 @@ class Reloading:
 
         def answered(done: p.Done | None, error: ZsqError | None) -> None:
             missed = error is not None and error.code in _MISSED
-            if error is not None and not missed and not child.told_to_stop and child.state != "ended":
+            if (
+                error is not None
+                and not missed
+                and not child.told_to_stop
+                and child.state != "ended"
+            ):
                 log.error("%s keeps its old settings: %s", child.spec.title, error.text)
             then(error.text if error is not None and missed else "")
 
@@ -237,13 +281,23 @@ class Reloading:
             del self._owing[child.spec.key]
         elif child.told_to_stop or child.state == "ended" or self._broker.stopping:
             return
-        elif child.spec.kind in GATEWAYS and time.monotonic_ns() - owing.since_ns >= int(options.RELOAD_S * 1e9):
-            log.error("%s did not apply the new settings (%s): it is killed and started again with them", child.spec.title, missed)
+        elif child.spec.kind in GATEWAYS and time.monotonic_ns() - owing.since_ns >= int(
+            options.RELOAD_S * 1e9
+        ):
+            log.error(
+                "%s did not apply the new settings (%s): it is killed and started again with them",
+                child.spec.title,
+                missed,
+            )
             del self._owing[child.spec.key]
             self._killed[child.spec.key] = child
             self._processes.kill(child)
         else:  # its connection may have broken and come back
-            log.warning("%s did not apply the new settings (%s): they are sent again", child.spec.title, missed)
+            log.warning(
+                "%s did not apply the new settings (%s): they are sent again",
+                child.spec.title,
+                missed,
+            )
             owing.missed += 1
             owing.asked, owing.again_ns = 0, time.monotonic_ns() + _AGAIN_NS
 

@@ -33,8 +33,12 @@ def make(data_dir: Path) -> str:
     The caller holds the data directory's lock.
     """
     run_dir = _make_empty(data_dir)
-    with contextlib.suppress(OSError):  # a broker must start on a full disk; without the id, clients stay at the gateway
-        fd = os.open(f"{run_dir}/{RUN_ID_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with contextlib.suppress(
+        OSError
+    ):  # a broker must start on a full disk; without the id, clients stay at the gateway
+        fd = os.open(
+            f"{run_dir}/{RUN_ID_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
+        )
         try:
             os.write(fd, secrets.token_hex(16).encode())
         finally:
@@ -119,10 +123,20 @@ def claim(uuid: str) -> socket.socket:
         claimed.close()
         pid, uid = _owner(name)
         if uid == os.geteuid():
-            text = f"this data directory is a copy of one on which another broker runs (pid {pid}, uuid {uuid})"
-            raise TwinRuns(f"{text}: two brokers must not have the same uuid. Stop that one, or make the copy with `zsq backup`") from None
+            text = (
+                f"this data directory is a copy of one on which another broker runs (pid {pid}, "
+                f"uuid {uuid})"
+            )
+            raise TwinRuns(
+                f"{text}: two brokers must not have the same uuid. Stop that one, or make the "
+                "copy with `zsq backup`"
+            ) from None
         log.warning(
-            "user %d uses the socket name that belongs to this data directory, so a second broker on a copy of it cannot be detected", uid
+            (
+                "user %d uses the socket name that belongs to this data directory, so a second "
+                "broker on a copy of it cannot be detected"
+            ),
+            uid,
         )
         return socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     return claimed
@@ -133,6 +147,8 @@ def _owner(name: str) -> tuple[int, int]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, contextlib.suppress(OSError):
         probe.settimeout(1.0)
         probe.connect(name)
-        pid, uid, _ = struct.unpack("3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+        pid, uid, _ = struct.unpack(
+            "3i", probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        )
         return pid, uid
     return -1, -1

@@ -48,7 +48,10 @@ def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = 
         registry.memory.clear()
         run_dir = rundir.make(data_dir)
     except Locked as error:
-        said(f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one first")
+        said(
+            f"zsq: {data_dir} is in use by another `zsq serve` (pid {error.pid}); stop that one "
+            "first"
+        )
         return 1
     except (ForeignDirectory, StorageError, rundir.TwinRuns) as error:
         said(f"zsq: {error}")

@@ -61,7 +61,10 @@ class ServiceManager:
         words = ["WATCHDOG=1"] if self._beat_ns else []
         pause = self._beat_ns
         if not self._ready and not self._stopping:
-            words += [f"EXTEND_TIMEOUT_USEC={STARTING_MORE_US}", *([f"STATUS={status}"] if status else [])]
+            words += [
+                f"EXTEND_TIMEOUT_USEC={STARTING_MORE_US}",
+                *([f"STATUS={status}"] if status else []),
+            ]
             pause = min(pause or STARTING_NS, STARTING_NS)
         self._next_ns = now_ns + pause if pause else now_ns + STARTING_NS
         if words:
@@ -73,6 +76,8 @@ class ServiceManager:
         address = f"\0{self._address[1:]}" if self._address.startswith("@") else self._address
         with (
             contextlib.suppress(OSError),
-            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC) as out,
+            socket.socket(
+                socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC
+            ) as out,
         ):
             out.sendto("\n".join(words).encode(), address)

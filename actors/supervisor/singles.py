@@ -36,7 +36,9 @@ class Singles:
     them.
     """
 
-    def __init__(self, state: BrokerState, orders: Orders, end_broker: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, state: BrokerState, orders: Orders, end_broker: Callable[[int, str], None]
+    ) -> None:
         self._broker = state
         self._processes = state.processes
         self._orders = orders
@@ -45,7 +47,9 @@ class Singles:
         self._intensity: dict[str, RestartIntensity] = {}
         self._workers_wanted = 1
         self._names_told = 0  # orders that have not been answered
-        self._later: list[tuple[int, str, ActorStart, str]] = []  # failed starts and their next times
+        self._later: list[
+            tuple[int, str, ActorStart, str]
+        ] = []  # failed starts and their next times
         self._tell_ns = 0  # the scan loop gets no list of its targets before this time
 
     def start(self, kind: str, start: ActorStart, title: str) -> None:
@@ -104,9 +108,19 @@ class Singles:
             return
         if unusable or not intensity.may_restart(time.monotonic_ns()):
             if kind not in ENDS_TREE:
-                log.error("process %s %s and stays stopped: restart the broker to start it again", child.spec.title, _OFTEN)
+                log.error(
+                    "process %s %s and stays stopped: restart the broker to start it again",
+                    child.spec.title,
+                    _OFTEN,
+                )
                 return
-            why = str(child.failure) if unusable else _OFTEN if child.failure is None else f"{_OFTEN}: {child.failure}"
+            why = (
+                str(child.failure)
+                if unusable
+                else _OFTEN
+                if child.failure is None
+                else f"{_OFTEN}: {child.failure}"
+            )
             self._end_broker(1, f"{child.spec.title} {why}")
             return
         self._start_or_later(kind, start, child.spec.title)
@@ -119,7 +133,9 @@ class Singles:
             self._start_later(kind, start, title)
 
     def _start_later(self, kind: str, start: ActorStart, title: str) -> None:
-        self._later.append((time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9), kind, start, title))
+        self._later.append(
+            (time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9), kind, start, title)
+        )
 
     def tick(self, now_ns: int) -> None:
         """Start the processes for which no file descriptor was free before."""
@@ -140,7 +156,11 @@ class Singles:
         self._broker.names_changed = False
         for child in self.of_kind("nsq_gateway"):
             start = child.spec.start
-            if child.state == "up" and isinstance(start, NsqStart) and start.options.lookupd_tcp_addresses:
+            if (
+                child.state == "up"
+                and isinstance(start, NsqStart)
+                and start.options.lookupd_tcp_addresses
+            ):
                 self._names_told += 1
                 self._orders.send(child, p.LookAtNames, self._on_looked)
 
@@ -161,7 +181,9 @@ class Singles:
         self._workers_wanted = workers_wanted or self._workers_wanted
         if self._broker.stopping:
             return
-        workers = [child for child in self.of_kind("scan_worker") if child.state in ("up", "starting")]
+        workers = [
+            child for child in self.of_kind("scan_worker") if child.state in ("up", "starting")
+        ]
         later = sum(kind == "scan_worker" for _, kind, _, _ in self._later)
         for _ in range(self._workers_wanted - len(workers) - later):
             self._start_or_later("scan_worker", ActorStart(), "scan worker")
@@ -173,8 +195,12 @@ class Singles:
         loops = [child for child in self.of_kind("scan_loop") if child.state == "up"]
         now = time.monotonic_ns()
         if not loops or now < self._tell_ns:
-            return  # an update lists all targets: one update per new process would cost more than the process
-        self._tell_ns = now + (options.TELL_SCAN_MS + len(self._processes.children) // 10) * 1_000_000
+            # An update lists all targets: one update per new process would cost more than the
+            # process.
+            return
+        self._tell_ns = (
+            now + (options.TELL_SCAN_MS + len(self._processes.children) // 10) * 1_000_000
+        )
         self._broker.channels_changed = False
         targets = tuple(
             (child.spec.key, scanned_at(child.spec.start))
@@ -182,5 +208,7 @@ class Singles:
             for child in (group.topic, *group.channels.values())  # topics: delayed messages
             if child is not None and child.state == "up"
         )
-        workers = tuple(child.spec.start.front for child in self.of_kind("scan_worker") if child.state == "up")
+        workers = tuple(
+            child.spec.start.front for child in self.of_kind("scan_worker") if child.state == "up"
+        )
         self._processes.send(loops[0], p.Targets(targets, workers))

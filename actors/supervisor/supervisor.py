@@ -54,7 +54,11 @@ class Supervisor:
     """One run of the broker on one data directory."""
 
     def __init__(
-        self, serve_options: ServeOptions, registry: Registry, run_dir: str, read_again: Callable[[], Fresh] | None = None
+        self,
+        serve_options: ServeOptions,
+        registry: Registry,
+        run_dir: str,
+        read_again: Callable[[], Fresh] | None = None,
     ) -> None:
         self.run_dir = run_dir
         self.exit_code = 0
@@ -71,16 +75,26 @@ class Supervisor:
         self.port = Port(self.context, zmq.ROUTER)
         # An actor that connects again takes over its name from its dead connection.
         self.port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        self.table = ProcessTable(ACTORS, self._own_endpoint(), serve_options.log_level, serve_options.log_format)
+        self.table = ProcessTable(
+            ACTORS, self._own_endpoint(), serve_options.log_level, serve_options.log_format
+        )
         self.processes = Processes(self.table, self.port, run_dir, serve_options.processes_max)
-        self.state = BrokerState(serve_options, registry, self.processes, self._channel_died, self._unused)
+        self.state = BrokerState(
+            serve_options, registry, self.processes, self._channel_died, self._unused
+        )
         self.orders = Orders(self.processes)
         self.singles = Singles(self.state, self.orders, self.stop)
         self.disk = DiskWatch(self.state)
-        self.alarms = AlarmWatch(self.state, self.singles, self.disk, lambda: self.reloading.trouble())
-        self.reloading = Reloading(self.state, self.singles, self.orders, self.alarms.configure, read_again)
+        self.alarms = AlarmWatch(
+            self.state, self.singles, self.disk, lambda: self.reloading.trouble()
+        )
+        self.reloading = Reloading(
+            self.state, self.singles, self.orders, self.alarms.configure, read_again
+        )
         self.audit = AuditLog(serve_options.data_dir.absolute() / audit.FILE)
-        self.requests = Requests(self.state, self.orders, self.audit, self.port.send, self.disk.count_refused)
+        self.requests = Requests(
+            self.state, self.orders, self.audit, self.port.send, self.disk.count_refused
+        )
         view = BrokerView(
             registry.node, registry.uuid, self.state.started, self.state.groups, self.processes, self.singles.children,
             self.disk, self.alarms, self.reloading.trouble,
@@ -145,14 +159,23 @@ class Supervisor:
         self.singles.start("scan_worker", ActorStart(), "scan worker")
         given, own = self.state.options, self._own_endpoint()
         if given.gateway:
-            zeromq = ZeroMqStart(supervisor=own, security=given.security, listen=given.gateway, push=options.push_listen(given))
+            zeromq = ZeroMqStart(
+                supervisor=own,
+                security=given.security,
+                listen=given.gateway,
+                push=options.push_listen(given),
+            )
             self.singles.start("gateway", zeromq, "gateway zeromq")
         size = given.message_bytes_max
         if given.nsq is not None:
-            nsq = NsqStart(supervisor=own, security=given.security, options=given.nsq, message_bytes_max=size)
+            nsq = NsqStart(
+                supervisor=own, security=given.security, options=given.nsq, message_bytes_max=size
+            )
             self.singles.start("nsq_gateway", nsq, "nsq gateway")
         if given.http is not None:
-            http = HttpStart(supervisor=own, security=given.security, options=given.http, message_bytes_max=size)
+            http = HttpStart(
+                supervisor=own, security=given.security, options=given.http, message_bytes_max=size
+            )
             self.singles.start("http_gateway", http, "http gateway")
         self.alarms.start()
         self.state.registry.finish_removals()
@@ -227,20 +250,37 @@ class Supervisor:
                 child.stats, child.pulsed_ns = {**child.stats, **message.stats}, time.monotonic_ns()
                 if message.request:
                     self.requests.gatherings.reported(message.request, message.key, message.details)
-        elif isinstance(message, (p.PoolSize, p.Hung)) and not any(c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")):
-            log.warning("message %s ignored: its sender is not the scan loop", type(message).__name__)
+        elif isinstance(message, (p.PoolSize, p.Hung)) and not any(
+            c.envelope == mail.envelope for c in self.singles.of_kind("scan_loop")
+        ):
+            log.warning(
+                "message %s ignored: its sender is not the scan loop", type(message).__name__
+            )
         elif isinstance(message, p.PoolSize):
             self.singles.size_pool(message.workers)
         elif isinstance(message, p.Hung):
             child = self.processes.children.get(message.key)
             if child is not None and child.spec.kind == "channel":
-                log.error("%s does not answer the scan: it is killed and started again", child.spec.title)
+                log.error(
+                    "%s does not answer the scan: it is killed and started again", child.spec.title
+                )
                 self.processes.kill(child)
             elif child is not None:  # a slow sync or read: only delayed messages wait
-                log.warning("%s has not answered the scan for %g s; its delayed messages wait", child.spec.title, options.SCAN_HUNG_S)
-        elif isinstance(message, p.Failed) and (child := self._failing(mail.envelope, message)) is not None:
+                log.warning(
+                    "%s has not answered the scan for %g s; its delayed messages wait",
+                    child.spec.title,
+                    options.SCAN_HUNG_S,
+                )
+        elif (
+            isinstance(message, p.Failed)
+            and (child := self._failing(mail.envelope, message)) is not None
+        ):
             phase = Phase.START if child.state == "starting" else Phase.RUN
-            child.failure = Failure(phase, message.code[: options.FAILURE_CHARS_MAX], message.text[: options.FAILURE_CHARS_MAX])
+            child.failure = Failure(
+                phase,
+                message.code[: options.FAILURE_CHARS_MAX],
+                message.text[: options.FAILURE_CHARS_MAX],
+            )
         else:
             self.commands.on_mail(mail)
 
@@ -273,7 +313,13 @@ class Supervisor:
         if forkserver_dead and not self._generation_over:
             # All processes end with the forkserver that started them, so this broker cannot go on.
             # A service manager starts the next broker.
-            self._say("zsq: the forkserver process ended unexpectedly, so this broker stops; start it again", logging.ERROR)
+            self._say(
+                (
+                    "zsq: the forkserver process ended unexpectedly, so this broker stops; start "
+                    "it again"
+                ),
+                logging.ERROR,
+            )
             self.exit_code = 1
             self.state.stopping = self._generation_over = True
         if self._generation_over:
@@ -283,7 +329,12 @@ class Supervisor:
             self.requests.gatherings.ended(child.spec.key)
             rundir.remove_sockets(self.run_dir, child.spec.start.endpoints())
             if not child.told_to_stop and not self.state.stopping:
-                log.warning("%s (pid %d) ended%s", child.spec.title, child.pid, f": {child.failure}" if child.failure else "")
+                log.warning(
+                    "%s (pid %d) ended%s",
+                    child.spec.title,
+                    child.pid,
+                    f": {child.failure}" if child.failure else "",
+                )
             self.singles.tell_gone(child)
             if not self.singles.ended(child) and child.owner is not None:
                 self._group_lost(child)
@@ -334,9 +385,19 @@ class Supervisor:
         the broker again with a new run directory.
         """
         there = self._inode()
-        if self._socket_inode and there not in (self._socket_inode, None) and not self.state.stopping:
+        if (
+            self._socket_inode
+            and there not in (self._socket_inode, None)
+            and not self.state.stopping
+        ):
             what = "was removed" if not there else "was replaced"
-            self.stop(1, f"the socket {self.run_dir}/supervisor {what}, so clients cannot connect: this broker stops; start it again")
+            self.stop(
+                1,
+                (
+                    f"the socket {self.run_dir}/supervisor {what}, so clients cannot connect: this "
+                    "broker stops; start it again"
+                ),
+            )
 
     def _inode(self) -> int | None:
         """Return the inode of the supervisor's socket, 0 if it is missing, None if unknown."""
@@ -351,7 +412,9 @@ class Supervisor:
         return self.state.stopping and not self.processes.children
 
     def _tell_ready(self) -> None:
-        if self.state.stopping or any(child.state != "up" for child in self.singles.children.values()):
+        if self.state.stopping or any(
+            child.state != "up" for child in self.singles.children.values()
+        ):
             return
         if not all(group.settled() for group in self.state.groups.values()):
             return
@@ -359,9 +422,13 @@ class Supervisor:
         from ... import __version__
 
         gateways = [child.data for child in self.singles.of_kind("gateway")]
-        places = [f"{data['endpoint']} (push port {data['push_port']})" for data in gateways] + [f"ipc://{self.run_dir}"]
+        places = [f"{data['endpoint']} (push port {data['push_port']})" for data in gateways] + [
+            f"ipc://{self.run_dir}"
+        ]
         for kind in ("nsq_gateway", "http_gateway"):
-            places += [place for child in self.singles.of_kind(kind) for place in child.data["places"]]
+            places += [
+                place for child in self.singles.of_kind(kind) for place in child.data["places"]
+            ]
         self._say(f"zsq {__version__} ready: {', '.join(places)} (pid {os.getpid()})")
         self.service.ready(", ".join(places))
 

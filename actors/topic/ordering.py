@@ -36,7 +36,9 @@ from ..settings import options
 from ..settings.closing import TO_PUBLISHERS
 
 Peer = tuple[bytes, ...]
-BLOCKS_AN_APPEND: Final = 500  # a block is two pieces, and one `writev` takes at most 1,024 (IOV_MAX)
+BLOCKS_AN_APPEND: Final = (
+    500  # a block is two pieces, and one `writev` takes at most 1,024 (IOV_MAX)
+)
 Place = tuple[int, ...]  # (first offset,), or (due time, serial) for a delayed block
 
 
@@ -60,7 +62,9 @@ class _Producer:
     expected: int  # the next sequence to accept: stored and pending ones are below it
     used_ns: int = 0
     recent: OrderedDict[int, Place] = field(default_factory=OrderedDict)  # sequence -> place
-    waiting: dict[int, list[Peer]] = field(default_factory=dict)  # pending sequence -> peers to answer
+    waiting: dict[int, list[Peer]] = field(
+        default_factory=dict
+    )  # pending sequence -> peers to answer
     held: deque[_Entry] = field(default_factory=deque)  # blocks that must not go yet
     plain: int = 0  # number of its entries in the queue
     delayed: int = 0  # number of its entries in the queue of delayed blocks
@@ -105,7 +109,8 @@ class Ordering:
         or (sequence, due time, serial) for a delayed block.
         """
         self._producers = {
-            pid: _Producer(nxt, 0, OrderedDict((one[0], tuple(one[1:])) for one in recent)) for pid, (nxt, recent) in producers.items()
+            pid: _Producer(nxt, 0, OrderedDict((one[0], tuple(one[1:])) for one in recent))
+            for pid, (nxt, recent) in producers.items()
         }
         self._links: dict[Peer, _ProducerLink] = {}
         self._queue: list[_Entry] = []
@@ -120,20 +125,29 @@ class Ordering:
 
     # Links of producers
 
-    def hello(self, peer: Peer, producer_id: int, heartbeat_ns: int, now_ns: int) -> tuple[int, int] | None:
+    def hello(
+        self, peer: Peer, producer_id: int, heartbeat_ns: int, now_ns: int
+    ) -> tuple[int, int] | None:
         """Open a link. Return the expected sequence and the credit in bytes.
 
         Return None if there are too many producers. The caller then answers E_LIMIT.
         """
         self.bye(peer)
-        for older in [other for other, link in self._links.items() if link.producer_id == producer_id]:
-            self.bye(older)  # blocks left in its pipe must not be taken: the client may have reused their numbers
+        for older in [
+            other for other, link in self._links.items() if link.producer_id == producer_id
+        ]:
+            self.bye(
+                older
+            )  # blocks left in its pipe must not be taken: the client may have reused their numbers
         free = options.CREDIT_POOL_BYTES - self._credit_granted
         # The credit is a share of the rest of the pool, so the first producers get all that they
         # can use. When the pool is used up, the credit is so small that blocks come one at a time:
         # a block that is larger than the credit is sent alone. In any case `publish` keeps the
         # blocks that wait here within the pool.
-        credit = min(options.CREDIT_BYTES, max(free // 32, options.CREDIT_BYTES_MIN if free > 0 else options.CREDIT_BYTES_LEAST))
+        credit = min(
+            options.CREDIT_BYTES,
+            max(free // 32, options.CREDIT_BYTES_MIN if free > 0 else options.CREDIT_BYTES_LEAST),
+        )
         if len(self._links) >= options.PRODUCERS_MAX:
             return None
         self._credit_granted += credit
@@ -162,13 +176,19 @@ class Ordering:
 
     def expire(self, now_ns: int) -> None:
         """Remove links that were silent for two heartbeats, and producers not used for a week."""
-        for peer in [p for p, link in self._links.items() if now_ns - link.seen_ns > 2 * link.heartbeat_ns]:
+        for peer in [
+            p for p, link in self._links.items() if now_ns - link.seen_ns > 2 * link.heartbeat_ns
+        ]:
             self.bye(peer)
         limit = now_ns - options.PRODUCER_KEPT_S * 1_000_000_000
         linked = {link.producer_id for link in self._links.values()}
         for row in self._producers.values():
             row.used_ns = row.used_ns or now_ns  # recovered: the week starts now
-        for pid in [p for p, row in self._producers.items() if row.used_ns < limit and not row.waiting and p not in linked]:
+        for pid in [
+            p
+            for p, row in self._producers.items()
+            if row.used_ns < limit and not row.waiting and p not in linked
+        ]:
             del self._producers[pid]
 
     # Incoming blocks
@@ -181,25 +201,46 @@ class Ordering:
         sequence, producer_id = block.header.sequence, block.header.producer_id
         link = self._links.get(peer)
         if link is None or link.producer_id != producer_id:
-            return [Reply(peer, Unstored(sequence, -1, E_HELLO, "send Hello with this producer id on this connection first"))]
+            return [
+                Reply(
+                    peer,
+                    Unstored(
+                        sequence,
+                        -1,
+                        E_HELLO,
+                        "send Hello with this producer id on this connection first",
+                    ),
+                )
+            ]
         link.seen_ns = now_ns
         producer = self._producers.get(producer_id)
         if self.closed and sequence == (producer.expected if producer is not None else 0):
-            return [Reply(peer, Unstored(sequence, sequence, E_CLOSED, TO_PUBLISHERS))]  # blocks taken before are answered as usual
+            return [
+                Reply(peer, Unstored(sequence, sequence, E_CLOSED, TO_PUBLISHERS))
+            ]  # blocks taken before are answered as usual
         if producer is None:
             if len(self._producers) >= options.PRODUCERS_MAX:
                 self._forget_oldest()
             if len(self._producers) >= options.PRODUCERS_MAX:
-                text = f"the topic has {options.PRODUCERS_MAX} producers, which is the limit; close some"
+                text = (
+                    f"the topic has {options.PRODUCERS_MAX} producers, which is the limit; "
+                    "close some"
+                )
                 return [Reply(peer, Unstored(sequence, 0, E_LIMIT, text))]
             producer = self._producers[producer_id] = _Producer(0)
         producer.used_ns = now_ns
         if sequence == producer.expected:
             if link.out_bytes and link.out_bytes + block.length > link.credit_bytes:
-                text = f"the block exceeds the credit of {link.credit_bytes} unanswered bytes; wait for replies"
+                text = (
+                    f"the block exceeds the credit of {link.credit_bytes} unanswered bytes; "
+                    "wait for replies"
+                )
                 return [Reply(peer, Unstored(sequence, producer.expected, E_LIMIT, text))]
             if self._held_bytes + block.length > options.CREDIT_POOL_BYTES:
-                text = f"blocks that wait for storage have reached the limit of {options.CREDIT_POOL_BYTES} bytes; try again in a moment"
+                text = (
+                    "blocks that wait for storage have reached the limit of "
+                    f"{options.CREDIT_POOL_BYTES} bytes; try again in a moment"
+                )
                 return [Reply(peer, Unstored(sequence, producer.expected, E_LIMIT, text))]
             self._held_bytes += block.length
             link.out_bytes += block.length
@@ -214,8 +255,18 @@ class Ordering:
             return []
         if sequence < producer.expected:
             place = producer.recent.get(sequence, ())
-            return [Reply(peer, Delayed(sequence, *_as_key(place)) if delay_ms else Stored(((sequence, _as_offset(place)),)))]
-        text = f"the block has sequence {sequence}, but {producer.expected} is expected; send again from there"
+            return [
+                Reply(
+                    peer,
+                    Delayed(sequence, *_as_key(place))
+                    if delay_ms
+                    else Stored(((sequence, _as_offset(place)),)),
+                )
+            ]
+        text = (
+            f"the block has sequence {sequence}, but {producer.expected} is expected; send "
+            "again from there"
+        )
         return [Reply(peer, Unstored(sequence, producer.expected, E_SEQUENCE, text))]
 
     def _release(self, producer: _Producer) -> None:
@@ -246,7 +297,11 @@ class Ordering:
         """
         if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
             return None
-        if self._out and self._queue_bytes < options.APPEND_BYTES_LITTLE and len(self._queue) < BLOCKS_AN_APPEND:
+        if (
+            self._out
+            and self._queue_bytes < options.APPEND_BYTES_LITTLE
+            and len(self._queue) < BLOCKS_AN_APPEND
+        ):
             return None
         batch, self._queue = _first(self._queue)
         self._queue_bytes -= sum(entry.block.length for entry in batch)
@@ -288,7 +343,10 @@ class Ordering:
             self._answered(entry)
             producer = self._producers[entry.producer_id]
             self._remember(producer, entry.sequence, tuple(key))
-            replies += [Reply(peer, Delayed(entry.sequence, *key)) for peer in producer.waiting.pop(entry.sequence, ())]
+            replies += [
+                Reply(peer, Delayed(entry.sequence, *key))
+                for peer in producer.waiting.pop(entry.sequence, ())
+            ]
         for producer_id in dict.fromkeys(entry.producer_id for entry in batch):
             self._release(self._producers[producer_id])
         return replies
@@ -300,7 +358,9 @@ class Ordering:
             self._producers[entry.producer_id].delayed_out = False
         return batch
 
-    def appended(self, request: int, first_offset: int) -> tuple[list[Reply], list[tuple[Block, int]]]:
+    def appended(
+        self, request: int, first_offset: int
+    ) -> tuple[list[Reply], list[tuple[Block, int]]]:
         """Note that this append is stored.
 
         Return the replies, one Stored for each peer, and the blocks with their offsets for the
@@ -334,8 +394,14 @@ class Ordering:
         sequence 0 if they return.
         """
         linked = {link.producer_id for link in self._links.values()}
-        idle = [(row.used_ns, pid) for pid, row in self._producers.items() if not row.waiting and pid not in linked]
-        for _, pid in sorted(idle)[: max(1, options.PRODUCERS_MAX // 20)]:  # remove many at once, so that this search is rare
+        idle = [
+            (row.used_ns, pid)
+            for pid, row in self._producers.items()
+            if not row.waiting and pid not in linked
+        ]
+        for _, pid in sorted(idle)[
+            : max(1, options.PRODUCERS_MAX // 20)
+        ]:  # remove many at once, so that this search is rare
             del self._producers[pid]
 
     def _answered(self, entry: _Entry) -> None:
@@ -362,7 +428,9 @@ class Ordering:
         self._queue, self._queue_bytes = [], 0
         return self._fail(lost, self._producers.keys(), code, text)
 
-    def _fail(self, lost: list[_Entry], concerned: Collection[int], code: str, text: str) -> list[Reply]:
+    def _fail(
+        self, lost: list[_Entry], concerned: Collection[int], code: str, text: str
+    ) -> list[Reply]:
         """Fail these entries and all other waiting entries of these producers."""
         lost += [entry for entry in self._delayed if entry.producer_id in concerned]
         self._delayed = [entry for entry in self._delayed if entry.producer_id not in concerned]
@@ -398,7 +466,9 @@ class Ordering:
             {
                 "producer": f"{link.producer_id:016x}",
                 "via": "tcp" if peer[0].startswith(b"gateway-") else "ipc",
-                "blocks": known.expected if (known := self._producers.get(link.producer_id)) is not None else 0,
+                "blocks": known.expected
+                if (known := self._producers.get(link.producer_id)) is not None
+                else 0,
                 "unanswered_bytes": link.out_bytes,
                 "silent_ms": max(0, now_ns - link.seen_ns) // 1_000_000,
             }
@@ -407,7 +477,11 @@ class Ordering:
 
     def statistics(self) -> OrderingPulse:
         pending = len(self._out) + (self._delayed_out is not None)
-        return {"producers": len(self._links), "pending_appends": pending, "queued_blocks": len(self._queue) + len(self._delayed)}
+        return {
+            "producers": len(self._links),
+            "pending_appends": pending,
+            "queued_blocks": len(self._queue) + len(self._delayed),
+        }
 
 
 def _as_offset(place: Place) -> int:

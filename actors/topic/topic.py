@@ -22,7 +22,15 @@ import zmq
 
 from ...transport.block.block import Block, Limits, check_block, with_place
 from ...transport.block.block_format import ADDRESSED
-from ...transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LIMIT, UsageError, ZsqError
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_BLOCK,
+    E_BAD_COMMAND,
+    E_CLOSING,
+    E_LIMIT,
+    UsageError,
+    ZsqError,
+)
 from ...transport.wire import protocol as p
 from ...transport.wire.protocol import RUN_BYTES_MAX
 from ..primitives.rates import RECENT_NS, RateMeter
@@ -100,7 +108,11 @@ class Fanout:
 
         Clear it if no channel is attached. Call it after `offers`.
         """
-        keep = options.RING_BYTES_MAX if any(place.next_offset >= 0 for place in self._places.values()) else 0
+        keep = (
+            options.RING_BYTES_MAX
+            if any(place.next_offset >= 0 for place in self._places.values())
+            else 0
+        )
         while self._ring and self._ring_bytes > keep:
             self._ring_bytes -= self._ring.popleft().length
             self._first_number += 1
@@ -127,7 +139,9 @@ class Fanout:
             if block.first_offset <= next_offset:
                 place.next_offset, place.number = next_offset, number
                 return True
-        if next_offset >= self.end:  # paused: the storage has nothing visible either, so the channel waits here
+        if (
+            next_offset >= self.end
+        ):  # paused: the storage has nothing visible either, so the channel waits here
             place.next_offset, place.number = next_offset, self._first_number - 1
             return True
         place.next_offset = -1
@@ -155,7 +169,11 @@ class Fanout:
         last = self._first_number + len(self._ring)
         end = self.end
         for peer, place in self._places.items():
-            if not 0 <= place.next_offset < end or place.number >= last or place.granted <= place.sent:
+            if (
+                not 0 <= place.next_offset < end
+                or place.number >= last
+                or place.granted <= place.sent
+            ):
                 continue
             if place.number < self._first_number:
                 place.next_offset = -1
@@ -164,7 +182,9 @@ class Fanout:
             self._runs(peer, place, last, out)
         return out
 
-    def _runs(self, peer: Peer, place: _Place, last: int, out: list[tuple[Peer, list[Block]]]) -> None:
+    def _runs(
+        self, peer: Peer, place: _Place, last: int, out: list[tuple[Peer, list[Block]]]
+    ) -> None:
         run: list[Block] = []
         size = 0
         end = self.end
@@ -203,12 +223,16 @@ class TopicActor(Actor[TopicStart]):
         self.ordering = Ordering(recovered.producers)
         self.ordering.closed = given.closed
         self.limits = Limits(given.message_bytes_max)
-        self._closings: list[p.Done] = []  # answers to orders, sent once all earlier blocks are answered
+        self._closings: list[
+            p.Done
+        ] = []  # answers to orders, sent once all earlier blocks are answered
         self.fanout = Fanout(recovered.head, recovered.visible_end)
         self.front = self.open_router(self.given.front)
         self._route()
         self._head_told = -1
-        self._is_over = False  # all blocks are answered, and the producers know that this topic stops
+        self._is_over = (
+            False  # all blocks are answered, and the producers know that this topic stops
+        )
         self._messages = 0
         self._bytes = 0
         self._meter = RateMeter(time.monotonic_ns(), self._counts())
@@ -240,12 +264,17 @@ class TopicActor(Actor[TopicStart]):
             text = f"the broker uses protocol version {p.PROTOCOL_VERSION}, not {message.version}"
             raise UsageError(E_BAD_COMMAND, f"{text}; use the same version of ZSQ on both sides")
         if not 0 < message.producer_id < 1 << 63:
-            raise UsageError(E_BAD_COMMAND, f"producer id must be a number from 1 to 2^63 - 1, not {message.producer_id}")
+            raise UsageError(
+                E_BAD_COMMAND,
+                f"producer id must be a number from 1 to 2^63 - 1, not {message.producer_id}",
+            )
         heartbeat_ms = min(p.HEARTBEAT_MS_MAX, max(p.HEARTBEAT_MS_MIN, message.heartbeat_ms))
         now = time.monotonic_ns()
         welcome = self.ordering.hello(mail.envelope, message.producer_id, heartbeat_ms * _MS, now)
         if welcome is None:
-            text = f"the topic has {options.PRODUCERS_MAX} producers, which is the limit; close some"
+            text = (
+                f"the topic has {options.PRODUCERS_MAX} producers, which is the limit; close some"
+            )
             port.send(mail.envelope, p.Failed(0, E_LIMIT, text))
             return
         port.send(mail.envelope, p.Welcome(self.key, *welcome, heartbeat_ms))
@@ -266,11 +295,18 @@ class TopicActor(Actor[TopicStart]):
             header = block.header
             sequence = header.sequence
             if header.flags & ~ADDRESSED or header.reserved_1 or header.reserved_2:
-                text = f"a published block may have no flag except {ADDRESSED} (messages for one channel), and 0 in its reserved fields"
+                text = (
+                    f"a published block may have no flag except {ADDRESSED} (messages for one "
+                    "channel), and 0 in its reserved fields"
+                )
                 raise UsageError(E_BAD_BLOCK, text)
             check_block(block, self.limits)
-            if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (type(mail.message) is p.Pub):
-                raise UsageError(E_BAD_ARGUMENT, f"delay must be 1 to {p.DELAY_MS_MAX} ms, not {delay_ms} ms")
+            if not 0 <= delay_ms <= p.DELAY_MS_MAX or (delay_ms == 0) != (
+                type(mail.message) is p.Pub
+            ):
+                raise UsageError(
+                    E_BAD_ARGUMENT, f"delay must be 1 to {p.DELAY_MS_MAX} ms, not {delay_ms} ms"
+                )
             if self.stopping:
                 raise UsageError(E_CLOSING, "the topic is stopping; publish again in a moment")
         except ZsqError as error:
@@ -280,7 +316,10 @@ class TopicActor(Actor[TopicStart]):
 
     def beat(self, port: Port, mail: Mail, message: p.Beat) -> None:
         """Answer a heartbeat. An unknown peer receives Bye, so that it opens a new link."""
-        port.send(mail.envelope, p.Beat() if self.ordering.seen(mail.envelope, time.monotonic_ns()) else p.Bye())
+        port.send(
+            mail.envelope,
+            p.Beat() if self.ordering.seen(mail.envelope, time.monotonic_ns()) else p.Bye(),
+        )
 
     def bye(self, port: Port, mail: Mail, message: p.Bye) -> None:
         self.ordering.bye(mail.envelope)
@@ -293,7 +332,9 @@ class TopicActor(Actor[TopicStart]):
     def _send(self, replies: list[Reply]) -> None:
         for peer, message in replies:
             if not self.front.send(peer, message):
-                self.ordering.bye(peer)  # it sends its blocks again on a new link, and gets the same answer
+                self.ordering.bye(
+                    peer
+                )  # it sends its blocks again on a new link, and gets the same answer
 
     # Storage
 
@@ -352,7 +393,9 @@ class TopicActor(Actor[TopicStart]):
             if not blocks:
                 self.front.send(peer, p.Behind(self.fanout.end))
             elif not self.front.send(peer, p.Offer(self.fanout.end), blocks):
-                self.fanout.detach(peer)  # it is dead or stuck: it attaches again, or reads from the storage
+                self.fanout.detach(
+                    peer
+                )  # it is dead or stuck: it attaches again, or reads from the storage
         self.fanout.trim()
 
     def _tell_head(self) -> None:
@@ -378,7 +421,9 @@ class TopicActor(Actor[TopicStart]):
         self.storage.pause(message.is_paused, partial(self._pause_moved, message.request))
 
     def empty(self, message: p.EmptyTopic) -> None:
-        self.storage.empty(lambda start, end: self.answer_order(p.BehindPause(message.request, start, end)))
+        self.storage.empty(
+            lambda start, end: self.answer_order(p.BehindPause(message.request, start, end))
+        )
 
     def move_pause(self, message: p.MovePause) -> None:
         self.storage.move_pause(message.end, partial(self._pause_moved, message.request))
@@ -427,4 +472,6 @@ class TopicActor(Actor[TopicStart]):
         return {"publishers": self.ordering.publishers(time.monotonic_ns())}
 
 
-assert zmq.zmq_version_info() >= (4, 3, 5), "ZSQ needs libzmq 4.3.5 or newer, because older versions have known security holes"
+assert zmq.zmq_version_info() >= (4, 3, 5), (
+    "ZSQ needs libzmq 4.3.5 or newer, because older versions have known security holes"
+)

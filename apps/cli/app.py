@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 import click
 
 from ... import __version__
-from ...transport.errors import E_INTERNAL, BrokerUnreachable, UsageError, ZsqError, options_as_flags
+from ...transport.errors import (
+    E_INTERNAL,
+    BrokerUnreachable,
+    UsageError,
+    ZsqError,
+    options_as_flags,
+)
 from .output import say
 
 if TYPE_CHECKING:
@@ -40,13 +46,20 @@ class LazyGroup(click.Group):
     `sections` maps titles to the places of commands by name, in the order of the help.
     """
 
-    def __init__(self, *arguments: Any, sections: Mapping[str, Mapping[str, CommandPlace]], **more: Any) -> None:
+    def __init__(
+        self, *arguments: Any, sections: Mapping[str, Mapping[str, CommandPlace]], **more: Any
+    ) -> None:
         super().__init__(*arguments, **more)
         self.sections: Final = sections
-        self._places: Final = {name: place for section in sections.values() for name, place in section.items()}
+        self._places: Final = {
+            name: place for section in sections.values() for name, place in section.items()
+        }
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*self._places, *(name for name in sorted(self.commands) if name not in self._places)]
+        return [
+            *self._places,
+            *(name for name in sorted(self.commands) if name not in self._places),
+        ]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.commands and cmd_name in self._places:
@@ -58,21 +71,34 @@ class LazyGroup(click.Group):
             complete_names(self.commands[cmd_name])
         return self.commands.get(cmd_name)
 
-    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
         """Suggest the nearest name for an unknown command: click knows only imported commands."""
         name = args[0] if args else ""
-        if name and not name.startswith("-") and not ctx.resilient_parsing and name not in self.list_commands(ctx):
+        if (
+            name
+            and not name.startswith("-")
+            and not ctx.resilient_parsing
+            and name not in self.list_commands(ctx)
+        ):
             from difflib import get_close_matches
 
             close = get_close_matches(name, self.list_commands(ctx), n=1)
-            ctx.fail(f"No such command {name!r}." + (f" Did you mean {close[0]!r}?" if close else ""))
+            ctx.fail(
+                f"No such command {name!r}." + (f" Did you mean {close[0]!r}?" if close else "")
+            )
         return super().resolve_command(ctx, args)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete the names of commands without importing them."""
         from click.shell_completion import CompletionItem
 
-        found = [CompletionItem(name, help=place.text) for name, place in self._places.items() if name.startswith(incomplete)]
+        found = [
+            CompletionItem(name, help=place.text)
+            for name, place in self._places.items()
+            if name.startswith(incomplete)
+        ]
         return found + click.Command.shell_complete(self, ctx, incomplete)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -80,9 +106,13 @@ class LazyGroup(click.Group):
         width = max(map(len, self.list_commands(ctx)))
         for title, section in self.sections.items():
             with formatter.section(title):
-                formatter.write_dl([(name.ljust(width), place.text) for name, place in section.items()])
+                formatter.write_dl(
+                    [(name.ljust(width), place.text) for name, place in section.items()]
+                )
         others = [
-            (name.ljust(width), self.commands[name].get_short_help_str()) for name in self.list_commands(ctx) if name not in self._places
+            (name.ljust(width), self.commands[name].get_short_help_str())
+            for name in self.list_commands(ctx)
+            if name not in self._places
         ]
         if others:
             with formatter.section("Others"):
@@ -140,9 +170,19 @@ SECTIONS: Final = {
     cls=LazyGroup, sections=SECTIONS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )  # fmt: skip
 @click.version_option(__version__, message="zsq %(version)s")
-@click.option("--url", envvar="ZSQ_URL", metavar="URL", help="Address of the broker: tcp://host:port or ipc://DATA_DIR/run.")
 @click.option(
-    "--key-file", metavar="FILE", help="Client keys, made by zsq keys client, for a broker with authentication. Default: ZSQ_KEY_FILE."
+    "--url",
+    envvar="ZSQ_URL",
+    metavar="URL",
+    help="Address of the broker: tcp://host:port or ipc://DATA_DIR/run.",
+)
+@click.option(
+    "--key-file",
+    metavar="FILE",
+    help=(
+        "Client keys, made by zsq keys client, for a broker with authentication. Default: "
+        "ZSQ_KEY_FILE."
+    ),
 )
 def app(url: str | None, key_file: str | None) -> None:
     """ZSQ, a durable message queue: every acknowledged message is on disk.
@@ -162,7 +202,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         sys.stdin = open(os.devnull)  # noqa: SIM115 - closed by who started us (`<&-`): empty
     try:
         with options_as_flags():
-            code = app.main(args=None if arguments is None else list(arguments), prog_name="zsq", standalone_mode=False)
+            code = app.main(
+                args=None if arguments is None else list(arguments),
+                prog_name="zsq",
+                standalone_mode=False,
+            )
         return code if isinstance(code, int) else DONE
     except click.ClickException as error:
         error.show()
@@ -183,7 +227,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return DONE  # the reader of the output has closed the pipe
     except OSError as error:
         code_name = errno.errorcode.get(error.errno or 0, E_INTERNAL)
-        return _fail(f"{code_name} {error.strerror or error}" + (f": {error.filename}" if error.filename else ""), FAILED)
+        return _fail(
+            f"{code_name} {error.strerror or error}"
+            + (f": {error.filename}" if error.filename else ""),
+            FAILED,
+        )
 
 
 def main() -> NoReturn:

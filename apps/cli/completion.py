@@ -12,7 +12,12 @@ from ...transport.settings import CHANNEL, Kind
 
 VARIABLE: Final = "_ZSQ_COMPLETE"
 QUICK_S: Final = 0.5  # seconds that a user may wait after TAB
-TOPICS: Final = ("topic", "dead_topic", "to", *(row.parameter for row in CHANNEL if row.kind is Kind.TOPIC))
+TOPICS: Final = (
+    "topic",
+    "dead_topic",
+    "to",
+    *(row.parameter for row in CHANNEL if row.kind is Kind.TOPIC),
+)
 CHANNELS: Final = ("channel",)
 
 
@@ -20,7 +25,8 @@ CHANNELS: Final = ("channel",)
 @click.argument("shell", metavar="SHELL", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print the completion script for SHELL (bash, zsh, fish): it completes commands, options, topics and channels.
+    """Print the completion script for SHELL (bash, zsh, fish): it completes commands, options,
+    topics and channels.
 
     \b
     bash  zsq completion bash > ~/.local/share/bash-completion/completions/zsq
@@ -40,7 +46,9 @@ class _Name(StringParamType):
     def __init__(self, *, channel: bool) -> None:
         self._channel = channel
 
-    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    def shell_complete(
+        self, ctx: click.Context, param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem]:
         known = _known(ctx.params.get("url"))
         topic = ctx.params.get("topic") or ctx.params.get("to")
         names = known.get(str(topic), []) if self._channel else list(known)

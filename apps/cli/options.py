@@ -57,7 +57,10 @@ def with_broker_followed(command: Command) -> Command:
     Without `--timeout` it waits without limit for a broker after the first connection. It passes
     `timeout` to `followed`.
     """
-    return _with_broker(command, GIVES_UP + NOBODY_LISTENS + " After the first connection, the command waits without limit.")
+    return _with_broker(
+        command,
+        GIVES_UP + NOBODY_LISTENS + " After the first connection, the command waits without limit.",
+    )
 
 
 def followed(timeout: float) -> float:
@@ -82,13 +85,19 @@ def _with_broker(command: Command, how_long: str) -> Command:
         callback=_remember_key_file,
         expose_value=False,
         metavar="FILE",
-        help=f"Client keys, made by zsq keys client, for a broker with authentication. Default: {KEY_FILE}.",
+        help=(
+            "Client keys, made by zsq keys client, for a broker with authentication. Default: "
+            f"{KEY_FILE}."
+        ),
     )(command)
     return click.option(
         "--url",
         callback=_resolve,
         metavar="URL",
-        help=f"Address of the broker: tcp://host:port or ipc://DATA_DIR/run. Default: ZSQ_URL, else {DEFAULT_URL}.",
+        help=(
+            "Address of the broker: tcp://host:port or ipc://DATA_DIR/run. Default: ZSQ_URL, "
+            f"else {DEFAULT_URL}."
+        ),
     )(command)
 
 
@@ -97,7 +106,11 @@ def _chosen(context: click.Context, parameter: click.Parameter, value: float) ->
 
     With the mark, clients wait only 1 s for a broker if nothing listens on this machine.
     """
-    if context.resilient_parsing or context.get_parameter_source(str(parameter.name)) is not click.core.ParameterSource.DEFAULT:
+    if (
+        context.resilient_parsing
+        or context.get_parameter_source(str(parameter.name))
+        is not click.core.ParameterSource.DEFAULT
+    ):
         return value
     from ...transport.wire.address import DefaultTimeout
 
@@ -105,9 +118,13 @@ def _chosen(context: click.Context, parameter: click.Parameter, value: float) ->
 
 
 def _resolve(context: click.Context, _: click.Parameter, value: str | None) -> str:
-    found = value or context.find_root().params.get("url") or os.environ.get("ZSQ_URL") or DEFAULT_URL
+    found = (
+        value or context.find_root().params.get("url") or os.environ.get("ZSQ_URL") or DEFAULT_URL
+    )
     if not found.startswith(("tcp://", "ipc://")):
-        raise click.BadParameter(f"{found!r} is not a broker's address; use tcp://HOST:PORT or ipc://DATA_DIR/run")
+        raise click.BadParameter(
+            f"{found!r} is not a broker's address; use tcp://HOST:PORT or ipc://DATA_DIR/run"
+        )
     if found.startswith("tcp://") and not context.resilient_parsing and sys.stderr.isatty():
         patience = threading.Timer(HINT_S, hint, (found,))
         patience.daemon = True
@@ -126,7 +143,10 @@ def hint(url: str) -> None:
     try:
         socket.create_connection((host.strip("[]"), int(port)), HINT_S).close()
     except OSError as error:
-        click.echo(f"zsq: no broker answers at {url} yet ({error.strerror or error}); still trying", err=True)
+        click.echo(
+            f"zsq: no broker answers at {url} yet ({error.strerror or error}); still trying",
+            err=True,
+        )
     except (ValueError, OverflowError):  # the client reports what is wrong with the address
         return
 
@@ -150,7 +170,11 @@ def _remember_key_file(context: click.Context, _: click.Parameter, value: str | 
 
 def yes_option(command: Command) -> Command:
     """Add `--yes` to a command that removes messages. The command passes `yes` to `confirm`."""
-    return click.option("--yes", is_flag=True, help="Do not ask for confirmation. Needed if standard input is not a terminal.")(command)
+    return click.option(
+        "--yes",
+        is_flag=True,
+        help="Do not ask for confirmation. Needed if standard input is not a terminal.",
+    )(command)
 
 
 def confirm(what: str, yes: bool) -> None:
@@ -161,7 +185,9 @@ def confirm(what: str, yes: bool) -> None:
     if yes:
         return
     if not sys.stdin.isatty():
-        raise UsageError(E_BAD_ARGUMENT, f"this would {what}. Use --yes to do it without confirmation")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"this would {what}. Use --yes to do it without confirmation"
+        )
     from ...actors.runtime.logs import escaped
 
     if not click.confirm(f"This will {escaped(what)}. Continue?", err=True):

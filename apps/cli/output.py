@@ -40,7 +40,9 @@ def json_option(command: Command) -> Command:
 
 def json_lines_option(command: Command) -> Command:
     """Add `--json` for a list. The command takes `as_json`."""
-    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(command)
+    return click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")(
+        command
+    )
 
 
 def tell(found: Any) -> None:
@@ -88,7 +90,11 @@ def wide_console(columns: int = FILE_COLUMNS) -> Console:
 
     console = Console()
     given = os.environ.get("COLUMNS", "")
-    return console if console.is_terminal or (given.isdecimal() and int(given)) else Console(width=columns)
+    return (
+        console
+        if console.is_terminal or (given.isdecimal() and int(given))
+        else Console(width=columns)
+    )
 
 
 class Heading(NamedTuple):
@@ -117,9 +123,15 @@ class Grid:
 
     def tables(self, width: int) -> Iterator[Table]:
         """Yield one table, or several with the same names, for a terminal of `width` columns."""
-        names, pages = laid_out(width, [self._wide(at) for at in range(len(self._names))], self._wanted())
+        names, pages = laid_out(
+            width, [self._wide(at) for at in range(len(self._names))], self._wanted()
+        )
         for number, page in enumerate(pages):
-            yield self._table(f"{self._title} ({number + 1} of {len(pages)})" if len(pages) > 1 else self._title, names, page)
+            yield self._table(
+                f"{self._title} ({number + 1} of {len(pages)})" if len(pages) > 1 else self._title,
+                names,
+                page,
+            )
 
     def _wide(self, at: int) -> int:
         from rich.cells import cell_len
@@ -129,22 +141,35 @@ class Grid:
 
     def _wanted(self) -> list[int]:
         first = len(self._names)
-        return [min(self._wide(first + at), TEXT_MAX) if one.is_text else self._wide(first + at) for at, one in enumerate(self._others)]
+        return [
+            min(self._wide(first + at), TEXT_MAX) if one.is_text else self._wide(first + at)
+            for at, one in enumerate(self._others)
+        ]
 
     def _table(self, title: str, names: Sequence[int], page: Sequence[ColumnPlace]) -> Table:
         from rich import box
         from rich.table import Table
         from rich.text import Text
 
-        table = Table(title=Text(title), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+        table = Table(
+            title=Text(title),
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+            padding=(0, 1, 0, 0),
+            show_edge=False,
+        )
         for name, width in zip(self._names, names, strict=True):
             table.add_column(name, width=width, overflow="fold")
         for at, width in page:
             one = self._others[at]
-            table.add_column(one.title, width=width, justify="left" if one.is_text else "right", overflow="fold")
+            table.add_column(
+                one.title, width=width, justify="left" if one.is_text else "right", overflow="fold"
+            )
         first = len(names)
         for row in self._rows:
-            table.add_row(*(Text(cell) for cell in (*row[:first], *(row[first + at] for at, _ in page))))
+            table.add_row(
+                *(Text(cell) for cell in (*row[:first], *(row[first + at] for at, _ in page)))
+            )
         return table
 
 
@@ -155,7 +180,9 @@ class ColumnPlace(NamedTuple):
     width: int
 
 
-def laid_out(width: int, names: Sequence[int], others: Sequence[int]) -> tuple[list[int], list[list[ColumnPlace]]]:
+def laid_out(
+    width: int, names: Sequence[int], others: Sequence[int]
+) -> tuple[list[int], list[list[ColumnPlace]]]:
     """Return the widths of the name columns, and the other columns of each page. Pure.
 
     `names` and `others` are the widths of their longest cells. Names get the width they need if

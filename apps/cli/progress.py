@@ -44,15 +44,23 @@ def bar(title: str, total: int | None, *, unit: str = "bytes") -> Iterator[Advan
     from rich import progress as rich
     from rich.console import Console
 
-    count = rich.TextColumn("{task.completed:,.0f}" + ("" if total is None else f" of {total:,}") + f" {unit}")
-    size: tuple[rich.ProgressColumn, ...] = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (count,)
+    count = rich.TextColumn(
+        "{task.completed:,.0f}" + ("" if total is None else f" of {total:,}") + f" {unit}"
+    )
+    size: tuple[rich.ProgressColumn, ...] = (
+        (rich.DownloadColumn(), rich.TransferSpeedColumn()) if unit == "bytes" else (count,)
+    )
     time = rich.TimeElapsedColumn() if total is None else rich.TimeRemainingColumn()
     columns = (rich.TextColumn("{task.description}"), rich.BarColumn(), *size, time)
     waiting, told_at = 0, monotonic()
     # stdout is not redirected. It carries the answer, and rich would print it to the bar's
     # terminal.
     with rich.Progress(
-        *columns, console=Console(stderr=True), transient=True, redirect_stdout=False, refresh_per_second=REFRESHES_S
+        *columns,
+        console=Console(stderr=True),
+        transient=True,
+        redirect_stdout=False,
+        refresh_per_second=REFRESHES_S,
     ) as progress:
         task = progress.add_task(title, total=total)
 
@@ -70,7 +78,12 @@ def bar(title: str, total: int | None, *, unit: str = "bytes") -> Iterator[Advan
 class CountedFiles(Files):
     """Files that call `read` and `written` with the number of bytes."""
 
-    def __init__(self, *, read: Callable[[int], None] | None = None, written: Callable[[int], None] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        read: Callable[[int], None] | None = None,
+        written: Callable[[int], None] | None = None,
+    ) -> None:
         super().__init__()
         self._read = read
         self._written = written

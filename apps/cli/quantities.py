@@ -40,8 +40,15 @@ def parse_bytes(text: str) -> int:
     """
     match = _SIZE.fullmatch(text.strip().lower())
     if match is None or match[2] not in UNITS_BYTES:
-        raise ValueError(f"{text!r} is not a size; use a number of bytes, or a number with KiB, MiB, GiB, TiB (or kB, MB, GB, TB)")
-    found = float(match[1]) * UNITS_BYTES[match[2]] if "." in match[1] else int(match[1]) * UNITS_BYTES[match[2]]
+        raise ValueError(
+            f"{text!r} is not a size; use a number of bytes, or a number with KiB, MiB, GiB, "
+            "TiB (or kB, MB, GB, TB)"
+        )
+    found = (
+        float(match[1]) * UNITS_BYTES[match[2]]
+        if "." in match[1]
+        else int(match[1]) * UNITS_BYTES[match[2]]
+    )
     if found > BYTES_MAX:
         raise ValueError(f"{text!r} is larger than the limit of 4 EiB (2**62 bytes)")
     return round(found)
@@ -62,7 +69,10 @@ def parse_seconds(text: str) -> float:
             break
         total, at = total + float(match[1]) * UNITS_S[match[2]], match.end()
     if not given or at < len(given):
-        raise ValueError(f"{text!r} is not a time; use seconds, or numbers with s, m, h, d, w, as in 90, 15m, 1h30m, 7d")
+        raise ValueError(
+            f"{text!r} is not a time; use seconds, or numbers with s, m, h, d, w, as in 90, "
+            "15m, 1h30m, 7d"
+        )
     if total > SECONDS_MAX:
         raise ValueError(f"{text!r} is longer than the limit of 100 years")
     return total
@@ -84,7 +94,10 @@ def parse_count(text: str) -> int:
     if not (text.isascii() and text.strip().isdecimal()):
         raise ValueError(f"{text!r} is not a whole number of 0 or more")
     if len(text.strip()) > COUNT_DIGITS_MAX:
-        raise ValueError(f"{text.strip()[:COUNT_DIGITS_MAX]}... is too large; use at most {COUNT_DIGITS_MAX} digits")
+        raise ValueError(
+            f"{text.strip()[:COUNT_DIGITS_MAX]}... is too large; use at most {COUNT_DIGITS_MAX} "
+            "digits"
+        )
     return int(text)
 
 
@@ -98,7 +111,9 @@ class _Quantity(click.ParamType):  # type: ignore[type-arg]  # generic to the ch
         self.takes_default = default
         self.no_bound = no_bound
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         if not isinstance(value, str):
             return value
         word = value.strip().lower()
@@ -136,7 +151,9 @@ class Lines(click.ParamType):  # type: ignore[type-arg]  # generic to the checke
     name = "text"
     envvar_list_splitter = "\n"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str:
         return str(value).strip()
 
 
@@ -145,14 +162,26 @@ class Number(click.FloatRange):
 
     name = "number"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        low = "" if self.min is None else f" from {self.min:g}" if self.max is not None else f" of at least {self.min:g}"
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        low = (
+            ""
+            if self.min is None
+            else f" from {self.min:g}"
+            if self.max is not None
+            else f" of at least {self.min:g}"
+        )
         high = "" if self.max is None else f" to {self.max:g}"
         try:
             number = float(str(value))
         except ValueError:
             self.fail(f"{value!r} is not a number{low}{high}", param, ctx)
-        if not isfinite(number) or (self.min is not None and number < self.min) or (self.max is not None and number > self.max):
+        if (
+            not isfinite(number)
+            or (self.min is not None and number < self.min)
+            or (self.max is not None and number > self.max)
+        ):
             self.fail(f"{value!r} is not a number{low}{high}", param, ctx)
         return number
 
@@ -163,7 +192,8 @@ ID_DIGITS: Final = 16
 OFFSET_MAX: Final = 10**15 - 1
 WORDS: Final = ("earliest", "latest")
 PLACES: Final = (
-    "earliest, latest, an offset, a message's id (16 hex digits), a time (2026-11-20T10:30, local or with Z or +01:00; @SECONDS), "
+    "earliest, latest, an offset, a message's id (16 hex digits), a time (2026-11-20T10:30, "
+    "local or with Z or +01:00; @SECONDS), "
     "or an age (15m, 7d)"
 )
 
@@ -209,7 +239,9 @@ def parse_place(text: str, now: Callable[[], float] = time.time) -> str | int | 
 class TopicPosition(click.ParamType):  # type: ignore[type-arg]  # generic to the checker only
     name = "where"
 
-    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> object:
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> object:
         if not isinstance(value, str):
             return value
         try:

@@ -25,7 +25,9 @@ P99_SLOW_S: Final = 0.05
 P50_FAST_S: Final = 0.000_02  # no disk is so fast: it is memory, or a cache that hides itself
 FREE_SHARE: Final = 10  # advice below a tenth of free space
 MEMORY_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
-NETWORK_SYSTEMS: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs"})
+NETWORK_SYSTEMS: Final = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs"}
+)
 LAYER_SYSTEMS: Final = frozenset({"overlay", "aufs", "squashfs"})
 DANGEROUS: Final = frozenset({"nobarrier", "barrier=0", "nobarriers"})
 REGISTRY_BYTES_MAX: Final = 64 << 20
@@ -61,12 +63,19 @@ def directory(data_dir: Path) -> Iterator[CheckResult]:
         return
     if not path.is_dir() or not os.access(path, os.R_OK | os.W_OK | os.X_OK):
         text = f"{path} cannot be read and written by this user"
-        yield CheckResult(PROBLEM, "data directory", text, "change its owner with chown, or run as its owner")
+        yield CheckResult(
+            PROBLEM, "data directory", text, "change its owner with chown, or run as its owner"
+        )
         return
     if path.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        yield CheckResult(ADVICE, "data directory", f"{path} is open to other users", f"chmod 700 {path}")
+        yield CheckResult(
+            ADVICE, "data directory", f"{path} is open to other users", f"chmod 700 {path}"
+        )
     if len(os.fsencode(path)) > IPC_PATH_BYTES_MAX - 21:
-        text = "its path is too long for sockets; the broker puts them elsewhere, and names the place in run.json"
+        text = (
+            "its path is too long for sockets; the broker puts them elsewhere, and names the "
+            "place in run.json"
+        )
         yield CheckResult(OK, "data directory", text)
     yield _content(path)
 
@@ -78,13 +87,27 @@ def _content(path: Path) -> CheckResult:
             return CheckResult(OK, "data directory", f"{path} is empty")
         text = f"{path} is not empty and has no {REGISTRY_NAME}"
         return CheckResult(
-            PROBLEM, "data directory", text, "use another directory; if it was a data directory: zsq fsck DIR --repair, or zsq restore"
+            PROBLEM,
+            "data directory",
+            text,
+            (
+                "use another directory; if it was a data directory: zsq fsck DIR --repair, or zsq "
+                "restore"
+            ),
         )
     try:
-        content = decode((path / REGISTRY_NAME).read_bytes()[:REGISTRY_BYTES_MAX], str(path / REGISTRY_NAME))
+        content = decode(
+            (path / REGISTRY_NAME).read_bytes()[:REGISTRY_BYTES_MAX], str(path / REGISTRY_NAME)
+        )
     except ForeignDirectory as error:
-        return CheckResult(PROBLEM, "data directory", str(error), f"run zsq fsck {path} --repair, or zsq restore")
-    left = [name for name, row in content.topics.items() if row.state == "live" and not (path / "topics" / f"{row.number:06d}").is_dir()]
+        return CheckResult(
+            PROBLEM, "data directory", str(error), f"run zsq fsck {path} --repair, or zsq restore"
+        )
+    left = [
+        name
+        for name, row in content.topics.items()
+        if row.state == "live" and not (path / "topics" / f"{row.number:06d}").is_dir()
+    ]
     if left:
         return CheckResult(
             PROBLEM,
@@ -123,36 +146,69 @@ def mounts(text: str) -> list[Mount]:
     for line in text.splitlines():
         fields = line.split(" ")
         if len(fields) >= 4:
-            found.append(Mount(fields[1].encode().decode("unicode_escape"), fields[2], frozenset(fields[3].split(","))))
+            found.append(
+                Mount(
+                    fields[1].encode().decode("unicode_escape"),
+                    fields[2],
+                    frozenset(fields[3].split(",")),
+                )
+            )
     return found
 
 
 def mount_of(path: str, found: Sequence[Mount]) -> Mount | None:
-    inside = [mount for mount in found if mount.where == "/" or path == mount.where or path.startswith(f"{mount.where.rstrip('/')}/")]
-    return max(enumerate(inside), key=lambda one: (len(one[1].where), one[0]))[1] if inside else None
+    inside = [
+        mount
+        for mount in found
+        if mount.where == "/"
+        or path == mount.where
+        or path.startswith(f"{mount.where.rstrip('/')}/")
+    ]
+    return (
+        max(enumerate(inside), key=lambda one: (len(one[1].where), one[0]))[1] if inside else None
+    )
 
 
 def file_system(data_dir: Path, table: str | None = None) -> Iterator[CheckResult]:
     path = os.path.realpath(there(data_dir))
     mount = mount_of(path, mounts(Path("/proc/mounts").read_text() if table is None else table))
     if mount is None:
-        yield CheckResult(ADVICE, "file system", f"the file system of {path} is unknown", "check with `findmnt`")
+        yield CheckResult(
+            ADVICE, "file system", f"the file system of {path} is unknown", "check with `findmnt`"
+        )
         return
     text = f"{mount.kind} at {mount.where}"
     if "ro" in mount.options:
         yield CheckResult(PROBLEM, "file system", f"{text}, read-only", "mount it read-write")
     elif mount.kind in MEMORY_SYSTEMS:
-        yield CheckResult(PROBLEM, "file system", f"{text}: its data is lost when the machine stops", "use a directory on a disk")
+        yield CheckResult(
+            PROBLEM,
+            "file system",
+            f"{text}: its data is lost when the machine stops",
+            "use a directory on a disk",
+        )
     elif mount.kind in NETWORK_SYSTEMS or mount.kind.startswith("fuse"):
-        advice = "use a local disk: locks, mapped files and syncs may not be reliable on a network or FUSE file system"
+        advice = (
+            "use a local disk: locks, mapped files and syncs may not be reliable on a network "
+            "or FUSE file system"
+        )
         yield CheckResult(ADVICE, "file system", text, advice)
     elif mount.kind in LAYER_SYSTEMS:
-        yield CheckResult(ADVICE, "file system", f"{text}: a layer of a container, removed with it", "use a volume")
+        yield CheckResult(
+            ADVICE,
+            "file system",
+            f"{text}: a layer of a container, removed with it",
+            "use a volume",
+        )
     elif unsafe := sorted(mount.options & DANGEROUS):
         yield CheckResult(
             PROBLEM,
             "file system",
-            f"{text}, mounted with {', '.join(unsafe)}: a sync may return before the data is on disk",
+            (
+                f"{text}, mounted with {', '.join(unsafe)}: a sync may return before the data "
+                "is on "
+                "disk"
+            ),
             f"mount it without {', '.join(unsafe)}",
         )
     else:
@@ -164,11 +220,21 @@ def space(data_dir: Path) -> Iterator[CheckResult]:
     found = os.statvfs(path)
     free, total = found.f_bavail * found.f_frsize, found.f_blocks * found.f_frsize
     reserve = min(RESERVE_BYTES_MAX, total // RESERVE_SHARE)
-    text = f"{free / 2**30:,.1f} of {total / 2**30:,.1f} GiB free; publishing stops below {reserve / 2**30:,.2f} GiB"
+    text = (
+        f"{free / 2**30:,.1f} of {total / 2**30:,.1f} GiB free; publishing stops below "
+        f"{reserve / 2**30:,.2f} GiB"
+    )
     if free <= reserve:
-        yield CheckResult(PROBLEM, "disk space", text, "free space: publishes are refused with E_DISK_FULL")
+        yield CheckResult(
+            PROBLEM, "disk space", text, "free space: publishes are refused with E_DISK_FULL"
+        )
     elif free < max(2 * reserve, total // FREE_SHARE):
-        yield CheckResult(ADVICE, "disk space", text, "free space, or limit topics with zsq topic set NAME --max-bytes or --keep-bytes")
+        yield CheckResult(
+            ADVICE,
+            "disk space",
+            text,
+            "free space, or limit topics with zsq topic set NAME --max-bytes or --keep-bytes",
+        )
     else:
         yield CheckResult(OK, "disk space", text)
     if found.f_files and found.f_favail < 10_000:
@@ -205,12 +271,21 @@ def sync_times(path: Path, count: int = SYNCS) -> list[float]:
 def syncs(data_dir: Path) -> Iterator[CheckResult]:
     times = sync_times(there(data_dir))
     p50, p99 = times[len(times) // 2], times[min(len(times) - 1, len(times) * 99 // 100)]
-    text = f"a small write with fdatasync takes {_ms(p50)} (p50), {_ms(p99)} (p99) in {len(times)} tries"
+    text = (
+        f"a small write with fdatasync takes {_ms(p50)} (p50), {_ms(p99)} (p99) in {len(times)} "
+        "tries"
+    )
     if p50 < P50_FAST_S:
-        advice = "check that synced data survives a power failure: this may be a RAM disk, or a virtual disk with an unsafe cache"
+        advice = (
+            "check that synced data survives a power failure: this may be a RAM disk, or a "
+            "virtual disk with an unsafe cache"
+        )
         yield CheckResult(ADVICE, "sync latency", f"{text}: faster than a disk is", advice)
     elif p99 > P99_SLOW_S:
-        advice = "use a faster disk, publish in batches (waiting publishes share one sync), or use --sync interval"
+        advice = (
+            "use a faster disk, publish in batches (waiting publishes share one sync), or use "
+            "--sync interval"
+        )
         yield CheckResult(ADVICE, "sync latency", text, advice)
     else:
         yield CheckResult(OK, "sync latency", text)

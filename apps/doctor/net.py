@@ -44,8 +44,16 @@ def ports(places: Sequence[str], broker_pid: int) -> Iterator[CheckResult]:
             if broker_pid and any(_is_below(pid, broker_pid) for pid in pids):
                 yield CheckResult(OK, "ports", f"{place}: used by this directory's broker")
                 continue
-            who = ", ".join(f"{_name(pid)} (pid {pid})" for pid in sorted(pids)) or "a process of another user or container"
-            yield CheckResult(ADVICE, "ports", f"{place} is in use by {who}", "stop that process, or use another address")
+            who = (
+                ", ".join(f"{_name(pid)} (pid {pid})" for pid in sorted(pids))
+                or "a process of another user or container"
+            )
+            yield CheckResult(
+                ADVICE,
+                "ports",
+                f"{place} is in use by {who}",
+                "stop that process, or use another address",
+            )
     if free:
         yield CheckResult(OK, "ports", f"free: {', '.join(free)}")
 
@@ -133,14 +141,26 @@ def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResul
 def health(found: BrokerStats) -> Iterator[CheckResult]:
     """Check the answer to the request `stats`."""
     actors = found.get("processes", ())
-    text = f"version {found['version']}, pid {found['pid']}: {len(found['topics'])} topics, {len(actors)} processes"
+    text = (
+        f"version {found['version']}, pid {found['pid']}: {len(found['topics'])} topics, "
+        f"{len(actors)} processes"
+    )
     yield CheckResult(OK, "broker", text)
     if found["version"] != __version__:
-        yield CheckResult(ADVICE, "broker", f"it runs version {found['version']}, but {__version__} is installed", "restart the broker")
+        yield CheckResult(
+            ADVICE,
+            "broker",
+            f"it runs version {found['version']}, but {__version__} is installed",
+            "restart the broker",
+        )
     if disk_full := found.get("disk", {}).get("full"):
-        yield CheckResult(PROBLEM, "broker", disk_full, "free space; see docs/operations.md, A full disk")
+        yield CheckResult(
+            PROBLEM, "broker", disk_full, "free space; see docs/operations.md, A full disk"
+        )
     for topic in found["topics"]:
-        if topic.get("health", "OK") != "OK" and not (disk_full and topic["health"] == REFUSED_TEXT):
+        if topic.get("health", "OK") != "OK" and not (
+            disk_full and topic["health"] == REFUSED_TEXT
+        ):
             yield CheckResult(
                 PROBLEM,
                 "broker",
@@ -151,7 +171,23 @@ def health(found: BrokerStats) -> Iterator[CheckResult]:
         if disk_full and not alarm.get("topic"):
             continue  # the alarm about the full disk
         name = "/".join(filter(None, (alarm.get("topic"), alarm.get("channel"))))
-        yield CheckResult(ADVICE, "broker", " ".join(filter(None, ("alarm:", name, alarm.get("text")))), "see zsq alarms")
-    restarted = sorted({actor["name"] for actor in actors if "name" in actor and actor.get("restarts", 0) >= RESTARTS_MANY})
+        yield CheckResult(
+            ADVICE,
+            "broker",
+            " ".join(filter(None, ("alarm:", name, alarm.get("text")))),
+            "see zsq alarms",
+        )
+    restarted = sorted(
+        {
+            actor["name"]
+            for actor in actors
+            if "name" in actor and actor.get("restarts", 0) >= RESTARTS_MANY
+        }
+    )
     if restarted:
-        yield CheckResult(ADVICE, "broker", f"restarted {RESTARTS_MANY} times or more: {', '.join(restarted[:5])}", "see the broker's log")
+        yield CheckResult(
+            ADVICE,
+            "broker",
+            f"restarted {RESTARTS_MANY} times or more: {', '.join(restarted[:5])}",
+            "see the broker's log",
+        )

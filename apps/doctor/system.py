@@ -30,7 +30,9 @@ TASKS_WANTED: Final = 16_384
 TASKS_A_TOPIC: Final = 6  # threads: two of ZeroMQ, and those of its storage
 TASKS_A_CHANNEL: Final = 3
 MEMORY_MIN: Final = 512 << 20
-ACTOR_BYTES: Final = 9 << 20  # private memory with little work: the mean of a topic and a channel, rounded up
+ACTOR_BYTES: Final = (
+    9 << 20
+)  # private memory with little work: the mean of a topic and a channel, rounded up
 SHM_MIN: Final = 64 << 20  # the size limit of an #ephemeral topic
 YEAR_MIN: Final = 2024
 _NS: Final = 1_000_000_000
@@ -56,7 +58,14 @@ def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
         try:
             found += check()
         except Exception as error:  # the system may differ from all that the checks expect
-            found.append(CheckResult(ADVICE, name, f"the check failed: {error or type(error).__name__}", "check it by hand"))
+            found.append(
+                CheckResult(
+                    ADVICE,
+                    name,
+                    f"the check failed: {error or type(error).__name__}",
+                    "check it by hand",
+                )
+            )
     return found
 
 
@@ -70,7 +79,9 @@ def worst(findings: list[CheckResult]) -> str:
 def python() -> Iterator[CheckResult]:
     version = sys.version.split()[0]
     if sys.version_info < (3, 11, 1):  # the environment may be older than the package allows
-        yield CheckResult(PROBLEM, "python", f"{version} ({sys.executable})", "install Python 3.11.1 or later")
+        yield CheckResult(
+            PROBLEM, "python", f"{version} ({sys.executable})", "install Python 3.11.1 or later"
+        )
     else:
         yield CheckResult(OK, "python", f"{version} ({sys.executable})")
 
@@ -83,11 +94,26 @@ def libzmq() -> Iterator[CheckResult]:
     if version < LIBZMQ_MIN:
         wanted = ".".join(map(str, LIBZMQ_MIN))
         yield CheckResult(
-            PROBLEM, "libzmq", text, f"ZSQ needs {wanted} or later; install pyzmq's wheel: pip install --force-reinstall pyzmq"
+            PROBLEM,
+            "libzmq",
+            text,
+            (
+                f"ZSQ needs {wanted} or later; install pyzmq's wheel: pip install "
+                "--force-reinstall "
+                "pyzmq"
+            ),
         )
     elif missing := [name for name in ("ipc", "curve") if not zmq.has(name)]:
-        advice = "install pyzmq's wheel; a broker needs ipc to run, and curve for encryption and authentication"
-        yield CheckResult(PROBLEM if "ipc" in missing else ADVICE, "libzmq", f"{text}, without {', '.join(missing)}", advice)
+        advice = (
+            "install pyzmq's wheel; a broker needs ipc to run, and curve for encryption and "
+            "authentication"
+        )
+        yield CheckResult(
+            PROBLEM if "ipc" in missing else ADVICE,
+            "libzmq",
+            f"{text}, without {', '.join(missing)}",
+            advice,
+        )
     else:
         yield CheckResult(OK, "libzmq", text)
 
@@ -108,7 +134,9 @@ def libraries() -> Iterator[CheckResult]:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             if extra is None:
-                yield CheckResult(PROBLEM, "libraries", f"{name} is missing", "reinstall zsq with pip")
+                yield CheckResult(
+                    PROBLEM, "libraries", f"{name} is missing", "reinstall zsq with pip"
+                )
             continue
         if not satisfies(version, requirement):
             level = PROBLEM if extra is None else ADVICE
@@ -129,7 +157,12 @@ def libraries() -> Iterator[CheckResult]:
         try:
             metadata.version(module)
         except metadata.PackageNotFoundError:
-            yield CheckResult(ADVICE, "libraries", f"not installed: {what}", f"pip install 'zsq[{extra_name}]', if you need it")
+            yield CheckResult(
+                ADVICE,
+                "libraries",
+                f"not installed: {what}",
+                f"pip install 'zsq[{extra_name}]', if you need it",
+            )
 
 
 def satisfies(version: str, requirement: str) -> bool:
@@ -137,7 +170,13 @@ def satisfies(version: str, requirement: str) -> bool:
     found = _numbers(version)
     for sign, bound in re.findall(r"(>=|<=|==|<|>)\s*([0-9][0-9.]*)", requirement):
         wanted = _numbers(bound)
-        if not {">=": found >= wanted, "<=": found <= wanted, "==": found == wanted, "<": found < wanted, ">": found > wanted}[sign]:
+        if not {
+            ">=": found >= wanted,
+            "<=": found <= wanted,
+            "==": found == wanted,
+            "<": found < wanted,
+            ">": found > wanted,
+        }[sign]:
             return False
     return True
 
@@ -156,9 +195,15 @@ def open_files() -> Iterator[CheckResult]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 1 << 20 if hard == resource.RLIM_INFINITY else hard
     text = f"{soft:,}; `zsq serve` raises the limit to {most:,}"
-    advice = "set LimitNOFILE=65536 in the systemd unit, or add `USER hard nofile 65536` to /etc/security/limits.conf"
+    advice = (
+        "set LimitNOFILE=65536 in the systemd unit, or add `USER hard nofile 65536` to "
+        "/etc/security/limits.conf"
+    )
     yield CheckResult(
-        PROBLEM if most < FILES_MIN else ADVICE if most < FILES_WANTED else OK, "open files", text, "" if most >= FILES_WANTED else advice
+        PROBLEM if most < FILES_MIN else ADVICE if most < FILES_WANTED else OK,
+        "open files",
+        text,
+        "" if most >= FILES_WANTED else advice,
     )
 
 
@@ -181,10 +226,19 @@ def processes(root: Path = Path("/")) -> Iterator[CheckResult]:
         return
     name, most = min(bounds.items(), key=lambda bound: bound[1])
     topics = most // (TASKS_A_TOPIC + TASKS_A_CHANNEL)
-    text = f"{most:,} processes and threads ({name}): enough for about {topics:,} topics with a channel each"
+    text = (
+        f"{most:,} processes and threads ({name}): enough for about {topics:,} topics with a "
+        "channel each"
+    )
     if most < TASKS_WANTED:
         yield CheckResult(
-            ADVICE, "processes", text, "raise TasksMax= and LimitNPROC= of the systemd unit, ulimit -u, or --pids-limit of the container"
+            ADVICE,
+            "processes",
+            text,
+            (
+                "raise TasksMax= and LimitNPROC= of the systemd unit, ulimit -u, or --pids-limit "
+                "of the container"
+            ),
         )
     else:
         yield CheckResult(OK, "processes", text)
@@ -198,16 +252,29 @@ def memory(root: Path = Path("/")) -> Iterator[CheckResult]:
     free = int(found.get("MemAvailable", 0)) << 10
     bound = _read(root / "sys/fs/cgroup/memory.max")
     free = min(free, int(bound)) if bound.isdecimal() else free
-    text = f"{free >> 20:,} MiB available: enough for {free // ACTOR_BYTES:,} topics and channels together, page cache not counted"
+    text = (
+        f"{free >> 20:,} MiB available: enough for {free // ACTOR_BYTES:,} topics and channels "
+        "together, page cache not counted"
+    )
     yield CheckResult(
         OK if free >= MEMORY_MIN else ADVICE,
         "memory",
         text,
-        "" if free >= MEMORY_MIN else "give the machine or the container more memory, such as 1 GiB",
+        ""
+        if free >= MEMORY_MIN
+        else "give the machine or the container more memory, such as 1 GiB",
     )
     if _read(root / "proc/sys/vm/overcommit_memory") == "2":
-        advice = "set vm.overcommit_memory to 0 with sysctl: each process maps its files, and most of that never uses memory"
-        yield CheckResult(ADVICE, "memory", "the system does not overcommit memory (vm.overcommit_memory is 2)", advice)
+        advice = (
+            "set vm.overcommit_memory to 0 with sysctl: each process maps its files, and most "
+            "of that never uses memory"
+        )
+        yield CheckResult(
+            ADVICE,
+            "memory",
+            "the system does not overcommit memory (vm.overcommit_memory is 2)",
+            advice,
+        )
 
 
 def clock() -> Iterator[CheckResult]:
@@ -217,8 +284,12 @@ def clock() -> Iterator[CheckResult]:
         advice = "set the clock before the first start: message times and delays depend on it"
         yield CheckResult(PROBLEM, "clock", f"the clock shows {now}", advice)
     elif _unsynchronised():
-        advice = "run chrony or systemd-timesyncd: message times, ages and delays depend on the clock"
-        yield CheckResult(ADVICE, "clock", f"{now}; the kernel reports the clock as not synchronised", advice)
+        advice = (
+            "run chrony or systemd-timesyncd: message times, ages and delays depend on the clock"
+        )
+        yield CheckResult(
+            ADVICE, "clock", f"{now}; the kernel reports the clock as not synchronised", advice
+        )
     else:
         yield CheckResult(OK, "clock", now)
 

@@ -30,7 +30,16 @@ from ..nsqd.salvage import LostBytes, read_messages
 from ..nsqd.source import NSQD_BYTES_MAX
 from . import kinds
 from .logs import dump_bad, dump_chunk, dump_index, messages_of
-from .record import Record, damaged, dump_identity, dump_json, dump_registry, plain, record, with_bytes
+from .record import (
+    Record,
+    damaged,
+    dump_identity,
+    dump_json,
+    dump_registry,
+    plain,
+    record,
+    with_bytes,
+)
 
 
 def dump_data(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
@@ -57,7 +66,9 @@ def _losses(lost: list[LostBytes]) -> Iterator[Record]:
 
 def dump_meta(files: Files, path: str) -> Iterator[Record]:
     try:
-        yield record("nsqd metadata", **decode_meta(files.read_file(path, META_BYTES_MAX))._asdict())
+        yield record(
+            "nsqd metadata", **decode_meta(files.read_file(path, META_BYTES_MAX))._asdict()
+        )
     except Damaged as error:
         yield damaged(error)
 
@@ -86,13 +97,23 @@ def dump_environment(path: str, *, folder: bool, bodies: bool) -> Iterator[Recor
     """
     try:
         with (
-            contextlib.closing(lmdb.open(path, subdir=folder, readonly=True, lock=False, readahead=False, max_dbs=0)) as environment,
+            contextlib.closing(
+                lmdb.open(
+                    path, subdir=folder, readonly=True, lock=False, readahead=False, max_dbs=0
+                )
+            ) as environment,
             environment.begin() as txn,
         ):
             delayed = _is_delayed(txn)
-            yield record("environment", of="delayed" if delayed else "state", entries=txn.stat()["entries"])
+            yield record(
+                "environment", of="delayed" if delayed else "state", entries=txn.stat()["entries"]
+            )
             for key, value in txn.cursor():
-                yield from _delayed_row(bytes(key), bytes(value), bodies) if delayed else _state_row(bytes(key), bytes(value))
+                yield from (
+                    _delayed_row(bytes(key), bytes(value), bodies)
+                    if delayed
+                    else _state_row(bytes(key), bytes(value))
+                )
     except lmdb.Error as error:
         yield damaged(f"LMDB cannot read further: {error}")
 
@@ -107,7 +128,11 @@ def _is_delayed(txn: Any) -> bool:
     with contextlib.suppress(Damaged, ForeignDirectory, ValueError, TypeError):
         return "bytes" in unpack_value(state_rows.unwrap(state_rows.META, bytes(value)))
     cursor = txn.cursor()
-    return bool(cursor.set_range(delayed_format.ROW)) and len(cursor.key()) == 17 and b"\0" not in cursor.key()[1:2].strip(b"\0")
+    return (
+        bool(cursor.set_range(delayed_format.ROW))
+        and len(cursor.key()) == 17
+        and b"\0" not in cursor.key()[1:2].strip(b"\0")
+    )
 
 
 def _state_row(key: bytes, value: bytes) -> Iterator[Record]:
@@ -126,16 +151,33 @@ def _state_record(key: bytes, data: bytes) -> Record:
             return record("checkpoint", **plain(unpack_value(data)))
         if kind in (HOLE, DEFERRED):
             count, attempts, due_ns = HOLE_ROW.unpack(data)
-            hole = record("hole", channel=state_rows.name_of(key), start=state_rows.start_of(key), count=count, attempts=attempts)
+            hole = record(
+                "hole",
+                channel=state_rows.name_of(key),
+                start=state_rows.start_of(key),
+                count=count,
+                attempts=attempts,
+            )
             return hole | ({"kind": "deferred", "due_ns": due_ns} if kind == DEFERRED else {})
         if kind == DUE:
-            return record("due", channel=state_rows.name_of(key), due_ns=state_rows.due_of(key), start=state_rows.start_of(key))
+            return record(
+                "due",
+                channel=state_rows.name_of(key),
+                due_ns=state_rows.due_of(key),
+                start=state_rows.start_of(key),
+            )
         if kind == TOTAL:
             rows, messages, _ = TOTAL_ROW.unpack(data)
             return record("deferred total", channel=rest.decode(), rows=rows, messages=messages)
         if kind == state_rows.PRODUCER:
             next_sequence, used_ns, recent = unpack_value(data)
-            return record("producer", producer=f"{U64.unpack(rest)[0]:016x}", next_sequence=next_sequence, used_ns=used_ns, recent=recent)
+            return record(
+                "producer",
+                producer=f"{U64.unpack(rest)[0]:016x}",
+                next_sequence=next_sequence,
+                used_ns=used_ns,
+                recent=recent,
+            )
         if kind == state_rows.TRANSACTION:
             return record("transaction", app=rest.decode(), row=plain(unpack_value(data)))
         if kind in _MAPS:
@@ -159,7 +201,11 @@ def _delayed_row(key: bytes, value: bytes, bodies: bool) -> Iterator[Record]:
             if bodies:
                 for index, found in enumerate(messages_of(row.block)):
                     found.pop("offset", None)
-                    yield {"kind": found.pop("kind"), "key_of_row": DelayedKey(row.key.due_ns, row.key.serial + index).text(), **found}
+                    yield {
+                        "kind": found.pop("kind"),
+                        "key_of_row": DelayedKey(row.key.due_ns, row.key.serial + index).text(),
+                        **found,
+                    }
             return
         data = bytes(delayed_format.unwrap(key, value))
         if key == delayed_format.META:
@@ -182,7 +228,14 @@ def dump_snapshot(files: Files, path: str) -> Iterator[Record]:
         yield damaged(error, bytes=len(data))
         return
     deferred = {name: total._asdict() for name, total in found.deferred.items()}
-    yield record("snapshot", uuid=found.uuid.hex(), time_ns=found.time_ns, rows=len(found.rows), bytes=len(data), deferred=deferred)
+    yield record(
+        "snapshot",
+        uuid=found.uuid.hex(),
+        time_ns=found.time_ns,
+        rows=len(found.rows),
+        bytes=len(data),
+        deferred=deferred,
+    )
     yield record("checkpoint", **plain(found.meta))
     for key, value in found.rows:
         yield _state_record(key, value)
@@ -197,7 +250,9 @@ def dump_bad_row(files: Files, path: str) -> Iterator[Record]:
         if crc32c(head) != crc:
             raise ValueError("its checksum does not match")
         found = documents.loads(head)
-        yield record("set aside", of=found["zsq"], key=found["key"], bytes=found["bytes"], why=found["why"])
+        yield record(
+            "set aside", of=found["zsq"], key=found["key"], bytes=found["bytes"], why=found["why"]
+        )
         if crc32c(value) != found["crc"]:
             yield damaged("the bytes kept in this file are damaged", bytes=len(value))
     except (ValueError, KeyError) as error:
@@ -212,7 +267,10 @@ def kind_of_path(path: str) -> str:
     if os.path.isdir(path):
         if os.path.isfile(f"{path}/data.mdb"):
             return kinds.ENVIRONMENT
-        raise UsageError(E_BAD_ARGUMENT, f"{path} is a folder without data.mdb; name a file, or the folder of a state store")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"{path} is a folder without data.mdb; name a file, or the folder of a state store",
+        )
     found = kinds.kind_of(Files().read_file(path, kinds.HEAD_BYTES), os.path.basename(path))
     if not found:
         raise UsageError(E_BAD_ARGUMENT, f"{path} is not a known file of zsq or nsqd")

@@ -6,8 +6,23 @@ from collections.abc import Callable
 from typing import Final
 
 from ...storage.errors import Damaged
-from ...storage.log.log_format import CHUNK_COPY_BYTES, CHUNK_MAGIC, CHUNK_SUFFIX, IDENTITY_NAME, INDEX_MAGIC, INDEX_SUFFIX, PART_SUFFIX
-from ...storage.nsq.disk_queue_format import LENGTH_BYTES, NSQ_HEAD_BYTES, decode_length, decode_meta, looks_like_message, parse_data_name
+from ...storage.log.log_format import (
+    CHUNK_COPY_BYTES,
+    CHUNK_MAGIC,
+    CHUNK_SUFFIX,
+    IDENTITY_NAME,
+    INDEX_MAGIC,
+    INDEX_SUFFIX,
+    PART_SUFFIX,
+)
+from ...storage.nsq.disk_queue_format import (
+    LENGTH_BYTES,
+    NSQ_HEAD_BYTES,
+    decode_length,
+    decode_meta,
+    looks_like_message,
+    parse_data_name,
+)
 from ...storage.nsq.disk_queue_format import parse_meta_name as parse_nsqd_meta_name
 
 HEAD_BYTES: Final = 64 * 1024
@@ -41,11 +56,18 @@ def _starts_with_records(head: bytes) -> bool:
     if not looks_like_message(head, 0, _RECORD_MAX):
         return False
     end = LENGTH_BYTES + decode_length(head)
-    return end + LENGTH_BYTES + NSQ_HEAD_BYTES > len(head) or looks_like_message(head, end, _RECORD_MAX)
+    return end + LENGTH_BYTES + NSQ_HEAD_BYTES > len(head) or looks_like_message(
+        head, end, _RECORD_MAX
+    )
 
 
 _BY_CONTENT: Final[tuple[tuple[str, Callable[[bytes], bool]], ...]] = (
-    (CHUNK, lambda head: head[:4] == CHUNK_MAGIC or head[CHUNK_COPY_BYTES : CHUNK_COPY_BYTES + 4] == CHUNK_MAGIC),
+    (
+        CHUNK,
+        lambda head: (
+            head[:4] == CHUNK_MAGIC or head[CHUNK_COPY_BYTES : CHUNK_COPY_BYTES + 4] == CHUNK_MAGIC
+        ),
+    ),
     (INDEX, lambda head: head[:4] == INDEX_MAGIC),
     (ENVIRONMENT, lambda head: head[_LMDB_AT : _LMDB_AT + 4] == _LMDB_MAGIC),
     (BAD, lambda head: head.startswith(b'{"zsq": "bad"')),

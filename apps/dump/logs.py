@@ -42,8 +42,18 @@ from .record import Record, damaged, record, with_bytes
 
 INDEX_BYTES_MAX: Final = 64 * 1024 * 1024
 SEARCH_BYTES: Final = 1024 * 1024
-_COLUMNS: Final = ((HAS_KEY, "key"), (HAS_TAG, "tag"), (HAS_HEADERS, "headers"), (HAS_TIMES, "times"))
-_FLAGS: Final = ((IN_GROUP, "group"), (MARK, "mark"), (DELAYED, "delayed"), (ADDRESSED, "addressed"))
+_COLUMNS: Final = (
+    (HAS_KEY, "key"),
+    (HAS_TAG, "tag"),
+    (HAS_HEADERS, "headers"),
+    (HAS_TIMES, "times"),
+)
+_FLAGS: Final = (
+    (IN_GROUP, "group"),
+    (MARK, "mark"),
+    (DELAYED, "delayed"),
+    (ADDRESSED, "addressed"),
+)
 
 
 def dump_chunk(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
@@ -67,8 +77,14 @@ def dump_chunk(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
             found = stretch.header
             if found is None or not stretch.good:
                 known = {} if found is None else _place(found, header)
-                why = "no block can be read here" if found is None else "the columns do not match their checksum, or are cut short"
-                yield damaged(why, position=stretch.position, bytes=stretch.end - stretch.position, **known)
+                why = (
+                    "no block can be read here"
+                    if found is None
+                    else "the columns do not match their checksum, or are cut short"
+                )
+                yield damaged(
+                    why, position=stretch.position, bytes=stretch.end - stretch.position, **known
+                )
                 continue
             columns = files.pread(fd, found.length - HEADER_BYTES, stretch.position + HEADER_BYTES)
             if found.flags & MARK:
@@ -93,15 +109,26 @@ def _chunk_header(head: bytes, header: ChunkHeader, size: int) -> Iterator[Recor
         adopted=bool(header.flags & ADOPTED), bytes=size,
     )  # fmt: skip
     if head[:half] != head[half:]:
-        yield damaged("the two copies of the header differ; the intact one is used", position=0, bytes=CHUNK_HEADER_BYTES)
+        yield damaged(
+            "the two copies of the header differ; the intact one is used",
+            position=0,
+            bytes=CHUNK_HEADER_BYTES,
+        )
 
 
 def _absolute(header: Header, chunk: ChunkHeader) -> Header:
-    return header._replace(first_offset=header.first_offset + chunk.base_offset, time_ns=header.time_ns + chunk.base_time_ns)
+    return header._replace(
+        first_offset=header.first_offset + chunk.base_offset,
+        time_ns=header.time_ns + chunk.base_time_ns,
+    )
 
 
 def _place(header: Header, chunk: ChunkHeader) -> dict[str, int]:
-    return {"offset": header.first_offset + chunk.base_offset, "count": header.count, "time_ns": header.time_ns + chunk.base_time_ns}
+    return {
+        "offset": header.first_offset + chunk.base_offset,
+        "count": header.count,
+        "time_ns": header.time_ns + chunk.base_time_ns,
+    }
 
 
 def _block(header: Header, chunk: ChunkHeader, position: int) -> Record:
@@ -134,9 +161,18 @@ def messages_of(block: Block, **more: Any) -> Iterator[Record]:
     """Yield the messages of a block whose checksums are correct."""
     try:
         for index in range(block.count):
-            found = record("message", offset=block.first_offset + index, time_ns=block.time_of(index), **more)
+            found = record(
+                "message", offset=block.first_offset + index, time_ns=block.time_of(index), **more
+            )
             columns = {"key": block.key, "tag": block.tag}
-            with_bytes(found, **{name: column.value(index) for name, column in columns.items() if column is not None})
+            with_bytes(
+                found,
+                **{
+                    name: column.value(index)
+                    for name, column in columns.items()
+                    if column is not None
+                },
+            )
             if block.headers is not None:
                 found["headers"] = unpack_headers(block.headers.value(index))
             yield with_bytes(found, body=block.body.value(index))
@@ -160,11 +196,19 @@ def dump_index(files: Files, path: str) -> Iterator[Record]:
     seed = int.from_bytes(data[8:12], "little")
     index = Index.decode(data, seed, 0)
     if index is None:
-        yield damaged("this is not a complete and undamaged index of a chunk; zsq rebuilds it when it needs it", bytes=len(data))
+        yield damaged(
+            (
+                "this is not a complete and undamaged index of a chunk; zsq rebuilds it when it "
+                "needs it"
+            ),
+            bytes=len(data),
+        )
         return
     yield record("index", seed=f"{seed:08x}", entries=len(index), bytes=len(data))
     for entry in index.entries():
-        yield record("entry", offset=entry.offset, position=entry.position, ns_after_base=entry.time_ns)
+        yield record(
+            "entry", offset=entry.offset, position=entry.position, ns_after_base=entry.time_ns
+        )
 
 
 def dump_bad(files: Files, path: str) -> Iterator[Record]:

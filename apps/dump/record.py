@@ -64,7 +64,18 @@ def as_json(found: Record) -> str:
 
 def as_line(found: Record) -> str:
     """Return `kind name=value ...`. A text that is not a single word is quoted as in JSON."""
-    return escaped(" ".join([str(found["kind"]), *(f"{name}={_shown(name, value)}" for name, value in found.items() if name != "kind")]))
+    return escaped(
+        " ".join(
+            [
+                str(found["kind"]),
+                *(
+                    f"{name}={_shown(name, value)}"
+                    for name, value in found.items()
+                    if name != "kind"
+                ),
+            ]
+        )
+    )
 
 
 def _shown(name: str, value: Any) -> str:
@@ -72,10 +83,18 @@ def _shown(name: str, value: Any) -> str:
         seconds, rest = divmod(value, _SECOND_NS)
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%dT%H:%M:%S}.{rest:09d}Z"
     if isinstance(value, str):
-        text = value if value and value.isprintable() and " " not in value and '"' not in value else json.dumps(value, ensure_ascii=False)
+        text = (
+            value
+            if value and value.isprintable() and " " not in value and '"' not in value
+            else json.dumps(value, ensure_ascii=False)
+        )
     else:
         text = json.dumps(value, default=plain)
-    return text if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}... ({len(text)} characters)"
+    return (
+        text
+        if len(text) <= SHOWN_CHARACTERS_MAX
+        else f"{text[:SHOWN_CHARACTERS_MAX]}... ({len(text)} characters)"
+    )
 
 
 TEXT_BYTES_MAX: Final = 64 * 1024 * 1024
@@ -85,7 +104,10 @@ def dump_identity(files: Files, path: str) -> Iterator[Record]:
     """Yield a topic's identity, which is one line of JSON and its checksum."""
     line, _, rest = files.read_file(path, TEXT_BYTES_MAX).partition(b"\n")
     if rest != b"%08x\n" % crc32c(line):
-        yield damaged("the checksum of this file does not match; zsq rewrites the file when it opens the topic")
+        yield damaged(
+            "the checksum of this file does not match; zsq rewrites the file when it opens the "
+            "topic"
+        )
     yield from _json(line, "topic identity")
 
 
@@ -114,6 +136,10 @@ def dump_json(files: Files, path: str) -> Iterator[Record]:
 def _json(data: bytes, kind: str) -> Iterator[Record]:
     try:
         found: Any = documents.loads(data)
-        yield record(kind, **found) if isinstance(found, dict) and "kind" not in found else record(kind, value=found)
+        yield (
+            record(kind, **found)
+            if isinstance(found, dict) and "kind" not in found
+            else record(kind, value=found)
+        )
     except ValueError as error:
         yield damaged(f"not JSON: {error}")

@@ -41,7 +41,17 @@ from ...storage.nsq.disk_queue_format import (
     queue_name,
 )
 from ...storage.state.channel_row import ChannelRow
-from ...transport.errors import E_DATA_LOSS, E_NOT_EMPTY, E_NOT_FOUND, E_TOO_BIG, DataLoss, NotFound, Refused, UsageError, ZsqError
+from ...transport.errors import (
+    E_DATA_LOSS,
+    E_NOT_EMPTY,
+    E_NOT_FOUND,
+    E_TOO_BIG,
+    DataLoss,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from ...transport.names import is_ephemeral
 from ...transport.wire.codec import unpack_headers
 from .importing import ID_HEADER
@@ -93,7 +103,11 @@ class OffsetRun(NamedTuple):
 
 
 def export_nsqd(
-    files: Files, out_dir: Path, data_dir: Path, names: Iterable[str] = (), options: ExportOptions | None = None
+    files: Files,
+    out_dir: Path,
+    data_dir: Path,
+    names: Iterable[str] = (),
+    options: ExportOptions | None = None,
 ) -> ExportReport:
     """Export the named topics, or all of them.
 
@@ -101,9 +115,13 @@ def export_nsqd(
     and `ForeignDirectory` if OUT_DIR is not empty or a directory is not one of ZSQ.
     """
     if not files.exists(str(data_dir / "registry.json")):
-        raise ForeignDirectory(f"{data_dir} has no registry.json: it is not a data directory of zsq")
+        raise ForeignDirectory(
+            f"{data_dir} has no registry.json: it is not a data directory of zsq"
+        )
     if files.exists(str(out_dir)) and files.list(str(out_dir)):
-        raise ForeignDirectory(f"{out_dir} is not empty and may have the data of an nsqd: choose a new directory")
+        raise ForeignDirectory(
+            f"{out_dir} is not empty and may have the data of an nsqd: choose a new directory"
+        )
     lock = files.lock(str(data_dir / "lock"))
     try:
         registry = Registry(files, data_dir, 0)
@@ -114,7 +132,9 @@ def export_nsqd(
 
 
 class _Export:
-    def __init__(self, files: Files, out_dir: Path, registry: Registry, options: ExportOptions) -> None:
+    def __init__(
+        self, files: Files, out_dir: Path, registry: Registry, options: ExportOptions
+    ) -> None:
         self._files = files
         self._out_dir = str(out_dir)
         self._temporary = f"{self._out_dir.rstrip('/')}{_TEMPORARY}"
@@ -133,14 +153,18 @@ class _Export:
         try:
             topics = [self._topic(name, row) for name, row in rows.items()]
             self._refuse_lost()
-            files.write_file(f"{self._temporary}/{NSQD_NAME}", encode_nsqd(NsqdList(tuple(topics), NSQD_VERSION)))
+            files.write_file(
+                f"{self._temporary}/{NSQD_NAME}", encode_nsqd(NsqdList(tuple(topics), NSQD_VERSION))
+            )
             files.sync_folder(self._temporary)
             files.rename(self._temporary, self._out_dir)
         except ZsqError:
             files.remove_tree(self._temporary)
             raise
         files.sync_folder(str(Path(self._out_dir).absolute().parent))
-        self._report.notes += [f"{what}: {count} messages" for what, count in sorted(self._dropped.items())]
+        self._report.notes += [
+            f"{what}: {count} messages" for what, count in sorted(self._dropped.items())
+        ]
         return self._report
 
     def _refuse_lost(self) -> None:
@@ -149,14 +173,28 @@ class _Export:
         It runs at the end and names all losses at once.
         """
         if self._lost and not self._options.skip_lost:
-            text = f"{self._lost} unfinished messages cannot be read, so nothing was exported: {'; '.join(self._report.notes[:NAMED_MAX])}"
-            raise DataLoss(E_DATA_LOSS, f"{text}. Check the data directory with `zsq fsck`, or leave these messages out with --skip-lost")
+            text = (
+                f"{self._lost} unfinished messages cannot be read, so nothing was exported: "
+                f"{'; '.join(self._report.notes[:NAMED_MAX])}"
+            )
+            raise DataLoss(
+                E_DATA_LOSS,
+                (
+                    f"{text}. Check the data directory with `zsq fsck`, or leave these messages "
+                    "out "
+                    "with --skip-lost"
+                ),
+            )
 
     def _chosen(self, names: list[str]) -> dict[str, TopicRow]:
-        known = {name: row for name, row in self._registry.topics.items() if row.state != "deleting"}
+        known = {
+            name: row for name, row in self._registry.topics.items() if row.state != "deleting"
+        }
         unknown = [name for name in names if name not in known]
         if unknown:
-            raise NotFound(E_NOT_FOUND, f"topics {', '.join(unknown)} are not in this data directory")
+            raise NotFound(
+                E_NOT_FOUND, f"topics {', '.join(unknown)} are not in this data directory"
+            )
         return {name: row for name, row in known.items() if not names or name in names}
 
     def _topic(self, name: str, row: TopicRow) -> NsqdTopic:
@@ -164,8 +202,12 @@ class _Export:
         if not self._files.exists(folder):
             if row.state == "new":  # its creation was not finished
                 return NsqdTopic(name)
-            raise ForeignDirectory(f"{folder}, the directory of topic {name}, is missing; nothing was exported")
-        store = open_store(self._files, folder, StoreOptions(), TopicIdentity(name, row.uuid, row.base_offset))
+            raise ForeignDirectory(
+                f"{folder}, the directory of topic {name}, is missing; nothing was exported"
+            )
+        store = open_store(
+            self._files, folder, StoreOptions(), TopicIdentity(name, row.uuid, row.base_offset)
+        )
         try:
             topic = self._write_topic(name, row, store)
         finally:
@@ -183,7 +225,9 @@ class _Export:
         channels = []
         for channel, its in table.channels.items():
             if is_ephemeral(channel):
-                self._report.notes.append(f"{name}/{channel} is ephemeral: nsqd keeps no messages of it on disk; left out")
+                self._report.notes.append(
+                    f"{name}/{channel} is ephemeral: nsqd keeps no messages of it on disk; left out"
+                )
                 continue
             channels.append(NsqdChannel(channel, its.paused))
             queue = queue_name(name, channel)
@@ -216,9 +260,18 @@ class _Export:
         self._report.queues[queue] = self._report.queues.get(queue, 0) + count
 
     def _too_big(self, queue: str, message: StoredRecord) -> None:
-        text = f"{queue}: the body at offset {message.offset} has {len(message.body)} bytes; nsqd's limit is {self._options.body_bytes_max}"
+        text = (
+            f"{queue}: the body at offset {message.offset} has {len(message.body)} bytes; "
+            f"nsqd's limit is {self._options.body_bytes_max}"
+        )
         if not self._options.skip_too_big:
-            raise UsageError(E_TOO_BIG, f"{text}; raise --max-msg-size here and in nsqd, or leave out larger bodies with --skip-too-big")
+            raise UsageError(
+                E_TOO_BIG,
+                (
+                    f"{text}; raise --max-msg-size here and in nsqd, or leave out larger bodies "
+                    "with --skip-too-big"
+                ),
+            )
         self._report.notes.append(f"{text}; left out")
 
     def _converted(self, message: StoredRecord) -> NsqMessage:
@@ -236,14 +289,25 @@ class _Export:
 
     def _delayed(self, name: str, row: TopicRow) -> Iterator[StoredRecord]:
         """Yield messages that are not due. nsqd keeps such messages only in memory."""
-        store = DelayedStore(f"{self._registry.folder(row)}/{DELAYED_NAME}", bytes.fromhex(row.uuid))
+        store = DelayedStore(
+            f"{self._registry.folder(row)}/{DELAYED_NAME}", bytes.fromhex(row.uuid)
+        )
         try:
             count = store.summary.messages
             if not count:
                 return
             if self._options.delayed == REFUSE:
-                text = f"topic {name} has {count} delayed messages, and nsqd cannot keep a delay on disk"
-                raise Refused(E_NOT_EMPTY, f"{text}; export them without delay by --delayed now, or leave them out by --delayed skip")
+                text = (
+                    f"topic {name} has {count} delayed messages, and nsqd cannot keep a delay "
+                    "on disk"
+                )
+                raise Refused(
+                    E_NOT_EMPTY,
+                    (
+                        f"{text}; export them without delay by --delayed now, or leave them out by "
+                        "--delayed skip"
+                    ),
+                )
             verb = "exported without delay" if self._options.delayed == NOW else "left out"
             self._report.notes.append(f"{name}: {count} delayed messages are {verb}")
             if self._options.delayed == SKIP:
@@ -251,11 +315,21 @@ class _Export:
             after: DelayedKey | None = None
             while found := store.listed(after, _DELAYED_AT_ONCE, 1 << 40):
                 for one in found:
-                    yield StoredRecord(one.key.serial, time.time_ns(), 0, one.body, one.message_key, one.message_tag, None)
+                    yield StoredRecord(
+                        one.key.serial,
+                        time.time_ns(),
+                        0,
+                        one.body,
+                        one.message_key,
+                        one.message_tag,
+                        None,
+                    )
                 count -= len(found)
                 after = found[-1].key
             if count > 0:
-                self._report.notes.append(f"{name}: {count} delayed messages cannot be read (damage)")
+                self._report.notes.append(
+                    f"{name}: {count} delayed messages cannot be read (damage)"
+                )
                 self._lost += count
         finally:
             store.close()
@@ -263,8 +337,14 @@ class _Export:
 
 def _spans(store: Store, channel: str, row: ChannelRow, end: int) -> Iterator[OffsetRun]:
     """Yield the unfinished offsets of a channel, ascending. Deferred holes are read one by one."""
-    holes = (OffsetRun(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.holes(channel))
-    deferred = (OffsetRun(hole.start, hole.start + hole.count, hole.attempts) for hole in store.state.deferred_rows(channel))
+    holes = (
+        OffsetRun(hole.start, hole.start + hole.count, hole.attempts)
+        for hole in store.state.holes(channel)
+    )
+    deferred = (
+        OffsetRun(hole.start, hole.start + hole.count, hole.attempts)
+        for hole in store.state.deferred_rows(channel)
+    )
     yield from heapq.merge(holes, deferred)
     if row.next_offset < end:
         yield OffsetRun(row.next_offset, end, 0)

@@ -93,7 +93,9 @@ class _Writer:
     def add(self, message: NsqMessage) -> int:
         """Add a message and return its offset."""
         size = len(message.body) + _MESSAGE_OVERHEAD
-        if self._messages and (self._bytes + size > BLOCK_BYTES or len(self._messages) == BLOCK_COUNT):
+        if self._messages and (
+            self._bytes + size > BLOCK_BYTES or len(self._messages) == BLOCK_COUNT
+        ):
             self.flush()
         self._messages.append(message)
         self._bytes += size
@@ -107,7 +109,12 @@ class _Writer:
             return
         bodies = [message.body for message in self._messages]
         headers = [pack_headers({ID_HEADER: message.id.decode()}) for message in self._messages]
-        block = pack(bodies, headers=headers, times=[message.timestamp_ns for message in self._messages], limits=_LIMITS)
+        block = pack(
+            bodies,
+            headers=headers,
+            times=[message.timestamp_ns for message in self._messages],
+            limits=_LIMITS,
+        )
         self._log.append([block], time.time_ns())
         self._messages, self._bytes = [], 0
 
@@ -120,7 +127,13 @@ class TopicBuilder:
     """
 
     def __init__(
-        self, files: Files, source: NsqdSource, report: SourceReport, options: StoreOptions, *, skip_too_big: bool = False
+        self,
+        files: Files,
+        source: NsqdSource,
+        report: SourceReport,
+        options: StoreOptions,
+        *,
+        skip_too_big: bool = False,
     ) -> None:
         self._files = files
         self._source = source
@@ -146,7 +159,9 @@ class TopicBuilder:
         writer = _Writer(store.log)
         batch = StateBatch()
         cursors: dict[str, int] = {}
-        by_size = sorted(topic.channels, key=lambda one: self._source.bytes(queue_name(topic.name, one.name)))
+        by_size = sorted(
+            topic.channels, key=lambda one: self._source.bytes(queue_name(topic.name, one.name))
+        )
         for channel in by_size:
             begin = writer.end
             queue = queue_name(topic.name, channel.name)
@@ -160,7 +175,9 @@ class TopicBuilder:
                 for message in self._messages(queue, again=True):
                     if not message.attempts:
                         writer.add(message)
-            batch.hole_puts += [(channel.name, run.start, run.count, run.attempts, 0) for run in runs.finish()]
+            batch.hole_puts += [
+                (channel.name, run.start, run.count, run.attempts, 0) for run in runs.finish()
+            ]
             built.channels[channel.name] = writer.end - begin
         common = writer.end
         # End the block here. A channel of a paused topic gets only blocks that lie completely
@@ -171,7 +188,9 @@ class TopicBuilder:
         writer.flush()
         now = time.time_ns()
         for channel in topic.channels:
-            batch.channel_puts[channel.name] = ChannelRow(cursors.get(channel.name, common), channel.paused, now)
+            batch.channel_puts[channel.name] = ChannelRow(
+                cursors.get(channel.name, common), channel.paused, now
+            )
         batch.applied_offset = batch.synced_end = writer.end
         if topic.paused:  # a paused nsqd topic passes its own backlog to no channel
             batch.paused_end = common
@@ -185,14 +204,32 @@ class TopicBuilder:
         for file, position, message in self._source.messages(queue, report):
             if len(message.body) > BODY_BYTES_MAX:
                 size = len(message.body)
-                loss = LostBytes(file, position, size + NSQ_HEAD_BYTES, f"the body has {size} bytes; the limit is {BODY_BYTES_MAX}")
+                loss = LostBytes(
+                    file,
+                    position,
+                    size + NSQ_HEAD_BYTES,
+                    f"the body has {size} bytes; the limit is {BODY_BYTES_MAX}",
+                )
                 if not self._skip_too_big:
-                    raise UsageError(E_TOO_BIG, f"{loss}. Nothing was imported. To import all other messages, use --skip-too-big")
+                    raise UsageError(
+                        E_TOO_BIG,
+                        (
+                            f"{loss}. Nothing was imported. To import all other messages, use "
+                            "--skip-too-big"
+                        ),
+                    )
                 report.lose(loss, left_out=True)
                 continue
             yield message
 
-    def _verify(self, directory: str, identity: TopicIdentity, built: BuiltTopic, batch: StateBatch, digest: str) -> None:
+    def _verify(
+        self,
+        directory: str,
+        identity: TopicIdentity,
+        built: BuiltTopic,
+        batch: StateBatch,
+        digest: str,
+    ) -> None:
         """Read the whole topic back, as the broker will. Raises `Damaged` if anything differs."""
         store = open_store(self._files, directory, self._options, identity)
         try:
@@ -207,11 +244,23 @@ class TopicBuilder:
                     offset = block.next_offset
             table = store.state.load()
             if found.hexdigest() != digest or offset - store.log.start != built.messages:
-                raise Damaged(f"{directory}: the messages of topic {built.name} were not written correctly; check the disk and try again")
-            holes = {(name, *hole) for name in batch.channel_puts for hole in store.state.holes(name)}
+                raise Damaged(
+                    f"{directory}: the messages of topic {built.name} were not written "
+                    "correctly; check the disk and try again"
+                )
+            holes = {
+                (name, *hole) for name in batch.channel_puts for hole in store.state.holes(name)
+            }
             paused_end = -1 if batch.paused_end is None else batch.paused_end
-            if (table.channels, holes, table.paused_end) != (batch.channel_puts, set(batch.hole_puts), paused_end):
-                raise Damaged(f"{directory}: the channels of topic {built.name} were not written correctly; check the disk and try again")
+            if (table.channels, holes, table.paused_end) != (
+                batch.channel_puts,
+                set(batch.hole_puts),
+                paused_end,
+            ):
+                raise Damaged(
+                    f"{directory}: the channels of topic {built.name} were not written "
+                    "correctly; check the disk and try again"
+                )
         finally:
             store.close()
 
@@ -251,14 +300,23 @@ def import_nsqd(
         try:
             registry = Registry(files, data_dir, node_id)
             registry.open()
-            return _Import(files, source, data_dir, registry, sync, options or StoreOptions(), skip_too_big).run()
+            return _Import(
+                files, source, data_dir, registry, sync, options or StoreOptions(), skip_too_big
+            ).run()
         finally:
             files.close(lock)
 
 
 class _Import:
     def __init__(
-        self, files: Files, source: NsqdSource, data_dir: Path, registry: Registry, sync: str, options: StoreOptions, skip_too_big: bool
+        self,
+        files: Files,
+        source: NsqdSource,
+        data_dir: Path,
+        registry: Registry,
+        sync: str,
+        options: StoreOptions,
+        skip_too_big: bool,
     ) -> None:
         self._files = files
         self._source = source
@@ -280,17 +338,33 @@ class _Import:
                 report.again = True
                 report.lost_before = record.get("lost_count", 0)
                 return report
-            report.found.notes.append(f"{self._source.folder} was imported before, but none of its topics exists any more; imported again")
+            report.found.notes.append(
+                f"{self._source.folder} was imported before, but none of its topics exists any "
+                "more; imported again"
+            )
         self._clear()
         topics = self._source.topics(report.found)
         taken = [topic.name for topic in topics if topic.name in self._registry.topics]
         if taken:
-            text = f"topics {', '.join(taken)} exist already in {self._data_dir}, so nothing was imported"
-            raise UsageError(E_EXISTS, f"{text}; delete these topics or choose another data directory")
-        self._check_space([queue_name(t.name, c) for t in topics for c in ("", *(channel.name for channel in t.channels))])
+            text = (
+                f"topics {', '.join(taken)} exist already in {self._data_dir}, so nothing was "
+                "imported"
+            )
+            raise UsageError(
+                E_EXISTS, f"{text}; delete these topics or choose another data directory"
+            )
+        self._check_space(
+            [
+                queue_name(t.name, c)
+                for t in topics
+                for c in ("", *(channel.name for channel in t.channels))
+            ]
+        )
         rows = self._begin(digest, [topic.name for topic in topics])
         self._files.make_folder(self._aside)
-        builder = TopicBuilder(self._files, self._source, report.found, self._options, skip_too_big=self._skip_too_big)
+        builder = TopicBuilder(
+            self._files, self._source, report.found, self._options, skip_too_big=self._skip_too_big
+        )
         try:
             for topic in topics:
                 row = rows[topic.name]
@@ -314,10 +388,15 @@ class _Import:
         need = int(sum(self._source.bytes(queue) for queue in queues) * _GROWTH)
         reserve = self._options.reserve_bytes
         if reserve is None:
-            reserve = min(RESERVE_BYTES_MAX, self._files.total_bytes(str(self._data_dir)) // RESERVE_SHARE)
+            reserve = min(
+                RESERVE_BYTES_MAX, self._files.total_bytes(str(self._data_dir)) // RESERVE_SHARE
+            )
         free = self._files.free_bytes(str(self._data_dir))
         if need > free - reserve:
-            text = f"{self._data_dir}: the import needs about {need} bytes; {free} are free, and {reserve} must stay free"
+            text = (
+                f"{self._data_dir}: the import needs about {need} bytes; {free} are free, and "
+                f"{reserve} must stay free"
+            )
             raise DiskFull(f"{text}; free some space and try again")
 
     def _begin(self, digest: str, names: list[str]) -> dict[str, TopicRow]:
@@ -325,9 +404,19 @@ class _Import:
         registry = self._registry
         rows = {}
         for name in names:
-            rows[name] = TopicRow(registry.next_number, uuid.uuid4().hex, self._sync, registry.ended.get(name, 0), "live")
+            rows[name] = TopicRow(
+                registry.next_number,
+                uuid.uuid4().hex,
+                self._sync,
+                registry.ended.get(name, 0),
+                "live",
+            )
             registry.next_number += 1
-        registry.imports[digest] = {"state": BEGUN, "numbers": [row.number for row in rows.values()], "from": self._source.folder}
+        registry.imports[digest] = {
+            "state": BEGUN,
+            "numbers": [row.number for row in rows.values()],
+            "from": self._source.folder,
+        }
         registry.save()
         return rows
 
@@ -335,7 +424,10 @@ class _Import:
         topics = str(self._data_dir / "topics")
         for row in rows.values():
             if self._files.exists(self._registry.folder(row)):
-                raise ForeignDirectory(f"{self._registry.folder(row)} exists, but no topic has that number; move it away and try again")
+                raise ForeignDirectory(
+                    f"{self._registry.folder(row)} exists, but no topic has that number; move "
+                    "it away and try again"
+                )
             self._files.rename(self._built(row), self._registry.folder(row))
         self._files.sync_folder(topics)
         record: ImportRecord = {
@@ -348,6 +440,7 @@ class _Import:
         self._registry.topics.update(rows)
         self._registry.imports[digest] = record
         self._registry.save()
-        # The import is complete. If the empty folder cannot be removed now, the next import removes it.
+        # The import is complete. If the empty folder cannot be removed now, the next import removes
+        # it.
         with contextlib.suppress(OSError):
             self._files.remove_tree(self._aside)

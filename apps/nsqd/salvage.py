@@ -63,7 +63,11 @@ class FileView:
         """Return `size` bytes, or fewer only at the end of the file."""
         start = position - self._at
         if start < 0 or start + size > len(self._window):
-            self._window, self._at, start = self._files.pread(self._fd, max(size, READ_BYTES), position), position, 0
+            self._window, self._at, start = (
+                self._files.pread(self._fd, max(size, READ_BYTES), position),
+                position,
+                0,
+            )
         return self._window[start : start + size]
 
     def begins(self, position: int) -> bool:
@@ -83,7 +87,9 @@ class FileView:
         """Return True if a search may accept the position."""
         if not self.begins(position):
             return False
-        return looks_like_message(self.get(position, _HEAD), 0, RECORD_BYTES_MAX) or self.leads_on(self.end(position))
+        return looks_like_message(self.get(position, _HEAD), 0, RECORD_BYTES_MAX) or self.leads_on(
+            self.end(position)
+        )
 
     def next_record(self, position: int, end: int) -> int:
         """Return the first place from `position` that looks like a complete record, or `end`."""
@@ -101,7 +107,9 @@ class FileView:
         return end
 
 
-def read_messages(files: Files, path: str, position: int, lost: Callable[[LostBytes], None]) -> Iterator[tuple[int, NsqMessage]]:
+def read_messages(
+    files: Files, path: str, position: int, lost: Callable[[LostBytes], None]
+) -> Iterator[tuple[int, NsqMessage]]:
     """Yield (position, message) of each record from `position` to the end of the file.
 
     Parts that cannot be read are passed to `lost`.
@@ -113,7 +121,14 @@ def read_messages(files: Files, path: str, position: int, lost: Callable[[LostBy
             end = _end_of(view, position)
             if end < 0:
                 following = view.next_record(position + 1, view.size)
-                lost(LostBytes(path, position, following - position, _why(view, position, following, behind)))
+                lost(
+                    LostBytes(
+                        path,
+                        position,
+                        following - position,
+                        _why(view, position, following, behind),
+                    )
+                )
                 position, behind = following, False
                 continue
             yield position, decode_message(view.get(position, end - position)[LENGTH_BYTES:])
@@ -146,4 +161,6 @@ def _why(view: FileView, position: int, following: int, behind: bool) -> str:
             return "an unfinished write"
     if len(rest) >= _HEAD and view.end(position) == following:
         return "the head of a message is damaged: it has no valid message id"
-    return "no message can be read" + ("; the message before it may be incomplete" if behind else "")
+    return "no message can be read" + (
+        "; the message before it may be incomplete" if behind else ""
+    )

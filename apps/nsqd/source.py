@@ -78,7 +78,10 @@ class NsqdSource:
         self.folder = folder.rstrip("/") or "/"
         path = f"{self.folder}/{NSQD_NAME}"
         if not files.exists(path):
-            raise ForeignDirectory(f"{self.folder} has no {NSQD_NAME}: it is not the data path of an nsqd (1.0 or later)")
+            raise ForeignDirectory(
+                f"{self.folder} has no {NSQD_NAME}: it is not the data path of an nsqd (1.0 or "
+                "later)"
+            )
         self._lock = files.lock_folder(self.folder)
         try:
             self._numbers: dict[str, list[int]] = {}
@@ -92,7 +95,10 @@ class NsqdSource:
                     self._numbers.setdefault(data[0], []).append(data[1])
                 elif meta is not None:
                     self._metas.add(meta)
-                elif name.endswith(BAD_SUFFIX) and parse_data_name(name.removesuffix(BAD_SUFFIX)) is not None:
+                elif (
+                    name.endswith(BAD_SUFFIX)
+                    and parse_data_name(name.removesuffix(BAD_SUFFIX)) is not None
+                ):
                     self._bad.append(name)
             for numbers in self._numbers.values():
                 numbers.sort()
@@ -119,18 +125,28 @@ class NsqdSource:
         paused: dict[str, bool] = {}
         for topic in self.listed.topics:
             if is_ephemeral(topic.name):
-                report.notes.append(f"topic {topic.name} is ephemeral: nsqd keeps no messages of it on disk; left out")
+                report.notes.append(
+                    f"topic {topic.name} is ephemeral: nsqd keeps no messages of it on disk; "
+                    "left out"
+                )
                 continue
-            name = self._own_name(topic.name, [one.name for one in self.listed.topics], f"topic {topic.name}", report)
+            name = self._own_name(
+                topic.name, [one.name for one in self.listed.topics], f"topic {topic.name}", report
+            )
             paused[check_name(name)] = topic.paused
             found[name] = {}
             self._rename(queue_name(name), queue_name(topic.name))
             for channel in topic.channels:
                 if is_ephemeral(channel.name):
-                    report.notes.append(f"channel {topic.name}/{channel.name} is ephemeral: nsqd keeps no messages of it on disk; left out")
+                    report.notes.append(
+                        f"channel {topic.name}/{channel.name} is ephemeral: nsqd keeps no "
+                        "messages of it on disk; left out"
+                    )
                     continue
                 others = [one.name for one in topic.channels]
-                member = self._own_name(channel.name, others, f"channel {topic.name}/{channel.name}", report)
+                member = self._own_name(
+                    channel.name, others, f"channel {topic.name}/{channel.name}", report
+                )
                 found[name][check_name(member, "channel")] = channel.paused
                 self._rename(queue_name(name, member), queue_name(topic.name, channel.name))
         taken = set(self._renamed.values())
@@ -145,16 +161,26 @@ class NsqdSource:
                 if member:
                     check_name(member, "channel")
             except UsageError as error:
-                report.notes.append(f"{NSQD_NAME} does not list {queue}, which is no valid name in nsqd; left out ({error.text})")
+                report.notes.append(
+                    f"{NSQD_NAME} does not list {queue}, which is no valid name in nsqd; left "
+                    f"out ({error.text})"
+                )
                 continue
             report.notes.append(f"{NSQD_NAME} does not list {queue}, but it has files; imported")
             paused.setdefault(name, False)
             channels = found.setdefault(name, {})
             if member:
                 channels[member] = False
-        report.notes += [f"{self.folder}/{name} was set aside by nsqd as unreadable; not imported" for name in self._bad]
+        report.notes += [
+            f"{self.folder}/{name} was set aside by nsqd as unreadable; not imported"
+            for name in self._bad
+        ]
         return [
-            NsqdTopic(name, paused[name], tuple(NsqdChannel(channel, stopped) for channel, stopped in channels.items()))
+            NsqdTopic(
+                name,
+                paused[name],
+                tuple(NsqdChannel(channel, stopped) for channel, stopped in channels.items()),
+            )
             for name, channels in found.items()
         ]
 
@@ -168,7 +194,9 @@ class NsqdSource:
         while own != name and own in others:
             own += "-"
         if own != name:
-            report.notes.append(f"{what} is renamed to {own}, because ZSQ does not allow the name {name}")
+            report.notes.append(
+                f"{what} is renamed to {own}, because ZSQ does not allow the name {name}"
+            )
         return own
 
     def _rename(self, here: str, there: str) -> None:
@@ -179,7 +207,9 @@ class NsqdSource:
         if queue not in self._metas:
             return None
         try:
-            return decode_meta(self._files.read_file(f"{self.folder}/{meta_name(queue)}", META_BYTES_MAX))
+            return decode_meta(
+                self._files.read_file(f"{self.folder}/{meta_name(queue)}", META_BYTES_MAX)
+            )
         except Damaged:
             return None
 
@@ -203,23 +233,43 @@ class NsqdSource:
             return 0, 0, []
         meta = self._meta(queue)
         if meta is None:
-            return numbers[0], 0, [f"{queue}: its metadata is missing or cannot be read; all its files are imported"]
+            return (
+                numbers[0],
+                0,
+                [f"{queue}: its metadata is missing or cannot be read; all its files are imported"],
+            )
         place = QueueFiles(self._files, self.folder, queue, NSQ_HEAD_BYTES, RECORD_BYTES_MAX)
         doubt = doubt_about(place, meta, numbers, sys.maxsize)
-        if not doubt and meta.read_file in numbers and meta.read_position and not self._fits(queue, meta.read_file, meta.read_position):
-            doubt = f"gives position {meta.read_position} of file {meta.read_file} as the next to read, but no message begins there"
+        if (
+            not doubt
+            and meta.read_file in numbers
+            and meta.read_position
+            and not self._fits(queue, meta.read_file, meta.read_position)
+        ):
+            doubt = (
+                f"gives position {meta.read_position} of file {meta.read_file} as the next to "
+                "read, but no message begins there"
+            )
         if doubt:
-            text = f"{queue}: its metadata {doubt}; all its files are imported, and some messages may be imported twice"
+            text = (
+                f"{queue}: its metadata {doubt}; all its files are imported, and some messages "
+                "may be imported twice"
+            )
             return numbers[0], 0, [text]
         if meta.read_file < numbers[0]:
             if (meta.read_file, meta.read_position) == (meta.write_file, meta.write_position):
                 return numbers[0], 0, []
-            text = f"{queue}: file {meta.read_file}, the next to read, is missing; the import begins with file {numbers[0]}"
+            text = (
+                f"{queue}: file {meta.read_file}, the next to read, is missing; the import "
+                f"begins with file {numbers[0]}"
+            )
             return numbers[0], 0, [text]
         notes = []
         if numbers[0] < meta.read_file:
             old = [number for number in numbers if number < meta.read_file]
-            notes.append(f"{queue}: files {old[0]} to {old[-1]} are left out, because nsqd has read them")
+            notes.append(
+                f"{queue}: files {old[0]} to {old[-1]} are left out, because nsqd has read them"
+            )
         return meta.read_file, meta.read_position, notes
 
     def _fits(self, queue: str, number: int, position: int) -> bool:
@@ -256,11 +306,16 @@ class NsqdSource:
             known = meta.write_position if meta.write_file == numbers[-1] else 0
             if numbers[-1] > meta.write_file or self._size(queue, numbers[-1]) > known:
                 text = f"{queue}: its metadata is older than its data"
-                report.notes.append(f"{text}; all messages in its files are imported, and some may be imported twice")
+                report.notes.append(
+                    f"{text}; all messages in its files are imported, and some may be imported "
+                    "twice"
+                )
         for one in numbers:
             if one >= number:
                 path = self._path(queue, one)
-                for at, message in read_messages(self._files, path, position if one == number else 0, report.lose):
+                for at, message in read_messages(
+                    self._files, path, position if one == number else 0, report.lose
+                ):
                     yield path, at, message
 
     def digest(self) -> str:
@@ -327,16 +382,24 @@ class MessageReader:
                     offset = first
                     continue
                 block = blocks[0]
-                for index in range(offset - block.first_offset, min(end - block.first_offset, block.count)):
+                for index in range(
+                    offset - block.first_offset, min(end - block.first_offset, block.count)
+                ):
                     yield _stored(block, index, attempts)
                 offset = block.next_offset
 
     def _gone(self, queue: str, begin: int, end: int) -> None:
         kept_from = min(max(begin, self._start), end)
         if kept_from > begin:
-            self._notes.append(f"{queue}: {kept_from - begin} messages from offset {begin} on were removed by retention")
+            self._notes.append(
+                f"{queue}: {kept_from - begin} messages from offset {begin} on were removed by "
+                "retention"
+            )
         if end > kept_from:
-            self._notes.append(f"{queue}: {end - kept_from} messages from offset {kept_from} on are damaged or missing")
+            self._notes.append(
+                f"{queue}: {end - kept_from} messages from offset {kept_from} on are damaged or "
+                "missing"
+            )
             self.lost += end - kept_from
 
     def _read(self, offset: int) -> list[Block]:

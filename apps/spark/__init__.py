@@ -21,7 +21,9 @@ def register(spark: SparkSession) -> bool:
 
         from .data_source import ZsqDataSource
     except ImportError as error:
-        raise ImportError(f"Spark's data source needs pyspark 4 and pyarrow: pip install 'zsq[spark]' ({error})") from error
+        raise ImportError(
+            f"Spark's data source needs pyspark 4 and pyarrow: pip install 'zsq[spark]' ({error})"
+        ) from error
     try:
         spark.dataSource.register(ZsqDataSource)
     except AnalysisException as error:

@@ -5,7 +5,13 @@ Spark also reports how far behind the query is.
 
 from __future__ import annotations
 
-from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
 
 from .planning import StreamPosition
 from .stream import FollowingReader
@@ -19,15 +25,21 @@ class AdmittingReader(FollowingReader, SupportsTriggerAvailableNow):
     def getDefaultReadLimit(self) -> ReadLimit:
         if self._options.offsets_max:
             return ReadMaxRows(self._options.offsets_max)
-        return ReadMaxBytes(self._options.bytes_max) if self._options.bytes_max else ReadAllAvailable()
+        return (
+            ReadMaxBytes(self._options.bytes_max) if self._options.bytes_max else ReadAllAvailable()
+        )
 
     def latestOffset(self, start: dict[str, object], limit: ReadLimit) -> dict[str, object]:
         place = StreamPosition.from_json(start)
         offsets_max = bytes_max = 0
         # Spark passes only one limit, although both options may be set.
         if not isinstance(limit, ReadAllAvailable):
-            offsets_max = limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.offsets_max
-            bytes_max = limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
+            offsets_max = (
+                limit.max_rows if isinstance(limit, ReadMaxRows) else self._options.offsets_max
+            )
+            bytes_max = (
+                limit.max_bytes if isinstance(limit, ReadMaxBytes) else self._options.bytes_max
+            )
         latest = self._plan.latest(place, offsets_max=offsets_max, bytes_max=bytes_max)
         channel = self._follow(place)
         if channel is not None:

@@ -35,7 +35,9 @@ ROWS_MIN: Final = 1024  # the rows of a batch, if there are that many
 JOIN_BYTES_MAX: Final = 4 * 1024 * 1024
 
 _TIME: Final = pa.timestamp("us", tz="UTC")
-_HEADER_LIST: Final = pa.list_(pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())])))
+_HEADER_LIST: Final = pa.list_(
+    pa.field("element", pa.struct([("key", pa.string()), ("value", pa.binary())]))
+)
 _TYPES: Final[dict[str, pa.DataType]] = {
     "key": pa.binary(),
     "value": pa.binary(),
@@ -112,7 +114,11 @@ def _header_rows(block: Block) -> pa.Array:
     if block.headers is None:
         return _nulls(_HEADER_LIST).slice(0, block.count)
     rows = [
-        None if packed is None else [{"key": key, "value": _as_bytes(value)} for key, value in unpack_headers(packed).items()]
+        None
+        if packed is None
+        else [
+            {"key": key, "value": _as_bytes(value)} for key, value in unpack_headers(packed).items()
+        ]
         for packed in block.headers.values()
     ]
     return pa.array(rows, _HEADER_LIST)
@@ -136,9 +142,13 @@ class BatchMaker:
             "value": lambda block: wrap(block.body, block.count, _TYPES["value"]),
             "topic": lambda block: _same(topic, pa.string()).slice(0, block.count),
             "partition": lambda block: _same(0, pa.int32()).slice(0, block.count),
-            "offset": lambda block: pc.add(_numbers().slice(0, block.count), pa.scalar(block.first_offset, pa.int64())),
+            "offset": lambda block: pc.add(
+                _numbers().slice(0, block.count), pa.scalar(block.first_offset, pa.int64())
+            ),
             "timestamp": _times,
-            "timestampType": lambda block: _same(LOG_TIME if block.times is None else OWN_TIME, pa.int32()).slice(0, block.count),
+            "timestampType": lambda block: _same(
+                LOG_TIME if block.times is None else OWN_TIME, pa.int32()
+            ).slice(0, block.count),
             "tag": lambda block: wrap(block.tag, block.count, _TYPES["tag"]),
             HEADERS: _header_rows,
         }
@@ -147,11 +157,17 @@ class BatchMaker:
 
     def batch(self, block: Block, start: int, stop: int) -> pa.RecordBatch:
         """Return the block's messages from `start` to `stop` (exclusive), at least one."""
-        made = pa.RecordBatch.from_arrays([make(block) for make in self._makers], schema=self.schema)
+        made = pa.RecordBatch.from_arrays(
+            [make(block) for make in self._makers], schema=self.schema
+        )
         first = max(start, block.first_offset)
         last = min(stop, block.next_offset)
         assert first < last, "a block that holds nothing of the range"
-        return made if last - first == block.count else made.slice(first - block.first_offset, last - first)
+        return (
+            made
+            if last - first == block.count
+            else made.slice(first - block.first_offset, last - first)
+        )
 
     def batches(self, blocks: Iterable[Block], start: int, stop: int) -> Iterator[pa.RecordBatch]:
         """Yield the messages from `start` to `stop` (exclusive) as batches.

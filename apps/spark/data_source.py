@@ -5,7 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
 from pyspark.sql.types import StructType
 
 from ...transport.wire.address import parse
@@ -43,12 +49,20 @@ class ZsqDataSource(DataSource):
         return "zsq"
 
     def _source(self, streaming: bool | None) -> SourceOptions:
-        options = source_options(self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming)
-        return replace(options, credentials=parse(options.url, options.key_file or None).credentials)
+        options = source_options(
+            self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming
+        )
+        return replace(
+            options, credentials=parse(options.url, options.key_file or None).credentials
+        )
 
     def _sink(self, streaming: bool) -> SinkOptions:
-        options = sink_options(self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming)
-        return replace(options, credentials=parse(options.url, options.key_file or None).credentials)
+        options = sink_options(
+            self.options, os.environ.get("ZSQ_URL") or DEFAULT_URL, streaming=streaming
+        )
+        return replace(
+            options, credentials=parse(options.url, options.key_file or None).credentials
+        )
 
     def _checked(self, schema: StructType, options: SourceOptions) -> SourceOptions:
         """Return the options.
@@ -57,7 +71,8 @@ class ZsqDataSource(DataSource):
         """
         if schema.simpleString() != simple(options.columns):
             raise wrong(
-                f"the source itself defines its columns, {ddl(options.columns)}; leave out .schema(...), choose columns with option"
+                f"the source itself defines its columns, {ddl(options.columns)}; leave out "
+                ".schema(...), choose columns with option"
                 " 'columns', and parse value with from_json or from_csv"
             )
         return options

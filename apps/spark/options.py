@@ -22,7 +22,17 @@ from .schema import COLUMNS, HEADERS, SOURCE_COLUMNS
 if TYPE_CHECKING:
     from ...transport.wire.credentials import Credentials, KeyFile
 
-__all__ = ["EARLIEST", "LATEST", "SINK_NAMES", "SOURCE_NAMES", "Point", "SinkOptions", "SourceOptions", "sink_options", "source_options"]
+__all__ = [
+    "EARLIEST",
+    "LATEST",
+    "SINK_NAMES",
+    "SOURCE_NAMES",
+    "Point",
+    "SinkOptions",
+    "SourceOptions",
+    "sink_options",
+    "source_options",
+]
 
 TIMEOUT_S: Final = 120.0
 INT64_MAX: Final = (1 << 63) - 1
@@ -35,14 +45,18 @@ SOURCE_NAMES: Final = (
 SINK_NAMES: Final = ("url", "topic", "txnAppId", "txnVersion", "timeout", "keyFile")
 _NAMES: Final = {name.lower(): name for name in (*SOURCE_NAMES, *SINK_NAMES)}
 # Options that Spark itself, or a user who follows its guides, adds to any format.
-_FOREIGN: Final = frozenset({"checkpointlocation", "path", "paths", "queryname", "mergeschema", "timezone"})
+_FOREIGN: Final = frozenset(
+    {"checkpointlocation", "path", "paths", "queryname", "mergeschema", "timezone"}
+)
 _KAFKA: Final = {
     "subscribepattern": "use option 'subscribe' with the topics, separated by commas",
     "assign": "a topic has one partition: use option 'subscribe'",
     "minoffsetspertrigger": "leave it out and set the trigger's processing time",
     "maxtriggerdelay": "leave it out and set the trigger's processing time",
     "maxrecordsperpartition": "use option 'minPartitions'",
-    "startingoffsetsbytimestampstrategy": "leave it out: if no message is that new, reading starts at the end",
+    "startingoffsetsbytimestampstrategy": (
+        "leave it out: if no message is that new, reading starts at the end"
+    ),
     "groupidprefix": "use option 'channel' if a channel should follow the query",
     "kafka.group.id": "use option 'channel' if a channel should follow the query",
     "kafka.bootstrap.servers": "use option 'url', such as tcp://HOST:4153",
@@ -116,7 +130,9 @@ def wrong(text: str) -> UsageError:
     return UsageError(E_BAD_ARGUMENT, text)
 
 
-def source_options(options: Mapping[str, str], url: str, *, streaming: bool | None) -> SourceOptions:
+def source_options(
+    options: Mapping[str, str], url: str, *, streaming: bool | None
+) -> SourceOptions:
     """Return the options of `spark.readStream` or `spark.read` (`streaming` None: not known yet).
 
     `url` is the broker's if no option names one. Raises `UsageError` (E_BAD_ARGUMENT), which says
@@ -127,13 +143,27 @@ def source_options(options: Mapping[str, str], url: str, *, streaming: bool | No
     starting = _points(given, "starting", topics)
     ending = _points(given, "ending", topics)
     if streaming:
-        _refuse(given, ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"), "a streaming query has no end; use spark.read")
+        _refuse(
+            given,
+            ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"),
+            "a streaming query has no end; use spark.read",
+        )
     elif streaming is not None:
-        _refuse(given, ("channel",), "a channel follows the commits of a streaming query; use spark.readStream")
+        _refuse(
+            given,
+            ("channel",),
+            "a channel follows the commits of a streaming query; use spark.readStream",
+        )
         if LATEST in (starting or {}).values():
-            raise wrong("startingOffsets 'latest' leaves nothing to read in a batch query: use 'earliest', an offset, or startingTimestamp")
+            raise wrong(
+                "startingOffsets 'latest' leaves nothing to read in a batch query: use "
+                "'earliest', an offset, or startingTimestamp"
+            )
         if EARLIEST in (ending or {}).values():
-            raise wrong("endingOffsets 'earliest' leaves nothing to read: use 'latest', an offset, or endingTimestamp")
+            raise wrong(
+                "endingOffsets 'earliest' leaves nothing to read: use 'latest', an offset, or "
+                "endingTimestamp"
+            )
     return SourceOptions(
         url=given.get("url") or url,
         topics=topics,
@@ -158,16 +188,35 @@ def sink_options(options: Mapping[str, str], url: str, *, streaming: bool) -> Si
     given = _given(options)
     app, version = given.get("txnAppId", ""), _whole(given, "txnVersion", least=0, missing=-1)
     if ("txnAppId" in given) != ("txnVersion" in given):
-        raise wrong("txnAppId and txnVersion belong together: give both, such as .option('txnAppId', NAME).option('txnVersion', batch_id)")
+        raise wrong(
+            "txnAppId and txnVersion belong together: give both, such as .option('txnAppId', "
+            "NAME).option('txnVersion', batch_id)"
+        )
     if "txnAppId" in given and streaming:
-        raise wrong("txnAppId and txnVersion are for df.write within foreachBatch; writeStream takes the query's id and the batch's number")
+        raise wrong(
+            "txnAppId and txnVersion are for df.write within foreachBatch; writeStream takes "
+            "the query's id and the batch's number"
+        )
     if "txnAppId" in given and not 0 < len(app.encode()) <= TRANSACTION_APP_BYTES_MAX:
-        raise wrong(f"txnAppId {app[:40]!r} is {len(app.encode())} bytes; it must be 1 to {TRANSACTION_APP_BYTES_MAX} bytes")
+        raise wrong(
+            f"txnAppId {app[:40]!r} is {len(app.encode())} bytes; it must be 1 to "
+            f"{TRANSACTION_APP_BYTES_MAX} bytes"
+        )
     topic = check_stage_topic(given["topic"]) if "topic" in given else ""
     if not topic and "subscribe" in given:
-        raise wrong("'subscribe' is an option of the source; name the topic to write to with option 'topic' or in a column 'topic'")
+        raise wrong(
+            "'subscribe' is an option of the source; name the topic to write to with option "
+            "'topic' or in a column 'topic'"
+        )
     place = given.get("url") or url
-    return SinkOptions(url=place, topic=topic, app=app, version=version, timeout_s=_timeout(given), key_file=given.get("keyFile", ""))
+    return SinkOptions(
+        url=place,
+        topic=topic,
+        app=app,
+        version=version,
+        timeout_s=_timeout(given),
+        key_file=given.get("keyFile", ""),
+    )
 
 
 def _given(options: Mapping[str, str]) -> dict[str, str]:
@@ -178,9 +227,15 @@ def _given(options: Mapping[str, str]) -> dict[str, str]:
         if lower in _NAMES:
             found[_NAMES[lower]] = str(value).strip()
         elif lower in _KAFKA:
-            raise wrong(f"option {name!r} belongs to the Kafka connector and is not an option of zsq: {_KAFKA[lower]}")
+            raise wrong(
+                f"option {name!r} belongs to the Kafka connector and is not an option of zsq: "
+                f"{_KAFKA[lower]}"
+            )
         elif lower.startswith("kafka."):
-            raise wrong(f"option {name!r} belongs to the Kafka connector and is not an option of zsq; name the broker with option 'url'")
+            raise wrong(
+                f"option {name!r} belongs to the Kafka connector and is not an option of zsq; "
+                "name the broker with option 'url'"
+            )
         elif lower not in _FOREIGN:
             close = difflib.get_close_matches(lower, _NAMES, n=1, cutoff=0.8)
             if close:
@@ -200,7 +255,10 @@ def _topics(given: Mapping[str, str]) -> tuple[str, ...]:
     text = given.get("topic", given.get("subscribe", ""))
     names = [name.strip() for name in text.split(",") if name.strip()]
     if not names:
-        raise wrong("no topic is given: use .option('topic', NAME), or .option('subscribe', 'NAME,NAME') for several")
+        raise wrong(
+            "no topic is given: use .option('topic', NAME), or .option('subscribe', "
+            "'NAME,NAME') for several"
+        )
     return tuple(sorted({check_name(name) for name in names}))
 
 
@@ -213,11 +271,16 @@ def _columns(given: Mapping[str, str]) -> tuple[str, ...]:
     unknown = [name for name in names if name.lower() not in proper]
     if unknown or not names or len({name.lower() for name in names}) != len(names):
         what = f"unknown column {unknown[0]!r}" if unknown else "it names no column, or one twice"
-        raise wrong(f"option 'columns' is {given['columns']!r}: {what}; the columns are {', '.join(COLUMNS)}")
+        raise wrong(
+            f"option 'columns' is {given['columns']!r}: {what}; the columns are "
+            f"{', '.join(COLUMNS)}"
+        )
     return tuple(proper[name.lower()] for name in names)
 
 
-def _points(given: Mapping[str, str], side: str, topics: tuple[str, ...]) -> dict[str, Point] | None:
+def _points(
+    given: Mapping[str, str], side: str, topics: tuple[str, ...]
+) -> dict[str, Point] | None:
     """Return the point of `side` for each topic, or None if no option sets it.
 
     If several options set it, the one that the Kafka connector prefers is used.
@@ -226,7 +289,10 @@ def _points(given: Mapping[str, str], side: str, topics: tuple[str, ...]) -> dic
     if stamp in given:
         return dict.fromkeys(topics, Point("time", _whole(given, stamp, least=0)))
     if stamps in given:
-        return {topic: Point("time", value) for topic, value in _by_topic(given, stamps, topics, least=0).items()}
+        return {
+            topic: Point("time", value)
+            for topic, value in _by_topic(given, stamps, topics, least=0).items()
+        }
     if offsets not in given:
         return None
     words = {"earliest": EARLIEST, "latest": LATEST}
@@ -237,10 +303,15 @@ def _points(given: Mapping[str, str], side: str, topics: tuple[str, ...]) -> dic
     return {topic: signs.get(value, Point("offset", value)) for topic, value in found.items()}
 
 
-def _by_topic(given: Mapping[str, str], name: str, topics: tuple[str, ...], *, least: int) -> dict[str, int]:
+def _by_topic(
+    given: Mapping[str, str], name: str, topics: tuple[str, ...], *, least: int
+) -> dict[str, int]:
     """Return a number for each topic: {"topic": number} or Kafka's {"topic": {"0": number}}."""
     usual = '"earliest", "latest" or ' if name.endswith("Offsets") else ""
-    form = f'option {name!r} is {given[name][:80]!r}; it takes {usual}JSON such as {{"{topics[0]}": 17}}'
+    form = (
+        f"option {name!r} is {given[name][:80]!r}; it takes {usual}JSON such as "
+        f'{{"{topics[0]}": 17}}'
+    )
     try:
         read = json.loads(given[name])
     except ValueError as error:
@@ -248,32 +319,54 @@ def _by_topic(given: Mapping[str, str], name: str, topics: tuple[str, ...], *, l
     if type(read) is not dict:
         raise wrong(form)
     if sorted(read) != sorted(topics):
-        text = f"it names {', '.join(sorted(read)) or 'none'}, and the query reads {', '.join(topics)}"
+        text = (
+            f"it names {', '.join(sorted(read)) or 'none'}, and the query reads {', '.join(topics)}"
+        )
         raise wrong(f"option {name!r} must name each topic: {text}")
     found = {}
     for topic, value in read.items():
         number: Any = value
         if type(value) is dict:
             if list(value) != ["0"]:
-                raise wrong(f'{form}; topic {topic} has one partition, "0", not {", ".join(map(repr, value)) or "none"}')
+                raise wrong(
+                    f'{form}; topic {topic} has one partition, "0", not '
+                    f"{', '.join(map(repr, value)) or 'none'}"
+                )
             number = value["0"]
         if type(number) is not int or not least <= number <= INT64_MAX:
-            raise wrong(f"{form}; the value of topic {topic} is {number!r}, but must be a whole number of at least {least}")
+            raise wrong(
+                f"{form}; the value of topic {topic} is {number!r}, but must be a whole number "
+                f"of at least {least}"
+            )
         found[topic] = number
     return found
 
 
-_SIZES: Final = {"": 1, "b": 1, "k": 1 << 10, "kb": 1 << 10, "m": 1 << 20, "mb": 1 << 20, "g": 1 << 30, "gb": 1 << 30}
+_SIZES: Final = {
+    "": 1,
+    "b": 1,
+    "k": 1 << 10,
+    "kb": 1 << 10,
+    "m": 1 << 20,
+    "mb": 1 << 20,
+    "g": 1 << 30,
+    "gb": 1 << 30,
+}
 
 
-def _whole(given: Mapping[str, str], name: str, *, least: int = 1, missing: int = 0, sizes: bool = False) -> int:
+def _whole(
+    given: Mapping[str, str], name: str, *, least: int = 1, missing: int = 0, sizes: bool = False
+) -> int:
     """Return a whole number of at least `least`. With `sizes`, also accept Spark's form (64m)."""
     if name not in given:
         return missing
     text = given[name].lower()
     digits = text.rstrip("bkmg") if sizes else text
     unit = _SIZES.get(text[len(digits) :], 0)
-    if not (digits.isascii() and digits.isdecimal() and unit) or not least <= int(digits) * unit <= INT64_MAX:
+    if (
+        not (digits.isascii() and digits.isdecimal() and unit)
+        or not least <= int(digits) * unit <= INT64_MAX
+    ):
         form = f"a whole number of at least {least}{', such as 1048576 or 1m' if sizes else ''}"
         raise wrong(f"option {name!r} is {given[name]!r}; it takes {form}")
     return int(digits) * unit
@@ -293,5 +386,8 @@ def _timeout(given: Mapping[str, str]) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 < seconds <= 86_400:
-        raise wrong(f"option 'timeout' is {text!r}; it takes seconds, more than 0 and at most 86400 (one day)")
+        raise wrong(
+            f"option 'timeout' is {text!r}; it takes seconds, more than 0 and at most 86400 "
+            "(one day)"
+        )
     return seconds

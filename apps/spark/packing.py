@@ -47,7 +47,11 @@ class Strip(NamedTuple):
     def column(self, start: int, stop: int) -> Column:
         """Return the rows from `start` to `stop` (exclusive) as a block's column."""
         offsets = self.offsets[start : stop + 1]
-        validity = None if self.bitmap is None else slice_bitmap(self.bitmap, self.bit + start, stop - start)
+        validity = (
+            None
+            if self.bitmap is None
+            else slice_bitmap(self.bitmap, self.bit + start, stop - start)
+        )
         return Column(offsets, self.data[offsets[0] : offsets[-1]], validity)
 
 
@@ -81,7 +85,8 @@ def _checked_text(array: pa.Array, name: str) -> pa.Array:
         return array.cast(pa.binary()).cast(pa.string())
     except pa.ArrowInvalid:
         raise _wrong(
-            f"column {name!r} holds bytes that are not UTF-8 in some row; a {name} is text: encode it, for example as hex or base64"
+            f"column {name!r} holds bytes that are not UTF-8 in some row; a {name} is text: "
+            "encode it, for example as hex or base64"
         ) from None
 
 
@@ -99,7 +104,11 @@ def _packed(row: list[Any] | None) -> bytes | None:
     """Pack one row's headers: `row` is a list of structs or, for maps, Arrow's list of pairs."""
     if row is None:
         return None
-    pairs = [(header["key"], header["value"]) if isinstance(header, dict) else header for header in row if header is not None]
+    pairs = [
+        (header["key"], header["value"]) if isinstance(header, dict) else header
+        for header in row
+        if header is not None
+    ]
     found = dict(pairs)
     if None in found:
         raise _wrong("a header has a null key; filter such headers out")
@@ -107,7 +116,8 @@ def _packed(row: list[Any] | None) -> bytes | None:
         names = sorted(key for key, _ in pairs)
         twice = next(a for a, b in pairwise(names) if a == b)
         raise _wrong(
-            f"header {twice!r} occurs twice in one row; a message can have only one value for each header: join them, or rename one"
+            f"header {twice!r} occurs twice in one row; a message can have only one value for "
+            "each header: join them, or rename one"
         )
     return pack_headers(found)
 
@@ -118,11 +128,16 @@ def topic_of(batch: pa.RecordBatch, before: str) -> str:
     `before` is the topic of earlier batches ("" for none).
     """
     column = batch.column("topic")
-    names = pc.unique(column.slice(0, 1) if column.null_count == len(column) else column).to_pylist()
+    names = pc.unique(
+        column.slice(0, 1) if column.null_count == len(column) else column
+    ).to_pylist()
     if before and before not in names:
         names.append(before)
     if None in names:
-        raise _wrong("column 'topic' is null in some rows: name the topic with .option('topic', NAME), or filter these rows out")
+        raise _wrong(
+            "column 'topic' is null in some rows: name the topic with .option('topic', NAME), "
+            "or filter these rows out"
+        )
     if len(names) > 1:
         raise several_topics(names)
     return str(names[0])
@@ -131,15 +146,21 @@ def topic_of(batch: pa.RecordBatch, before: str) -> str:
 def several_topics(names: list[Any]) -> UsageError:
     shown = ", ".join(sorted(map(str, names))[:5])
     return _wrong(
-        f"the rows are for several topics ({shown}); one write goes to one topic, because a transaction belongs to one topic:"
-        " write once for each topic, with a filter on column 'topic', or name one topic with .option('topic', NAME)"
+        f"the rows are for several topics ({shown}); one write goes to one topic, because a "
+        "transaction belongs to one topic:"
+        " write once for each topic, with a filter on column 'topic', or name one topic with "
+        ".option('topic', NAME)"
     )
 
 
 _ROWS: Final = 10_000  # the rows of a batch that is made from rows
 _OF_SPARK: Final = {
-    "array<struct<key:string,value:binary>>": pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
-    "array<struct<key:string,value:string>>": pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())])),
+    "array<struct<key:string,value:binary>>": pa.list_(
+        pa.struct([("key", pa.string()), ("value", pa.binary())])
+    ),
+    "array<struct<key:string,value:string>>": pa.list_(
+        pa.struct([("key", pa.string()), ("value", pa.string())])
+    ),
     "map<string,binary>": pa.map_(pa.string(), pa.binary()),
     "map<string,string>": pa.map_(pa.string(), pa.string()),
     "binary": pa.binary(),
@@ -147,7 +168,9 @@ _OF_SPARK: Final = {
 }
 
 
-def rows_as_batches(rows: Iterable[Any], fields: Sequence[tuple[str, str]]) -> Iterator[pa.RecordBatch]:
+def rows_as_batches(
+    rows: Iterable[Any], fields: Sequence[tuple[str, str]]
+) -> Iterator[pa.RecordBatch]:
     """Yield record batches of Spark's rows, for a Spark version that does not pass Arrow batches.
 
     `fields` are names and Spark's types, already checked.
@@ -156,7 +179,9 @@ def rows_as_batches(rows: Iterable[Any], fields: Sequence[tuple[str, str]]) -> I
     source = iter(rows)
     while found := list(islice(source, _ROWS)):
         columns = zip(*found, strict=True)
-        arrays = [pa.array(list(column), kind) for column, kind in zip(columns, kinds.types, strict=True)]
+        arrays = [
+            pa.array(list(column), kind) for column, kind in zip(columns, kinds.types, strict=True)
+        ]
         yield pa.RecordBatch.from_arrays(arrays, schema=kinds)
 
 
@@ -176,7 +201,8 @@ class Packer:
         nulls = batch.column("value").null_count
         if nulls:
             raise _wrong(
-                f"column 'value' is null in {nulls} rows; a message needs a value, even an empty one: filter them out, or use coalesce"
+                f"column 'value' is null in {nulls} rows; a message needs a value, even an "
+                "empty one: filter them out, or use coalesce"
             )
         self._waiting.append(batch)
         self._waiting_rows += batch.num_rows
@@ -201,7 +227,10 @@ class Packer:
         strips = [strip for strip in (body, key, tag, headers) if strip is not None]
         start = 0
         for stop in cuts(strips, batch.num_rows, self._block_bytes):
-            optional = (None if strip is None else strip.column(start, stop) for strip in (key, tag, headers))
+            optional = (
+                None if strip is None else strip.column(start, stop)
+                for strip in (key, tag, headers)
+            )
             yield join_columns(stop - start, body.column(start, stop), *optional)
             start = stop
 

@@ -30,7 +30,16 @@ from itertools import pairwise
 from typing import Any, Final, NamedTuple, Protocol
 
 from ...transport.client.blocking.client import Admin, Measured, Reader
-from ...transport.errors import E_BAD_ARGUMENT, E_DATA_LOSS, E_NOT_FOUND, DataLoss, NotFound, Refused, UsageError, ZsqError
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_DATA_LOSS,
+    E_NOT_FOUND,
+    DataLoss,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from ...transport.wire.credentials import KeyFile
 from .options import Point, SourceOptions
 
@@ -81,15 +90,27 @@ class StreamPosition:
             found = json.loads(read) if isinstance(read, str) else read
             version = found["version"]
             if type(version) is not int or version > VERSION:
-                text = f"the checkpoint has offsets of version {version!r}, and this zsq reads versions up to {VERSION}; use a newer zsq"
+                text = (
+                    f"the checkpoint has offsets of version {version!r}, and this zsq reads "
+                    f"versions up to {VERSION}; use a newer zsq"
+                )
                 raise UsageError(E_BAD_ARGUMENT, text)
             offsets = {str(name): value["0"] for name, value in found["topics"].items()}
             uuids = {name: str(found["uuids"][name]) for name in offsets}
         except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
-            text = f"the checkpoint does not hold offsets of zsq but {repr(read)[:200]}: give the query its own checkpointLocation"
+            text = (
+                f"the checkpoint does not hold offsets of zsq but {repr(read)[:200]}: give the "
+                "query its own checkpointLocation"
+            )
             raise UsageError(E_BAD_ARGUMENT, text) from None
         if not all(type(offset) is int and offset >= 0 for offset in offsets.values()):
-            raise UsageError(E_BAD_ARGUMENT, f"the checkpoint holds offsets that are not valid: {repr(read)[:200]}; use a new checkpoint")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                (
+                    f"the checkpoint holds offsets that are not valid: {repr(read)[:200]}; use a "
+                    "new checkpoint"
+                ),
+            )
         return cls(offsets, uuids)
 
 
@@ -118,7 +139,9 @@ def admit(waiting: Mapping[str, int], most: int) -> dict[str, int]:
     return {topic: min(count, max(1, count * most // total)) for topic, count in waiting.items()}
 
 
-def split(spans: Sequence[OffsetRange], partitions_min: int = 0, partition_bytes: int = PARTITION_BYTES) -> list[OffsetRange]:
+def split(
+    spans: Sequence[OffsetRange], partitions_min: int = 0, partition_bytes: int = PARTITION_BYTES
+) -> list[OffsetRange]:
     """Cut spans into partitions of about `partition_bytes`.
 
     The result has at least `partitions_min` partitions if there are so many messages.
@@ -133,7 +156,10 @@ def split(spans: Sequence[OffsetRange], partitions_min: int = 0, partition_bytes
         by_wish = -(-partitions_min * count // total)
         pieces = min(count, max(1, by_bytes, by_wish), PARTITIONS_MAX)
         edges = [span.start + count * i // pieces for i in range(pieces + 1)]
-        parts += [OffsetRange(span.topic, start, stop, span.size_bytes // pieces, span.uuid) for start, stop in pairwise(edges)]
+        parts += [
+            OffsetRange(span.topic, start, stop, span.size_bytes // pieces, span.uuid)
+            for start, stop in pairwise(edges)
+        ]
     return parts
 
 
@@ -174,7 +200,9 @@ class TopicLogs:
 
     def _reader(self, topic: str) -> Reader:
         if topic not in self._readers:
-            self._readers[topic] = Reader(topic, url=self._url, timeout=self._timeout_s, patient=True, key_file=self._key_file)
+            self._readers[topic] = Reader(
+                topic, url=self._url, timeout=self._timeout_s, patient=True, key_file=self._key_file
+            )
         return self._readers[topic]
 
     def extent(self, topic: str) -> Extent:
@@ -187,10 +215,17 @@ class TopicLogs:
                 start, head = reader.head()
                 if reader.uuid() == uuid:
                     return Extent(start, head, uuid)
-            raise Refused(E_NOT_FOUND, f"topic {topic} is deleted and created again repeatedly; try again when that has stopped")
+            raise Refused(
+                E_NOT_FOUND,
+                (
+                    f"topic {topic} is deleted and created again repeatedly; try again when that "
+                    "has stopped"
+                ),
+            )
         except NotFound as error:
             text = (
-                f"topic {topic} does not exist at {self._url}: check its name and option 'url', or create it first"
+                f"topic {topic} does not exist at {self._url}: check its name and option 'url', "
+                "or create it first"
                 f" (`zsq topic create {topic}`); the source does not create topics ({error.text})"
             )
             raise NotFound(E_NOT_FOUND, text) from None
@@ -198,7 +233,9 @@ class TopicLogs:
     def offset_at(self, topic: str, time_ms: int) -> int:
         return self._reader(topic).offset_at(time_ms * 1_000_000)
 
-    def measure(self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1) -> Measured:
+    def measure(
+        self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
+    ) -> Measured:
         return self._reader(topic).measure(start, stop, bytes_max)
 
     def close(self) -> None:
@@ -238,15 +275,35 @@ class FollowingChannel:
                     self._admin.seek(topic, self._name, place.offsets[topic], clamp=True)
                 self._ready.add(topic)
             except ZsqError as error:
-                LOGGER.warning("channel %s/%s could not be created; the query continues without it for now: %s", topic, self._name, error)
+                LOGGER.warning(
+                    (
+                        "channel %s/%s could not be created; the query continues without it for "
+                        "now: %s"
+                    ),
+                    topic,
+                    self._name,
+                    error,
+                )
 
     def _check(self, topic: str, new: bool) -> None:
         """Warn if an existing channel does not look like this query's own."""
-        found = [channel for one in self._admin.stats(topic, self._name)["topics"] for channel in one["channels"]]
+        found = [
+            channel
+            for one in self._admin.stats(topic, self._name)["topics"]
+            for channel in one["channels"]
+        ]
         consumers = sum(channel.get("client_count", 0) for channel in found)
         if new or consumers:
-            text = "channel %s/%s %s. The query's commits move the channel on and discard what waits in it: give the query its own channel"
-            LOGGER.warning(text, topic, self._name, f"has {consumers} consumers" if consumers else "existed before this query began")
+            text = (
+                "channel %s/%s %s. The query's commits move the channel on and discard what "
+                "waits in it: give the query its own channel"
+            )
+            LOGGER.warning(
+                text,
+                topic,
+                self._name,
+                f"has {consumers} consumers" if consumers else "existed before this query began",
+            )
 
     def advance(self, offsets: Mapping[str, int]) -> None:
         """Move the channel to these offsets: Spark is done with all before them.
@@ -263,7 +320,12 @@ class FollowingChannel:
                 if isinstance(error, NotFound):
                     self._ready.discard(topic)
                     self._told.pop(topic, None)
-                LOGGER.warning("channel %s/%s could not be moved on; the next batch moves it: %s", topic, self._name, error)
+                LOGGER.warning(
+                    "channel %s/%s could not be moved on; the next batch moves it: %s",
+                    topic,
+                    self._name,
+                    error,
+                )
 
     def close(self) -> None:
         with contextlib.suppress(ZsqError, OSError):
@@ -286,19 +348,28 @@ class _Plan:
         """Raise `DataLoss` (E_DATA_LOSS), or only log it if failOnDataLoss is false."""
         if self._options.fail_on_data_loss:
             advice = (
-                "If you expected this, set option 'failOnDataLoss' to 'false' to continue with the remaining messages,"
+                "If you expected this, set option 'failOnDataLoss' to 'false' to continue with "
+                "the remaining messages,"
                 " or start with a new checkpoint"
             )
             raise DataLoss(E_DATA_LOSS, f"{text}. {advice}")
-        LOGGER.warning("%s. The query continues with the remaining messages, because failOnDataLoss is false", text)
+        LOGGER.warning(
+            "%s. The query continues with the remaining messages, because failOnDataLoss is false",
+            text,
+        )
 
     def _within(self, topic: str, start: int, stop: int, extent: Extent) -> tuple[int, int]:
         """Return the part of the range that the topic still keeps. A missing part is data loss."""
         if stop > start and start < extent.start:
             gone = min(stop, extent.start)
-            self._lost(f"offsets {start} to {gone - 1} of topic {topic} do not exist any more: the topic now begins at {extent.start}")
+            self._lost(
+                f"offsets {start} to {gone - 1} of topic {topic} do not exist any more: the "
+                f"topic now begins at {extent.start}"
+            )
         if max(start, stop) > extent.head:
-            text = f"before offset {max(start, stop)}, up to which the query has read or has to read"
+            text = (
+                f"before offset {max(start, stop)}, up to which the query has read or has to read"
+            )
             self._lost(f"topic {topic} ends at offset {extent.head}, {text}")
         stop = min(stop, extent.head)
         return min(max(start, extent.start), stop), stop
@@ -320,7 +391,9 @@ class BatchPlan(_Plan):
             extent = self.logs.extent(topic)
             start = self._resolve(topic, self._options.starting[topic], extent)
             stop = self._resolve(topic, self._options.ending[topic], extent)
-            spans.append(self._measured(topic, *self._within(topic, start, stop, extent), extent.uuid))
+            spans.append(
+                self._measured(topic, *self._within(topic, start, stop, extent), extent.uuid)
+            )
         return self._split(spans)
 
 
@@ -350,14 +423,17 @@ class StreamPlan(_Plan):
         """Return the present end of each topic."""
         extents = self._extents()
         return StreamPosition(
-            {topic: extent.head for topic, extent in extents.items()}, {topic: extent.uuid for topic, extent in extents.items()}
+            {topic: extent.head for topic, extent in extents.items()},
+            {topic: extent.uuid for topic, extent in extents.items()},
         )
 
     def stop_at_present_head(self) -> None:
         """Exclude all later messages from this run (Trigger.AvailableNow)."""
         self._target = self._extents()
 
-    def latest(self, start: StreamPosition, *, offsets_max: int = 0, bytes_max: int = 0) -> StreamPosition:
+    def latest(
+        self, start: StreamPosition, *, offsets_max: int = 0, bytes_max: int = 0
+    ) -> StreamPosition:
         """Return the end of the next micro-batch: `start` if no messages wait. 0 means no limit."""
         extents = self._extents()
         offsets, waiting = {}, {}
@@ -385,21 +461,31 @@ class StreamPlan(_Plan):
             return extent.start
         first = place.offsets[topic]
         if place.uuids[topic] != extent.uuid:
-            self._lost(f"topic {topic} was deleted and created again after it was read up to offset {first} (uuid {place.uuids[topic]})")
+            self._lost(
+                f"topic {topic} was deleted and created again after it was read up to offset "
+                f"{first} (uuid {place.uuids[topic]})"
+            )
             return extent.start
         return self._within(topic, first, extent.head, extent)[0]
 
-    def _by_bytes(self, offsets: Mapping[str, int], waiting: Mapping[str, int], bytes_max: int) -> dict[str, int]:
+    def _by_bytes(
+        self, offsets: Mapping[str, int], waiting: Mapping[str, int], bytes_max: int
+    ) -> dict[str, int]:
         """Limit the messages as `admit` does, by bytes.
 
         Each topic gets its share, and at least the smallest amount that storage can measure.
         """
         some = {topic: count for topic, count in waiting.items() if count}
-        sizes = {topic: max(1, self.logs.measure(topic, offsets[topic], offsets[topic] + count).bytes) for topic, count in some.items()}
+        sizes = {
+            topic: max(1, self.logs.measure(topic, offsets[topic], offsets[topic] + count).bytes)
+            for topic, count in some.items()
+        }
         admitted = dict(waiting)
         for topic, size in admit(sizes, bytes_max).items():
             if size < sizes[topic]:
-                stop = self.logs.measure(topic, offsets[topic], offsets[topic] + some[topic], size).offset
+                stop = self.logs.measure(
+                    topic, offsets[topic], offsets[topic] + some[topic], size
+                ).offset
                 admitted[topic] = min(some[topic], stop - offsets[topic])
         return admitted
 
@@ -411,7 +497,9 @@ class StreamPlan(_Plan):
         spans = []
         for topic, stop in end.offsets.items():
             if topic not in self._options.topics:
-                LOGGER.warning("topic %s is in the checkpoint, but the query does not read it any more", topic)
+                LOGGER.warning(
+                    "topic %s is in the checkpoint, but the query does not read it any more", topic
+                )
                 continue
             extent = self.logs.extent(topic)
             if end.uuids[topic] != extent.uuid:

@@ -7,7 +7,15 @@ from typing import Final
 
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 
-__all__ = ["COLUMNS", "HEADERS", "SINK_COLUMNS", "SOURCE_COLUMNS", "check_sink_columns", "ddl", "simple"]
+__all__ = [
+    "COLUMNS",
+    "HEADERS",
+    "SINK_COLUMNS",
+    "SOURCE_COLUMNS",
+    "check_sink_columns",
+    "ddl",
+    "simple",
+]
 
 HEADERS: Final = "headers"
 _TYPES: Final = {
@@ -60,11 +68,17 @@ def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
     for name, kind in fields:
         if name not in _ACCEPTED:
             raise _wrong(
-                f"the sink has no column {name!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; select only those before you write"
+                f"the sink has no column {name!r} ({kind}): it takes {', '.join(SINK_COLUMNS)}; "
+                "select only those before you write"
             )
         if not kind.startswith(_ACCEPTED[name]):
-            accepted = " or ".join(one for one in _ACCEPTED[name] if one not in {"varchar", "char", "void"})
-            raise _wrong(f"column {name!r} is of type {kind}; the sink takes {accepted}: cast it, or use to_json for a struct")
+            accepted = " or ".join(
+                one for one in _ACCEPTED[name] if one not in {"varchar", "char", "void"}
+            )
+            raise _wrong(
+                f"column {name!r} is of type {kind}; the sink takes {accepted}: cast it, or use "
+                "to_json for a struct"
+            )
     for name in set(names):
         if names.count(name) > 1:
             raise _wrong(f"column {name!r} occurs twice; select it once")
@@ -75,7 +89,10 @@ def check_sink_columns(fields: Sequence[tuple[str, str]], topic: str) -> None:
             " Use for example select(to_json(struct('*')).alias('value'))"
         )
     if not topic and "topic" not in names:
-        raise _wrong("no topic is given: use .option('topic', NAME), or add a column 'topic' that has the same name in each row")
+        raise _wrong(
+            "no topic is given: use .option('topic', NAME), or add a column 'topic' that has "
+            "the same name in each row"
+        )
 
 
 def _wrong(text: str) -> UsageError:

@@ -18,11 +18,23 @@ import pyarrow as pa
 import pyspark
 from pyspark import TaskContext
 from pyspark.sql import Row
-from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamWriter, WriterCommitMessage
+from pyspark.sql.datasource import (
+    DataSourceArrowWriter,
+    DataSourceStreamWriter,
+    WriterCommitMessage,
+)
 from pyspark.sql.types import StructType
 
 from ...transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from ...transport.errors import E_UNSUPPORTED, BrokerUnreachable, NotFound, Refused, UsageError, ZsqError, from_wire
+from ...transport.errors import (
+    E_UNSUPPORTED,
+    BrokerUnreachable,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+    from_wire,
+)
 from ...transport.wire.answers import Committed
 from ...transport.wire.protocol_client import STAGE_PARTS_MAX, StagePart
 from .options import SinkOptions, wrong
@@ -50,7 +62,10 @@ ATTEMPT_S: Final = 15.0
 PAUSE_S: Final = 0.5  # seconds before a commit that was refused temporarily is tried again
 ADVICE: Final = {
     "app": "Repeat it when the broker works again: nothing is stored twice",
-    "job": "Check whether it is in the topic before you repeat it; with txnAppId and txnVersion, a repeated write is not stored twice",
+    "job": (
+        "Check whether it is in the topic before you repeat it; with txnAppId and txnVersion, "
+        "a repeated write is not stored twice"
+    ),
 }
 
 
@@ -81,13 +96,22 @@ def check_sink(options: SinkOptions, schema: StructType, overwrite: bool) -> Non
     """
     if overwrite:
         raise wrong(
-            'a topic cannot be overwritten: write with mode("append") (streams: outputMode("append"));'
-            " to start with an empty topic, delete it before (`zsq topic delete NAME`), or write to another one"
+            'a topic cannot be overwritten: write with mode("append") (streams: '
+            'outputMode("append"));'
+            " to start with an empty topic, delete it before (`zsq topic delete NAME`), or "
+            "write to another one"
         )
-    check_sink_columns([(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic)
+    check_sink_columns(
+        [(field.name, field.dataType.simpleString()) for field in schema.fields], options.topic
+    )
 
 
-def stage_rows(options: SinkOptions, transaction: SinkTransaction, partition: int, batches: Iterable[pa.RecordBatch]) -> StagedPartition:
+def stage_rows(
+    options: SinkOptions,
+    transaction: SinkTransaction,
+    partition: int,
+    batches: Iterable[pa.RecordBatch],
+) -> StagedPartition:
     """Push the rows as blocks and seal them, on an executor.
 
     The sealed rows are on the broker's disk, but not visible yet.
@@ -120,7 +144,12 @@ def stage_rows(options: SinkOptions, transaction: SinkTransaction, partition: in
             writer.close()
 
 
-def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: SinkTransaction | None, what: str) -> None:
+def commit_parts(
+    options: SinkOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    known: SinkTransaction | None,
+    what: str,
+) -> None:
     """Add the sealed stages to their topic, on the driver. Try until the time-out.
 
     `known` is the transaction, if the driver knows it. If no task had rows, the version of an app
@@ -137,7 +166,10 @@ def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
     if len(transactions) > 1:
         raise wrong(f"the tasks of {what} belong to different transactions: {sorted(transactions)}")
     if len(staged) > STAGE_PARTS_MAX:
-        raise wrong(f"{what} has {len(staged)} partitions with rows; the limit is {STAGE_PARTS_MAX}: use coalesce or repartition")
+        raise wrong(
+            f"{what} has {len(staged)} partitions with rows; the limit is {STAGE_PARTS_MAX}: "
+            "use coalesce or repartition"
+        )
     topic = topics[0] if topics else options.topic
     if not topic or not transactions:
         return
@@ -155,21 +187,43 @@ def commit_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | 
         LOGGER.info("%s is already in topic %s: nothing was stored again", what, topic)
 
 
-def _commit(options: SinkOptions, topic: str, transaction: SinkTransaction, parts: list[StagePart], what: str) -> Committed:
+def _commit(
+    options: SinkOptions,
+    topic: str,
+    transaction: SinkTransaction,
+    parts: list[StagePart],
+    what: str,
+) -> Committed:
     deadline = time.monotonic() + options.timeout_s
     while True:
         left = max(0.1, deadline - time.monotonic())
         try:
-            with StageCommitter(options.url, topic, timeout=min(left, ATTEMPT_S), create=False, key_file=options.keys) as committer:
-                return committer.commit(transaction.app, transaction.version, parts, transaction.kind)
+            with StageCommitter(
+                options.url,
+                topic,
+                timeout=min(left, ATTEMPT_S),
+                create=False,
+                key_file=options.keys,
+            ) as committer:
+                return committer.commit(
+                    transaction.app, transaction.version, parts, transaction.kind
+                )
         except (Refused, BrokerUnreachable) as error:
             if time.monotonic() + PAUSE_S >= deadline:
-                text = f"{what} was not committed to topic {topic} within {options.timeout_s:g} s: {error.text}. {ADVICE[transaction.kind]}"
+                text = (
+                    f"{what} was not committed to topic {topic} within {options.timeout_s:g} s: "
+                    f"{error.text}. {ADVICE[transaction.kind]}"
+                )
                 raise from_wire(error.code, text) from None
             time.sleep(PAUSE_S)
 
 
-def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | None], known: SinkTransaction | None, what: str) -> None:
+def abort_parts(
+    options: SinkOptions,
+    messages: Sequence[WriterCommitMessage | None],
+    known: SinkTransaction | None,
+    what: str,
+) -> None:
     """Drop the staged rows. Never raises: Spark fails the batch anyway, and stages expire.
 
     A job's transaction belongs to that job, so all its stages are dropped. A successor may try an
@@ -182,17 +236,23 @@ def abort_parts(options: SinkOptions, messages: Sequence[WriterCommitMessage | N
         for message in messages:
             if isinstance(message, StagedPartition) and message.part is not None:
                 named.setdefault(message.topic, []).append(message.part[0])
-        app, version = (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
+        app, version = (
+            (known.app, known.version) if known is not None and known.kind == "job" else ("", 0)
+        )
         if app and options.topic:
             # Includes the stages of tasks that failed before they could report them.
             named.setdefault(options.topic, [])
         for topic, stages in named.items():
             patience = min(ABORT_TIMEOUT_S, options.timeout_s)
-            with StageCommitter(options.url, topic, timeout=patience, create=False, key_file=options.keys) as committer:
+            with StageCommitter(
+                options.url, topic, timeout=patience, create=False, key_file=options.keys
+            ) as committer:
                 committer.abort(app, version, stages)
     except Exception as error:
         why = error.text if isinstance(error, ZsqError) else repr(error)
-        LOGGER.warning("%s: its stages could not be removed now; they expire by themselves (%s)", what, why)
+        LOGGER.warning(
+            "%s: its stages could not be removed now; they expire by themselves (%s)", what, why
+        )
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -213,7 +273,9 @@ class BatchWriter(DataSourceArrowWriter):
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         context = TaskContext.get()
-        return stage_rows(self._options, self._transaction, context.partitionId() if context else 0, iterator)
+        return stage_rows(
+            self._options, self._transaction, context.partitionId() if context else 0, iterator
+        )
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         commit_parts(self._options, messages, self._transaction, self._what)
@@ -225,11 +287,15 @@ class BatchWriter(DataSourceArrowWriter):
 def stream_transaction() -> tuple[SinkTransaction, int]:
     """Return the transaction of this task's micro-batch, and the number of its partition."""
     context = TaskContext.get()
-    query, batch = (context.getLocalProperty(name) if context else None for name in (QUERY_ID, BATCH_ID))
+    query, batch = (
+        context.getLocalProperty(name) if context else None for name in (QUERY_ID, BATCH_ID)
+    )
     if not query or not str(batch or "").isdecimal():
         text = (
-            f"Spark {pyspark.__version__} does not tell its tasks which query and batch they belong to ({QUERY_ID}: {query!r},"
-            f" {BATCH_ID}: {batch!r}), so zsq cannot write this stream exactly once. Write from foreachBatch with df.write and the"
+            f"Spark {pyspark.__version__} does not tell its tasks which query and batch they "
+            f"belong to ({QUERY_ID}: {query!r},"
+            f" {BATCH_ID}: {batch!r}), so zsq cannot write this stream exactly once. Write from "
+            "foreachBatch with df.write and the"
             " options txnAppId and txnVersion, and report this version"
         )
         raise UsageError(E_UNSUPPORTED, text)
@@ -249,7 +315,10 @@ class _StreamWriter(DataSourceStreamWriter):
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         for message in messages:
             if isinstance(message, StagedPartition) and message.transaction.version != batchId:
-                raise wrong(f"a task staged rows for batch {message.transaction.version}, but Spark commits batch {batchId}")
+                raise wrong(
+                    f"a task staged rows for batch {message.transaction.version}, but Spark "
+                    f"commits batch {batchId}"
+                )
         commit_parts(self._options, messages, None, f"batch {batchId}")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
@@ -264,7 +333,9 @@ class RowStreamWriter(_StreamWriter):
         self._fields = [(field.name, field.dataType.simpleString()) for field in schema.fields]
 
     def write(self, iterator: Iterator[Row]) -> WriterCommitMessage:
-        return stage_rows(self._options, *stream_transaction(), rows_as_batches(iterator, self._fields))
+        return stage_rows(
+            self._options, *stream_transaction(), rows_as_batches(iterator, self._fields)
+        )
 
 
 if ARROW_STREAMS:
@@ -276,6 +347,8 @@ if ARROW_STREAMS:
             return stage_rows(self._options, *stream_transaction(), iterator)
 
 
-def stream_writer(options: SinkOptions, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+def stream_writer(
+    options: SinkOptions, schema: StructType, overwrite: bool
+) -> DataSourceStreamWriter:
     made = ArrowStreamWriter if ARROW_STREAMS else RowStreamWriter
     return made(options, schema, overwrite)

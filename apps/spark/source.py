@@ -47,7 +47,10 @@ def read_range(options: SourceOptions, part: InputPartition) -> Iterator[pa.Reco
         yield from BatchMaker(part.topic, options.columns).batches(blocks, part.start, part.stop)
         if blocks.lost:
             LOGGER.warning(
-                "%d messages of topic %s are lost and were skipped; first offset and count of each gap: %s",
+                (
+                    "%d messages of topic %s are lost and were skipped; first offset and count of "
+                    "each gap: %s"
+                ),
                 blocks.lost,
                 part.topic,
                 blocks.gaps[:20],

@@ -42,8 +42,14 @@ class FollowingReader(DataSourceStreamReader):
         if not self._options.channel:
             return None
         if self._channel is None:
-            self._channel = FollowingChannel(self._options.url, self._options.channel, self._options.keys)
-        known = {topic: offset for topic, offset in place.offsets.items() if topic in self._options.topics}
+            self._channel = FollowingChannel(
+                self._options.url, self._options.channel, self._options.keys
+            )
+        known = {
+            topic: offset
+            for topic, offset in place.offsets.items()
+            if topic in self._options.topics
+        }
         self._channel.begin(StreamPosition(known, place.uuids), self._plan.logs, new=new)
         return self._channel
 
@@ -52,7 +58,9 @@ class FollowingReader(DataSourceStreamReader):
         self._follow(place, new=True)
         return place.as_json()
 
-    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
+    def partitions(
+        self, start: dict[str, object], end: dict[str, object]
+    ) -> Sequence[InputPartition]:
         begun = StreamPosition.from_json(start)
         planned = self._plan.partitions(begun, StreamPosition.from_json(end))
         self._follow(begun)
@@ -98,16 +106,22 @@ class PlainStreamReader(FollowingReader):
         if self._at is None:
             if limited:
                 LOGGER.warning(
-                    "maxOffsetsPerTrigger and maxBytesPerTrigger apply from the second micro-batch on;"
+                    "maxOffsetsPerTrigger and maxBytesPerTrigger apply from the second "
+                    "micro-batch on;"
                     " use PySpark 4.2 or later to limit the first one too"
                 )
             self._at = self._plan.head()
         else:
-            self._at = self._plan.latest(self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max)
-        # This is the end of a batch. The channel begins at the start of one, which is not known here.
+            self._at = self._plan.latest(
+                self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max
+            )
+        # This is the end of a batch. The channel begins at the start of one, which is not known
+        # here.
         return self._at.as_json()
 
-    def partitions(self, start: dict[str, object], end: dict[str, object]) -> Sequence[InputPartition]:
+    def partitions(
+        self, start: dict[str, object], end: dict[str, object]
+    ) -> Sequence[InputPartition]:
         if self._at is None:
             # Spark repeats a batch from before the restart.
             self._at = StreamPosition.from_json(end)

@@ -45,19 +45,27 @@ PACED: Final = "paced"
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "show_default": True})
 def bench() -> None:
-    """Measure ZSQ on this machine, on a broker of its own in a temporary directory that is removed afterwards.
+    """Measure ZSQ on this machine, on a broker of its own in a temporary directory that is removed
+    afterwards.
 
-    Numbers are medians of interleaved rounds. Compare the ratios to the limits of the same run, not numbers of two machines.
+    Numbers are medians of interleaved rounds. Compare the ratios to the limits of the same run, not
+    numbers of two machines.
     """
 
 
 def _common(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--json", "as_json", is_flag=True, help="JSON in place of the table."),
-        click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Where the data directory is made."),
+        click.option(
+            "--folder",
+            type=click.Path(exists=True, file_okay=False, path_type=Path),
+            help="Where the data directory is made.",
+        ),
         click.option("--sync", type=click.Choice(list(DURABLE)), default="always"),
         click.option("--rounds", type=click.IntRange(1, 50), default=3),
-        click.option("--size", type=click.IntRange(20, 1 << 20), default=200, help="Bytes of a body."),
+        click.option(
+            "--size", type=click.IntRange(20, 1 << 20), default=200, help="Bytes of a body."
+        ),
     ):
         command = option(command)
     return command
@@ -85,7 +93,10 @@ def _run(
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as on Ctrl-C
     try:
         with temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker:
-            durable = {"durability": f"{common['sync']}, {DURABLE[common['sync']]}", "rounds": common["rounds"]}
+            durable = {
+                "durability": f"{common['sync']}, {DURABLE[common['sync']]}",
+                "rounds": common["rounds"],
+            }
             report = kind(title, settings | durable, machine.describe(broker.folder))
             measure(broker, report)
     except (BrokerFailed, MemberFailed, ZsqError, OSError) as error:
@@ -100,23 +111,51 @@ def _run(
         report.show(console)
 
 
-def _throughput(name: str, help_text: str, measure: Callable[[LocalBroker, Report, Shape, int], None], messages: int) -> None:
+def _throughput(
+    name: str,
+    help_text: str,
+    measure: Callable[[LocalBroker, Report, Shape, int], None],
+    messages: int,
+) -> None:
     @bench.command(name, help=help_text)
-    @click.option("--messages", type=click.IntRange(1, 50_000_000), default=messages, help="Of each round.")
-    @click.option("--batch", type=click.IntRange(1, 10_000), default=1000, help="Messages in a block.")
-    @click.option("--single", is_flag=True, help="A call for each message: publish() with lingering, and each finished by itself.")
+    @click.option(
+        "--messages", type=click.IntRange(1, 50_000_000), default=messages, help="Of each round."
+    )
+    @click.option(
+        "--batch", type=click.IntRange(1, 10_000), default=1000, help="Messages in a block."
+    )
+    @click.option(
+        "--single",
+        is_flag=True,
+        help="A call for each message: publish() with lingering, and each finished by itself.",
+    )
     @_common
     def run(messages: int, batch: int, single: bool, size: int, rounds: int, **common: Any) -> None:
         shape = Shape(messages, size, batch, single)
         how = "one by one" if single else "by batch"
-        settings = {"messages": f"{messages:,}", "body": f"{size} B", "block": f"{batch:,} messages", "calls": how}
-        _run(name, settings, common | {"rounds": rounds}, lambda broker, report: measure(broker, report, shape, rounds))
+        settings = {
+            "messages": f"{messages:,}",
+            "body": f"{size} B",
+            "block": f"{batch:,} messages",
+            "calls": how,
+        }
+        _run(
+            name,
+            settings,
+            common | {"rounds": rounds},
+            lambda broker, report: measure(broker, report, shape, rounds),
+        )
 
 
 _throughput("e2e", "One producer and one consumer at once.", throughput.e2e, 1_000_000)
 _throughput("publish", "One producer alone.", throughput.publish_alone, 1_000_000)
 _throughput("consume", "One consumer on a backlog.", throughput.consume_alone, 1_000_000)
-_throughput("storage", "The log alone and a producer, beside writev + fdatasync; bytes written for each byte stored.", storage, 500_000)
+_throughput(
+    "storage",
+    "The log alone and a producer, beside writev + fdatasync; bytes written for each byte stored.",
+    storage,
+    500_000,
+)
 _throughput("fanout", "Four channels on one topic, a consumer each.", throughput.fanout, 500_000)
 
 
@@ -126,7 +165,12 @@ _throughput("fanout", "Four channels on one topic, a consumer each.", throughput
 @_common
 def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) -> None:
     """Measure the time from publish() to the handler, for one message after another."""
-    settings = {"rate": f"{rate:,.0f} a second", "seconds": seconds, "body": f"{size} B", "block": "1 message"}
+    settings = {
+        "rate": f"{rate:,.0f} a second",
+        "seconds": seconds,
+        "body": f"{size} B",
+        "block": "1 message",
+    }
     measure = lambda broker, report: single.latency(broker, report, size, seconds, rate, rounds)  # noqa: E731
     _run("latency", settings, common | {"rounds": rounds}, measure)
 
@@ -134,7 +178,12 @@ def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) 
 @bench.command(PACED)
 @click.option("--seconds", type=click.FloatRange(0.1, 240), default=10.0, help="Of each run.")
 @click.option(
-    "--share", "shares", type=click.FloatRange(1, 100), multiple=True, default=SHARES, help="Percent of a saturated rate; repeatable."
+    "--share",
+    "shares",
+    type=click.FloatRange(1, 100),
+    multiple=True,
+    default=SHARES,
+    help="Percent of a saturated rate; repeatable.",
 )
 @click.option(
     "--rate",
@@ -144,8 +193,17 @@ def latency(seconds: float, rate: float, size: int, rounds: int, **common: Any) 
     help="Messages a second, the same for all brokers, in place of shares; repeatable.",
 )
 @_common
-def paced_command(seconds: float, shares: tuple[float, ...], rates: tuple[float, ...], size: int, rounds: int, **common: Any) -> None:
-    """Single messages by a fixed timetable, from the due time to the handler; beside Redis, nsqd and JetStream if they are here."""
+def paced_command(
+    seconds: float,
+    shares: tuple[float, ...],
+    rates: tuple[float, ...],
+    size: int,
+    rounds: int,
+    **common: Any,
+) -> None:
+    """Single messages by a fixed timetable, from the due time to the handler; beside Redis, nsqd
+    and JetStream if they are here.
+    """
     plan = Plan(size, seconds, shares, rates)
     settings = {"seconds": seconds, "body": f"{size} B", "block": "1 message"}
     measure = lambda broker, report: measure_paced(broker, report, plan, rounds)  # noqa: E731
@@ -153,13 +211,24 @@ def paced_command(seconds: float, shares: tuple[float, ...], rates: tuple[float,
 
 
 @bench.command(name="transport")
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=5.0, help="Of single messages, in each round.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(0.1, 600),
+    default=5.0,
+    help="Of single messages, in each round.",
+)
 @_common
 def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> None:
     """The gateway's address on the broker's machine, beside ipc: clients go direct."""
     port = free_port()
-    settings = {"messages": f"{MESSAGES:,}", "body": f"{size} B", "block": f"{BLOCK:,} messages; and one by one"}
-    measure = lambda broker, report: transport(broker, report, f"tcp://127.0.0.1:{port}", size, seconds, rounds)  # noqa: E731
+    settings = {
+        "messages": f"{MESSAGES:,}",
+        "body": f"{size} B",
+        "block": f"{BLOCK:,} messages; and one by one",
+    }
+    measure = lambda broker, report: transport(  # noqa: E731
+        broker, report, f"tcp://127.0.0.1:{port}", size, seconds, rounds
+    )
     _run("transport", settings, common | {"rounds": rounds}, measure, port=port)
 
 
@@ -168,8 +237,16 @@ def transport_command(seconds: float, size: int, rounds: int, **common: Any) -> 
 @click.option("--count", type=click.IntRange(2, 1000), default=64, help="Producers.")
 @_common
 def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure many producers, each of which publishes one message at a time and waits until it is durable."""
-    settings = {"clients": count, "processes": single.CLIENT_PROCESSES, "seconds": seconds, "body": f"{size} B", "block": "1 message"}
+    """Measure many producers, each of which publishes one message at a time and waits until it is
+    durable.
+    """
+    settings = {
+        "clients": count,
+        "processes": single.CLIENT_PROCESSES,
+        "seconds": seconds,
+        "body": f"{size} B",
+        "block": "1 message",
+    }
     measure = lambda broker, report: single.clients(broker, report, size, seconds, count, rounds)  # noqa: E731
     _run("clients", settings, common | {"rounds": rounds}, measure)
 
@@ -177,13 +254,25 @@ def clients(seconds: float, count: int, size: int, rounds: int, **common: Any) -
 @bench.command()
 @click.option("--count", type=click.IntRange(1, 500), default=100, help="Topics.")
 @click.option("--channels", type=click.IntRange(0, 20), default=2, help="Channels of each topic.")
-@click.option("--seconds", type=click.FloatRange(1, 600), default=20.0, help="Of the measurement while nothing happens.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(1, 600),
+    default=20.0,
+    help="Of the measurement while nothing happens.",
+)
 @_common
-def topics(count: int, channels: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
+def topics(
+    count: int, channels: int, seconds: float, size: int, rounds: int, **common: Any
+) -> None:
     """Many small topics that nobody uses: processes, memory, processor time, a restart."""
     del size, rounds  # no messages, one round
     measure = lambda broker, report: measure_topics(broker, report, count, channels, seconds)  # noqa: E731
-    _run("topics", {"topics": count, "channels of each": channels, "seconds": seconds}, common | {"rounds": 1}, measure)
+    _run(
+        "topics",
+        {"topics": count, "channels of each": channels, "seconds": seconds},
+        common | {"rounds": 1},
+        measure,
+    )
 
 
 @bench.command()
@@ -203,7 +292,9 @@ def processes(count: int, size: int, rounds: int, **common: Any) -> None:
 @click.option("--count", type=click.IntRange(1, 1000), default=1000)
 @_common
 def channels(count: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure many idle channels on one topic: their creation, a producer on that topic, late expiries, a stop and a start."""
+    """Measure many idle channels on one topic: their creation, a producer on that topic, late
+    expiries, a stop and a start.
+    """
     settings = {"channels": f"{count:,}", "body": f"{size} B", "block": "100 messages"}
     measure = lambda broker, report: measure_channels(broker, report, size, count, rounds)  # noqa: E731
     _run("channels", settings, common | {"rounds": rounds}, measure)
@@ -211,66 +302,123 @@ def channels(count: int, size: int, rounds: int, **common: Any) -> None:
 
 @bench.command()
 @click.option(
-    "--waiting", type=click.IntRange(100_000, 1_000_000_000), default=10_000_000, help="Messages of 20 bytes behind the slow channel."
+    "--waiting",
+    type=click.IntRange(100_000, 1_000_000_000),
+    default=10_000_000,
+    help="Messages of 20 bytes behind the slow channel.",
 )
-@click.option("--messages", type=click.IntRange(10_000, 50_000_000), default=1_000_000, help="Of each round.")
+@click.option(
+    "--messages", type=click.IntRange(10_000, 50_000_000), default=1_000_000, help="Of each round."
+)
 @_common
 def backlog(waiting: int, messages: int, size: int, rounds: int, **common: Any) -> None:
-    """Measure rates and memory with no backlog and with a huge one, and a start after kill -9 with that backlog and a full last chunk."""
+    """Measure rates and memory with no backlog and with a huge one, and a start after kill -9 with
+    that backlog and a full last chunk.
+    """
     shape = Shape(messages, size, 1000)
-    settings = {"waiting": f"{waiting:,}", "messages": f"{messages:,}", "body": f"{size} B", "block": "1,000 messages"}
+    settings = {
+        "waiting": f"{waiting:,}",
+        "messages": f"{messages:,}",
+        "body": f"{size} B",
+        "block": "1,000 messages",
+    }
     measure = lambda broker, report: measure_backlog(broker, report, waiting, shape, rounds)  # noqa: E731
     _run("backlog", settings, common | {"rounds": rounds}, measure)
 
 
 @bench.command()
-@click.option("--rows", type=click.IntRange(10_000, 50_000_000), default=2_000_000, help="Of each round, at each size.")
+@click.option(
+    "--rows",
+    type=click.IntRange(10_000, 50_000_000),
+    default=2_000_000,
+    help="Of each round, at each size.",
+)
 @click.option("--sizes", default="200,1024", help="Bytes of a value, separated by commas.")
 @_common
 def spark(rows: int, sizes: str, size: int, rounds: int, **common: Any) -> None:
-    """Measure Spark's sink and source, beside an Arrow sink that discards rows and a source of prebuilt Arrow batches; micro-batches."""
+    """Measure Spark's sink and source, beside an Arrow sink that discards rows and a source of
+    prebuilt Arrow batches; micro-batches.
+    """
     from .measures.spark import spark as measure  # Spark is an extra
 
     wanted = tuple(int(number) for number in sizes.split(","))
     settings = {"rows": f"{rows:,}", "values": f"{sizes} B"}
-    _run("spark", settings, common | {"rounds": rounds}, lambda broker, report: measure(broker, report, rows, wanted, rounds))
+    _run(
+        "spark",
+        settings,
+        common | {"rounds": rounds},
+        lambda broker, report: measure(broker, report, rows, wanted, rounds),
+    )
 
 
 @bench.command()
-@click.option("--messages", type=click.IntRange(NSQ_BLOCK, 5_000_000), default=400_000, help="Of each round, by MPUB and to a consumer.")
-@click.option("--connections", type=click.IntRange(2, 1000), default=64, help="That publish a message at a time.")
-@click.option("--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="For those, in each round.")
+@click.option(
+    "--messages",
+    type=click.IntRange(NSQ_BLOCK, 5_000_000),
+    default=400_000,
+    help="Of each round, by MPUB and to a consumer.",
+)
+@click.option(
+    "--connections",
+    type=click.IntRange(2, 1000),
+    default=64,
+    help="That publish a message at a time.",
+)
+@click.option(
+    "--seconds", type=click.FloatRange(0.1, 600), default=4.0, help="For those, in each round."
+)
 @_common
-def nsq(messages: int, connections: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
-    """Measure NSQ's protocol: MPUBs, a FIN for each message, single PUBs on many connections and on one; beside nsqd if it is on PATH."""
+def nsq(
+    messages: int, connections: int, seconds: float, size: int, rounds: int, **common: Any
+) -> None:
+    """Measure NSQ's protocol: MPUBs, a FIN for each message, single PUBs on many connections and on
+    one; beside nsqd if it is on PATH.
+    """
     load = NsqLoad(messages // NSQ_BLOCK * NSQ_BLOCK, size, connections, seconds)
     port = free_port()
-    settings = {"messages": f"{load.messages:,}", "body": f"{size} B", "seconds of single PUBs": seconds}
+    settings = {
+        "messages": f"{load.messages:,}",
+        "body": f"{size} B",
+        "seconds of single PUBs": seconds,
+    }
     measure = lambda broker, report: measure_nsq(broker, report, port, load, rounds)  # noqa: E731
     _run("nsq", settings, common | {"rounds": rounds}, measure, port)
 
 
 @bench.command()
 @click.option("--topics", type=click.IntRange(1, 1000), default=100)
-@click.option("--channels", type=click.IntRange(1, 5000), default=1000, help="Of all topics together.")
+@click.option(
+    "--channels", type=click.IntRange(1, 5000), default=1000, help="Of all topics together."
+)
 @click.option("--seconds", type=click.FloatRange(1, 600), default=10.0, help="For each figure.")
 @_common
-def console(topics: int, channels: int, seconds: float, size: int, rounds: int, **common: Any) -> None:
-    """Measure the cost of an open console: its first data, and processor time of the whole broker, with and without it."""
+def console(
+    topics: int, channels: int, seconds: float, size: int, rounds: int, **common: Any
+) -> None:
+    """Measure the cost of an open console: its first data, and processor time of the whole broker,
+    with and without it.
+    """
     port = free_port()
     settings = {"topics": topics, "channels": f"{channels:,}", "seconds": seconds}
-    measure = lambda broker, report: measure_console(broker, report, port, topics, channels, seconds, rounds)  # noqa: E731
+    measure = lambda broker, report: measure_console(  # noqa: E731
+        broker, report, port, topics, channels, seconds, rounds
+    )
     _run("console", settings, common | {"rounds": rounds}, measure, http_port=port)
 
 
 @bench.command()
 @click.option(
-    "--messages", type=click.IntRange(1000, 50_000_000), default=1_000_000, help="Of each round, or 10,000 blocks if that is less."
+    "--messages",
+    type=click.IntRange(1000, 50_000_000),
+    default=1_000_000,
+    help="Of each round, or 10,000 blocks if that is less.",
 )
 @click.option("--blocks", default="1000,200,1", help="Messages in a block, separated by commas.")
 @_common
 def hops(messages: int, blocks: str, size: int, rounds: int, **common: Any) -> None:
-    """Measure where the time goes: processor time and waits of each process for each block, with one producer and one consumer at once."""
+    """Measure where the time goes: processor time and waits of each process for each block, with
+    one producer and one consumer at once.
+    """
     wanted = tuple(int(number) for number in blocks.split(","))
     settings = {"messages": f"{messages:,}", "body": f"{size} B", "blocks": blocks}
     measure = lambda broker, report: measure_hops(broker, report, messages, size, wanted, rounds)  # noqa: E731

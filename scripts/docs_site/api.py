@@ -27,7 +27,10 @@ def with_directives(markdown: str) -> str:
     Other sections stay as they are.
     """
     head, *sections = re.split(r"^(?=#{2,3} )", markdown, flags=re.MULTILINE)
-    return "".join([head, *map(_section, sections)]) + f"\n## Spark\n\n{_directive('apps.spark.register', 'register')}"
+    return (
+        "".join([head, *map(_section, sections)])
+        + f"\n## Spark\n\n{_directive('apps.spark.register', 'register')}"
+    )
 
 
 def _section(text: str) -> str:
@@ -36,7 +39,11 @@ def _section(text: str) -> str:
     if heading.startswith("### ") and name in PUBLIC:
         return _directive(name, name)
     if name == "asyncio":
-        return f"{text}\n" + "".join(_directive(f"aio.{one}", f"aio.{one}") for one in zsq.aio.__all__ if hasattr(zsq, one) or one == "run")
+        return f"{text}\n" + "".join(
+            _directive(f"aio.{one}", f"aio.{one}")
+            for one in zsq.aio.__all__
+            if hasattr(zsq, one) or one == "run"
+        )
     return text
 
 

@@ -48,7 +48,9 @@ def _help(command: click.Command) -> str:
     parts = []
     for paragraph in inspect.cleandoc(command.help or "").split("\f")[0].split("\n\n"):
         first, _, rest = paragraph.partition("\n")
-        parts.append(f"```text\n{rest}\n```" if first == "\b" else _plain(" ".join(paragraph.split())))
+        parts.append(
+            f"```text\n{rest}\n```" if first == "\b" else _plain(" ".join(paragraph.split()))
+        )
     return "\n\n".join(parts)
 
 
@@ -65,7 +67,10 @@ def _options(command: click.Command, context: click.Context) -> Iterator[str]:
 def _plain(text: str) -> str:
     """Return the text with the special characters of Markdown escaped, except in code spans."""
     pieces = text.split("`")
-    pieces[::2] = [piece.replace("<", "&lt;").replace("*", r"\*").replace("_", r"\_").replace("[", r"\[") for piece in pieces[::2]]
+    pieces[::2] = [
+        piece.replace("<", "&lt;").replace("*", r"\*").replace("_", r"\_").replace("[", r"\[")
+        for piece in pieces[::2]
+    ]
     return "`".join(pieces)
 
 

@@ -27,17 +27,34 @@ DOCUMENTS: Final = (
 API: Final = "docs/api.md"
 TABLE_ROW: Final = re.compile(r"^\|.*\|$", re.MULTILINE)
 CODE: Final = re.compile(r"`[^`\n]+`")
-# Parts of a page that a browser loads without being asked. Links that a reader may follow are not included.
-FETCHED: Final = re.compile(r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*\bhref=["']?(?:https?:)?//""")
+# Parts of a page that a browser loads without being asked. Links that a reader may follow are not
+# included.
+FETCHED: Final = re.compile(
+    r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|"""
+    r"""<link\b[^>]*\bhref=["']?(?:https?:)?//"""
+)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Move docs/ below `docs/`, and add the documents of other folders and the generated pages."""
     found = [one for one in files if one.src_dir != config.docs_dir]  # the files of the theme
-    names = [*DOCUMENTS, *(path.relative_to(ROOT).as_posix() for path in sorted((ROOT / "docs").rglob("*")) if path.is_file())]
+    names = [
+        *DOCUMENTS,
+        *(
+            path.relative_to(ROOT).as_posix()
+            for path in sorted((ROOT / "docs").rglob("*"))
+            if path.is_file()
+        ),
+    ]
     found += [File(name, str(ROOT), config.site_dir, config.use_directory_urls) for name in names]
     found.append(File.generated(config, "docs/commands.md", content=commands_page()))
-    found.append(File.generated(config, "docs/http-api.md", content=http_api_page((ROOT / "docs/openapi.yaml").read_text())))
+    found.append(
+        File.generated(
+            config,
+            "docs/http-api.md",
+            content=http_api_page((ROOT / "docs/openapi.yaml").read_text()),
+        )
+    )
     return Files(found)
 
 
@@ -48,7 +65,9 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     backslash in code, and does not need it.
     """
     text = with_directives(markdown) if page.file.src_uri == API else markdown
-    return TABLE_ROW.sub(lambda row: CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0]), text)
+    return TABLE_ROW.sub(
+        lambda row: CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0]), text
+    )
 
 
 def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
@@ -56,6 +75,7 @@ def on_post_page(output: str, page: Page, config: MkDocsConfig) -> str:
     asks = FETCHED.search(output)
     if asks is not None:
         raise PluginError(
-            f"{page.file.src_uri} makes browsers load something from another server: {output[asks.start() : asks.end() + 60]}"
+            f"{page.file.src_uri} makes browsers load something from another server: "
+            f"{output[asks.start() : asks.end() + 60]}"
         )
     return output

@@ -27,20 +27,42 @@ def http_api_page(source: str) -> str:
     return "\n".join(lines)
 
 
-def _operation(document: Mapping[str, Any], path: str, method: str, item: Mapping[str, Any]) -> Iterator[str]:
+def _operation(
+    document: Mapping[str, Any], path: str, method: str, item: Mapping[str, Any]
+) -> Iterator[str]:
     operation = item[method]
-    yield from (f"### {method.upper()} {path}", "", operation.get("description") or operation["summary"], "")
-    given = [_resolved(document, one) for one in (*item.get("parameters", ()), *operation.get("parameters", ()))]
+    yield from (
+        f"### {method.upper()} {path}",
+        "",
+        operation.get("description") or operation["summary"],
+        "",
+    )
+    given = [
+        _resolved(document, one)
+        for one in (*item.get("parameters", ()), *operation.get("parameters", ()))
+    ]
     if given:
         yield from ("| parameter | in | type | meaning |", "|---|---|---|---|")
         for one in given:
             required = "" if not one.get("required") else " Required."
-            yield f"| `{one['name']}` | {one['in']} | {_type(document, one['schema'])} | {one['description']}{required} |"
+            yield (
+                f"| `{one['name']}` | {one['in']} | {_type(document, one['schema'])} | "
+                f"{one['description']}{required} |"
+            )
         yield ""
     if "requestBody" in operation:
         body = _resolved(document, operation["requestBody"])
-        yield from ("Body: " + "; ".join(f"`{kind}`" for kind in body["content"]) + f". {body['description']}", "")
-        fields = [field for content in body["content"].values() for field in _fields(document, content.get("schema", {}))]
+        yield from (
+            "Body: "
+            + "; ".join(f"`{kind}`" for kind in body["content"])
+            + f". {body['description']}",
+            "",
+        )
+        fields = [
+            field
+            for content in body["content"].values()
+            for field in _fields(document, content.get("schema", {}))
+        ]
         if fields:
             yield from ("| field | type | meaning |", "|---|---|---|", *fields, "")
     yield from ("| status | answer |", "|---|---|")

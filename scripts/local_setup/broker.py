@@ -42,7 +42,9 @@ class LocalBroker:
     def check(self) -> None:
         """Raise `BrokerFailed` if the broker has ended."""
         if self.process.poll() is not None:
-            raise BrokerFailed(f"the broker ended with code {self.process.returncode}:\n{_last_lines(self.log)}")
+            raise BrokerFailed(
+                f"the broker ended with code {self.process.returncode}:\n{_last_lines(self.log)}"
+            )
 
 
 @contextlib.contextmanager
@@ -69,19 +71,27 @@ def temporary_broker(
 @contextlib.contextmanager
 def serve_again(broker: LocalBroker, *options: str) -> Iterator[LocalBroker]:
     """Run a broker on the data directory of another that has ended. The directory stays."""
-    with _serve(broker.folder, broker.folder / "broker-again.log", ("--no-listen", *options)) as again:
+    with _serve(
+        broker.folder, broker.folder / "broker-again.log", ("--no-listen", *options)
+    ) as again:
         yield again
 
 
 @contextlib.contextmanager
 def _serve(
-    folder: Path, log: Path, options: Sequence[str], program: Sequence[str] = ZSQ, environment: Mapping[str, str] | None = None
+    folder: Path,
+    log: Path,
+    options: Sequence[str],
+    program: Sequence[str] = ZSQ,
+    environment: Mapping[str, str] | None = None,
 ) -> Iterator[LocalBroker]:
     line = [sys.executable, "-P", *program, "serve", "--data-dir", str(folder / "data"), *options]
     env = {**os.environ, **(environment or {})}
     with log.open("wb") as out:
         # A session for the broker alone: this process handles Ctrl-C and stops everything in order.
-        process = subprocess.Popen(line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, env=env)
+        process = subprocess.Popen(
+            line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, env=env
+        )
     try:
         broker = LocalBroker(process, folder, log)
         _wait_until_ready(broker)
@@ -95,7 +105,9 @@ def _wait_until_ready(broker: LocalBroker) -> None:
     while b" ready: " not in broker.log.read_bytes():
         broker.check()
         if time.monotonic() > deadline:
-            raise BrokerFailed(f"the broker was not ready after {READY_WAIT_S:.0f} s:\n{_last_lines(broker.log)}")
+            raise BrokerFailed(
+                f"the broker was not ready after {READY_WAIT_S:.0f} s:\n{_last_lines(broker.log)}"
+            )
         time.sleep(0.02)
 
 

@@ -55,7 +55,9 @@ def pushing_workers(jvm: int) -> list[int]:
     In a job that only writes to ZSQ, these are its PUSH producers. The processes in which Spark
     planned the job have loaded ZeroMQ too. But they have no context and therefore only one thread.
     """
-    candidates = [pid for pid in below(jvm) if "libzmq" in _said(pid, "maps") and len(_threads(pid)) > 1]
+    candidates = [
+        pid for pid in below(jvm) if "libzmq" in _said(pid, "maps") and len(_threads(pid)) > 1
+    ]
     before = {pid: _ticks(pid) for pid in candidates}
     time.sleep(WORKING_S)
     return [pid for pid in candidates if _ticks(pid) > before[pid]]

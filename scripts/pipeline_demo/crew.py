@@ -30,10 +30,16 @@ class Crew:
             counters = context.RawArray("q", 3)
             self.counters.append(counters)
             if index < POOL:
-                process = context.Process(target=work.work, args=(url, counters, self.handled(index), SEED + index), daemon=True)
+                process = context.Process(
+                    target=work.work,
+                    args=(url, counters, self.handled(index), SEED + index),
+                    daemon=True,
+                )
             else:
                 process = context.Process(
-                    target=work.total, args=(url, counters, self.counted, self.summary, flights, SEED + index), daemon=True
+                    target=work.total,
+                    args=(url, counters, self.counted, self.summary, flights, SEED + index),
+                    daemon=True,
                 )
             process.start()
             self.processes.append(process)

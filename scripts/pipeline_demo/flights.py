@@ -96,7 +96,9 @@ def add_up_hours(rows: Iterable[bytes]) -> dict[tuple[str, str], Carrier]:
     found: dict[tuple[str, str], Carrier] = {}
     for row in rows:
         fields = row.split(b",", _CARRIER + 1)
-        found.setdefault((hour_of(fields), fields[_CARRIER].decode()), Carrier()).add(fields[_DELAY])
+        found.setdefault((hour_of(fields), fields[_CARRIER].decode()), Carrier()).add(
+            fields[_DELAY]
+        )
     return found
 
 

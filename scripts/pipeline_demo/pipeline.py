@@ -20,7 +20,9 @@ from .flights import COLUMNS
 
 MASTER: Final = "local[2,4]"
 BATCH_MESSAGES_MAX: Final = 40_000
-MINUTES: Final = "case when arr_delay in ('NA', '') then null else cast(cast(arr_delay as double) as int) end"
+MINUTES: Final = (
+    "case when arr_delay in ('NA', '') then null else cast(cast(arr_delay as double) as int) end"
+)
 
 
 def push(spark: SparkSession, url: str, csv: Path) -> None:
@@ -30,7 +32,9 @@ def push(spark: SparkSession, url: str, csv: Path) -> None:
     """
     flights = spark.read.csv(str(csv), header=True).repartition(4)
     flights.select(
-        f.concat_ws(",", *(f.coalesce(f.col(name), f.lit("")) for name in flights.columns)).alias("value"),
+        f.concat_ws(",", *(f.coalesce(f.col(name), f.lit("")) for name in flights.columns)).alias(
+            "value"
+        ),
         f.col("carrier").alias("key"),
         f.col("origin").alias("tag"),
     ).write.format("zsq").option("url", url).option("topic", work.TOPIC).mode("append").save()
@@ -45,7 +49,9 @@ def stream(spark: SparkSession, url: str, checkpoint: Path) -> Any:
     """
 
     def write(batch: DataFrame, number: int) -> None:
-        by_hour(batch).write.format("zsq").options(url=url, topic=work.HOURS, txnAppId="by-hour", txnVersion=number).mode("append").save()
+        by_hour(batch).write.format("zsq").options(
+            url=url, topic=work.HOURS, txnAppId="by-hour", txnVersion=number
+        ).mode("append").save()
 
     source = (
         spark.readStream.format("zsq")
@@ -55,7 +61,12 @@ def stream(spark: SparkSession, url: str, checkpoint: Path) -> Any:
         .option("maxOffsetsPerTrigger", BATCH_MESSAGES_MAX)
         .load()
     )
-    return source.writeStream.queryName("by-hour").option("checkpointLocation", str(checkpoint)).foreachBatch(write).start()
+    return (
+        source.writeStream.queryName("by-hour")
+        .option("checkpointLocation", str(checkpoint))
+        .foreachBatch(write)
+        .start()
+    )
 
 
 def by_hour(flights: DataFrame) -> DataFrame:
@@ -71,7 +82,11 @@ def by_hour(flights: DataFrame) -> DataFrame:
         rows.withColumn("scheduled", scheduled)
         .withColumn("minutes", f.expr(MINUTES))
         .groupBy(f.window("scheduled", "1 hour"), "carrier")
-        .agg(f.count("*").alias("flights"), f.count("minutes").alias("arrived"), f.coalesce(f.sum("minutes"), f.lit(0)).alias("delay"))
+        .agg(
+            f.count("*").alias("flights"),
+            f.count("minutes").alias("arrived"),
+            f.coalesce(f.sum("minutes"), f.lit(0)).alias("delay"),
+        )
         .withColumn("hour", f.date_format("window.start", "yyyy-MM-dd HH"))
     )
     return summed.select(

@@ -45,7 +45,10 @@ def work(url: str, counters: Any, results: Path, seed: int) -> None:
     2% of the attempts fail, and their message is requeued.
     """
     chance = random.Random(seed)
-    with results.open("wb") as out, Consumer(TOPIC, WORKERS, url=url, ready=500, label=f"worker {seed}") as consumer:
+    with (
+        results.open("wb") as out,
+        Consumer(TOPIC, WORKERS, url=url, ready=500, label=f"worker {seed}") as consumer,
+    ):
 
         def handle(message: Message) -> None:
             if message.attempts > 1:
@@ -68,7 +71,11 @@ def total(url: str, counters: Any, results: Path, summary: Path, flights: int, s
     chance = random.Random(seed)
     seen = bytearray(flights)
     counted: list[bytes] = []
-    with stop_signals() as stopping, results.open("wb") as out, Consumer(TOPIC, TOTALS, url=url, label="totals") as consumer:
+    with (
+        stop_signals() as stopping,
+        results.open("wb") as out,
+        Consumer(TOPIC, TOTALS, url=url, label="totals") as consumer,
+    ):
         while not stopping.is_set():
             batch = consumer.receive_batch(timeout=POLL_S)
             if batch is None:
@@ -106,7 +113,9 @@ class Hours:
         self.messages += 1
 
 
-def receive_hours(consumer: Consumer, count: int, limit_s: float, show: Callable[[int], None]) -> Hours:
+def receive_hours(
+    consumer: Consumer, count: int, limit_s: float, show: Callable[[int], None]
+) -> Hours:
     """Consume the second topic's channel, and finish each message, until `count` have come."""
     hours = Hours()
     seen = bytearray(count)

@@ -1,7 +1,9 @@
 #!/usr/bin/env python3
-"""A spike that compares LMDB with SQLite as the engine of delayed messages: scripts/spikes/sqlite_delayed.py [--help].
+"""A spike that compares LMDB with SQLite as the engine of delayed messages:
+scripts/spikes/sqlite_delayed.py [--help].
 
-The spike asks whether SQLite could replace LMDB, whose pages have no checksums. `docs/design.md` has the result.
+The spike asks whether SQLite could replace LMDB, whose pages have no checksums. `docs/design.md`
+has the result.
 
 Both engines run the code of the product (`DelayedStore`, `StateStore`), with the same rows, keys,
 counts and checksums. Only the database below this code differs: `SqliteEnvironment` offers the few
@@ -65,7 +67,17 @@ from zsq.storage.files import Files
 from zsq.storage.state import state_check
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch
-from zsq.storage.state.state_rows import HOLE_ROW, META, SUM_MASK, TOTAL_ROW, crc_of, deferred_key, due_key, total_key, unwrap_meta
+from zsq.storage.state.state_rows import (
+    HOLE_ROW,
+    META,
+    SUM_MASK,
+    TOTAL_ROW,
+    crc_of,
+    deferred_key,
+    due_key,
+    total_key,
+    unwrap_meta,
+)
 from zsq.storage.state.state_rows import wrap as state_wrap
 from zsq.storage.state.state_transaction import SmallRows
 from zsq.transport.block.block import Block, pack
@@ -115,7 +127,9 @@ def in_child(call: Callable[[Callable[[Any], None]], Any]) -> tuple[list[Any], A
     said, returned = [], None
     with os.fdopen(reading) as pipe:
         for line in pipe:
-            with contextlib.suppress(ValueError):  # an incomplete last line, because the process died
+            with contextlib.suppress(
+                ValueError
+            ):  # an incomplete last line, because the process died
                 kind, what = json.loads(line)
                 if kind == "said":
                     said.append(what)
@@ -182,14 +196,19 @@ def fill_delayed(engine: str, path: str, rows: int) -> None:
     for begin in range(0, rows, FILL_ROWS):
         with env.begin(write=True) as txn:
             batch = Rows(txn)
-            keys = [row_key(DelayedKey(due_ns, begin + number)) for number, due_ns in enumerate(dues[begin : begin + FILL_ROWS])]
+            keys = [
+                row_key(DelayedKey(due_ns, begin + number))
+                for number, due_ns in enumerate(dues[begin : begin + FILL_ROWS])
+            ]
             items = [(key, wrap(key, *data)) for key in keys]
             put_many(env, txn, items)
             batch.meta["rows"] += len(items)
             batch.meta["messages"] += len(items)
             batch.meta["bytes"] += len(items) * block.length
             batch.meta["serial"] += len(items)
-            batch.meta["sum"] = (batch.meta["sum"] + sum(crc_of(value) for _, value in items)) & SUM_MASK
+            batch.meta["sum"] = (
+                batch.meta["sum"] + sum(crc_of(value) for _, value in items)
+            ) & SUM_MASK
             batch.finish()
     store.close()
 
@@ -214,7 +233,10 @@ def work_delayed(engine: str, path: str, seed: int, scale: float) -> dict[str, A
     for at in mixed[: 10 * times]:
         put("put 1 row", [(single(at), BASE_NS + at)])
     for turn in range(times):
-        put("put 100 rows, mixed delays", [(single(at), BASE_NS + at) for at in mixed[(10 + 100 * turn) :][:100]])
+        put(
+            "put 100 rows, mixed delays",
+            [(single(at), BASE_NS + at) for at in mixed[(10 + 100 * turn) :][:100]],
+        )
     for turn in range(times):
         due_ns = BASE_NS + HOUR_NS + (seed * 1000 + turn) * 1_000_000
         put("put 1,000 rows, one delay", [(single(one), due_ns) for one in range(1_000)])
@@ -253,17 +275,26 @@ def alone(engine: str, path: str, clock: Clock, times: int) -> None:
                 for key, _ in rows:
                     txn.delete(key)
             else:
-                env.connection.executemany("DELETE FROM rows WHERE k = ?", [(key,) for key, _ in rows])
+                env.connection.executemany(
+                    "DELETE FROM rows WHERE k = ?", [(key,) for key, _ in rows]
+                )
     store.close()
 
 
-def closing(store: Any, path: str, clock: Clock, written: int, memory: list[int], put_bytes: int) -> dict[str, Any]:
+def closing(
+    store: Any, path: str, clock: Clock, written: int, memory: list[int], put_bytes: int
+) -> dict[str, Any]:
     anonymous, mapped = numbers_of("/proc/self/status", "RssAnon", "RssFile")
     store.close()  # writes that SQLite has postponed are part of the measured work
-    figures = {"memory of its own, MB": (anonymous - memory[0]) / 1024, "mapped file in memory, MB": (mapped - memory[1]) / 1024}
+    figures = {
+        "memory of its own, MB": (anonymous - memory[0]) / 1024,
+        "mapped file in memory, MB": (mapped - memory[1]) / 1024,
+    }
     figures["file, MB"] = folder_bytes(path) / 1e6
     if put_bytes:
-        figures["bytes written by bytes of blocks put"] = (numbers_of("/proc/self/io", "wchar")[0] - written) / put_bytes
+        figures["bytes written by bytes of blocks put"] = (
+            numbers_of("/proc/self/io", "wchar")[0] - written
+        ) / put_bytes
     return {"times": clock.medians(), "figures": figures}
 
 
@@ -278,10 +309,18 @@ def fill_state(engine: str, path: str, rows: int) -> None:
     dues = [BASE_NS + drawn.randrange(HOUR_NS) for _ in range(rows)]
     total = 0
     with env.begin(write=True) as txn:
-        by_start = ((deferred_key(CHANNEL, start), HOLE_ROW.pack(1, 1, due_ns)) for start, due_ns in enumerate(dues))
-        by_due = ((due_key(CHANNEL, due_ns, start), b"") for due_ns, start in sorted((due_ns, start) for start, due_ns in enumerate(dues)))
+        by_start = (
+            (deferred_key(CHANNEL, start), HOLE_ROW.pack(1, 1, due_ns))
+            for start, due_ns in enumerate(dues)
+        )
+        by_due = (
+            (due_key(CHANNEL, due_ns, start), b"")
+            for due_ns, start in sorted((due_ns, start) for start, due_ns in enumerate(dues))
+        )
         for source in (by_start, by_due):
-            while items := [(key, state_wrap(key, data)) for key, data in islice(source, FILL_ROWS)]:
+            while items := [
+                (key, state_wrap(key, data)) for key, data in islice(source, FILL_ROWS)
+            ]:
                 put_many(env, txn, items)
                 total += sum(crc_of(value) for _, value in items)
         small = SmallRows(txn, unwrap_meta(txn.get(META)))
@@ -301,9 +340,17 @@ def work_state(engine: str, path: str, seed: int, scale: float) -> dict[str, Any
     first = 10_000_000_000 + seed * 1_000_000
     for turn in range(10 * times):
         with clock("commit a cursor"):
-            state.commit(StateBatch(channel_puts={CHANNEL: replace(CHANNEL_ROW, next_offset=turn)}, applied_offset=turn))
+            state.commit(
+                StateBatch(
+                    channel_puts={CHANNEL: replace(CHANNEL_ROW, next_offset=turn)},
+                    applied_offset=turn,
+                )
+            )
     for turn in range(times):
-        puts = [(CHANNEL, first + 1_000 * turn + at, 1, 1, BASE_NS + drawn.randrange(HOUR_NS)) for at in range(1_000)]
+        puts = [
+            (CHANNEL, first + 1_000 * turn + at, 1, 1, BASE_NS + drawn.randrange(HOUR_NS))
+            for at in range(1_000)
+        ]
         with clock("defer 1,000 holes"):
             state.commit(StateBatch(hole_puts=puts))
     for _ in range(times):
@@ -315,23 +362,37 @@ def work_state(engine: str, path: str, seed: int, scale: float) -> dict[str, Any
 
 
 def rates(folder: str, rows: int, rounds: int, scale: float) -> None:
-    for what, fill, work in (("delayed messages", fill_delayed, work_delayed), ("deferred rows", fill_state, work_state)):
+    for what, fill, work in (
+        ("delayed messages", fill_delayed, work_delayed),
+        ("deferred rows", fill_state, work_state),
+    ):
         paths = {engine: f"{folder}/{what.split()[0]}-{engine}-{rows}" for engine in ENGINES}
         filling = Clock()
         for engine in ("lmdb", "wal"):
             with filling(engine):
-                in_child(lambda _, engine=engine, fill=fill, paths=paths: fill(engine, paths[engine], rows))  # type: ignore[misc]
+                in_child(
+                    lambda _, engine=engine, fill=fill, paths=paths: fill(  # type: ignore[misc]
+                        engine, paths[engine], rows
+                    )
+                )
         shutil.copytree(paths["wal"], paths["delete"])
         found: dict[str, list[dict[str, Any]]] = {engine: [] for engine in ENGINES}
         for turn in range(rounds):
             for engine in ENGINES if turn % 2 else reversed(ENGINES):
                 path = paths[engine]
-                returned = in_child(lambda _, engine=engine, path=path, turn=turn, work=work: work(engine, path, turn, scale))[1]  # type: ignore[misc]
+                returned = in_child(
+                    lambda _, engine=engine, path=path, turn=turn, work=work: work(  # type: ignore[misc]
+                        engine, path, turn, scale
+                    )
+                )[1]
                 if returned is None:
                     raise SystemExit(f"the work of {engine} with {rows} rows failed")
                 found[engine].append(returned)
         table(
-            f"{rows:,} {what}, {rounds} rounds; filled in {', '.join(f'{one} {times[0]:.1f} s' for one, times in filling.times.items())}",
+            (
+                f"{rows:,} {what}, {rounds} rounds; filled in "
+                f"{', '.join(f'{one} {times[0]:.1f} s' for one, times in filling.times.items())}"
+            ),
             found,
         )
 
@@ -345,10 +406,15 @@ def table(title: str, found: dict[str, list[dict[str, Any]]]) -> None:
     heading(title, " | LMDB | SQLite WAL | SQLite DELETE | WAL / LMDB | DELETE / LMDB")
     for kind, unit in (("times", 1e3), ("figures", 1.0)):
         for name in found["lmdb"][0][kind]:
-            values = {engine: [one[kind][name] * unit for one in found[engine]] for engine in ENGINES}
+            values = {
+                engine: [one[kind][name] * unit for one in found[engine]] for engine in ENGINES
+            }
             cells = [f"{statistics.median(values[engine]):.3g}" for engine in ENGINES]
             for engine in ENGINES[1:]:
-                ratios = [own / max(base, 1e-9) for own, base in zip(values[engine], values["lmdb"], strict=True)]
+                ratios = [
+                    own / max(base, 1e-9)
+                    for own, base in zip(values[engine], values["lmdb"], strict=True)
+                ]
                 cells.append(f"{statistics.median(ratios):.2f}")
             print(f"| {name}{', ms' if kind == 'times' else ''} | {' | '.join(cells)} |")
     sys.stdout.flush()
@@ -363,7 +429,11 @@ def checks(folder: str, rows: int) -> None:
     calls: tuple[tuple[str, str, Callable[[], Any]], ...] = (
         ("checksums of all rows, count and sum", "lmdb", lambda: sum_rows("lmdb", own["lmdb"])),
         ("checksums of all rows, count and sum", "wal", lambda: sum_rows("wal", own["wal"])),
-        ("pages against each other (`wrong_pages`)", "lmdb", lambda: state_check.wrong_pages(Files(), f"{own['lmdb']}/data.mdb")),
+        (
+            "pages against each other (`wrong_pages`)",
+            "lmdb",
+            lambda: state_check.wrong_pages(Files(), f"{own['lmdb']}/data.mdb"),
+        ),
         ("PRAGMA quick_check", "wal", lambda: pragma(own["wal"], "quick_check")),
         ("PRAGMA integrity_check", "wal", lambda: pragma(own["wal"], "integrity_check")),
     )
@@ -389,7 +459,11 @@ def sum_rows(engine: str, path: str) -> list[str]:
     with contextlib.closing(open_delayed(engine, path)) as store, store._env.begin() as txn:
         for key, value in rows_from(txn):
             rows, messages = rows + 1, messages + decode_row(key, value).block.count
-        return [] if messages == store.summary.messages else [f"{messages} messages, {store.summary.messages} are counted"]
+        return (
+            []
+            if messages == store.summary.messages
+            else [f"{messages} messages, {store.summary.messages} are counted"]
+        )
 
 
 # Flipped bits
@@ -432,7 +506,9 @@ def as_model(rows: Iterable[DelayedRow]) -> Model:
     return {row_key(row.key).hex(): int((row.block.body.value(0) or b"0")[:12]) for row in rows}
 
 
-def live(engine: str, path: str, model: Model, commits: int) -> Callable[[Callable[[Any], None]], Any]:
+def live(
+    engine: str, path: str, model: Model, commits: int
+) -> Callable[[Callable[[Any], None]], Any]:
     """Use the store as a broker would: read all rows, put some, remove some, and read all again."""
 
     def life(say: Callable[[Any], None]) -> Any:
@@ -450,10 +526,19 @@ def live(engine: str, path: str, model: Model, commits: int) -> Callable[[Callab
                 missing = expected.keys() - found.keys() - aside
                 if wrong or len(missing) > len(aside):
                     counted = store.summary.messages != len(found)
-                    return [f"rows missing or wrong, {'the count tells' if counted else 'unnoticed'}", len(wrong) + len(missing)]
+                    return [
+                        f"rows missing or wrong, {'the count tells' if counted else 'unnoticed'}",
+                        len(wrong) + len(missing),
+                    ]
                 gone = sorted(found)[turn * 7 :: 13][:100]
                 store.remove([key_of(key) for key in gone], known=True)
-                keys = store.put([(single(10**6 + number), NOW_NS - HOUR_NS + number * turn) for number in range(60)], BASE_NS)
+                keys = store.put(
+                    [
+                        (single(10**6 + number), NOW_NS - HOUR_NS + number * turn)
+                        for number in range(60)
+                    ],
+                    BASE_NS,
+                )
                 expected = {key: number for key, number in found.items() if key not in set(gone)}
                 expected |= {row_key(key).hex(): 10**6 + number for number, key in enumerate(keys)}
             store.close()
@@ -476,9 +561,17 @@ def salvage(engine: str, path: str, commits: int) -> int:
     def read(backward: bool) -> Callable[[Callable[[Any], None]], Any]:
         def steps(say: Callable[[Any], None]) -> None:
             with contextlib.suppress(StorageError, DiskFull, lmdb.Error):
-                env: Any = SqliteEnvironment(path, engine) if engine != "lmdb" else lmdb.open(path, lock=False, readonly=True, create=False)
+                env: Any = (
+                    SqliteEnvironment(path, engine)
+                    if engine != "lmdb"
+                    else lmdb.open(path, lock=False, readonly=True, create=False)
+                )
                 with env.begin() as txn, errors_translated(path):
-                    for key, _ in delayed_recovery.backward(txn, b"", b"") if backward else delayed_recovery.forward(txn, b""):
+                    for key, _ in (
+                        delayed_recovery.backward(txn, b"", b"")
+                        if backward
+                        else delayed_recovery.forward(txn, b"")
+                    ):
                         say(key.hex())
 
         return steps
@@ -491,7 +584,9 @@ def is_found(engine: str, path: str) -> bool:
 
     def look(_: object) -> list[str]:
         try:
-            pages = state_check.findings(path) if engine == "lmdb" else pragma(path, "integrity_check")
+            pages = (
+                state_check.findings(path) if engine == "lmdb" else pragma(path, "integrity_check")
+            )
             return pages + sum_rows(engine, path)
         except (sqlite3.Error, lmdb.Error, StorageError) as error:
             return [str(error)]
@@ -521,24 +616,35 @@ def flips(folder: str, rows: int, count: int) -> None:
         base = f"{folder}/flips-{engine}"
         model, commits, values = small_store(engine, base, rows)
         original = Path(base, DATA_NAMES[engine]).read_bytes()
-        for where, places in (("anywhere", range(len(original))), ("structure", structure(original, values))):
+        for where, places in (
+            ("anywhere", range(len(original))),
+            ("structure", structure(original, values)),
+        ):
             drawn = random.Random(4)
             outcomes: dict[str, list[tuple[bool, int | None]]] = {}
             for _ in range(count):
                 data = bytearray(original)
                 data[drawn.choice(places)] ^= 1 << drawn.randrange(8)
-                outcome, found, rows_lost = flipped(engine, f"{folder}/flip", bytes(data), model, commits)
+                outcome, found, rows_lost = flipped(
+                    engine, f"{folder}/flip", bytes(data), model, commits
+                )
                 outcomes.setdefault(outcome, []).append((found, rows_lost))
             for outcome, all_of_it in sorted(outcomes.items(), key=lambda item: -len(item[1])):
                 lost = [one for _, one in all_of_it if one is not None]
                 figures = f"{statistics.mean(lost):.1f}, {max(lost)}" if lost else ""
                 unseen = sum(not found for found, _ in all_of_it)
-                note = f" ({unseen} of them pass a full check)" if unseen and outcome != "nothing lost" else ""
+                note = (
+                    f" ({unseen} of them pass a full check)"
+                    if unseen and outcome != "nothing lost"
+                    else ""
+                )
                 print(f"| {where} | {engine} | {outcome}{note} | {len(all_of_it)} | {figures} |")
             sys.stdout.flush()
 
 
-def flipped(engine: str, path: str, data: bytes, model: Model, commits: int) -> tuple[str, bool, int | None]:
+def flipped(
+    engine: str, path: str, data: bytes, model: Model, commits: int
+) -> tuple[str, bool, int | None]:
     """Return the outcome, whether a full check finds the damage, and how many rows a rescue loses.
 
     The last value is None if no rescue is needed.
@@ -566,7 +672,10 @@ def flipped(engine: str, path: str, data: bytes, model: Model, commits: int) -> 
 
 
 def power(folder: str, count: int) -> None:
-    heading(f"Power cuts in one commit, {count} mixtures of old and new sectors each", "engine | as before | as after | damaged")
+    heading(
+        f"Power cuts in one commit, {count} mixtures of old and new sectors each",
+        "engine | as before | as after | damaged",
+    )
     for engine in ENGINES[:2]:
         base, path = f"{folder}/power-{engine}", f"{folder}/power"
         small_store(engine, base, 400)
@@ -575,10 +684,15 @@ def power(folder: str, count: int) -> None:
             store = open_delayed(engine, base)
             store.put([(single(number), BASE_NS + number) for number in range(30)], BASE_NS)
             files = [{one.name: one.read_bytes().hex() for one in Path(base).iterdir()}]
-            store.put([(single(number), BASE_NS + number * 10**9) for number in range(300)], BASE_NS)
+            store.put(
+                [(single(number), BASE_NS + number * 10**9) for number in range(300)], BASE_NS
+            )
             return [*files, {one.name: one.read_bytes().hex() for one in Path(base).iterdir()}]
 
-        states = [{name: bytes.fromhex(data) for name, data in files.items()} for files in in_child(life)[1]]
+        states = [
+            {name: bytes.fromhex(data) for name, data in files.items()}
+            for files in in_child(life)[1]
+        ]
         outcomes = Counter(torn(engine, path, states, random.Random(seed)) for seed in range(count))
         print(f"| {engine} | {outcomes['before']} | {outcomes['after']} | {outcomes['damaged']} |")
     flipped_log(folder, count)
@@ -604,7 +718,9 @@ def torn(engine: str, path: str, states: list[dict[str, bytes]], drawn: random.R
         try:
             with contextlib.closing(open_delayed(engine, path)) as store:
                 messages = len(store.due(NOW_NS, 1 << 30, 1 << 30))
-                return {430: "before", 730: "after"}.get(messages if messages == store.summary.messages else -1, "damaged")
+                return {430: "before", 730: "after"}.get(
+                    messages if messages == store.summary.messages else -1, "damaged"
+                )
         except (StorageError, DiskFull, lmdb.Error) as error:
             return f"damaged: {error}"[:7]
 
@@ -622,8 +738,16 @@ def flipped_log(folder: str, count: int) -> None:
     def life(_: object) -> dict[str, str]:
         store = open_delayed("wal", base, create=True)
         for turn in range(100):
-            store.put([(single(turn * 10 + number), BASE_NS + turn * 10 + number) for number in range(10)], BASE_NS)
-        return {one.name: one.read_bytes().hex() for one in Path(base).iterdir()}  # the process then ends without closing the store
+            store.put(
+                [
+                    (single(turn * 10 + number), BASE_NS + turn * 10 + number)
+                    for number in range(10)
+                ],
+                BASE_NS,
+            )
+        return {
+            one.name: one.read_bytes().hex() for one in Path(base).iterdir()
+        }  # the process then ends without closing the store
 
     files = {name: bytes.fromhex(data) for name, data in in_child(life)[1].items()}
     lost, noticed = [], 0
@@ -648,16 +772,28 @@ def flipped_log(folder: str, count: int) -> None:
         noticed += found == -1
         lost.append(100 - max(found, 0))
     size = len(files["data.sqlite-wal"])
-    heading(f"One flipped bit in a write-ahead log of 100 commits, {size:,} bytes, {count} times", "what | figure")
-    print(f"| SQLite said so | {noticed} times |\n| commits lost, median | {statistics.median(lost):g} |")
-    print(f"| commits lost, most | {max(lost)} |\n| nothing lost | {lost.count(0)} times |", flush=True)
+    heading(
+        f"One flipped bit in a write-ahead log of 100 commits, {size:,} bytes, {count} times",
+        "what | figure",
+    )
+    print(
+        f"| SQLite said so | {noticed} times |\n| commits lost, median | "
+        f"{statistics.median(lost):g} |"
+    )
+    print(
+        f"| commits lost, most | {max(lost)} |\n| nothing lost | {lost.count(0)} times |",
+        flush=True,
+    )
 
 
 # A full file system
 
 
 def full(small: str) -> None:
-    heading("A full file system", "engine | rows before it was full | error | rows after it | goes on when there is space")
+    heading(
+        "A full file system",
+        "engine | rows before it was full | error | rows after it | goes on when there is space",
+    )
     for engine in ENGINES:
 
         def life(_: object, engine: str = engine) -> list[Any]:
@@ -668,13 +804,20 @@ def full(small: str) -> None:
                 store = open_delayed(engine, f"{folder}/store", create=True)
                 try:
                     while True:
-                        store.put([(single(number), BASE_NS + number) for number in range(500)], BASE_NS)
+                        store.put(
+                            [(single(number), BASE_NS + number) for number in range(500)], BASE_NS
+                        )
                 except (StorageError, DiskFull) as error:
-                    before, said = store.summary.messages, f"{type(error).__name__}: {str(error).replace(folder, '')[:80]}"
+                    before, said = (
+                        store.summary.messages,
+                        f"{type(error).__name__}: {str(error).replace(folder, '')[:80]}",
+                    )
                 after = len(store.due(NOW_NS, 1 << 30, 1 << 30))
                 ballast.unlink()
                 try:
-                    store.put([(single(number), BASE_NS + number) for number in range(500)], BASE_NS)
+                    store.put(
+                        [(single(number), BASE_NS + number) for number in range(500)], BASE_NS
+                    )
                     goes_on = "yes"
                 except (StorageError, DiskFull) as error:
                     goes_on = f"no: {error}"
@@ -686,19 +829,48 @@ def full(small: str) -> None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare LMDB with SQLite as the engine of delayed messages and deferred rows.")
-    parser.add_argument("--rows", type=int, nargs="+", default=[100_000, 1_000_000], help="Rows that wait")
+    parser = argparse.ArgumentParser(
+        description="Compare LMDB with SQLite as the engine of delayed messages and deferred rows."
+    )
+    parser.add_argument(
+        "--rows", type=int, nargs="+", default=[100_000, 1_000_000], help="Rows that wait"
+    )
     parser.add_argument("--rounds", type=int, default=5, help="Interleaved rounds")
-    parser.add_argument("--scale", type=float, default=1.0, help="Calls a round, as a multiple of ten of each kind")
-    parser.add_argument("--flips", type=int, default=300, help="Flipped bits a kind of place, and torn commits")
-    parser.add_argument("--flip-rows", type=int, default=1_500, help="Rows of the store whose bits are flipped")
-    parser.add_argument("--folder", default=".", help="Where the files lie while it runs: on the disk to be measured")
-    parser.add_argument("--small", default="", help="A folder on a small file system, for the part full")
-    parser.add_argument("--parts", nargs="+", default=["rates", "checks", "flips", "power"], help="rates checks flips power full")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="Calls a round, as a multiple of ten of each kind"
+    )
+    parser.add_argument(
+        "--flips", type=int, default=300, help="Flipped bits a kind of place, and torn commits"
+    )
+    parser.add_argument(
+        "--flip-rows", type=int, default=1_500, help="Rows of the store whose bits are flipped"
+    )
+    parser.add_argument(
+        "--folder",
+        default=".",
+        help="Where the files lie while it runs: on the disk to be measured",
+    )
+    parser.add_argument(
+        "--small", default="", help="A folder on a small file system, for the part full"
+    )
+    parser.add_argument(
+        "--parts",
+        nargs="+",
+        default=["rates", "checks", "flips", "power"],
+        help="rates checks flips power full",
+    )
     chosen = parser.parse_args()
-    model = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "?")
+    model = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in line
+        ),
+        "?",
+    )
     print(
-        f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, Python {platform.python_version()}, "
+        f"{model}, {len(os.sched_getaffinity(0))} cores, Linux {platform.release()}, Python "
+        f"{platform.python_version()}, "
         f"SQLite {sqlite3.sqlite_version}, LMDB {'.'.join(map(str, lmdb.version()))}"
     )
     with tempfile.TemporaryDirectory(prefix="sqlite-delayed-", dir=chosen.folder) as folder:
@@ -708,7 +880,9 @@ def main() -> int:
             if "checks" in chosen.parts:
                 checks(folder, chosen.rows[-1])
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else folder
-        with tempfile.TemporaryDirectory(prefix="sqlite-delayed-", dir=memory) as fast:  # these parts measure no disk
+        with tempfile.TemporaryDirectory(
+            prefix="sqlite-delayed-", dir=memory
+        ) as fast:  # these parts measure no disk
             if "flips" in chosen.parts:
                 flips(fast, chosen.flip_rows, chosen.flips)
             if "power" in chosen.parts:

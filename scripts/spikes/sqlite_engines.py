@@ -37,7 +37,10 @@ class SqliteEnvironment:
                 f"cache_size=-{cache_kb}", "cell_size_check=ON", "secure_delete=OFF",
             ):  # fmt: skip
                 self.run(f"PRAGMA {pragma}").fetchall()
-            self.run("CREATE TABLE IF NOT EXISTS rows (k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT ROWID")
+            self.run(
+                "CREATE TABLE IF NOT EXISTS rows (k BLOB PRIMARY KEY, v BLOB NOT NULL) WITHOUT "
+                "ROWID"
+            )
         except BaseException:
             self.connection.close()
             raise
@@ -144,7 +147,9 @@ class SqliteCursor:
     def _rows(self, order: str, columns: str = "k, v") -> Iterator[tuple[bytes, bytes]]:
         try:
             for row in self._txn.run(f"SELECT {columns} FROM rows WHERE k {order}", self._key):
-                if any(type(one) is not bytes for one in row):  # one flipped bit can turn a value into NULL or a number
+                if any(
+                    type(one) is not bytes for one in row
+                ):  # one flipped bit can turn a value into NULL or a number
                     raise lmdb.CorruptedError(f"a row of {row!r:.60}")
                 self._key, self._value = row[0], row[-1] if len(row) > 1 else None
                 yield row[0], row[-1]
@@ -179,7 +184,9 @@ class SqliteState(StateStore):
         self._env: Any = SqliteEnvironment(path, journal, cache_kb)
 
 
-def open_delayed(engine: str, path: str, *, create: bool = False, cache_kb: int = CACHE_KB) -> DelayedStore:
+def open_delayed(
+    engine: str, path: str, *, create: bool = False, cache_kb: int = CACHE_KB
+) -> DelayedStore:
     if engine == "lmdb":
         return DelayedStore(path, UUID, create=create)
     kind = type("SqliteDelayed", (SqliteDelayed,), {"journal": engine, "cache_kb": cache_kb})
@@ -187,8 +194,12 @@ def open_delayed(engine: str, path: str, *, create: bool = False, cache_kb: int 
     return store
 
 
-def open_state(engine: str, path: str, *, create: bool = False, cache_kb: int = CACHE_KB) -> StateStore:
-    store = StateStore(path, create=create) if engine == "lmdb" else SqliteState(path, engine, cache_kb)
+def open_state(
+    engine: str, path: str, *, create: bool = False, cache_kb: int = CACHE_KB
+) -> StateStore:
+    store = (
+        StateStore(path, create=create) if engine == "lmdb" else SqliteState(path, engine, cache_kb)
+    )
     if create:
         store.create(UUID, 0)
     return store

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""A spike that asks how many processes a topic should have: scripts/spikes/topic_process.py [--help].
+"""A spike that asks how many processes a topic should have: scripts/spikes/topic_process.py
+[--help].
 
 The spike uses raw pyzmq over the hops of a message. Each block is written with `writev` and synced
 with `fdatasync` before it is acknowledged and passed on. Nothing is packed, checked, leased or
@@ -86,7 +87,10 @@ def producer(run: str, barrier: Any, count: int, size: int, window: int, out: An
 
 def channel(run: str, barrier: Any, count: int) -> None:
     ends = Ends(run)
-    arriving, out = ends.open(zmq.DEALER, "channel", bind=True), ends.open(zmq.DEALER, "consumer", bind=False)
+    arriving, out = (
+        ends.open(zmq.DEALER, "channel", bind=True),
+        ends.open(zmq.DEALER, "consumer", bind=False),
+    )
     barrier.wait()
     passed = 0
     while passed < count:
@@ -184,7 +188,10 @@ def durable(front: Any, out: Any, blocks: list[Any]) -> int:
 
 def topic(run: str, barrier: Any, count: int, arrangement: str) -> None:
     ends = Ends(run)
-    front, out = ends.open(zmq.ROUTER, "topic", bind=True), ends.open(zmq.DEALER, "channel", bind=False)
+    front, out = (
+        ends.open(zmq.ROUTER, "topic", bind=True),
+        ends.open(zmq.DEALER, "channel", bind=False),
+    )
     poller = zmq.Poller()
     poller.register(front, zmq.POLLIN)
     threads = []
@@ -193,7 +200,9 @@ def topic(run: str, barrier: Any, count: int, arrangement: str) -> None:
         answers = ends.open(zmq.PAIR, "storage", bind=False)
     elif arrangement == "threads":
         answers = ends.open(zmq.PAIR, "+storage", bind=True)
-        threads.append(threading.Thread(target=loop_storage, args=(ends, "+storage", count, run, None)))
+        threads.append(
+            threading.Thread(target=loop_storage, args=(ends, "+storage", count, run, None))
+        )
     else:
         answers = ends.open(zmq.PAIR, "+sync", bind=True)
         threads.append(threading.Thread(target=syncing, args=(ends.context, file.fileno())))
@@ -216,7 +225,9 @@ def topic(run: str, barrier: Any, count: int, arrangement: str) -> None:
         if arrangement in ("processes", "threads"):
             if waiting and not under:
                 under, waiting = waiting, []
-                answers.send_multipart([frame for block in under for frame in block[1:]], copy=False)
+                answers.send_multipart(
+                    [frame for block in under for frame in block[1:]], copy=False
+                )
             continue
         if waiting:
             write(file.fileno(), [block[1:] for block in waiting])
@@ -237,7 +248,9 @@ def topic(run: str, barrier: Any, count: int, arrangement: str) -> None:
     ends.close()
 
 
-def measure(arrangement: str, count: int, size: int, window: int, folder: str) -> tuple[float, list[float], list[float]]:
+def measure(
+    arrangement: str, count: int, size: int, window: int, folder: str
+) -> tuple[float, list[float], list[float]]:
     """Return the seconds until the consumer has all blocks, and two lists of waits in seconds.
 
     The lists have the times to the acknowledgement and to the consumer.
@@ -254,7 +267,10 @@ def measure(arrangement: str, count: int, size: int, window: int, folder: str) -
         ]
         if with_storage:
             work.append((storage, run, barrier, count))
-        processes = [multiprocessing.Process(target=target, args=arguments, daemon=True) for target, *arguments in work]
+        processes = [
+            multiprocessing.Process(target=target, args=arguments, daemon=True)
+            for target, *arguments in work
+        ]
         for process in processes:
             process.start()
         ends = {name: rest for name, *rest in (out.get(timeout=120), out.get(timeout=120))}
@@ -271,7 +287,8 @@ def main() -> None:
     parser.add_argument("--folder", default=".")
     given = parser.parse_args()
     print(
-        f"{platform.machine()}, {os.cpu_count()} cores, kernel {platform.release()}, pyzmq {zmq.__version__}, load {os.getloadavg()[0]:.1f}"
+        f"{platform.machine()}, {os.cpu_count()} cores, kernel {platform.release()}, pyzmq "
+        f"{zmq.__version__}, load {os.getloadavg()[0]:.1f}"
     )
     rates: dict[str, list[float]] = {name: [] for name in ARRANGEMENTS}
     waits: dict[str, list[tuple[float, float, float]]] = {name: [] for name in ARRANGEMENTS}
@@ -282,11 +299,22 @@ def main() -> None:
             rates[name].append(given.blocks * 1_000 / seconds / 1e6)
             _, acknowledged, consumed = measure(name, given.singles, 250, 1, given.folder)
             consumed.sort()
-            waits[name].append((statistics.median(acknowledged), statistics.median(consumed), consumed[int(len(consumed) * 0.99)]))
-    print("| arrangement | blocks of 1,000, million messages a second | acknowledged p50, ms | consumer p50, ms | consumer p99, ms |")
+            waits[name].append(
+                (
+                    statistics.median(acknowledged),
+                    statistics.median(consumed),
+                    consumed[int(len(consumed) * 0.99)],
+                )
+            )
+    print(
+        "| arrangement | blocks of 1,000, million messages a second | acknowledged p50, ms | "
+        "consumer p50, ms | consumer p99, ms |"
+    )
     print("|---|---|---|---|---|")
     for name in ARRANGEMENTS:
-        columns = [f"{statistics.median(row[at] for row in waits[name]) * 1e3:.2f}" for at in range(3)]
+        columns = [
+            f"{statistics.median(row[at] for row in waits[name]) * 1e3:.2f}" for at in range(3)
+        ]
         print(f"| {name} | {statistics.median(rates[name]):.2f} | {' | '.join(columns)} |")
 
 

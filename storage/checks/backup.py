@@ -16,7 +16,8 @@ if its length, header and footer agree. These contain the topic's uuid and a ran
 The files of an open topic are first captured in a folder next to them, without stopping the topic.
 Files that never change again get second names there. All others are copied.
 
-    DIR/backup/     like DIR itself: chunks, indexes, .bad files, topic, state/, state.snapshot, delayed/, staging/
+    DIR/backup/     like DIR itself: chunks, indexes, .bad files, topic, state/, state.snapshot,
+    delayed/, staging/
 
 Storage makes the capture in three parts, each in the thread that owns the files. The state of all
 topics is captured before any other part of any topic. The backup reads the capture. Storage removes
@@ -124,7 +125,9 @@ class Manifest:
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
-    data = asdict(manifest) | {"files": [[row.path, row.bytes, f"{row.crc:08x}"] for row in manifest.files]}
+    data = asdict(manifest) | {
+        "files": [[row.path, row.bytes, f"{row.crc:08x}"] for row in manifest.files]
+    }
     head = {"backup": "zsq", "version": VERSION, "checksum": _checksum(data)}
     return json.dumps(head | data, indent=1).encode()
 
@@ -143,10 +146,16 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
         if not isinstance(data, dict) or data.pop("backup", "") != "zsq":
             raise ForeignDirectory(f"{path} is not the manifest of a zsq backup")
         if (version := data.pop("version", None)) != VERSION:
-            raise ForeignDirectory(f"{path} has format version {version}, and this zsq reads only version {VERSION}; use a newer zsq")
+            raise ForeignDirectory(
+                f"{path} has format version {version}, and this zsq reads only version "
+                f"{VERSION}; use a newer zsq"
+            )
         if data.pop("checksum", "") != _checksum(data):
             raise Damaged(f"{path} is damaged: its checksum does not match")
-        files = [FileRow(_inner(path_), int(size), int(crc, 16)) for path_, size, crc in data.pop("files")]
+        files = [
+            FileRow(_inner(path_), int(size), int(crc, 16))
+            for path_, size, crc in data.pop("files")
+        ]
         return Manifest(**data, files=files)
     except (ValueError, TypeError, RecursionError) as error:
         raise Damaged(f"{path} is damaged: {error}") from None
@@ -154,7 +163,11 @@ def decode_manifest(raw: bytes, path: str) -> Manifest:
 
 def _inner(path: str) -> str:
     """Return the path if it stays below its folder. Raises `ValueError` if it does not."""
-    if not isinstance(path, str) or any(part in ("", ".", "..") for part in path.split("/")) or "\0" in path:
+    if (
+        not isinstance(path, str)
+        or any(part in ("", ".", "..") for part in path.split("/"))
+        or "\0" in path
+    ):
         raise ValueError(f"{path!r} is not a valid path of a file in a backup")
     return path
 
@@ -166,12 +179,18 @@ def read_manifest(files: Files, backup: str) -> Manifest:
     """
     path = f"{backup}/{MANIFEST_NAME}"
     if not files.exists(path):
-        what = f"{backup} is an unfinished backup" if backup.endswith(PARTIAL_SUFFIX) else f"{backup} is not a zsq backup"
+        what = (
+            f"{backup} is an unfinished backup"
+            if backup.endswith(PARTIAL_SUFFIX)
+            else f"{backup} is not a zsq backup"
+        )
         raise ForeignDirectory(f"{what}: it has no {MANIFEST_NAME}")
     return decode_manifest(files.read_file(path, MANIFEST_BYTES_MAX), path)
 
 
-def walk(files: Files, folder: str, but: Collection[str] = (), depth: int = DEPTH_MAX) -> Iterator[str]:
+def walk(
+    files: Files, folder: str, but: Collection[str] = (), depth: int = DEPTH_MAX
+) -> Iterator[str]:
     """Yield the paths of all files below `folder`, relative to it.
 
     Names in `but` are left out if they are directly in `folder`.
@@ -181,7 +200,9 @@ def walk(files: Files, folder: str, but: Collection[str] = (), depth: int = DEPT
             continue
         if files.is_folder(f"{folder}/{name}"):
             if depth:
-                yield from (f"{name}/{inner}" for inner in walk(files, f"{folder}/{name}", depth=depth - 1))
+                yield from (
+                    f"{name}/{inner}" for inner in walk(files, f"{folder}/{name}", depth=depth - 1)
+                )
         else:
             yield name
 
@@ -192,7 +213,9 @@ class Writer:
     `base` is an older backup and its manifest.
     """
 
-    def __init__(self, files: Files, folder: str, advance: Advance, base: tuple[str, Manifest] | None = None) -> None:
+    def __init__(
+        self, files: Files, folder: str, advance: Advance, base: tuple[str, Manifest] | None = None
+    ) -> None:
         self.rows: list[FileRow] = []
         self._files = files
         self._folder = folder
@@ -201,7 +224,9 @@ class Writer:
         self._base = f"{base[0]}/{DATA_NAME}" if base is not None else ""
         self._known = {row.path: row for row in base[1].files} if base is not None else {}
 
-    def copy(self, source: str, path: str, bytes_max: int | None = None, *, cold: bool = False) -> FileRow:
+    def copy(
+        self, source: str, path: str, bytes_max: int | None = None, *, cold: bool = False
+    ) -> FileRow:
         """Copy a file to `path`, relative to the folder.
 
         With `bytes_max`, exactly that many bytes are copied. Raises `Damaged` if the source has
@@ -210,7 +235,17 @@ class Writer:
         self._make_folders(path)
         row = None if bytes_max is not None else self._known_row(source, path)
         if row is None:
-            row = FileRow(path, *copy_file(self._files, source, f"{self._folder}/{path}", bytes_max, self._advance, cold=cold))
+            row = FileRow(
+                path,
+                *copy_file(
+                    self._files,
+                    source,
+                    f"{self._folder}/{path}",
+                    bytes_max,
+                    self._advance,
+                    cold=cold,
+                ),
+            )
         self.rows.append(row)
         return row
 
@@ -223,7 +258,9 @@ class Writer:
         """Remove a folder with all files in it, and their rows."""
         if self._files.exists(f"{self._folder}/{path}"):
             self._files.remove_tree(f"{self._folder}/{path}")
-        self._made = {made for made in self._made if made != path and not made.startswith(f"{path}/")}
+        self._made = {
+            made for made in self._made if made != path and not made.startswith(f"{path}/")
+        }
         self.rows = [row for row in self.rows if not row.path.startswith(f"{path}/")]
 
     def finish(self) -> None:
@@ -249,7 +286,9 @@ class Writer:
         if row is None or not path.endswith(CHUNK_SUFFIX):
             return None
         try:
-            if not self._files.size_of(source) == self._files.size_of(old) == row.bytes or not self._same_ends(source, old, row.bytes):
+            if not self._files.size_of(source) == self._files.size_of(
+                old
+            ) == row.bytes or not self._same_ends(source, old, row.bytes):
                 return None
             self._files.link(old, f"{self._folder}/{path}")
         except OSError:
@@ -263,10 +302,17 @@ class Writer:
         A footer shows that the chunk is sealed.
         """
         ends = [
-            (_read(self._files, path, 0, CHUNK_HEADER_BYTES), _read(self._files, path, size - FOOTER_BYTES, FOOTER_BYTES))
+            (
+                _read(self._files, path, 0, CHUNK_HEADER_BYTES),
+                _read(self._files, path, size - FOOTER_BYTES, FOOTER_BYTES),
+            )
             for path in (one, other)
         ]
-        return size > CHUNK_HEADER_BYTES + FOOTER_BYTES and ends[0] == ends[1] and ends[0][1].startswith(b"ZSQF")
+        return (
+            size > CHUNK_HEADER_BYTES + FOOTER_BYTES
+            and ends[0] == ends[1]
+            and ends[0][1].startswith(b"ZSQF")
+        )
 
 
 def _read(files: Files, path: str, position: int, size: int) -> bytes:
@@ -277,7 +323,15 @@ def _read(files: Files, path: str, position: int, size: int) -> bytes:
         files.close(fd)
 
 
-def copy_file(files: Files, source: str, target: str, bytes_max: int | None, advance: Advance, *, cold: bool = False) -> tuple[int, int]:
+def copy_file(
+    files: Files,
+    source: str,
+    target: str,
+    bytes_max: int | None,
+    advance: Advance,
+    *,
+    cold: bool = False,
+) -> tuple[int, int]:
     """Copy a file to a new one, sync it, and return its length and its checksum as it was read.
 
     Raises `Damaged` if the source is shorter than `bytes_max`.
@@ -287,7 +341,11 @@ def copy_file(files: Files, source: str, target: str, bytes_max: int | None, adv
         writing = files.open_new(target)
         try:
             position = crc = 0
-            while piece := files.pread(reading, PIECE_BYTES if bytes_max is None else min(PIECE_BYTES, bytes_max - position), position):
+            while piece := files.pread(
+                reading,
+                PIECE_BYTES if bytes_max is None else min(PIECE_BYTES, bytes_max - position),
+                position,
+            ):
                 files.writev(writing, [piece], position)
                 crc = crc32c(piece, crc)
                 position += len(piece)
@@ -295,7 +353,9 @@ def copy_file(files: Files, source: str, target: str, bytes_max: int | None, adv
                     files.sync(writing)
                 advance(len(piece))
             if bytes_max is not None and position < bytes_max:
-                raise Damaged(f"{source} has only {position} bytes, but {bytes_max} bytes of it were synced")
+                raise Damaged(
+                    f"{source} has only {position} bytes, but {bytes_max} bytes of it were synced"
+                )
             files.sync(writing)
             files.advise_done(writing, 0, 0)
         finally:
@@ -367,8 +427,14 @@ def capture_delayed(files: Files, directory: str, delayed: DelayedStore) -> None
     folder = f"{directory}/{BACKUP_NAME}/{DELAYED_NAME}"
     files.make_folder(folder)
     delayed.copy(folder)
-    files.note(f"{folder}/{NOTE_NAME}", files.read_note(f"{delayed.path}/{NOTE_NAME}", NOTE_BYTES_MAX))
-    _link(files, f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}", f"{directory}/{BACKUP_NAME}/{DELAYED_NAME}{MADE_SUFFIX}")
+    files.note(
+        f"{folder}/{NOTE_NAME}", files.read_note(f"{delayed.path}/{NOTE_NAME}", NOTE_BYTES_MAX)
+    )
+    _link(
+        files,
+        f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}",
+        f"{directory}/{BACKUP_NAME}/{DELAYED_NAME}{MADE_SUFFIX}",
+    )
 
 
 def sync_log(files: Files, directory: str, log: Log) -> LogTaken:
@@ -396,7 +462,9 @@ def capture_log(files: Files, directory: str, taken: LogTaken) -> int:
             index = name.rpartition(".")[0] + INDEX_SUFFIX
             _link(files, f"{directory}/{index}", f"{folder}/{index}")
     for name in files.list(directory):
-        if parse_bad_name(name) is not None or (name.startswith(f"{DELAYED_NAME}-") and name.endswith(BAD_SUFFIX)):
+        if parse_bad_name(name) is not None or (
+            name.startswith(f"{DELAYED_NAME}-") and name.endswith(BAD_SUFFIX)
+        ):
             _link(files, f"{directory}/{name}", f"{folder}/{name}")
     return missing
 
@@ -417,7 +485,9 @@ def drop_capture(files: Files, directory: str) -> None:
 
 def is_captured(files: Files, directory: str) -> bool:
     """Return True if a capture, or a part of one, still exists."""
-    return any(files.exists(f"{directory}/{BACKUP_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX))
+    return any(
+        files.exists(f"{directory}/{BACKUP_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX)
+    )
 
 
 def capture_bytes(files: Files, directory: str) -> int:

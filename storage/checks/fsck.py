@@ -32,7 +32,13 @@ from crc32c import crc32c
 
 from ...transport.block.block import IN_GROUP, Header
 from ..delayed.delayed_recovery import MADE_SUFFIX, READY_SUFFIX, check_delayed, uuid_of
-from ..directory.store import INDEX_EVERY_BYTES, StoreOptions, TopicIdentity, check_identity, open_store
+from ..directory.store import (
+    INDEX_EVERY_BYTES,
+    StoreOptions,
+    TopicIdentity,
+    check_identity,
+    open_store,
+)
 from ..errors import Damaged, DiskFull, ForeignDirectory, StorageError
 from ..files import Files
 from ..log.chunk import INDEX_BYTES_MAX, Chunk, Stretch, open_chunk, read_footer
@@ -150,10 +156,21 @@ class ChunkCheck:
     def run(self) -> Checked:
         found = self._found
         try:
-            chunk = open_chunk(self._files, self._folder, found.base_offset, self._around.uuid, self._around.index_every_bytes)
+            chunk = open_chunk(
+                self._files,
+                self._folder,
+                found.base_offset,
+                self._around.uuid,
+                self._around.index_every_bytes,
+            )
         except (Damaged, ForeignDirectory, OSError) as error:
             count = max(0, self._around.following - found.base_offset)
-            self._add(DAMAGE, f"the chunk and all its messages cannot be used: {error}", found.base_offset, count)
+            self._add(
+                DAMAGE,
+                f"the chunk and all its messages cannot be used: {error}",
+                found.base_offset,
+                count,
+            )
             return found
         try:
             found.bytes = self._files.size(chunk.fd)
@@ -167,9 +184,17 @@ class ChunkCheck:
         return found
 
     def _add(
-        self, level: str, text: str, first_offset: int = -1, count: int = 0, repair: Repair | None = None, needs: bool = False
+        self,
+        level: str,
+        text: str,
+        first_offset: int = -1,
+        count: int = 0,
+        repair: Repair | None = None,
+        needs: bool = False,
     ) -> None:
-        self._found.findings.append(Finding(level, self._path, text, first_offset, count, repair, needs))
+        self._found.findings.append(
+            Finding(level, self._path, text, first_offset, count, repair, needs)
+        )
 
     # Header
 
@@ -188,7 +213,10 @@ class ChunkCheck:
 
     def _mend_header(self, chunk: Chunk) -> str:
         self._write(encode_chunk_header(chunk.header), 0)
-        return f"both copies of the header were rewritten from {'the footer' if chunk.spare_header else 'the intact one'}"
+        return (
+            "both copies of the header were rewritten from "
+            f"{'the footer' if chunk.spare_header else 'the intact one'}"
+        )
 
     def _write(self, data: bytes, position: int) -> None:
         fd = self._files.open_append(self._path)
@@ -218,23 +246,42 @@ class ChunkCheck:
                 group_at = -1
             elif group_at >= 0:
                 text = f"the group that begins at position {group_at} has no mark"
-                self._add(DAMAGE, f"{text}; its messages are kept, but its transaction is not known")
+                self._add(
+                    DAMAGE, f"{text}; its messages are kept, but its transaction is not known"
+                )
                 group_at = -1
-            self._end, self._good_end, self._time_ns = header.next_offset, stretch.end, header.time_ns
+            self._end, self._good_end, self._time_ns = (
+                header.next_offset,
+                stretch.end,
+                header.time_ns,
+            )
         if bad:
             self._tail(chunk, bad)
         if group_at >= 0 and self._around.following >= 0:
             self._found.open_group = self._found.base_offset + self._places[group_at].first_offset
         elif group_at >= 0 and not bad:
-            self._add(NOTE, f"the group that begins at position {group_at} is not finished; the next start cuts it off", needs=True)
+            self._add(
+                NOTE,
+                (
+                    f"the group that begins at position {group_at} is not finished; the next start "
+                    "cuts it off"
+                ),
+                needs=True,
+            )
 
     def _check_place(self, header: Header, position: int) -> None:
         base = self._found.base_offset
         if header.first_offset != self._end:
-            text = f"the block at position {position} has offset {base + header.first_offset} instead of {base + self._end}"
+            text = (
+                f"the block at position {position} has offset {base + header.first_offset} "
+                f"instead of {base + self._end}"
+            )
             self._add(DAMAGE, text, base + self._end, max(0, header.first_offset - self._end))
         if header.time_ns < self._time_ns:
-            self._add(DAMAGE, f"the block at position {position} has an earlier time than the block before it")
+            self._add(
+                DAMAGE,
+                f"the block at position {position} has an earlier time than the block before it",
+            )
         self._found.blocks += 1
         self._found.messages += header.count
         if header.count:
@@ -246,7 +293,9 @@ class ChunkCheck:
         except ValueError:
             mark = None
         if mark is None or mark.next_offset != self._found.base_offset + header.first_offset:
-            self._add(DAMAGE, f"the mark at position {position} does not belong to the group before it")
+            self._add(
+                DAMAGE, f"the mark at position {position} does not belong to the group before it"
+            )
             return
         self._found.adopted += [adopted.base_offset for adopted in mark.adopted]
         self._found.groups.append(mark.first_offset)
@@ -266,7 +315,14 @@ class ChunkCheck:
             self._add(NOTE, f"{what}: known, and kept in {known.name}", first, count)
             return
         if known is not None and known.hole.next_offset > first:
-            rest = Bad(base, end, 0, known.hole.next_offset, first + count - known.hole.next_offset, "the blocks that followed are missing")
+            rest = Bad(
+                base,
+                end,
+                0,
+                known.hole.next_offset,
+                first + count - known.hole.next_offset,
+                "the blocks that followed are missing",
+            )
             self._add(
                 DAMAGE,
                 f"{what}: kept in {known.name}, but the blocks that followed are missing",
@@ -276,7 +332,12 @@ class ChunkCheck:
             )
             return
         why = "its checksum does not match"
-        at_risk = not self._sealed and self._around.following < 0 and self._around.synced_end >= 0 and first >= self._around.synced_end
+        at_risk = (
+            not self._sealed
+            and self._around.following < 0
+            and self._around.synced_end >= 0
+            and first >= self._around.synced_end
+        )
         if at_risk:  # recovery decides whether it was synced, by the blocks behind it
             self._add(DAMAGE, what, first, count, needs=True)
             return
@@ -303,7 +364,9 @@ class ChunkCheck:
 
     def _keep(self, bad: Bad) -> str:
         kept = keep_bytes(self._files, self._folder, bad, self._around.now_ns)
-        return f"{kept} bytes were kept in {bad.name}; its {bad.count} messages are recorded as lost"
+        return (
+            f"{kept} bytes were kept in {bad.name}; its {bad.count} messages are recorded as lost"
+        )
 
     # The end
 
@@ -318,7 +381,12 @@ class ChunkCheck:
         known = self._known(bad[0].position, bad[-1].end)
         if known is not None and self._around.following < 0:
             # Recovery leaves these bytes there, and the next block goes into a new chunk.
-            self._add(NOTE, f"{size} bytes at its end are damaged: known, and kept in {known.name}", base + self._end, known.count)
+            self._add(
+                NOTE,
+                f"{size} bytes at its end are damaged: known, and kept in {known.name}",
+                base + self._end,
+                known.count,
+            )
             self._end += known.count
             return
         if self._around.following >= 0:
@@ -330,23 +398,44 @@ class ChunkCheck:
             return
         lost = self._around.synced_end - base - self._end
         if lost > 0:
-            self._add(DAMAGE, f"{size} bytes at its end cannot be read, although they were synced", base + self._end, lost, needs=True)
+            self._add(
+                DAMAGE,
+                f"{size} bytes at its end cannot be read, although they were synced",
+                base + self._end,
+                lost,
+                needs=True,
+            )
         else:
             text = (
-                f"{size} bytes at its end are an unfinished write, or an acknowledged block that was damaged later (it is not known which)"
+                f"{size} bytes at its end are an unfinished write, or an acknowledged block "
+                "that was damaged later (it is not known which)"
             )
-            self._add(NOTE, f"{text}; the next start keeps a copy in a `.bad` file and cuts them off", needs=True)
+            self._add(
+                NOTE,
+                f"{text}; the next start keeps a copy in a `.bad` file and cuts them off",
+                needs=True,
+            )
 
     def _check_end(self, chunk: Chunk) -> None:
         base, found = self._found.base_offset, self._found
         found.end_offset, found.end_position = base + self._end, self._good_end
         if not chunk.sealed:
             if self._around.following >= 0:
-                self._add(DAMAGE, "it has no footer, but it is not the last chunk", repair=lambda: self._mend_footer(chunk))
+                self._add(
+                    DAMAGE,
+                    "it has no footer, but it is not the last chunk",
+                    repair=lambda: self._mend_footer(chunk),
+                )
             return
         footer = chunk.end_offset - base, chunk.last_time_ns - chunk.header.base_time_ns
         if footer[0] < self._end or footer[1] < self._time_ns:
-            self._add(DAMAGE, f"its footer says that it ends at offset {chunk.end_offset}; its last block ends at {found.end_offset}")
+            self._add(
+                DAMAGE,
+                (
+                    f"its footer says that it ends at offset {chunk.end_offset}; its last block "
+                    f"ends at {found.end_offset}"
+                ),
+            )
         elif footer[0] > self._end:
             self._missing(chunk.end_offset)
         found.end_offset = max(found.end_offset, chunk.end_offset)
@@ -361,7 +450,14 @@ class ChunkCheck:
         if self._is_noted(first, end_offset):
             self._add(NOTE, f"{text}: known", first, end_offset - first)
             return
-        lost = Bad(base, self._good_end, 0, first, end_offset - first, "blocks before its footer are missing")
+        lost = Bad(
+            base,
+            self._good_end,
+            0,
+            first,
+            end_offset - first,
+            "blocks before its footer are missing",
+        )
         self._add(DAMAGE, text, first, lost.count, repair=lambda: self._keep(lost))
 
     def _mend_footer(self, chunk: Chunk) -> str:
@@ -369,7 +465,15 @@ class ChunkCheck:
         said = ""
         position = max(size + -size % ALIGNMENT, CHUNK_HEADER_BYTES)
         if self._bad_footer:
-            bad = Bad(base, self._good_end, FOOTER_BYTES, base + self._end, 0, "a footer that could not be read", CUT_OFF)
+            bad = Bad(
+                base,
+                self._good_end,
+                FOOTER_BYTES,
+                base + self._end,
+                0,
+                "a footer that could not be read",
+                CUT_OFF,
+            )
             said = f" (the damaged one is kept in {bad.name})"
             keep_bytes(self._files, self._folder, bad, self._around.now_ns)
             position = self._good_end
@@ -384,14 +488,26 @@ class ChunkCheck:
             return  # not checked: recovery cuts the index of the last chunk
         if not self._files.exists(chunk.index_path):
             if not chunk.adopted:  # an adopted chunk may never have had one
-                self._add(NOTE, "it has no index; zsq creates one when it needs it", repair=lambda: self._mend_index(chunk))
+                self._add(
+                    NOTE,
+                    "it has no index; zsq creates one when it needs it",
+                    repair=lambda: self._mend_index(chunk),
+                )
             return
         data = self._files.read_file(chunk.index_path, INDEX_BYTES_MAX)
         index = Index.decode(data, chunk.header.seed, self._around.index_every_bytes)
         if index is None:
-            self._add(DAMAGE, "its index is damaged and is not used; it is only a cache", repair=lambda: self._mend_index(chunk))
+            self._add(
+                DAMAGE,
+                "its index is damaged and is not used; it is only a cache",
+                repair=lambda: self._mend_index(chunk),
+            )
         elif not self._agree(index):
-            self._add(DAMAGE, "its index does not match its blocks", repair=lambda: self._mend_index(chunk))
+            self._add(
+                DAMAGE,
+                "its index does not match its blocks",
+                repair=lambda: self._mend_index(chunk),
+            )
 
     def _agree(self, index: Index) -> bool:
         """Return True if the index agrees with the blocks.
@@ -401,7 +517,10 @@ class ChunkCheck:
         before = -1
         for entry in index.entries():
             header = self._places.get(entry.position)
-            if header is not None and (header.first_offset, header.time_ns) != (entry.offset, entry.time_ns):
+            if header is not None and (header.first_offset, header.time_ns) != (
+                entry.offset,
+                entry.time_ns,
+            ):
                 return False
             if entry.position <= before:
                 return False
@@ -409,12 +528,21 @@ class ChunkCheck:
         return True
 
     def _mend_index(self, chunk: Chunk) -> str:
-        again = open_chunk(self._files, self._folder, chunk.base_offset, self._around.uuid, self._around.index_every_bytes)
+        again = open_chunk(
+            self._files,
+            self._folder,
+            chunk.base_offset,
+            self._around.uuid,
+            self._around.index_every_bytes,
+        )
         try:
             wanted = again.load_index(rebuild=True).encode(again.header.seed)
         finally:
             again.close()
-        if not self._files.exists(again.index_path) or self._files.read_file(again.index_path, len(wanted) + 1) != wanted:
+        if (
+            not self._files.exists(again.index_path)
+            or self._files.read_file(again.index_path, len(wanted) + 1) != wanted
+        ):
             # The log works without an index, and reports no error.
             raise DiskFull("the index could not be written")
         return "the index was rebuilt"
@@ -440,10 +568,14 @@ class TopicReport:
     @property
     def damaged(self) -> list[Finding]:
         """The damage that was not repaired."""
-        return [finding for finding in self.findings if finding.level == DAMAGE and not finding.repaired]
+        return [
+            finding for finding in self.findings if finding.level == DAMAGE and not finding.repaired
+        ]
 
 
-def check_topic(files: Files, directory: str, identity: TopicIdentity, now_ns: int, *, repair: bool = False) -> TopicReport:
+def check_topic(
+    files: Files, directory: str, identity: TopicIdentity, now_ns: int, *, repair: bool = False
+) -> TopicReport:
     """Check the directory of a topic, and repair it if `repair` is set.
 
     Raises `Locked` if a process has it open, `OSError` if it cannot be read at all.
@@ -515,7 +647,9 @@ class _TopicCheck:
                 self._add(NOTE, name, "an unfinished file; it is not used")
         return self._report
 
-    def _add(self, level: str, name: str, text: str, first_offset: int = -1, count: int = 0) -> Finding:
+    def _add(
+        self, level: str, name: str, text: str, first_offset: int = -1, count: int = 0
+    ) -> Finding:
         found = Finding(level, f"{self._directory}/{name}", text, first_offset, count)
         self._report.findings.append(found)
         return found
@@ -534,15 +668,24 @@ class _TopicCheck:
                 if name == STATE_NAME:
                     self._add(DAMAGE, name, "the state store is missing").needs_recovery = True
                     sound = False
-                elif f"{name}{MADE_SUFFIX}" in self._names and f"{name}{READY_SUFFIX}" not in self._names:
-                    self._add(DAMAGE, name, "it is missing, with all delayed messages that were in it").needs_recovery = True
+                elif (
+                    f"{name}{MADE_SUFFIX}" in self._names
+                    and f"{name}{READY_SUFFIX}" not in self._names
+                ):
+                    self._add(
+                        DAMAGE, name, "it is missing, with all delayed messages that were in it"
+                    ).needs_recovery = True
                 continue
             check = check_delayed if name == DELAYED_NAME else check_environment
             path = f"{self._directory}/{name}"
             for text in check(path):
-                self._add(DAMAGE, name, text.removeprefix(path).removeprefix(":").strip()).needs_recovery = True
+                self._add(
+                    DAMAGE, name, text.removeprefix(path).removeprefix(":").strip()
+                ).needs_recovery = True
                 sound = sound and name != STATE_NAME
-            if name == DELAYED_NAME and not any(finding.path == path for finding in self._report.findings):
+            if name == DELAYED_NAME and not any(
+                finding.path == path for finding in self._report.findings
+            ):
                 self._check_owner(path)
         for text in check_snapshot(self._files, self._directory):
             self._add(DAMAGE, "", text).needs_recovery = True
@@ -575,29 +718,42 @@ class _TopicCheck:
             self._add(DAMAGE, STATE_NAME, f"it belongs to another topic (uuid {uuid.hex()})")
             return
         if table.commits < (known := commits_of_snapshot(self._files, self._directory)):
-            text = f"it has {table.commits} commits, but its snapshot has {known}: it is an older state store"
+            text = (
+                f"it has {table.commits} commits, but its snapshot has {known}: it is an older "
+                "state store"
+            )
             self._add(DAMAGE, STATE_NAME, text).needs_recovery = True
             return
         self._synced_end = table.synced_end
         self._start = max(self._start, table.start)
         for stage, row in table.stages.items():
             for file in row.files:
-                self._staged[part_name(stage, file.number)] = file.data_end, FOOTER_BYTES if row.final else 0, file.seed
+                self._staged[part_name(stage, file.number)] = (
+                    file.data_end,
+                    FOOTER_BYTES if row.final else 0,
+                    file.seed,
+                )
 
     def _check_bad_files(self) -> None:
         for name in self._names:
-            if parse_chunk_name(name.removesuffix(BAD_SUFFIX)) is not None and name.endswith(BAD_SUFFIX):
+            if parse_chunk_name(name.removesuffix(BAD_SUFFIX)) is not None and name.endswith(
+                BAD_SUFFIX
+            ):
                 self._add(NOTE, name, "a chunk that could not be read and was set aside")
             if parse_bad_name(name) is None:
                 continue
             try:
-                head = decode_bad_head(self._files.read_file(f"{self._directory}/{name}", BAD_HEAD_BYTES))
+                head = decode_bad_head(
+                    self._files.read_file(f"{self._directory}/{name}", BAD_HEAD_BYTES)
+                )
                 whole = head is not None and self._kept(name, head.kept, head.crc)
             except OSError as error:
                 self._add(NOTE, name, f"it cannot be read: {error}; it is kept only as evidence")
                 continue
             if head is None or not whole:
-                self._add(NOTE, name, "its head or its content is damaged; it is kept only as evidence")
+                self._add(
+                    NOTE, name, "its head or its content is damaged; it is kept only as evidence"
+                )
             elif head.bad.kind == DAMAGED:
                 self._known[(head.bad.base_offset, head.bad.position)] = head.bad
 
@@ -606,7 +762,9 @@ class _TopicCheck:
         try:
             crc = 0
             for at in range(0, kept, PIECE_BYTES):
-                crc = crc32c(self._files.pread(fd, min(PIECE_BYTES, kept - at), BAD_HEAD_BYTES + at), crc)
+                crc = crc32c(
+                    self._files.pread(fd, min(PIECE_BYTES, kept - at), BAD_HEAD_BYTES + at), crc
+                )
             return crc == expected and self._files.size(fd) == BAD_HEAD_BYTES + kept
         finally:
             self._files.close(fd)
@@ -616,22 +774,46 @@ class _TopicCheck:
     def _check_log(self) -> None:
         report = self._report
         bases = [base for name in self._names if (base := parse_chunk_name(name)) is not None]
-        live = [base for number, base in enumerate(bases) if number + 1 == len(bases) or bases[number + 1] > self._start]
+        live = [
+            base
+            for number, base in enumerate(bases)
+            if number + 1 == len(bases) or bases[number + 1] > self._start
+        ]
         if len(live) < len(bases):
-            text = f"{len(bases) - len(live)} chunks below offset {self._start} are not needed any more"
+            text = (
+                f"{len(bases) - len(live)} chunks below offset {self._start} are not needed any "
+                "more"
+            )
             self._add(NOTE, "", f"{text}; the next start removes them")
         if not live:
             self._add(DAMAGE, "", "the log has no chunks; restore them from a backup")
             return
         if live[0] > self._start:
             lost = live[0] - self._start
-            self._add(DAMAGE, "", f"{lost} messages from offset {self._start} on are missing: their chunks do not exist", self._start, lost)
+            self._add(
+                DAMAGE,
+                "",
+                (
+                    f"{lost} messages from offset {self._start} on are missing: their chunks do "
+                    "not "
+                    "exist"
+                ),
+                self._start,
+                lost,
+            )
         before: Checked | None = None
         named: set[int] = set()
         ended: set[int] = set()
         begun: list[Checked] = []
         for base, following in zip(live, [*live[1:], -1], strict=True):
-            around = Around(self._identity.uuid_bytes, following, self._synced_end, self._known, INDEX_EVERY_BYTES, self._now_ns)
+            around = Around(
+                self._identity.uuid_bytes,
+                following,
+                self._synced_end,
+                self._known,
+                INDEX_EVERY_BYTES,
+                self._now_ns,
+            )
             found = ChunkCheck(self._files, self._directory, base, around).run()
             if before is not None and before.end_offset >= 0:
                 self._check_border(before, base)
@@ -647,32 +829,68 @@ class _TopicCheck:
         assert before is not None
         for found in begun:  # if files were adopted, the mark is in the last of them
             if found.open_group not in ended:
-                text = f"the group from offset {found.open_group} on has no mark; its messages are kept, but its transaction is not known"
+                text = (
+                    f"the group from offset {found.open_group} on has no mark; its messages are "
+                    "kept, but its transaction is not known"
+                )
                 self._add(DAMAGE, chunk_name(found.base_offset), text)
         for base in sorted(named - set(live)):
             if base >= live[0]:
-                self._add(DAMAGE, chunk_name(base), "it is missing, but a group in the log refers to it").needs_recovery = True
+                self._add(
+                    DAMAGE, chunk_name(base), "it is missing, but a group in the log refers to it"
+                ).needs_recovery = True
         report.start, report.end = live[0], before.end_offset
         lost = self._synced_end - before.end_offset
-        if before.end_offset >= 0 and lost > 0 and not any(found.needs_recovery for found in before.findings):
-            text = f"the log ends at offset {before.end_offset}, but was synced up to {self._synced_end}"
+        if (
+            before.end_offset >= 0
+            and lost > 0
+            and not any(found.needs_recovery for found in before.findings)
+        ):
+            text = (
+                f"the log ends at offset {before.end_offset}, but was synced up to "
+                f"{self._synced_end}"
+            )
             if (before.base_offset, before.end_position) in self._known:
-                self._add(NOTE, chunk_name(before.base_offset), f"{text}: known", before.end_offset, lost)
+                self._add(
+                    NOTE, chunk_name(before.base_offset), f"{text}: known", before.end_offset, lost
+                )
             else:
-                self._add(DAMAGE, chunk_name(before.base_offset), text, before.end_offset, lost).needs_recovery = True
+                self._add(
+                    DAMAGE, chunk_name(before.base_offset), text, before.end_offset, lost
+                ).needs_recovery = True
 
     def _check_border(self, before: Checked, base: int) -> None:
         """Check that a chunk begins where the one before it ends."""
         name = chunk_name(before.base_offset)
         lost = base - before.end_offset
         if lost < 0:
-            self._add(DAMAGE, name, f"it ends at offset {before.end_offset}, but the next chunk begins at {base}")
+            self._add(
+                DAMAGE,
+                name,
+                f"it ends at offset {before.end_offset}, but the next chunk begins at {base}",
+            )
         elif lost:
-            text = f"{lost} messages are missing: it ends at offset {before.end_offset}, and the next chunk begins at {base}"
-            bad = Bad(before.base_offset, before.bytes, 0, before.end_offset, lost, "the chunk that held them is missing")
+            text = (
+                f"{lost} messages are missing: it ends at offset {before.end_offset}, and the "
+                f"next chunk begins at {base}"
+            )
+            bad = Bad(
+                before.base_offset,
+                before.bytes,
+                0,
+                before.end_offset,
+                lost,
+                "the chunk that held them is missing",
+            )
             for known in self._known.values():
                 if known.first_offset <= before.end_offset and known.hole.next_offset >= base:
-                    self._add(NOTE, name, f"{text}: known, and recorded in {known.name}", before.end_offset, lost)
+                    self._add(
+                        NOTE,
+                        name,
+                        f"{text}: known, and recorded in {known.name}",
+                        before.end_offset,
+                        lost,
+                    )
                     return
             finding = self._add(DAMAGE, name, text, before.end_offset, lost)
             finding.repair = lambda: self._note_gap(bad)
@@ -685,7 +903,10 @@ class _TopicCheck:
         for bad in self._known.values():
             if not bad.count or bad.hole.next_offset <= self._start:
                 continue
-            if not any(one.count and one.first_offset <= bad.first_offset < one.first_offset + one.count for one in self._report.findings):
+            if not any(
+                one.count and one.first_offset <= bad.first_offset < one.first_offset + one.count
+                for one in self._report.findings
+            ):
                 self._add(NOTE, bad.name, READABLE_AGAIN)
 
     def _note_gap(self, bad: Bad) -> str:
@@ -700,7 +921,11 @@ class _TopicCheck:
         Files that a sealed stage's row names must exist. The next start removes the others.
         """
         folder = f"{self._directory}/{STAGING_NAME}"
-        names = [name for name in (self._files.list(folder) if STAGING_NAME in self._names else ()) if name.endswith(PART_SUFFIX)]
+        names = [
+            name
+            for name in (self._files.list(folder) if STAGING_NAME in self._names else ())
+            if name.endswith(PART_SUFFIX)
+        ]
         for name in sorted({*names, *self._staged}):
             data_end, footer_bytes, seed = self._staged.get(name, (0, 0, 0))
             end = data_end + footer_bytes
@@ -714,7 +939,11 @@ class _TopicCheck:
                 size = self._files.size(fd)
                 footer = read_footer(self._files, fd, header.seed, size)
                 part.end_position = size if footer is None else footer.data_end
-                bad = [stretch.position for stretch in part.walk(CHUNK_HEADER_BYTES, columns=True) if not stretch.good]
+                bad = [
+                    stretch.position
+                    for stretch in part.walk(CHUNK_HEADER_BYTES, columns=True)
+                    if not stretch.good
+                ]
             except Damaged as error:
                 self._add_part(name, str(error), DAMAGE if end else NOTE, needs=bool(end))
                 continue
@@ -723,12 +952,24 @@ class _TopicCheck:
             if header.uuid != self._identity.uuid_bytes:
                 self._add(DAMAGE, f"{STAGING_NAME}/{name}", "it belongs to another topic")
             elif end and (header.seed != seed or size < end):
-                text = f"it has only {size} of {end} bytes" if header.seed == seed else "it was changed or replaced after it was sealed"
+                text = (
+                    f"it has only {size} of {end} bytes"
+                    if header.seed == seed
+                    else "it was changed or replaced after it was sealed"
+                )
                 self._add_part(name, text, DAMAGE, needs=True)
             elif bad and bad[0] < data_end:
-                self._add(DAMAGE, f"{STAGING_NAME}/{name}", f"no intact block at position {bad[0]}: its commit will be refused")
+                self._add(
+                    DAMAGE,
+                    f"{STAGING_NAME}/{name}",
+                    f"no intact block at position {bad[0]}: its commit will be refused",
+                )
             elif bad:
-                self._add(NOTE, f"{STAGING_NAME}/{name}", f"no intact block at position {bad[0]}: an unfinished write, or damage")
+                self._add(
+                    NOTE,
+                    f"{STAGING_NAME}/{name}",
+                    f"no intact block at position {bad[0]}: an unfinished write, or damage",
+                )
 
     def _add_part(self, name: str, text: str, level: str, *, needs: bool) -> None:
         """Add a finding about a staged file.
@@ -736,6 +977,8 @@ class _TopicCheck:
         If its stage was sealed, the next start drops the stage.
         """
         found = self._add(
-            level, f"{STAGING_NAME}/{name}", f"{text}; if its stage was sealed, the next start drops the stage and reports it"
+            level,
+            f"{STAGING_NAME}/{name}",
+            f"{text}; if its stage was sealed, the next start drops the stage and reports it",
         )
         found.needs_recovery = needs

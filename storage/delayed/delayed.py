@@ -219,7 +219,9 @@ def read_meta(txn: Any) -> DelayedMeta:
     meta: DelayedMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
         text = f"the store of delayed messages has format version {meta['version']}"
-        raise ForeignDirectory(f"{text}, and this zsq reads only version {VERSION}; use a newer zsq")
+        raise ForeignDirectory(
+            f"{text}, and this zsq reads only version {VERSION}; use a newer zsq"
+        )
     return meta
 
 
@@ -257,7 +259,9 @@ def summary_of(txn: Any, meta: DelayedMeta, sound: bytes = b"") -> tuple[Delayed
     first = next(row_keys(cursor), b"")
     if first and first != sound and not names_itself(first, cursor.value()):
         return DelayedSummary(meta["messages"], meta["bytes"], DUE_AT_ONCE, meta["lost"]), b""
-    return DelayedSummary(meta["messages"], meta["bytes"], parse_row_key(first).due_ns if first else 0, meta["lost"]), first
+    return DelayedSummary(
+        meta["messages"], meta["bytes"], parse_row_key(first).due_ns if first else 0, meta["lost"]
+    ), first
 
 
 def holder(txn: Any, key: DelayedKey) -> DelayedRow | None:
@@ -279,7 +283,9 @@ def listed_of(key: DelayedKey, block: Block, index: int, body_bytes: int) -> Lis
     body = block.body.value(index) or b""
     tag, own = block.tag, block.key
     message_tag = None if tag is None else tag.value(index)
-    return Listed(key, len(body), body[:body_bytes], message_tag, None if own is None else own.value(index))
+    return Listed(
+        key, len(body), body[:body_bytes], message_tag, None if own is None else own.value(index)
+    )
 
 
 @contextmanager
@@ -294,12 +300,23 @@ def translated(path: str) -> Iterator[None]:
         if says_full(error):
             raise DiskFull(text) from error
         if "No such file" in text:
-            raise ForeignDirectory(f"{text}; zsq does not create it again: mount or restore it") from error
-        unreadable = (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError, lmdb.PageFullError)
-        if isinstance(error, unreadable) or "is not supported by this build" in text:  # a wrong version in a head
+            raise ForeignDirectory(
+                f"{text}; zsq does not create it again: mount or restore it"
+            ) from error
+        unreadable = (
+            lmdb.CorruptedError,
+            lmdb.PageNotFoundError,
+            lmdb.InvalidError,
+            lmdb.VersionMismatchError,
+            lmdb.PageFullError,
+        )
+        if (
+            isinstance(error, unreadable) or "is not supported by this build" in text
+        ):  # a wrong version in a head
             raise Damaged(text) from error
         raise StoreFailed(text) from error
-    except SystemError as error:  # `Cursor.delete` of the binding loses an error: the row after the deleted one is unreadable
+    # `Cursor.delete` of the binding loses an error: the row after the deleted one is unreadable.
+    except SystemError as error:
         raise Damaged(f"{path}: {error.__cause__ or error}") from error
 
 
@@ -319,7 +336,15 @@ EXPIRED_MAX: Final = 1_000  # producer rows that one put removes
 class DelayedStore:
     """An open environment of delayed messages."""
 
-    def __init__(self, path: str, uuid: bytes, *, map_bytes: int = MAP_BYTES, create: bool = False, first_serial: int = 0) -> None:
+    def __init__(
+        self,
+        path: str,
+        uuid: bytes,
+        *,
+        map_bytes: int = MAP_BYTES,
+        create: bool = False,
+        first_serial: int = 0,
+    ) -> None:
         """Open the environment.
 
         Raises `ForeignDirectory` if it belongs to another topic or has another version, and
@@ -350,11 +375,29 @@ class DelayedStore:
 
     def _open(self, map_bytes: int, create: bool) -> None:
         with translated(self.path):
-            self._env = lmdb.open(self.path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readahead=False, meminit=True)
+            self._env = lmdb.open(
+                self.path,
+                map_size=map_bytes,
+                max_dbs=0,
+                lock=False,
+                create=create,
+                readahead=False,
+                meminit=True,
+            )
         self._map_bytes = int(self._env.info()["map_size"])
 
     def _create(self, uuid: bytes, first_serial: int) -> None:
-        meta = DelayedMeta(version=VERSION, commits=0, serial=first_serial, rows=0, messages=0, bytes=0, sum=0, lost=0, uuid=uuid)
+        meta = DelayedMeta(
+            version=VERSION,
+            commits=0,
+            serial=first_serial,
+            rows=0,
+            messages=0,
+            bytes=0,
+            sum=0,
+            lost=0,
+            uuid=uuid,
+        )
         with translated(self.path), self._env.begin(write=True) as txn:
             txn.put(META, wrap(META, pack_value(meta)))
 
@@ -365,7 +408,9 @@ class DelayedStore:
             if meta["uuid"] != uuid:
                 raise ForeignDirectory(f"{self.path} holds the delayed messages of another topic")
             for key, value in rows_of(txn, PRODUCER):
-                producers[parse_producer_key(key)] = DelayedProducer(*unpack_value(unwrap(key, value)))
+                producers[parse_producer_key(key)] = DelayedProducer(
+                    *unpack_value(unwrap(key, value))
+                )
             self.summary, self._sound = summary_of(txn, meta)
             self.progress = Progress(meta["commits"], meta["serial"], meta["messages"])
         self.producers = producers
@@ -402,7 +447,9 @@ class DelayedStore:
                 keys.append(key)
                 producer_id, sequence = block.header.producer_id, block.header.sequence
                 known = producers.get(producer_id) or self.producers.get(producer_id)
-                recent = (*(known.recent if known else ()), (sequence, key.due_ns, key.serial))[-RECENT_MAX:]
+                recent = (*(known.recent if known else ()), (sequence, key.due_ns, key.serial))[
+                    -RECENT_MAX:
+                ]
                 producers[producer_id] = DelayedProducer(sequence + 1, used_ns, recent)
             for producer_id, producer in producers.items():
                 rows.put(producer_key(producer_id), pack_value(tuple(producer)))
@@ -418,7 +465,11 @@ class DelayedStore:
 
     def _expired(self, now_ns: int, but: set[int]) -> list[int]:
         """Return producers not used for a week, or the longest unused if there are too many."""
-        old = [pid for pid, row in self.producers.items() if row.used_ns < now_ns - PRODUCER_KEPT_NS and pid not in but]
+        old = [
+            pid
+            for pid, row in self.producers.items()
+            if row.used_ns < now_ns - PRODUCER_KEPT_NS and pid not in but
+        ]
         if len(self.producers) - len(old) > PRODUCERS_MAX:
             old = sorted(self.producers.keys() - but, key=lambda pid: self.producers[pid].used_ns)
         return old[:EXPIRED_MAX]
@@ -463,9 +514,14 @@ class DelayedStore:
         for key, value, why in damaged:
             self.set_aside(key, value, why)
         for key, value, why in damaged:
-            if not has_its_size(key, value):  # a wrong size would make LMDB move the page's other rows over each other
+            if not has_its_size(
+                key, value
+            ):  # a wrong size would make LMDB move the page's other rows over each other
                 self.attempting(RESCUE)
-                raise Damaged(f"{self.path}: {why}: the size of the row is wrong; the next start saves all other rows")
+                raise Damaged(
+                    f"{self.path}: {why}: the size of the row is wrong; the next start saves "
+                    "all other rows"
+                )
 
         def work(rows: Rows) -> None:
             for key, value, _ in damaged:
@@ -473,7 +529,9 @@ class DelayedStore:
 
         self._commit("drop", work)
 
-    def remove(self, keys: Iterable[DelayedKey], *, known: bool = False, counts: bool = True) -> None:
+    def remove(
+        self, keys: Iterable[DelayedKey], *, known: bool = False, counts: bool = True
+    ) -> None:
         """Remove rows whose blocks are in the log. Rows that do not exist are ignored.
 
         `known` means that `due` returned the keys. With `counts` False this does not count as a
@@ -630,13 +688,17 @@ class DelayedStore:
                         work(rows)
                         summary = rows.finish(counts=counts)
                     self.summary, self._sound = summary, rows.sound
-                    self.progress = Progress(rows.meta["commits"], rows.meta["serial"], rows.meta["messages"])
+                    self.progress = Progress(
+                        rows.meta["commits"], rows.meta["serial"], rows.meta["messages"]
+                    )
                     if counts:
                         self.committed(self.progress)
                     return
                 except MapFull as error:
                     if self._map_bytes * 2 > MAP_BYTES_MAX:
-                        raise DiskFull(f"{self.path} has reached its limit of {MAP_BYTES_MAX} bytes") from error
+                        raise DiskFull(
+                            f"{self.path} has reached its limit of {MAP_BYTES_MAX} bytes"
+                        ) from error
                     self._map_bytes *= 2
                     self._env.set_mapsize(self._map_bytes)
                 except DiskFull as error:

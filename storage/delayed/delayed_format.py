@@ -1,9 +1,10 @@
 """Format of the delayed messages' environment: keys, checked values, and changes to a row.
 
     key                          value (each begins with a checksum and the key)
-    "d" due time, serial         a block as on the wire: header (64 bytes) and columns; its messages are due together
-    "m"                          version, uuid, next serial, counts of rows, messages and bytes, sum of all rows' checksums, lost messages
-    "p" producer id              a producer's next sequence and the keys of its last delayed blocks
+    "d" due time, serial         a block as on the wire: header (64 bytes) and columns; its messages
+    are due together "m"                          version, uuid, next serial, counts of rows,
+    messages and bytes, sum of all rows' checksums, lost messages "p" producer id              a
+    producer's next sequence and the keys of its last delayed blocks
 
 Due time (ns since 1970) and serial are big-endian, 8 bytes each, so the rows are in the order of
 their due times. The serial counts messages. A row has the serial of its first message, and message
@@ -55,7 +56,9 @@ class DelayedRow(NamedTuple):
     block: Block
 
     def holds(self, key: DelayedKey) -> bool:
-        return key.due_ns == self.key.due_ns and 0 <= key.serial - self.key.serial < self.block.count
+        return (
+            key.due_ns == self.key.due_ns and 0 <= key.serial - self.key.serial < self.block.count
+        )
 
 
 class DelayedProducer(NamedTuple):
@@ -114,7 +117,11 @@ def unwrap(key: bytes, value: bytes) -> memoryview:
     start = _HEAD.size + len(key)
     if len(value) >= start:
         crc, size = _HEAD.unpack_from(value)
-        if size == len(key) and value[_HEAD.size : start] == key and crc == crc32c(memoryview(value)[4:]):
+        if (
+            size == len(key)
+            and value[_HEAD.size : start] == key
+            and crc == crc32c(memoryview(value)[4:])
+        ):
             return memoryview(value)[start:]
     raise Damaged(f"the delayed row {key[:40]!r} is damaged")
 
@@ -124,7 +131,11 @@ def names_itself(key: bytes, value: bytes) -> bool:
 
     This is cheap, and proves nothing about the data that follow.
     """
-    return len(key) == _KEY.size and key[:1] == ROW and value[4 : _HEAD.size + len(key)] == len(key).to_bytes(2, "little") + key
+    return (
+        len(key) == _KEY.size
+        and key[:1] == ROW
+        and value[4 : _HEAD.size + len(key)] == len(key).to_bytes(2, "little") + key
+    )
 
 
 def encode_row(row: DelayedRow) -> tuple[bytes, bytes]:
@@ -143,11 +154,19 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
         raise Damaged(f"the delayed row {found.text()} is not a block: {error}") from None
     columns = data[HEADER_BYTES:]
     if header.length != len(data):
-        raise Damaged(f"the delayed row {found.text()} is not a block: it has {len(data)} bytes, but its header says {header.length}")
+        raise Damaged(
+            f"the delayed row {found.text()} is not a block: it has {len(data)} bytes, but its "
+            f"header says {header.length}"
+        )
     try:
-        check_columns(header, columns)  # the row's checksum proves what was written, this one what was published
+        check_columns(
+            header, columns
+        )  # the row's checksum proves what was written, this one what was published
     except ZsqError as error:
-        raise Damaged(f"the block in the delayed row {found.text()} is not the one that was published: {error}") from None
+        raise Damaged(
+            f"the block in the delayed row {found.text()} is not the one that was published: "
+            f"{error}"
+        ) from None
     return DelayedRow(found, Block(header, columns, columns))
 
 
@@ -169,7 +188,9 @@ def has_its_size(key: bytes, value: bytes) -> bool:
     LMDB stores these sizes apart from key and value.
     """
     start = _HEAD.size + len(key)
-    if len(value) < start + HEADER_BYTES or (value[4:6] != len(key).to_bytes(2, "little") and value[_HEAD.size : start] != key):
+    if len(value) < start + HEADER_BYTES or (
+        value[4:6] != len(key).to_bytes(2, "little") and value[_HEAD.size : start] != key
+    ):
         return False
     try:
         return start + decode_header(value[start : start + HEADER_BYTES]).length == len(value)
@@ -182,7 +203,9 @@ def due_block(row: DelayedRow) -> Block:
 
     Its header has the flag DELAYED, and the due time and serial instead of producer and sequence.
     """
-    header = row.block.header._replace(flags=row.block.header.flags | DELAYED, producer_id=row.key.due_ns, sequence=row.key.serial)
+    header = row.block.header._replace(
+        flags=row.block.header.flags | DELAYED, producer_id=row.key.due_ns, sequence=row.key.serial
+    )
     return Block(header, row.block.payload, row.block.columns)
 
 

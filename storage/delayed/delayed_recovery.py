@@ -1,12 +1,12 @@
 """Recovery of delayed messages: opens, mends or rescues their environment when a topic starts.
 
 *Opening.* `open_delayed` opens the environment and removes the rows of messages that are in the log
-already. A file `delayed.attempt` means that an earlier process of the topic died during an operation
-that it tried for the first time. Then a separate process examines the environment before it is
-opened again. A damaged page on which LMDB fails kills the reader with SIGBUS or SIGSEGV, every
-time. The first death may leave no file, but the second does, and then the environment is rescued.
-If the file contains `rescue`, the rescue starts at once: LMDB cannot remove the damaged row without
-moving others over each other.
+already. A file `delayed.attempt` means that an earlier process of the topic died during an
+operation that it tried for the first time. Then a separate process examines the environment before
+it is opened again. A damaged page on which LMDB fails kills the reader with SIGBUS or SIGSEGV,
+every time. The first death may leave no file, but the second does, and then the environment is
+rescued. If the file contains `rescue`, the rescue starts at once: LMDB cannot remove the damaged
+row without moving others over each other.
 
 *Heads.* The first two pages of an environment each say where a tree of pages is: that of the newest
 commit, and that of the commit before. They have no checksums. One flipped bit in either can make
@@ -83,7 +83,16 @@ from ..state.state_check import DATA_NAME, examine
 from ..state.state_rows import SUM_MASK, crc_of
 from ..state.state_transaction import rows_of
 from .delayed import RESCUE, DelayedStore, Progress, Rows, read_meta, rows_from, translated
-from .delayed_format import META, PRODUCER, ROW, DelayedKey, DelayedProducer, decode_row, parse_producer_key, unwrap
+from .delayed_format import (
+    META,
+    PRODUCER,
+    ROW,
+    DelayedKey,
+    DelayedProducer,
+    decode_row,
+    parse_producer_key,
+    unwrap,
+)
 
 NOTE_NAME: Final = "commits"
 NOTE_BYTES_MAX: Final = 4_096
@@ -92,15 +101,23 @@ BAD_NAME: Final = "head.bad"
 HEADS_MAX: Final = 1_000  # pairs of heads set aside in one folder
 PAGE_BYTES: Final = (4_096, 8_192, 16_384, 32_768, 65_536)
 
-# Native order, as LMDB writes it. Page: number, unused, flags, unused. Head: magic, version, address, map size; of the list of free
-# pages: page size, flags, depth, five counts; of the rows: the same; last page; transaction.
+# Native order, as LMDB writes it. Page: number, unused, flags, unused. Head: magic, version,
+# address, map size; of the list of free pages: page size, flags, depth, five counts; of the rows:
+# the same; last page; transaction.
 _PAGE: Final = struct.Struct("=QHHI")
 _HEAD: Final = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")
 _FLAG_OF_HEAD: Final = 8
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _PAGE_SIZE_AT: Final = 4
-_CONSTANT: Final = {0: _MAGIC, 1: _VERSION, 2: 0, 5: 8, 12: 0, 13: 0}  # by field, for one unnamed table of plain rows
+_CONSTANT: Final = {
+    0: _MAGIC,
+    1: _VERSION,
+    2: 0,
+    5: 8,
+    12: 0,
+    13: 0,
+}  # by field, for one unnamed table of plain rows
 _LAST_PAGE_AT: Final = -2
 _TRANSACTION_AT: Final = -1
 _U64: Final = 2**64 - 1
@@ -160,10 +177,17 @@ def mend_head(files: Files, path: str, commits: int, probe: Callable[[str], dict
         _take_back(files, path, original)
         return ""
     _write(files, path, variants[found.index(best)])
-    bad = next(name for number in range(HEADS_MAX) if not files.exists(name := f"{path}/{BAD_NAME}-{number}"))
+    bad = next(
+        name
+        for number in range(HEADS_MAX)
+        if not files.exists(name := f"{path}/{BAD_NAME}-{number}")
+    )
     files.rename(trying, bad)
     files.sync_folder(path)
-    return f"{path}: one of the two meta pages of its file was damaged and was replaced by the other; the old pages are kept in {bad}"
+    return (
+        f"{path}: one of the two meta pages of its file was damaged and was replaced by the "
+        f"other; the old pages are kept in {bad}"
+    )
 
 
 def _take_back(files: Files, path: str, original: bytes) -> None:
@@ -182,7 +206,10 @@ def _read(files: Files, path: str) -> bytes:
     data = files.read_file(f"{path}/{DATA_NAME}", 2 * PAGE_BYTES[-1])
     for size in PAGE_BYTES:
         for at in (size, 0):
-            if len(data) >= 2 * size and _HEAD.unpack_from(data, at + _PAGE.size)[_PAGE_SIZE_AT] == size:
+            if (
+                len(data) >= 2 * size
+                and _HEAD.unpack_from(data, at + _PAGE.size)[_PAGE_SIZE_AT] == size
+            ):
                 return data[: 2 * size]
     return b""
 
@@ -202,7 +229,9 @@ def _variant(original: bytes, index: int, pages: int) -> bytes:
     head[_LAST_PAGE_AT] = max(pages - 1, 1)
     head[_TRANSACTION_AT] = min(max(one[_TRANSACTION_AT] for one in heads) + 1, _U64 >> 1)
     body = _HEAD.pack(*head)
-    return b"".join((_PAGE.pack(number, 0, _FLAG_OF_HEAD, 0) + body).ljust(size, b"\0") for number in (0, 1))
+    return b"".join(
+        (_PAGE.pack(number, 0, _FLAG_OF_HEAD, 0) + body).ljust(size, b"\0") for number in (0, 1)
+    )
 
 
 def _write(files: Files, path: str, head: bytes) -> None:
@@ -242,7 +271,12 @@ def is_rescuing(files: Files, directory: str) -> bool:
 
 
 def rescue(
-    files: Files, directory: str, uuid: bytes, now_ns: int, noted: Progress, drop_moved: Callable[[DelayedStore], object]
+    files: Files,
+    directory: str,
+    uuid: bytes,
+    now_ns: int,
+    noted: Progress,
+    drop_moved: Callable[[DelayedStore], object],
 ) -> tuple[str, int | None]:
     """Rescue the environment. Return the path of the old one, and the number of lost messages.
 
@@ -263,8 +297,13 @@ def rescue(
         if noted.commits > meta.get("commits", 0):
             expected = noted.messages
         lost = None if expected is None else max(0, expected - store.summary.messages)
-        serial, commits = max(meta.get("serial", 0), noted.serial), max(meta.get("commits", 0), noted.commits)
-        store.adjust(serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits)  # repeatable after a crash
+        serial, commits = (
+            max(meta.get("serial", 0), noted.serial),
+            max(meta.get("commits", 0), noted.commits),
+        )
+        store.adjust(
+            serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits
+        )  # repeatable after a crash
     finally:
         store.close()
     for name in (DONE_NAME, STEP_LOCK_NAME):
@@ -289,7 +328,9 @@ def _begin(files: Files, directory: str, uuid: bytes, now_ns: int) -> None:
 def _take_steps(files: Files, path: str, new: str) -> dict[str, int]:
     """Run the steps that are not done yet. Return the content of the meta row."""
     note = f"{new}/{DONE_NAME}"
-    done: dict[str, dict[str, int | str]] = documents.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
+    done: dict[str, dict[str, int | str]] = (
+        documents.loads(files.read_file(note, DONE_BYTES_MAX)) if files.exists(note) else {}
+    )
     for step in STEPS:
         if step in done:
             continue
@@ -317,7 +358,11 @@ def probe(path: str) -> dict[str, int]:
 
 def _last_row(path: str) -> bytes:
     """Return the key of the last row, or an empty value if there is none."""
-    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+    with (
+        translated(path),
+        contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env,
+        env.begin() as txn,
+    ):
         cursor = txn.cursor()
         found: bytes = cursor.key() if cursor.set_range(META) and cursor.prev() else b""
         return found
@@ -325,7 +370,9 @@ def _last_row(path: str) -> bytes:
 
 def _put_in_place(files: Files, directory: str) -> str:
     path = f"{directory}/{DELAYED_NAME}"
-    bad = next(name for number in range(RESCUES_MAX) if not files.exists(name := f"{path}.bad-{number}"))
+    bad = next(
+        name for number in range(RESCUES_MAX) if not files.exists(name := f"{path}.bad-{number}")
+    )
     if files.exists(path):
         files.rename(path, bad)
         files.sync_folder(directory)
@@ -338,15 +385,26 @@ def _run(step: str, *arguments: str) -> dict[str, int | str] | None:
     """Return the output of a step, or None if it died of what it read."""
     name, old = __spec__.name if __spec__ is not None else __name__, arguments[0]
     try:
-        done = subprocess.run([sys.executable, "-m", name, step, *arguments], capture_output=True, timeout=STEP_S, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", name, step, *arguments],
+            capture_output=True,
+            timeout=STEP_S,
+            check=False,
+        )
     except subprocess.TimeoutExpired as error:
         raise StoreFailed(f"{old} could not be rescued within {STEP_S:g} s") from error
     except OSError as error:
         raise StoreFailed(f"{old} could not be rescued: {error}") from error
-    if done.returncode < 0 and -done.returncode not in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}:
+    if done.returncode < 0 and -done.returncode not in {
+        signal.SIGKILL,
+        signal.SIGTERM,
+        signal.SIGINT,
+    }:
         return None
     if done.returncode:
-        raise StoreFailed(f"{old} could not be rescued: {done.stderr.decode(errors='replace')[-500:]}")
+        raise StoreFailed(
+            f"{old} could not be rescued: {done.stderr.decode(errors='replace')[-500:]}"
+        )
     found: dict[str, int | str] = json.loads(done.stdout)
     return found
 
@@ -362,7 +420,11 @@ def check_delayed(path: str) -> list[str]:
     try:
         found = [str(sentence) for sentence in (_run("check", path) or {}).values()]
         commits, noted = probe(path).get("commits", 0), noted_progress(Files(), path).commits
-        return [*found, f"{path} has {commits} commits, but {noted} were recorded"] if commits < noted else found
+        return (
+            [*found, f"{path} has {commits} commits, but {noted} were recorded"]
+            if commits < noted
+            else found
+        )
     except StoreFailed as error:
         return [str(error)]
 
@@ -376,7 +438,12 @@ def counted(path: str) -> dict[str, str]:
     The caller has found every row undamaged before.
     """
     found: dict[str, int] = dict.fromkeys(("rows", "messages", "bytes", "sum"), 0)
-    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)) as env:
+    with (
+        translated(path),
+        contextlib.closing(
+            lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)
+        ) as env,
+    ):
         txn = env.begin()
         meta = read_meta(txn)
         for key, value in _all(txn):
@@ -387,8 +454,17 @@ def counted(path: str) -> dict[str, str]:
                 found["messages"] += block.count
                 found["bytes"] += block.length
         txn.abort()
-    told = {"rows": meta["rows"], "messages": meta["messages"], "bytes": meta["bytes"], "sum": meta["sum"]}
-    return {name: f"{path}: {name}: {value} found, but {told[name]} recorded" for name, value in found.items() if value != told[name]}
+    told = {
+        "rows": meta["rows"],
+        "messages": meta["messages"],
+        "bytes": meta["bytes"],
+        "sum": meta["sum"],
+    }
+    return {
+        name: f"{path}: {name}: {value} found, but {told[name]} recorded"
+        for name, value in found.items()
+        if value != told[name]
+    }
 
 
 def _all(txn: Any) -> Iterator[tuple[bytes, bytes]]:
@@ -399,7 +475,11 @@ def _all(txn: Any) -> Iterator[tuple[bytes, bytes]]:
 
 def meta_of(path: str) -> dict[str, int]:
     try:
-        with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+        with (
+            translated(path),
+            contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env,
+            env.begin() as txn,
+        ):
             meta = read_meta(txn)
     except (DiskFull, StorageError):
         return {}
@@ -408,7 +488,11 @@ def meta_of(path: str) -> dict[str, int]:
 
 def uuid_of(path: str) -> bytes:
     """Return the UUID of the topic of an environment that was found sound."""
-    with translated(path), contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env, env.begin() as txn:
+    with (
+        translated(path),
+        contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False)) as env,
+        env.begin() as txn,
+    ):
         found: bytes = read_meta(txn)["uuid"]
         return found
 
@@ -426,10 +510,16 @@ def take_step(step: str, old: str, new: str, parent: int, rows_max: int, border:
         return
     try:
         with translated(old):
-            source = lmdb.open(old, lock=False, readonly=True, create=False, readahead=step == "forward", max_dbs=0)
+            source = lmdb.open(
+                old, lock=False, readonly=True, create=False, readahead=step == "forward", max_dbs=0
+            )
     except (DiskFull, StorageError):
         return
-    with contextlib.closing(source), source.begin() as txn, contextlib.closing(lmdb.open(new, lock=False, map_size=1 << 42)) as env:
+    with (
+        contextlib.closing(source),
+        source.begin() as txn,
+        contextlib.closing(lmdb.open(new, lock=False, map_size=1 << 42)) as env,
+    ):
         with env.begin() as own:
             begin = resumed(own, border)
         if step == "producers":
@@ -487,7 +577,9 @@ def producers(txn: Any) -> Iterator[tuple[bytes, bytes]]:
             yield key, value
 
 
-def _until_damaged(path: str, found: Iterator[tuple[bytes, bytes]]) -> Iterator[tuple[bytes, bytes]]:
+def _until_damaged(
+    path: str, found: Iterator[tuple[bytes, bytes]]
+) -> Iterator[tuple[bytes, bytes]]:
     with contextlib.suppress(StorageError), translated(path):
         yield from found
 
@@ -576,13 +668,23 @@ def _tell_if_gone(files: Files, directory: str, alarms: list[str]) -> None:
     """
     made = f"{directory}/{DELAYED_NAME}{MADE_SUFFIX}"
     if files.exists(made):
-        alarms.append(f"{directory}/{DELAYED_NAME} is missing, with all delayed messages that were in it; their number is not known")
+        alarms.append(
+            f"{directory}/{DELAYED_NAME} is missing, with all delayed messages that were in it; "
+            "their number is not known"
+        )
         files.remove(made)
         files.sync_folder(directory)
 
 
 def open_delayed(
-    files: Files, directory: str, uuid: bytes, log: Log, applied: int, now_ns: int, notes: list[str], alarms: list[str]
+    files: Files,
+    directory: str,
+    uuid: bytes,
+    log: Log,
+    applied: int,
+    now_ns: int,
+    notes: list[str],
+    alarms: list[str],
 ) -> DelayedStore | None:
     """Open the environment, or return None if there is none. Rescue it if it is damaged.
 
@@ -602,13 +704,20 @@ def open_delayed(
         store, trouble = None, _Trouble(f"{path}: an interrupted rescue continues")
     else:
         store, trouble = _open(files, directory, uuid, noted.commits, notes)
-        if store is None and ((mended := mend_head(files, path, noted.commits, probe)) or trouble.older):
+        if store is None and (
+            (mended := mend_head(files, path, noted.commits, probe)) or trouble.older
+        ):
             alarms.append(f"{trouble.text}; {mended}" if mended else trouble.text)
             store, trouble = _open(files, directory, uuid, 0, notes)
     if store is None:
-        bad, lost = rescue(files, directory, uuid, now_ns, noted, lambda saved: drop_moved(saved, log))
+        bad, lost = rescue(
+            files, directory, uuid, now_ns, noted, lambda saved: drop_moved(saved, log)
+        )
         number = "an unknown number of" if lost is None else lost
-        alarms.append(f"{trouble.text}; it is set aside as {bad}, and all that can be read was saved: {number} delayed messages are lost")
+        alarms.append(
+            f"{trouble.text}; it is set aside as {bad}, and all that can be read was saved: "
+            f"{number} delayed messages are lost"
+        )
         _mark(files, path, "")
         files.sync_folder(directory)  # a mark restored by a power loss would cause another rescue
         store = DelayedStore(path, uuid)
@@ -665,7 +774,8 @@ def _fallen_back(store: DelayedStore, log: Log, noted: Progress) -> str:
     lost = max(0, noted.messages - store.summary.messages)
     store.adjust(noted.serial, lost, noted.commits)
     return (
-        f"{store.path} has the state after commit {before}, but there were {noted.commits} commits: {lost} delayed messages are lost, "
+        f"{store.path} has the state after commit {before}, but there were {noted.commits} "
+        f"commits: {lost} delayed messages are lost, "
         "and messages that were cancelled last may be back"
     )
 
@@ -680,11 +790,16 @@ class _Trouble(NamedTuple):
     older: bool = False
 
 
-def _open(files: Files, directory: str, uuid: bytes, commits: int, notes: list[str]) -> tuple[DelayedStore | None, _Trouble]:
+def _open(
+    files: Files, directory: str, uuid: bytes, commits: int, notes: list[str]
+) -> tuple[DelayedStore | None, _Trouble]:
     """Open the environment. It must have at least `commits` commits."""
     path = f"{directory}/{DELAYED_NAME}"
     if not files.exists(f"{path}/{DATA_NAME}"):  # LMDB would create an empty one
-        raise ForeignDirectory(f"{path} has no {DATA_NAME}: restore it, or remove the folder to continue without its delayed messages")
+        raise ForeignDirectory(
+            f"{path} has no {DATA_NAME}: restore it, or remove the folder to continue without "
+            "its delayed messages"
+        )
     if files.exists(path + ATTEMPT_SUFFIX):
         if files.read_file(path + ATTEMPT_SUFFIX, WORD_BYTES_MAX) == RESCUE.encode():
             return None, _Trouble(f"{path}: the size of a row is damaged")
@@ -700,7 +815,9 @@ def _open(files: Files, directory: str, uuid: bytes, commits: int, notes: list[s
     if store.progress.commits >= commits:
         return store, _Trouble("")
     store.close()
-    return None, _Trouble(f"{path} has {store.progress.commits} commits, but {commits} were recorded", older=True)
+    return None, _Trouble(
+        f"{path} has {store.progress.commits} commits, but {commits} were recorded", older=True
+    )
 
 
 def _connect(store: DelayedStore, files: Files, directory: str) -> None:
@@ -729,9 +846,23 @@ def _keep_bad(files: Files, directory: str, key: bytes, value: bytes, why: str) 
     """
     prefix = f"{DELAYED_NAME}-"
     with contextlib.suppress(OSError):
-        if sum(name.startswith(prefix) and name.endswith(BAD_SUFFIX) for name in files.list(directory)) >= BAD_ROWS_MAX:
+        if (
+            sum(
+                name.startswith(prefix) and name.endswith(BAD_SUFFIX)
+                for name in files.list(directory)
+            )
+            >= BAD_ROWS_MAX
+        ):
             return
-        head = json.dumps({"zsq": "delayed row", "key": key.hex(), "bytes": len(value), "crc": crc32c(value), "why": why[:200]}).encode()
+        head = json.dumps(
+            {
+                "zsq": "delayed row",
+                "key": key.hex(),
+                "bytes": len(value),
+                "crc": crc32c(value),
+                "why": why[:200],
+            }
+        ).encode()
         path = f"{directory}/{prefix}{key[1:].hex()[:64]}{BAD_SUFFIX}"
         if not files.exists(path):
             files.write_file(path, head + b" %08x\n" % crc32c(head) + value)

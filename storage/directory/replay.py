@@ -11,7 +11,9 @@ from ..log.transactions import later_of, superseded
 from ..state.state import ProducerRow, StateBatch, Table, producer_after
 
 
-def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = False) -> StateBatch | None:
+def replay(
+    log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = False
+) -> StateBatch | None:
     """Return what the checkpoint lacks, or None if nothing.
 
     The batch contains rows of producers and transactions, committed stages to remove, and cursors
@@ -27,30 +29,56 @@ def replay(log: Log, table: Table, report: RecoveryReport, *, rebuilt: bool = Fa
         if mark is not None:
             row = mark.row(header.time_ns)
             app = mark.transaction.app
-            batch.transactions[app] = later_of(batch.transactions.get(app) or table.transactions.get(app), row)
-            batch.stage_gones += (*superseded(table.stages, app, row.version, row.user), *mark.parts)
+            batch.transactions[app] = later_of(
+                batch.transactions.get(app) or table.transactions.get(app), row
+            )
+            batch.stage_gones += (
+                *superseded(table.stages, app, row.version, row.user),
+                *mark.parts,
+            )
         elif not header.count:
-            report.alarms.append(f"the mark of the group before offset {header.first_offset} is damaged, so its transaction is not known")
+            report.alarms.append(
+                f"the mark of the group before offset {header.first_offset} is damaged, so its "
+                "transaction is not known"
+            )
         elif header.next_offset > table.applied_offset:
             report.replayed_blocks += 1
             # Delayed blocks committed their sequence when they were published.
             if header.producer_id and not header.flags & DELAYED:
                 known = producers.get(header.producer_id) or table.producers.get(header.producer_id)
-                producers[header.producer_id] = producer_after(known, header.sequence, header.first_offset, header.time_ns)
+                producers[header.producer_id] = producer_after(
+                    known, header.sequence, header.first_offset, header.time_ns
+                )
     if log.holes != report.holes:
         report.alarms.append(
-            f"a chunk after the checkpoint cannot be read; lost are now, as (offset, count): {[tuple(hole) for hole in log.holes]}"
+            "a chunk after the checkpoint cannot be read; lost are now, as (offset, count): "
+            f"{[tuple(hole) for hole in log.holes]}"
         )
         report.holes = log.holes
     batch.producers = producers
-    batch.transactions = {app: row for app, row in batch.transactions.items() if table.transactions.get(app) != row}
-    batch.stage_gones = [stage for stage in dict.fromkeys(batch.stage_gones) if stage in table.stages]
+    batch.transactions = {
+        app: row for app, row in batch.transactions.items() if table.transactions.get(app) != row
+    }
+    batch.stage_gones = [
+        stage for stage in dict.fromkeys(batch.stage_gones) if stage in table.stages
+    ]
     _clamp(log.end, table, batch, report)
     if rebuilt and log.start > table.start:
         _begin_at(log.start, table, batch)
-    changes = (producers, batch.transactions, batch.stage_gones, batch.channel_puts, batch.hole_gones)
+    changes = (
+        producers,
+        batch.transactions,
+        batch.stage_gones,
+        batch.channel_puts,
+        batch.hole_gones,
+    )
     moved = {batch.waiting, batch.paused_end, batch.start} != {None}
-    if not any(changes) and not moved and table.applied_offset == log.end and table.synced_end == log.end:
+    if (
+        not any(changes)
+        and not moved
+        and table.applied_offset == log.end
+        and table.synced_end == log.end
+    ):
         return None
     return batch
 
@@ -62,14 +90,25 @@ def _clamp(end: int, table: Table, batch: StateBatch, report: RecoveryReport) ->
     """
     for name, row in table.channels.items():
         if row.next_offset > end:
-            report.alarms.append(f"channel {name}: its cursor {row.next_offset} is beyond the log's end {end}; it is set back to that end")
+            report.alarms.append(
+                f"channel {name}: its cursor {row.next_offset} is beyond the log's end {end}; "
+                "it is set back to that end"
+            )
             batch.channel_puts[name] = replace(row, next_offset=end)
-        batch.hole_gones += [(name, hole.start) for hole in table.holes.get(name, ()) if hole.start >= end]
+        batch.hole_gones += [
+            (name, hole.start) for hole in table.holes.get(name, ()) if hole.start >= end
+        ]
     if table.waiting > end:
-        report.alarms.append(f"the waiting cursor {table.waiting} is beyond the log's end {end}; it is set back to that end")
+        report.alarms.append(
+            f"the waiting cursor {table.waiting} is beyond the log's end {end}; it is set back "
+            "to that end"
+        )
         batch.waiting = end
     if table.paused_end > end:
-        report.alarms.append(f"the paused end {table.paused_end} is beyond the log's end {end}; it is set back to that end")
+        report.alarms.append(
+            f"the paused end {table.paused_end} is beyond the log's end {end}; it is set back "
+            "to that end"
+        )
         batch.paused_end = end
 
 

@@ -6,8 +6,8 @@ Creation is a separate call, so that nothing is created twice.
     DIR/lock                  held while open; the holder's pid inside, for people
     DIR/<first offset>.chunk  the log; .index beside each sealed one
     DIR/state/                LMDB
-    DIR/state.snapshot        a copy of the state's small rows, from which a damaged state is rebuilt
-    DIR/state.starts          how often the state was opened since its last commit
+    DIR/state.snapshot        a copy of the state's small rows, from which a damaged state is
+    rebuilt DIR/state.starts          how often the state was opened since its last commit
     DIR/staging/              staged blocks that are not committed yet; made when first needed
 
 A missing directory is refused and not created: an empty topic in place of a file system that is not
@@ -151,7 +151,9 @@ class Store:
             self.files.close(self._lock)
 
 
-def create_store(files: Files, directory: str, identity: TopicIdentity, options: StoreOptions | None = None) -> None:
+def create_store(
+    files: Files, directory: str, identity: TopicIdentity, options: StoreOptions | None = None
+) -> None:
     """Create the directory of a new topic. It is on disk when this returns.
 
     Raises `ForeignDirectory` if the name is taken, or `DiskFull`.
@@ -167,7 +169,9 @@ def create_store(files: Files, directory: str, identity: TopicIdentity, options:
         files.make_folder(temporary)
         files.write_file(f"{temporary}/{IDENTITY_NAME}", _encode_identity(identity))
         header = ChunkHeader(identity.base_offset, 0, files.random_seed(), identity.uuid_bytes)
-        create_chunk(files, temporary, header, encode_chunk_header(header), options.index_every_bytes).close()
+        create_chunk(
+            files, temporary, header, encode_chunk_header(header), options.index_every_bytes
+        ).close()
         files.make_folder(f"{temporary}/{STATE_NAME}")
         state = StateStore(f"{temporary}/{STATE_NAME}", options.map_bytes, create=True)
         try:
@@ -184,7 +188,9 @@ def create_store(files: Files, directory: str, identity: TopicIdentity, options:
         raise StoreFailed(f"{directory} could not be created: {error}") from error
 
 
-def open_store(files: Files, directory: str, options: StoreOptions, identity: TopicIdentity) -> Store:
+def open_store(
+    files: Files, directory: str, options: StoreOptions, identity: TopicIdentity
+) -> Store:
     """Lock, recover, and open a directory.
 
     Raises `Locked`, `ForeignDirectory`, `Damaged` if no chunk can be used, or `StoreFailed` for I/O
@@ -195,12 +201,17 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: To
     try:
         if not _is_topic(files, directory):
             raise ForeignDirectory(
-                f"{directory} is not the directory of a topic, or is not mounted; zsq does not create it again: mount or restore it"
+                f"{directory} is not the directory of a topic, or is not mounted; zsq does not "
+                "create it again: mount or restore it"
             )
         lock = files.lock(f"{directory}/{LOCK_NAME}")
         try:
             notes = _mend_identity(files, directory, identity)
-            reserve = reserve_bytes(files, directory) if options.reserve_bytes is None else options.reserve_bytes
+            reserve = (
+                reserve_bytes(files, directory)
+                if options.reserve_bytes is None
+                else options.reserve_bytes
+            )
             log_options = LogOptions(
                 options.chunk_bytes,
                 options.index_every_bytes,
@@ -209,7 +220,9 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: To
                 options.group_append_bytes,
                 options.ring_bytes,
             )
-            log, opened, staging, delayed, report = _recover(files, directory, options, log_options, identity)
+            log, opened, staging, delayed, report = _recover(
+                files, directory, options, log_options, identity
+            )
         except BaseException:
             files.close(lock)
             raise
@@ -217,7 +230,9 @@ def open_store(files: Files, directory: str, options: StoreOptions, identity: To
         raise StoreFailed(f"{directory} cannot be opened: {error}") from error
     report.notes[:0] = notes
     report.duration_ms = (time.monotonic_ns() - began_ns) // 1_000_000
-    return Store(files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve)
+    return Store(
+        files, directory, lock, log, opened, staging, report, identity.uuid_bytes, delayed, reserve
+    )
 
 
 def _is_topic(files: Files, directory: str) -> bool:
@@ -227,41 +242,85 @@ def _is_topic(files: Files, directory: str) -> bool:
     """
     if any(files.exists(f"{directory}/{STATE_NAME}{suffix}") for suffix in ("", TEMPORARY_SUFFIX)):
         return True
-    return files.exists(directory) and any(parse_chunk_name(name) is not None for name in files.list(directory))
+    return files.exists(directory) and any(
+        parse_chunk_name(name) is not None for name in files.list(directory)
+    )
 
 
 def _recover(
-    files: Files, directory: str, options: StoreOptions, log_options: LogOptions, identity: TopicIdentity
+    files: Files,
+    directory: str,
+    options: StoreOptions,
+    log_options: LogOptions,
+    identity: TopicIdentity,
 ) -> tuple[Log, OpenedState, Staging, DelayedStore | None, RecoveryReport]:
     opened = open_state(files, directory, identity.uuid_bytes, options.map_bytes, time.time_ns())
     state, table = opened.store, opened.table
     try:
         removed = remove_below(files, directory, table.start)
         delayed = None
-        log, report = recover_log(files, directory, identity.uuid_bytes, identity.base_offset, log_options, table.synced_end, table.start)
+        log, report = recover_log(
+            files,
+            directory,
+            identity.uuid_bytes,
+            identity.base_offset,
+            log_options,
+            table.synced_end,
+            table.start,
+        )
         try:
             expected = max(table.start, identity.base_offset)
             if log.start > expected and opened.rebuilt:
-                report.notes.append(f"{directory}: its snapshot begins at offset {expected}, but the log begins at {log.start} by now")
+                report.notes.append(
+                    f"{directory}: its snapshot begins at offset {expected}, but the log begins "
+                    f"at {log.start} by now"
+                )
             elif log.start > expected:
                 lost = log.start - expected
-                report.alarms.append(f"{directory}: {lost} messages from offset {expected} on are missing: their chunks do not exist")
+                report.alarms.append(
+                    f"{directory}: {lost} messages from offset {expected} on are missing: their "
+                    "chunks do not exist"
+                )
             if removed:
-                report.notes.append(f"{directory}: {removed} files of chunks below offset {table.start} were left over and are removed")
+                report.notes.append(
+                    f"{directory}: {removed} files of chunks below offset {table.start} were "
+                    "left over and are removed"
+                )
             # The delayed messages that have moved are removed before the checkpoint passes them,
             # because they are not looked for later.
             delayed = open_delayed(
-                files, directory, identity.uuid_bytes, log, table.applied_offset, time.time_ns(), report.notes, report.alarms
+                files,
+                directory,
+                identity.uuid_bytes,
+                log,
+                table.applied_offset,
+                time.time_ns(),
+                report.notes,
+                report.alarms,
             )
             batch = replay(log, table, report, rebuilt=opened.rebuilt)
             if batch is not None:
                 state.commit(batch)
-            rows = {name: row for name, row in table.stages.items() if batch is None or name not in batch.stage_gones}
+            rows = {
+                name: row
+                for name, row in table.stages.items()
+                if batch is None or name not in batch.stage_gones
+            }
             folder = f"{directory}/{STAGING_NAME}"
-            stages, damaged, number = recover_stages(files, folder, identity.uuid_bytes, rows, report)
+            stages, damaged, number = recover_stages(
+                files, folder, identity.uuid_bytes, rows, report
+            )
             if damaged:
                 state.commit(StateBatch(stage_gones=damaged))
-            staging = Staging(files, folder, identity.uuid_bytes, options.chunk_bytes, log_options.reserve_bytes, stages, number)
+            staging = Staging(
+                files,
+                folder,
+                identity.uuid_bytes,
+                options.chunk_bytes,
+                log_options.reserve_bytes,
+                stages,
+                number,
+            )
         except BaseException:
             _close_quietly(log)
             if delayed is not None:
@@ -285,7 +344,13 @@ def _close_quietly(log: Log) -> None:
 def _encode_identity(identity: TopicIdentity) -> bytes:
     """Encode one line of JSON for people and programs, and the checksum of that line."""
     line = json.dumps(
-        {"zsq": "topic", "version": VERSION, "name": identity.name, "uuid": identity.uuid_bytes.hex(), "base_offset": identity.base_offset}
+        {
+            "zsq": "topic",
+            "version": VERSION,
+            "name": identity.name,
+            "uuid": identity.uuid_bytes.hex(),
+            "base_offset": identity.base_offset,
+        }
     )
     return f"{line}\n{crc32c(line.encode()):08x}\n".encode()
 
@@ -306,7 +371,12 @@ def _mend_identity(files: Files, directory: str, identity: TopicIdentity) -> lis
         files.rename(temporary, path)
         files.sync_folder(directory)
     except OSError as error:  # the topic can start without this file, also on a full disk
-        return [f"{path}: it is missing or damaged, and could not be rewritten ({error}); the next start tries again"]
+        return [
+            (
+                f"{path}: it is missing or damaged, and could not be rewritten ({error}); the next "
+                "start tries again"
+            )
+        ]
     return [f"{path}: it was missing or damaged and has been rewritten"]
 
 
@@ -323,11 +393,18 @@ def read_identity(files: Files, directory: str) -> TopicIdentity | None:
     try:
         found = documents.loads(line)
         kind, version = found.get("zsq"), found.get("version")
-        made = TopicIdentity(found["name"], found["uuid"], found["base_offset"]) if (kind, version) == ("topic", VERSION) else None
+        made = (
+            TopicIdentity(found["name"], found["uuid"], found["base_offset"])
+            if (kind, version) == ("topic", VERSION)
+            else None
+        )
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
     if made is None:
-        raise ForeignDirectory(f"{path} has format version {version}, and this zsq reads only version {VERSION}; use a newer zsq")
+        raise ForeignDirectory(
+            f"{path} has format version {version}, and this zsq reads only version {VERSION}; "
+            "use a newer zsq"
+        )
     return made
 
 
@@ -341,7 +418,8 @@ def check_identity(files: Files, directory: str, identity: TopicIdentity) -> boo
         return False
     if found.uuid != identity.uuid_bytes.hex() or found.name != identity.name:
         raise ForeignDirectory(
-            f"{directory} belongs to topic {found.name!r} ({found.uuid}), not to {identity.name!r} ({identity.uuid_bytes.hex()})"
+            f"{directory} belongs to topic {found.name!r} ({found.uuid}), not to "
+            f"{identity.name!r} ({identity.uuid_bytes.hex()})"
         )
     return True
 

@@ -2,10 +2,12 @@
 
 They are prepared, committed by one rename, and finished. After a crash, recovery finishes them.
 
-    prepare   each file gets its header (base offset, base time) and its footer; the last one, the *carrier*, the mark between
+    prepare   each file gets its header (base offset, base time) and its footer; the last one, the
+    *carrier*, the mark between
               its blocks and its footer; each is synced. They are still only files of their stage.
-    commit    the carrier is renamed to its name in the log, and the log's folder synced: now the group is in the log.
-    finish    the others are renamed, the folder is synced, the chunk before them gets its footer.
+    commit    the carrier is renamed to its name in the log, and the log's folder synced: now the
+    group is in the log. finish    the others are renamed, the folder is synced, the chunk before
+    them gets its footer.
 
 The mark lies in the last adopted file. Rejected: a chunk that holds only the mark. It would have
 the first offset, and so the name, of the chunk that follows it. Recovery looks at the last chunk
@@ -53,7 +55,15 @@ def chunk_path(folder: str, adopted: Adopted) -> str:
 class Adoption:
     """The adoption of one group. `chunk` is the carrier, once it is prepared."""
 
-    def __init__(self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, mark: Mark, time_ns: int) -> None:
+    def __init__(
+        self,
+        files: Files,
+        folder: str,
+        uuid: bytes,
+        index_every_bytes: int,
+        mark: Mark,
+        time_ns: int,
+    ) -> None:
         self._files = files
         self._folder = folder
         self._uuid = uuid
@@ -164,7 +174,8 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start:
     mark = chunk.mark_at(chunk.last_position())
     if mark is None:
         alarms.append(
-            f"{chunk.path}: the mark of its group is damaged; if its commit did not finish, the other files of the group are still staged"
+            f"{chunk.path}: the mark of its group is damaged; if its commit did not finish, the "
+            "other files of the group are still staged"
         )
         return
     files, folder = chunk.files, chunk.folder
@@ -174,13 +185,19 @@ def finish_after_crash(chunk: Chunk, notes: list[str], alarms: list[str], start:
         if adopted.base_offset < start or _is_there(files, path, adopted.seed):
             continue
         if not files.exists(part_path(folder, adopted)):
-            alarms.append(f"{path} is missing, with {adopted.messages} messages from offset {adopted.base_offset} on")
+            alarms.append(
+                f"{path} is missing, with {adopted.messages} messages from offset "
+                f"{adopted.base_offset} on"
+            )
             continue
         files.rename(part_path(folder, adopted), path)
         renamed += 1
     if renamed:
         files.sync_folder(folder)
-        what = f"the interrupted commit of {mark.transaction.app!r} {mark.transaction.version} was finished"
+        what = (
+            f"the interrupted commit of {mark.transaction.app!r} {mark.transaction.version} was "
+            "finished"
+        )
         notes.append(f"{folder}: {what}: {renamed} files were moved into place")
     if mark.unsealed and mark.unsealed[0] >= start:
         _seal_unsealed(chunk, mark, notes)
@@ -213,7 +230,9 @@ def _seal_unsealed(chunk: Chunk, mark: Mark, notes: list[str]) -> None:
     base_offset, data_end, last_time_ns = mark.unsealed
     files = chunk.files
     try:
-        old = open_chunk(files, chunk.folder, base_offset, chunk.header.uuid, chunk.index_every_bytes, write=True)
+        old = open_chunk(
+            files, chunk.folder, base_offset, chunk.header.uuid, chunk.index_every_bytes, write=True
+        )
         try:
             end_offset = mark.first_offset + mark.appended - base_offset
             footer = ChunkFooter(end_offset, last_time_ns - old.header.base_time_ns, data_end)

@@ -32,7 +32,15 @@ from typing import Final, NamedTuple, NotRequired, TypedDict, cast
 
 from crc32c import crc32c
 
-from ...transport.block.block import DISK_MAGIC, HEADER_BYTES, MARK, TRAILER_BYTES, Block, Header, check_columns
+from ...transport.block.block import (
+    DISK_MAGIC,
+    HEADER_BYTES,
+    MARK,
+    TRAILER_BYTES,
+    Block,
+    Header,
+    check_columns,
+)
 from ...transport.block.block import VERSION as BLOCK_VERSION
 from ...transport.errors import ZsqError
 from ..errors import Damaged, ForeignDirectory, Unreadable
@@ -87,19 +95,38 @@ class Facts(NamedTuple):
 class Activity:
     """Counts of one chunk. `rates` are those of the last full second."""
 
-    __slots__ = ("_before", "file_bytes", "file_reads", "rates", "ring_bytes", "ring_reads", "written_bytes")
+    __slots__ = (
+        "_before",
+        "file_bytes",
+        "file_reads",
+        "rates",
+        "ring_bytes",
+        "ring_reads",
+        "written_bytes",
+    )
 
     def __init__(self) -> None:
-        self.written_bytes = self.ring_reads = self.ring_bytes = self.file_reads = self.file_bytes = 0
+        self.written_bytes = self.ring_reads = self.ring_bytes = self.file_reads = (
+            self.file_bytes
+        ) = 0
         self._before = self.rates = (0, 0, 0, 0, 0)
 
     def counts(self) -> tuple[int, int, int, int, int]:
-        return self.written_bytes, self.ring_reads, self.ring_bytes, self.file_reads, self.file_bytes
+        return (
+            self.written_bytes,
+            self.ring_reads,
+            self.ring_bytes,
+            self.file_reads,
+            self.file_bytes,
+        )
 
     def roll(self, elapsed_ns: int) -> bool:
         """Compute the rates at the end of a second. Returns False if nothing happened in it."""
         now = self.counts()
-        self.rates = tuple((new - old) * _NS_PER_S // elapsed_ns for new, old in zip(now, self._before, strict=True))  # type: ignore[assignment]
+        self.rates = tuple(
+            (new - old) * _NS_PER_S // elapsed_ns
+            for new, old in zip(now, self._before, strict=True)
+        )  # type: ignore[assignment]
         moved = now != self._before
         self._before = now
         return moved
@@ -188,7 +215,11 @@ class ChunkBook:
         if elapsed_ns < _NS_PER_S // 2:
             return
         self._rolled_ns = now_ns
-        self._moved = {base for base in self._moved if base in self._activities and self._activities[base].roll(elapsed_ns)}
+        self._moved = {
+            base
+            for base in self._moved
+            if base in self._activities and self._activities[base].roll(elapsed_ns)
+        }
 
     def forget_below(self, start: int) -> None:
         """Drop the chunks below `start`, which were removed. Their counts stay in the total."""
@@ -197,7 +228,9 @@ class ChunkBook:
         for base in [base for base in self.facts if base < start]:
             del self.facts[base]
 
-    def rows(self, bases: Sequence[int], active: Facts, bad: dict[int, int], rows_max: int = ROWS_MAX) -> ChunkReport:
+    def rows(
+        self, bases: Sequence[int], active: Facts, bad: dict[int, int], rows_max: int = ROWS_MAX
+    ) -> ChunkReport:
         """Return the newest chunks one by one, the older ones as a sum, and the sum of all.
 
         `active` are the facts of the last chunk. `bad` has the number of damaged blocks by chunk.
@@ -213,25 +246,50 @@ class ChunkBook:
                 **_counted([self._activities[base]] if base in self._activities else []), "bad": bad.get(base, 0),
             })  # fmt: skip
         older = bases[:-rows_max]
-        found: ChunkReport = {"chunks": rows, "total": self._sum(bases, ends[-1] - bases[0], active, bad, [self._gone])}
+        found: ChunkReport = {
+            "chunks": rows,
+            "total": self._sum(bases, ends[-1] - bases[0], active, bad, [self._gone]),
+        }
         if older:
             found["older"] = self._sum(older, bases[-rows_max] - bases[0], None, bad, [])
         return found
 
-    def _sum(self, bases: Sequence[int], messages: int, active: Facts | None, bad: dict[int, int], more: Iterable[Activity]) -> ChunkSum:
+    def _sum(
+        self,
+        bases: Sequence[int],
+        messages: int,
+        active: Facts | None,
+        bad: dict[int, int],
+        more: Iterable[Activity],
+    ) -> ChunkSum:
         known = [self.facts[base] for base in bases if base in self.facts]
         size = sum(facts.bytes for facts in known)
         if active is not None and bases[-1] not in self.facts:
             size += active.bytes
-        activities = [*more, *(self._activities[base] for base in bases if base in self._activities)]
+        activities = [
+            *more,
+            *(self._activities[base] for base in bases if base in self._activities),
+        ]
         damaged = sum(bad.get(base, 0) for base in bases)
-        return {"chunks": len(bases), "messages": messages, "bytes": size, **_counted(activities), "bad": damaged}
+        return {
+            "chunks": len(bases),
+            "messages": messages,
+            "bytes": size,
+            **_counted(activities),
+            "bad": damaged,
+        }
 
 
 def _counted(activities: Sequence[Activity]) -> _Counts:
-    totals = [sum(column) for column in zip(*(activity.counts() for activity in activities), strict=True)] or [0] * len(COUNTS)
-    rates = [sum(column) for column in zip(*(activity.rates for activity in activities), strict=True)] or [0] * len(COUNTS)
-    found = dict(zip(COUNTS, totals, strict=True)) | {f"{name}_s": rate for name, rate in zip(COUNTS, rates, strict=True)}
+    totals = [
+        sum(column) for column in zip(*(activity.counts() for activity in activities), strict=True)
+    ] or [0] * len(COUNTS)
+    rates = [
+        sum(column) for column in zip(*(activity.rates for activity in activities), strict=True)
+    ] or [0] * len(COUNTS)
+    found = dict(zip(COUNTS, totals, strict=True)) | {
+        f"{name}_s": rate for name, rate in zip(COUNTS, rates, strict=True)
+    }
     return cast("_Counts", found)
 
 
@@ -244,7 +302,10 @@ PAGE_BYTES: Final = 4096  # a failing disk loses bytes in units of this size
 # search, and not one decoding for each magic (7.9 s for 5 MB). Two candidates never overlap,
 # because no byte of a magic fits the other fields.
 _LENGTHS: Final = bytes(range(0, 256, ALIGNMENT))
-_CANDIDATE: Final = re.compile(re.escape(DISK_MAGIC) + bytes([BLOCK_VERSION]) + rb".{3}[" + _LENGTHS + rb"]..\0..\0\0", re.DOTALL)
+_CANDIDATE: Final = re.compile(
+    re.escape(DISK_MAGIC) + bytes([BLOCK_VERSION]) + rb".{3}[" + _LENGTHS + rb"]..\0..\0\0",
+    re.DOTALL,
+)
 
 
 class Stretch(NamedTuple):
@@ -293,7 +354,9 @@ class ChunkFile:
             if start + HEADER_BYTES > len(window):
                 window = memoryview(self._pread(WALK_BYTES if columns else HEADERS_BYTES, position))
                 window_at, start = position, 0
-            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed, position)
+            header = decode_disk_header(
+                window[start : start + HEADER_BYTES], self.header.seed, position
+            )
             if header is None:
                 end = self._find_header(position + ALIGNMENT)
                 yield Stretch(position, end, None, False)
@@ -316,7 +379,9 @@ class ChunkFile:
             for candidate in _CANDIDATE.finditer(data):
                 at = candidate.start()
                 header = data[at : at + HEADER_BYTES]
-                if (position + at) % ALIGNMENT or crc32c(header[:-4], self.header.seed) != int.from_bytes(header[-4:], "little"):
+                if (position + at) % ALIGNMENT or crc32c(
+                    header[:-4], self.header.seed
+                ) != int.from_bytes(header[-4:], "little"):
                     continue
                 if decode_disk_header(header, self.header.seed, position + at) is not None:
                     return position + at
@@ -334,7 +399,10 @@ class ChunkFile:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise Unreadable(f"{self.path} cannot be read at {position}: {error}") from error
-        return b"".join(self._pread_page(min(PAGE_BYTES, size - at), position + at) for at in range(0, size, PAGE_BYTES))
+        return b"".join(
+            self._pread_page(min(PAGE_BYTES, size - at), position + at)
+            for at in range(0, size, PAGE_BYTES)
+        )
 
     def _pread_page(self, size: int, position: int) -> bytes:
         """Read a page, or return zeros if the disk has lost it.
@@ -361,7 +429,11 @@ class ChunkFile:
         start = position - length
         if start < CHUNK_HEADER_BYTES:
             return None  # any other wrong length leads to no header that agrees with it
-        found = data[start - at : start - at + HEADER_BYTES] if start >= at else self._pread(HEADER_BYTES, start)
+        found = (
+            data[start - at : start - at + HEADER_BYTES]
+            if start >= at
+            else self._pread(HEADER_BYTES, start)
+        )
         header = decode_disk_header(found, self.header.seed, start)
         return (start, header) if header is not None and header.length == length else None
 
@@ -402,9 +474,19 @@ class Good(NamedTuple):
 class Chunk(ChunkFile):
     """An open chunk. `end_offset` (absolute) is the offset that follows its blocks."""
 
-    __slots__ = ("end_offset", "index", "index_every_bytes", "last_time_ns", "sealed", "sequential", "spare_header")
+    __slots__ = (
+        "end_offset",
+        "index",
+        "index_every_bytes",
+        "last_time_ns",
+        "sealed",
+        "sequential",
+        "spare_header",
+    )
 
-    def __init__(self, files: Files, folder: str, fd: int, header: ChunkHeader, index_every_bytes: int) -> None:
+    def __init__(
+        self, files: Files, folder: str, fd: int, header: ChunkHeader, index_every_bytes: int
+    ) -> None:
         super().__init__(files, folder, fd, header)
         self.index_every_bytes = index_every_bytes
         self.index: Index | None = None
@@ -427,16 +509,23 @@ class Chunk(ChunkFile):
         before = 0
         # A reader that comes from the chunk before needs no index. So reading through a backlog
         # loads no indexes.
-        before_end = start = CHUNK_HEADER_BYTES if relative <= 0 else self._entry_position(relative, by_time=False)
+        before_end = start = (
+            CHUNK_HEADER_BYTES if relative <= 0 else self._entry_position(relative, by_time=False)
+        )
         for stretch in self.walk(start, columns=False):
             if stretch.header is None:
                 continue
             if stretch.header.next_offset > relative:
                 return BlockLocation(
-                    stretch.position, stretch.header.first_offset + self.base_offset, before_end, before + self.base_offset
+                    stretch.position,
+                    stretch.header.first_offset + self.base_offset,
+                    before_end,
+                    before + self.base_offset,
                 )
             before, before_end = stretch.header.next_offset, stretch.end
-        return BlockLocation(self.end_position, self.end_offset, before_end, before + self.base_offset)
+        return BlockLocation(
+            self.end_position, self.end_offset, before_end, before + self.base_offset
+        )
 
     def extent(self, offset: int) -> tuple[int, int, int]:
         """Return (position, end, next offset) of the block that holds `offset`.
@@ -446,7 +535,9 @@ class Chunk(ChunkFile):
         """
         position = self.locate(offset).position
         if position < self.end_position:
-            header = decode_disk_header(self._pread(HEADER_BYTES, position), self.header.seed, position)
+            header = decode_disk_header(
+                self._pread(HEADER_BYTES, position), self.header.seed, position
+            )
             if header is not None:
                 return position, position + header.length, header.next_offset + self.base_offset
         return self.end_position, self.end_position, self.end_offset
@@ -478,7 +569,11 @@ class Chunk(ChunkFile):
         An index entry is used only if the header at its position agrees.
         """
         for attempt in range(2):
-            index = self.index if self.index is not None and not attempt else self.load_index(rebuild=bool(attempt))
+            index = (
+                self.index
+                if self.index is not None and not attempt
+                else self.load_index(rebuild=bool(attempt))
+            )
             entry = index.by_time(key) if by_time else index.by_offset(key)
             if entry is None:
                 break
@@ -529,8 +624,14 @@ class Chunk(ChunkFile):
 
     def _agrees(self, entry: IndexEntry) -> bool:
         """Return True if the block header at the entry's position agrees with the entry."""
-        header = decode_disk_header(self._pread(HEADER_BYTES, entry.position), self.header.seed, entry.position)
-        return header is not None and header.first_offset == entry.offset and header.time_ns == entry.time_ns
+        header = decode_disk_header(
+            self._pread(HEADER_BYTES, entry.position), self.header.seed, entry.position
+        )
+        return (
+            header is not None
+            and header.first_offset == entry.offset
+            and header.time_ns == entry.time_ns
+        )
 
     def save_index(self) -> None:
         """Write the index, if it is loaded, beside the chunk.
@@ -550,7 +651,9 @@ class Chunk(ChunkFile):
         except OSError:
             return
 
-    def read(self, position: int, bytes_max: int, end: int, blocks_max: int) -> tuple[list[Block], int]:
+    def read(
+        self, position: int, bytes_max: int, end: int, blocks_max: int
+    ) -> tuple[list[Block], int]:
         """Return good blocks from `position` on, and the position after them.
 
         The blocks lie below `end` (absolute). Returns about `bytes_max` bytes: at least one block
@@ -559,15 +662,25 @@ class Chunk(ChunkFile):
         blocks: list[Block] = []
         begin = window_at = position
         window = memoryview(b"")
-        while position < self.end_position and position - begin < max(bytes_max, 1) and len(blocks) < blocks_max:
+        while (
+            position < self.end_position
+            and position - begin < max(bytes_max, 1)
+            and len(blocks) < blocks_max
+        ):
             start = position - window_at
             if start + HEADER_BYTES > len(window):
                 if blocks:
                     break
                 window = memoryview(self._pread(max(bytes_max, READ_BYTES_MIN), position))
                 window_at, start = position, 0
-            header = decode_disk_header(window[start : start + HEADER_BYTES], self.header.seed, position)
-            if header is None or header.next_offset + self.base_offset > end or position + header.length > self.end_position:
+            header = decode_disk_header(
+                window[start : start + HEADER_BYTES], self.header.seed, position
+            )
+            if (
+                header is None
+                or header.next_offset + self.base_offset > end
+                or position + header.length > self.end_position
+            ):
                 break
             if header.flags & MARK:
                 position += header.length
@@ -590,7 +703,9 @@ class Chunk(ChunkFile):
         skipped = 0
         for stretch in self.walk(position, columns=True):
             if stretch.good and stretch.header is not None and stretch.header.count:
-                return Good(stretch.position, stretch.header.first_offset + self.base_offset, skipped)
+                return Good(
+                    stretch.position, stretch.header.first_offset + self.base_offset, skipped
+                )
             skipped += not stretch.good
         return Good(self.end_position, self.end_offset, skipped)
 
@@ -603,8 +718,14 @@ class Chunk(ChunkFile):
         first_time_ns = self.header.base_time_ns
         # A topic's first chunk is made before its first message and has base time 0.
         if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:
-            with contextlib.suppress(Unreadable):  # only a statistic: an error must not end the roll that asks for it
-                header = decode_disk_header(self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES), self.header.seed, CHUNK_HEADER_BYTES)
+            with contextlib.suppress(
+                Unreadable
+            ):  # only a statistic: an error must not end the roll that asks for it
+                header = decode_disk_header(
+                    self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES),
+                    self.header.seed,
+                    CHUNK_HEADER_BYTES,
+                )
                 first_time_ns = 0 if header is None else header.time_ns
         return Facts(size, state, first_time_ns, self.last_time_ns, self.end_offset)
 
@@ -629,7 +750,9 @@ class Chunk(ChunkFile):
         return CHUNK_HEADER_BYTES if found is None else found[0]
 
 
-def create_chunk(files: Files, folder: str, header: ChunkHeader, encoded: bytes, index_every_bytes: int) -> Chunk:
+def create_chunk(
+    files: Files, folder: str, header: ChunkHeader, encoded: bytes, index_every_bytes: int
+) -> Chunk:
     """Create an empty chunk and sync its header. Its name is not synced: sync the folder.
 
     The file is removed again if this fails.
@@ -648,7 +771,15 @@ def create_chunk(files: Files, folder: str, header: ChunkHeader, encoded: bytes,
     return chunk
 
 
-def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_every_bytes: int, *, write: bool = False) -> Chunk:
+def open_chunk(
+    files: Files,
+    folder: str,
+    base_offset: int,
+    uuid: bytes,
+    index_every_bytes: int,
+    *,
+    write: bool = False,
+) -> Chunk:
     """Open an existing chunk.
 
     Raises `ForeignDirectory` if it belongs to another topic, `Damaged` if its header cannot be
@@ -663,7 +794,10 @@ def open_chunk(files: Files, folder: str, base_offset: int, uuid: bytes, index_e
     try:
         header, is_spare = _read_header(files, fd, base_offset)
         if header.uuid != uuid or header.base_offset != base_offset:
-            raise ForeignDirectory(f"{path} belongs to another topic (uuid {header.uuid.hex()}, first offset {header.base_offset})")
+            raise ForeignDirectory(
+                f"{path} belongs to another topic (uuid {header.uuid.hex()}, first offset "
+                f"{header.base_offset})"
+            )
         chunk = Chunk(files, folder, fd, header, index_every_bytes)
         chunk.spare_header = is_spare
         size = files.size(fd)
@@ -690,13 +824,19 @@ def _read_header(files: Files, fd: int, base_offset: int) -> tuple[ChunkHeader, 
         if isinstance(error, OSError) and error.errno != errno.EIO:
             raise
         position = files.size(fd) - FOOTER_BYTES
-        header = header_of_footer(files.pread(fd, FOOTER_BYTES, position), base_offset, position) if position > 0 else None
+        header = (
+            header_of_footer(files.pread(fd, FOOTER_BYTES, position), base_offset, position)
+            if position > 0
+            else None
+        )
         if header is None:
             raise
         return header, True
 
 
-def open_surely(files: Files, folder: str, base_offset: int, uuid: bytes, index_every_bytes: int) -> Chunk:
+def open_surely(
+    files: Files, folder: str, base_offset: int, uuid: bytes, index_every_bytes: int
+) -> Chunk:
     """Open a chunk for a reader.
 
     Raises `Damaged` only if the file is missing from its folder or its header is invalid. All other
@@ -724,7 +864,9 @@ def _is_missing(files: Files, folder: str, base_offset: int) -> bool:
         names = files.list(folder)
     except OSError:
         return False
-    return chunk_name(base_offset) not in names and any(parse_chunk_name(name) is not None for name in names)
+    return chunk_name(base_offset) not in names and any(
+        parse_chunk_name(name) is not None for name in names
+    )
 
 
 def read_footer(files: Files, fd: int, seed: int, size: int) -> ChunkFooter | None:

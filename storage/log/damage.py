@@ -1,6 +1,7 @@
 """Damage of a log: `.bad` files keep the bytes of damaged stretches, and their offsets are holes.
 
-    <chunk's base offset>-<position>.bad = head (512 bytes: a line of JSON, spaces, a checksum, a line feed)  the bytes as they were found
+    <chunk's base offset>-<position>.bad = head (512 bytes: a line of JSON, spaces, a checksum, a
+    line feed)  the bytes as they were found
 
 A known hole costs its readers nothing. Finding one means reading the chunk to the next good block.
 So the next start learns known holes from the heads of these files. It checks each stretch once
@@ -106,7 +107,11 @@ def _plain(character: str) -> str:
 
     The head has a fixed size.
     """
-    return character if character.isascii() and character.isprintable() and character not in '"\\' else "?"
+    return (
+        character
+        if character.isascii() and character.isprintable() and character not in '"\\'
+        else "?"
+    )
 
 
 def decode_bad_head(data: bytes) -> BadHead | None:
@@ -119,18 +124,43 @@ def decode_bad_head(data: bytes) -> BadHead | None:
         return None
     try:
         found = documents.loads(padded)
-        base = int(found["chunk"].partition(".")[0]) if found.get("zsq") == "bad" and found.get("version") == VERSION else -1
-        numbers = [found[name] for name in ("position", "bytes", "first_offset", "count", "blocks", "time_ns", "kept", "crc")]
+        base = (
+            int(found["chunk"].partition(".")[0])
+            if found.get("zsq") == "bad" and found.get("version") == VERSION
+            else -1
+        )
+        numbers = [
+            found[name]
+            for name in (
+                "position",
+                "bytes",
+                "first_offset",
+                "count",
+                "blocks",
+                "time_ns",
+                "kept",
+                "crc",
+            )
+        ]
         why, kind = found["why"], found["kind"]
     except (KeyError, ValueError, TypeError, AttributeError, RecursionError):
         return None
-    if base < 0 or any(type(one) is not int for one in numbers) or type(why) is not str or type(kind) is not str:
+    if (
+        base < 0
+        or any(type(one) is not int for one in numbers)
+        or type(why) is not str
+        or type(kind) is not str
+    ):
         return None
     position, size, first_offset, count, blocks, time_ns, kept, crc = numbers
-    return BadHead(Bad(base, position, size, first_offset, count, why, kind, blocks), time_ns, kept, crc)
+    return BadHead(
+        Bad(base, position, size, first_offset, count, why, kind, blocks), time_ns, kept, crc
+    )
 
 
-def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int = BAD_KEPT_BYTES_MAX) -> int:
+def keep_bytes(
+    files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int = BAD_KEPT_BYTES_MAX
+) -> int:
     """Copy the stretch into its `.bad` file, sync it, and return how many bytes were kept.
 
     Safe in any thread. The file is renamed at the end. So a head that can be read proves that the
@@ -141,7 +171,9 @@ def keep_bytes(files: Files, folder: str, bad: Bad, time_ns: int, kept_max: int 
     # Without bytes to keep, the chunk itself may be missing.
     source = files.open_read(f"{folder}/{chunk_name(bad.base_offset)}") if bad.bytes else -1
     try:
-        kept = max(0, min(bad.bytes, kept_max, files.size(source) - bad.position)) if bad.bytes else 0
+        kept = (
+            max(0, min(bad.bytes, kept_max, files.size(source) - bad.position)) if bad.bytes else 0
+        )
         if files.exists(temporary):
             files.remove(temporary)
         fd = files.open_new(temporary)
@@ -241,7 +273,9 @@ class DamageBook:
         first, end = hole.first_offset, hole.next_offset
         if first >= end:
             return
-        overlapping = [old for old in self._holes if old.first_offset < end and first < old.next_offset]
+        overlapping = [
+            old for old in self._holes if old.first_offset < end and first < old.next_offset
+        ]
         for old in overlapping:
             self._holes.remove(old)
             first, end = min(first, old.first_offset), max(end, old.next_offset)
@@ -250,7 +284,9 @@ class DamageBook:
     def forget_below(self, start: int) -> None:
         """Forget what lies below `start`, which retention has removed."""
         self._holes = [hole for hole in self._holes if hole.next_offset > start]
-        self._noted = {key: bad for key, bad in self._noted.items() if bad.first_offset + bad.count > start}
+        self._noted = {
+            key: bad for key, bad in self._noted.items() if bad.first_offset + bad.count > start
+        }
 
     def skip(self, offset: int) -> int:
         """Return `offset`, or the end of the hole that contains it."""
@@ -298,5 +334,11 @@ class DamageBook:
         try:
             kept = keep_bytes(self._files, self._folder, bad, now_ns)
         except OSError as error:
-            return f"{self._folder}/{bad.name} could not be written ({error}); the damaged bytes stay in the chunk"
-        return f"{self._folder}/{bad.name} keeps {kept} bytes of {bad.count} lost messages from offset {bad.first_offset} on: {bad.why}"
+            return (
+                f"{self._folder}/{bad.name} could not be written ({error}); the damaged bytes "
+                "stay in the chunk"
+            )
+        return (
+            f"{self._folder}/{bad.name} keeps {kept} bytes of {bad.count} lost messages from "
+            f"offset {bad.first_offset} on: {bad.why}"
+        )

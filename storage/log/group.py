@@ -84,15 +84,25 @@ class GroupPlan(NamedTuple):
         return sum(part.messages for part in (*self.appended, *self.adopted))
 
 
-def plan_merge(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> list[StagedPart]:
+def plan_merge(
+    parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int
+) -> list[StagedPart]:
     """Return the parts to merge before the commit, in the order of the commit."""
     single = [part for part in parts if len(part.files) == 1]
     small = [part for part in single if part.size_bytes < adopt_bytes]
     large = [part for part in single if adopt_bytes <= part.size_bytes < MERGE_BELOW_BYTES]
     size, blocks = sum(part.size_bytes for part in small), sum(part.blocks for part in small)
-    merge_small = size > append_bytes_max or blocks > GROUP_APPEND_BLOCKS_MAX or len(small) > GROUP_APPEND_FILES_MAX
-    merge_large = sum(len(part.files) for part in parts) - len(small) > ADOPTED_FILES_FEW and len(large) > 1
-    chosen = {part.stage for part in (*(small if merge_small else ()), *(large if merge_large else ()))}
+    merge_small = (
+        size > append_bytes_max
+        or blocks > GROUP_APPEND_BLOCKS_MAX
+        or len(small) > GROUP_APPEND_FILES_MAX
+    )
+    merge_large = (
+        sum(len(part.files) for part in parts) - len(small) > ADOPTED_FILES_FEW and len(large) > 1
+    )
+    chosen = {
+        part.stage for part in (*(small if merge_small else ()), *(large if merge_large else ()))
+    }
     return [part for part in parts if part.stage in chosen]
 
 
@@ -101,14 +111,22 @@ def placed(parts: Sequence[StagedPart], merged: Merged | None) -> Sequence[Stage
 
     The merged part comes first, as the small parts would without it. The rest keeps its order.
     """
-    return parts if merged is None else [merged.part, *(part for part in parts if part.stage not in merged.replaced)]
+    return (
+        parts
+        if merged is None
+        else [merged.part, *(part for part in parts if part.stage not in merged.replaced)]
+    )
 
 
 def plan_group(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: int) -> GroupPlan:
     """Decide which parts are appended and which are adopted."""
     parts = [part for part in parts if part.files]
-    adopted = {i for i, part in enumerate(parts) if len(part.files) > 1 or part.size_bytes >= adopt_bytes}
-    rest = sorted((i for i in range(len(parts)) if i not in adopted), key=lambda i: parts[i].size_bytes)
+    adopted = {
+        i for i, part in enumerate(parts) if len(part.files) > 1 or part.size_bytes >= adopt_bytes
+    }
+    rest = sorted(
+        (i for i in range(len(parts)) if i not in adopted), key=lambda i: parts[i].size_bytes
+    )
     size = blocks = 0
     for n, i in enumerate(rest):
         size += parts[i].size_bytes
@@ -116,23 +134,43 @@ def plan_group(parts: Sequence[StagedPart], adopt_bytes: int, append_bytes_max: 
         if size > append_bytes_max or blocks > GROUP_APPEND_BLOCKS_MAX:
             adopted.update(rest[n:])
             break
-    return GroupPlan([part for i, part in enumerate(parts) if i not in adopted], [parts[i] for i in sorted(adopted)])
+    return GroupPlan(
+        [part for i, part in enumerate(parts) if i not in adopted],
+        [parts[i] for i in sorted(adopted)],
+    )
 
 
-def make_mark(transaction: Transaction, parts: Sequence[StagedPart], plan: GroupPlan, first_offset: int) -> Mark:
+def make_mark(
+    transaction: Transaction, parts: Sequence[StagedPart], plan: GroupPlan, first_offset: int
+) -> Mark:
     appended = sum(part.messages for part in plan.appended)
     base_offset = first_offset + appended
     adopted = []
     for part in plan.adopted:
         for file in part.files:
-            adopted.append(Adopted(part.stage, file.number, file.seed, base_offset, file.messages, file.data_end))
+            adopted.append(
+                Adopted(
+                    part.stage, file.number, file.seed, base_offset, file.messages, file.data_end
+                )
+            )
             base_offset += file.messages
-    return Mark(transaction, first_offset, base_offset - first_offset, appended, tuple(part.stage for part in parts), tuple(adopted))
+    return Mark(
+        transaction,
+        first_offset,
+        base_offset - first_offset,
+        appended,
+        tuple(part.stage for part in parts),
+        tuple(adopted),
+    )
 
 
 def read_blocks(files: Files, parts: Sequence[StagedPart]) -> list[Block]:
     """Return all blocks of these parts, checked like in `walk_staged`."""
-    return [Block(header, columns, columns) for part in parts for header, columns in walk_staged(files, part)]
+    return [
+        Block(header, columns, columns)
+        for part in parts
+        for header, columns in walk_staged(files, part)
+    ]
 
 
 def walk_staged(files: Files, part: StagedPart) -> Iterator[tuple[Header, memoryview]]:
@@ -155,7 +193,9 @@ def walk_staged(files: Files, part: StagedPart) -> Iterator[tuple[Header, memory
             raise
 
 
-def _walk_file(files: Files, fd: int, file: StagedFile, path: str) -> Iterator[tuple[Header, memoryview]]:
+def _walk_file(
+    files: Files, fd: int, file: StagedFile, path: str
+) -> Iterator[tuple[Header, memoryview]]:
     blocks = messages = 0
     position = window_at = CHUNK_HEADER_BYTES
     window = memoryview(b"")
@@ -180,4 +220,7 @@ def _walk_file(files: Files, fd: int, file: StagedFile, path: str) -> Iterator[t
         messages += header.count
         position += header.length
     if (blocks, messages, position) != (file.blocks, file.messages, file.data_end):
-        raise Damaged(f"{path} is damaged at position {position}: only {blocks} of {file.blocks} blocks are intact")
+        raise Damaged(
+            f"{path} is damaged at position {position}: only {blocks} of {file.blocks} blocks "
+            "are intact"
+        )

@@ -24,7 +24,13 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .log_format import CHUNK_HEADER_BYTES, INDEX_ENTRY_BYTES, INDEX_FIELDS, decode_index, encode_index
+from .log_format import (
+    CHUNK_HEADER_BYTES,
+    INDEX_ENTRY_BYTES,
+    INDEX_FIELDS,
+    decode_index,
+    encode_index,
+)
 
 
 class IndexEntry(NamedTuple):
@@ -82,7 +88,11 @@ class Index:
         return map(IndexEntry, self._offsets, self._positions, self._times)
 
     def _entry(self, number: int) -> IndexEntry | None:
-        return None if number < 0 else IndexEntry(self._offsets[number], self._positions[number], self._times[number])
+        return (
+            None
+            if number < 0
+            else IndexEntry(self._offsets[number], self._positions[number], self._times[number])
+        )
 
     def encode(self, seed: int) -> bytes:
         flat = array("q", bytes(INDEX_ENTRY_BYTES * len(self)))
@@ -103,5 +113,9 @@ class Index:
         flat = array("q")
         flat.frombytes(entries)
         index = cls(every_bytes)
-        index._offsets, index._positions, index._times = flat[0::INDEX_FIELDS], flat[1::INDEX_FIELDS], flat[2::INDEX_FIELDS]
+        index._offsets, index._positions, index._times = (
+            flat[0::INDEX_FIELDS],
+            flat[1::INDEX_FIELDS],
+            flat[2::INDEX_FIELDS],
+        )
         return index

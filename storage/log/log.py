@@ -52,7 +52,15 @@ from .group import (
     plan_merge,
     read_blocks,
 )
-from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, ChunkFooter, ChunkHeader, encode_chunk_header, encode_disk_header, encode_footer
+from .log_format import (
+    CHUNK_HEADER_BYTES,
+    FOOTER_BYTES,
+    ChunkFooter,
+    ChunkHeader,
+    encode_chunk_header,
+    encode_disk_header,
+    encode_footer,
+)
 from .log_reader import Hole, LogReader
 from .merging import Merge
 from .ring import BLOCKS_MAX, RING_BYTES
@@ -80,7 +88,9 @@ class LogOptions:
     ring_bytes: int = RING_BYTES
 
 
-def place(chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: int, flags: int = 0) -> tuple[list[Any], int, int]:
+def place(
+    chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: int, flags: int = 0
+) -> tuple[list[Any], int, int]:
     """Return what to write at the chunk's end, and the offset and position behind it.
 
     Each block gives a header and its columns as they came. The offset is relative to the chunk.
@@ -99,7 +109,11 @@ def place(chunk: Chunk, blocks: Sequence[Block], time_ns: int, synced_position: 
         assert header.length == HEADER_BYTES + len(block.columns)
         if flags:
             header = header._replace(flags=header.flags | flags)
-        pieces.append(encode_disk_header(header, offset, chunk_time_ns, position - synced_position, seed, position))
+        pieces.append(
+            encode_disk_header(
+                header, offset, chunk_time_ns, position - synced_position, seed, position
+            )
+        )
         pieces.append(block.columns)
         if position >= index.next_position:
             index.note(offset, position, chunk_time_ns)
@@ -115,7 +129,17 @@ class SyncTicket:
     `finish_sync`.
     """
 
-    __slots__ = ("_files", "_lock", "base_offset", "done", "end", "error", "fd", "position", "written")
+    __slots__ = (
+        "_files",
+        "_lock",
+        "base_offset",
+        "done",
+        "end",
+        "error",
+        "fd",
+        "position",
+        "written",
+    )
 
     def __init__(self, files: Files, chunk: Chunk, written: int) -> None:
         self._files = files
@@ -141,7 +165,9 @@ class SyncTicket:
                     self.error = error
                 self.done = True
         if self.error is not None:
-            raise StoreFailed(f"fdatasync failed ({self.error}); messages that were not acknowledged may be lost") from self.error
+            raise StoreFailed(
+                f"fdatasync failed ({self.error}); messages that were not acknowledged may be lost"
+            ) from self.error
 
 
 # Index saves per chunk. Recovery starts to read at the last saved entry that is known to be synced.
@@ -159,9 +185,13 @@ class Log:
         self._folder = folder
         self._uuid = uuid
         self._options = options
-        self.chunk_bytes = options.chunk_bytes  # a topic's limit on unfinished bytes may make it smaller
+        self.chunk_bytes = (
+            options.chunk_bytes
+        )  # a topic's limit on unfinished bytes may make it smaller
         self._active = active
-        self.reader = self._reader = LogReader(files, folder, uuid, options.index_every_bytes, bases, active, holes, options.ring_bytes)
+        self.reader = self._reader = LogReader(
+            files, folder, uuid, options.index_every_bytes, bases, active, holes, options.ring_bytes
+        )
         self.survey = Survey(files, folder, uuid, options.index_every_bytes, self.reader)
         self._last_time_ns = last_time_ns
         self._ticket: SyncTicket | None = None
@@ -246,7 +276,9 @@ class Log:
         """Return the active chunk, or a new one if `total` bytes would not fit."""
         chunk = self._active
         position = chunk.end_position
-        if chunk.sealed or (position > CHUNK_HEADER_BYTES and position + total + FOOTER_BYTES > self.chunk_bytes):
+        if chunk.sealed or (
+            position > CHUNK_HEADER_BYTES and position + total + FOOTER_BYTES > self.chunk_bytes
+        ):
             return self._roll(chunk.end_offset, time_ns)
         return chunk
 
@@ -259,10 +291,20 @@ class Log:
         chosen = plan_merge(parts, options.adopt_bytes, options.group_append_bytes)
         if not chosen:
             return None
-        return Merge(self._files, self._uuid, options.chunk_bytes, Space(self._files, self._folder, options.reserve_bytes), chosen)
+        return Merge(
+            self._files,
+            self._uuid,
+            options.chunk_bytes,
+            Space(self._files, self._folder, options.reserve_bytes),
+            chosen,
+        )
 
     def append_group(
-        self, transaction: Transaction, parts: Sequence[StagedPart], now_ns: int, merged: Merged | None = None
+        self,
+        transaction: Transaction,
+        parts: Sequence[StagedPart],
+        now_ns: int,
+        merged: Merged | None = None,
     ) -> CommittedGroup:
         """Append all parts at once.
 
@@ -275,7 +317,9 @@ class Log:
         """
         self._check()
         time_ns = max(now_ns, self._last_time_ns)
-        plan = plan_group(placed(parts, merged), self._options.adopt_bytes, self._options.group_append_bytes)
+        plan = plan_group(
+            placed(parts, merged), self._options.adopt_bytes, self._options.group_append_bytes
+        )
         if not plan.messages:
             return CommittedGroup(self.end, 0, time_ns)
         try:
@@ -290,9 +334,14 @@ class Log:
         if plan.adopted:
             self._adopt(chunk, blocks, mark, time_ns)
         else:
-            pieces, offset, position = place(chunk, blocks, time_ns, self._synced_position, IN_GROUP)
+            pieces, offset, position = place(
+                chunk, blocks, time_ns, self._synced_position, IN_GROUP
+            )
             distance, at_ns = position - self._synced_position, time_ns - chunk.header.base_time_ns
-            pieces += (encode_mark_header(columns, offset, at_ns, distance, chunk.header.seed, position), columns)
+            pieces += (
+                encode_mark_header(columns, offset, at_ns, distance, chunk.header.seed, position),
+                columns,
+            )
             self._write(chunk, pieces)
             self._sync_file()
             self._move_to(position + HEADER_BYTES + len(columns), offset, time_ns)
@@ -309,8 +358,12 @@ class Log:
         """
         data_end = chunk.end_position + sum(block.header.length for block in blocks)
         if not chunk.sealed and data_end > CHUNK_HEADER_BYTES:
-            mark = mark._replace(unsealed=(chunk.base_offset, data_end, time_ns if blocks else self._last_time_ns))
-        adoption = Adoption(self._files, self._folder, self._uuid, self._options.index_every_bytes, mark, time_ns)
+            mark = mark._replace(
+                unsealed=(chunk.base_offset, data_end, time_ns if blocks else self._last_time_ns)
+            )
+        adoption = Adoption(
+            self._files, self._folder, self._uuid, self._options.index_every_bytes, mark, time_ns
+        )
         offset = chunk.end_offset - chunk.base_offset
         try:
             adoption.prepare()
@@ -331,7 +384,10 @@ class Log:
         try:
             active = adoption.finish()
         except OSError as error:
-            raise self._fail(f"the group from offset {mark.first_offset} on could not be moved into place: {error}") from error
+            raise self._fail(
+                f"the group from offset {mark.first_offset} on could not be moved into place: "
+                f"{error}"
+            ) from error
         self._reader.grew(data_end - chunk.end_position, time_ns if blocks else self._last_time_ns)
         self._move_to(data_end, offset, time_ns if blocks else self._last_time_ns)
         if mark.unsealed:
@@ -375,7 +431,9 @@ class Log:
                 self._files.truncate(chunk.fd, chunk.end_position)
                 self._files.sync(chunk.fd)
         except OSError as second:
-            raise self._fail(f"the failed write to {chunk.path} could not be undone: {second}") from second
+            raise self._fail(
+                f"the failed write to {chunk.path} could not be undone: {second}"
+            ) from second
         raise self._space.refused(f"no space to write to {chunk.path}", error) from error
 
     def roll(self, now_ns: int) -> None:
@@ -405,11 +463,21 @@ class Log:
         self._run_ticket()  # a ticket for the old chunk may have begun after that chunk was sealed
         header = ChunkHeader(base_offset, time_ns, self._files.random_seed(), self._uuid)
         try:
-            new = create_chunk(self._files, self._folder, header, encode_chunk_header(header), self._options.index_every_bytes)
+            new = create_chunk(
+                self._files,
+                self._folder,
+                header,
+                encode_chunk_header(header),
+                self._options.index_every_bytes,
+            )
         except OSError as error:
             if is_full(error):
-                raise self._space.refused(f"no space for a new chunk in {self._folder}", error) from error
-            raise self._fail(f"a new chunk in {self._folder} could not be created: {error}") from error
+                raise self._space.refused(
+                    f"no space for a new chunk in {self._folder}", error
+                ) from error
+            raise self._fail(
+                f"a new chunk in {self._folder} could not be created: {error}"
+            ) from error
         try:
             self._files.sync_folder(self._folder)
         except OSError as error:
@@ -424,7 +492,11 @@ class Log:
 
     def _seal(self, chunk: Chunk) -> None:
         self._sync_active()
-        footer = ChunkFooter(chunk.end_offset - chunk.base_offset, self._last_time_ns - chunk.header.base_time_ns, chunk.end_position)
+        footer = ChunkFooter(
+            chunk.end_offset - chunk.base_offset,
+            self._last_time_ns - chunk.header.base_time_ns,
+            chunk.end_position,
+        )
         self._write(chunk, [encode_footer(footer, chunk.header.seed, chunk.header)])
         try:
             self._files.sync(chunk.fd)
@@ -473,7 +545,9 @@ class Log:
         self._synced = self._written
 
     def _sync_file(self) -> None:
-        """Sync all bytes written to the active chunk, also those that are not part of the log yet."""
+        """Sync all bytes written to the active chunk, also those that are not part of the log
+        yet.
+        """
         self._run_ticket()
         try:
             self._files.sync(self._active.fd)
@@ -489,7 +563,9 @@ class Log:
 
     # Reading
 
-    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
+    def read(
+        self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
+    ) -> list[Block]:
         """Read whole blocks below `end`, from the one that holds `offset` on, synced or not.
 
         See `LogReader.read`.
@@ -523,7 +599,9 @@ class Log:
 
     def _check(self) -> None:
         if self._failed or (self._ticket is not None and self._ticket.error is not None):
-            raise StoreFailed(self._failed or "an earlier fdatasync failed; the log accepts no more writes")
+            raise StoreFailed(
+                self._failed or "an earlier fdatasync failed; the log accepts no more writes"
+            )
 
     def _fail(self, text: str) -> StoreFailed:
         self._failed = text

@@ -29,7 +29,17 @@ from typing import Final, NamedTuple
 
 from crc32c import crc32c
 
-from ...transport.block.block import DELAYED, DISK_MAGIC, HEADER_BYTES, IN_GROUP, MARK, Buffer, Header, decode_header, encode_header
+from ...transport.block.block import (
+    DELAYED,
+    DISK_MAGIC,
+    HEADER_BYTES,
+    IN_GROUP,
+    MARK,
+    Buffer,
+    Header,
+    decode_header,
+    encode_header,
+)
 from ...transport.errors import ZsqError
 from ..errors import Damaged, ForeignDirectory
 
@@ -152,7 +162,14 @@ def encode_chunk_header(header: ChunkHeader) -> bytes:
     """Encode a chunk header as 128 bytes: the same 64 twice."""
     assert len(header.uuid) == 16
     head = _CHUNK_HEAD.pack(
-        CHUNK_MAGIC, VERSION, header.flags, header.base_offset, header.base_time_ns, header.seed, header.uuid, bytes(16)
+        CHUNK_MAGIC,
+        VERSION,
+        header.flags,
+        header.base_offset,
+        header.base_time_ns,
+        header.seed,
+        header.uuid,
+        bytes(16),
     )
     copy = head + _CRC.pack(crc32c(head))
     return copy + copy
@@ -166,13 +183,21 @@ def decode_chunk_header(buffer: Buffer) -> ChunkHeader:
     view = memoryview(buffer)
     for start in (0, CHUNK_COPY_BYTES):
         copy = view[start : start + CHUNK_COPY_BYTES]
-        if len(copy) < CHUNK_COPY_BYTES or crc32c(copy[: _CHUNK_HEAD.size]) != _CRC.unpack_from(copy, _CHUNK_HEAD.size)[0]:
+        if (
+            len(copy) < CHUNK_COPY_BYTES
+            or crc32c(copy[: _CHUNK_HEAD.size]) != _CRC.unpack_from(copy, _CHUNK_HEAD.size)[0]
+        ):
             continue
-        magic, version, flags, base_offset, base_time_ns, seed, uuid, _ = _CHUNK_HEAD.unpack_from(copy)
+        magic, version, flags, base_offset, base_time_ns, seed, uuid, _ = _CHUNK_HEAD.unpack_from(
+            copy
+        )
         if magic != CHUNK_MAGIC:
             continue
         if version != VERSION:
-            raise ForeignDirectory(f"the chunk has format version {version}, and this zsq reads only version {VERSION}; use a newer zsq")
+            raise ForeignDirectory(
+                f"the chunk has format version {version}, and this zsq reads only version "
+                f"{VERSION}; use a newer zsq"
+            )
         return ChunkHeader(base_offset, base_time_ns, seed, uuid, flags)
     raise Damaged("both copies of a chunk's header are damaged")
 
@@ -182,15 +207,31 @@ def encode_footer(footer: ChunkFooter, seed: int, header: ChunkHeader | None = N
 
     Both copies of the header lie in one sector and may become unreadable together.
     """
-    again = bytes(_AGAIN.size) if header is None else _AGAIN.pack(header.seed, header.base_time_ns, header.uuid)
+    again = (
+        bytes(_AGAIN.size)
+        if header is None
+        else _AGAIN.pack(header.seed, header.base_time_ns, header.uuid)
+    )
     flags = footer.flags if header is None else header.flags
-    head = _FOOTER.pack(FOOTER_MAGIC, VERSION, flags, footer.next_offset, footer.last_time_ns, footer.data_end, again)
+    head = _FOOTER.pack(
+        FOOTER_MAGIC,
+        VERSION,
+        flags,
+        footer.next_offset,
+        footer.last_time_ns,
+        footer.data_end,
+        again,
+    )
     return head + _CRC.pack(crc32c(head, seed))
 
 
 def decode_footer(buffer: Buffer, seed: int, position: int) -> ChunkFooter | None:
     """Decode the footer at `position`. Returns None if these bytes are not a footer."""
-    if len(buffer) != FOOTER_BYTES or crc32c(memoryview(buffer)[: _FOOTER.size], seed) != _CRC.unpack_from(buffer, _FOOTER.size)[0]:
+    if (
+        len(buffer) != FOOTER_BYTES
+        or crc32c(memoryview(buffer)[: _FOOTER.size], seed)
+        != _CRC.unpack_from(buffer, _FOOTER.size)[0]
+    ):
         return None
     magic, version, flags, next_offset, last_time_ns, data_end, _ = _FOOTER.unpack_from(buffer)
     if magic != FOOTER_MAGIC or version != VERSION or data_end != position:
@@ -212,7 +253,9 @@ def header_of_footer(buffer: Buffer, base_offset: int, position: int) -> ChunkHe
     return ChunkHeader(base_offset, base_time_ns, seed, uuid, flags)
 
 
-def encode_disk_header(header: Header, offset: int, time_ns: int, unsynced_bytes: int, seed: int, position: int = 0) -> bytes:
+def encode_disk_header(
+    header: Header, offset: int, time_ns: int, unsynced_bytes: int, seed: int, position: int = 0
+) -> bytes:
     """Encode a block's header in disk form, to be written at `position` in the file.
 
     `offset` and `time_ns` are relative to the chunk.
@@ -237,7 +280,11 @@ def decode_disk_header(buffer: Buffer, seed: int, position: int = 0) -> Header |
         header = decode_header(buffer, magic=DISK_MAGIC, seed=seed)
     except ZsqError:
         return None
-    return header if header.reserved_2 == 0 or position == 0 or header.reserved_2 == _place(position) else None
+    return (
+        header
+        if header.reserved_2 == 0 or position == 0 or header.reserved_2 == _place(position)
+        else None
+    )
 
 
 def _place(position: int) -> int:
@@ -266,7 +313,9 @@ def replay_header(header: Header, chunk: ChunkHeader) -> Header:
     """
     found = wire_header(header, chunk)
     if header.flags & DELAYED:
-        found = found._replace(flags=found.flags | DELAYED, producer_id=header.producer_id, sequence=header.sequence)
+        found = found._replace(
+            flags=found.flags | DELAYED, producer_id=header.producer_id, sequence=header.sequence
+        )
     return found
 
 
@@ -281,7 +330,15 @@ def unsynced_bytes(header: Header) -> int | None:
 def encode_index(entries: bytes, seed: int) -> bytes:
     """Encode a whole index file from its entries."""
     assert len(entries) % INDEX_ENTRY_BYTES == 0
-    head = _INDEX_HEAD.pack(INDEX_MAGIC, VERSION, INDEX_ENTRY_BYTES, seed, len(entries) // INDEX_ENTRY_BYTES, crc32c(entries), bytes(8))
+    head = _INDEX_HEAD.pack(
+        INDEX_MAGIC,
+        VERSION,
+        INDEX_ENTRY_BYTES,
+        seed,
+        len(entries) // INDEX_ENTRY_BYTES,
+        crc32c(entries),
+        bytes(8),
+    )
     return head + _CRC.pack(crc32c(head)) + entries
 
 
@@ -291,11 +348,19 @@ def decode_index(buffer: Buffer, seed: int) -> bytes | None:
     Returns None if the file is damaged, incomplete, or of another chunk.
     """
     view = memoryview(buffer)
-    if len(view) < INDEX_HEAD_BYTES or crc32c(view[: _INDEX_HEAD.size]) != _CRC.unpack_from(view, _INDEX_HEAD.size)[0]:
+    if (
+        len(view) < INDEX_HEAD_BYTES
+        or crc32c(view[: _INDEX_HEAD.size]) != _CRC.unpack_from(view, _INDEX_HEAD.size)[0]
+    ):
         return None
     magic, version, size, found_seed, count, crc, _ = _INDEX_HEAD.unpack_from(view)
     entries = view[INDEX_HEAD_BYTES:]
-    if magic != INDEX_MAGIC or version != VERSION or size != INDEX_ENTRY_BYTES or found_seed != seed:
+    if (
+        magic != INDEX_MAGIC
+        or version != VERSION
+        or size != INDEX_ENTRY_BYTES
+        or found_seed != seed
+    ):
         return None
     if len(entries) != count * INDEX_ENTRY_BYTES or crc32c(entries) != crc:
         return None

@@ -33,7 +33,16 @@ from typing import Final, NamedTuple
 from ...transport.block.block import Block, Header
 from ..errors import Damaged, ForeignDirectory, Unreadable
 from ..files import Files
-from .chunk import BlockLocation, Chunk, ChunkBook, ChunkReport, ChunkState, Facts, Good, open_surely
+from .chunk import (
+    BlockLocation,
+    Chunk,
+    ChunkBook,
+    ChunkReport,
+    ChunkState,
+    Facts,
+    Good,
+    open_surely,
+)
 from .damage import Bad, DamageBook
 from .damage import Hole as Hole
 from .log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, replay_header, wire_header
@@ -51,7 +60,9 @@ CHUNKS_COUNTED_MAX: Final = 1024
 class GiveBack:
     """Page cache advice for one log. `bases` and `facts` belong to the reader, and change."""
 
-    def __init__(self, bases: Sequence[int], facts: Mapping[int, Facts], far_bytes: int = FAR_BYTES) -> None:
+    def __init__(
+        self, bases: Sequence[int], facts: Mapping[int, Facts], far_bytes: int = FAR_BYTES
+    ) -> None:
         self._bases = bases
         self._facts = facts
         self._far_bytes = far_bytes
@@ -61,8 +72,8 @@ class GiveBack:
     def read(self, chunk: Chunk, since: int, position: int, active: Chunk) -> int:
         """Give back pages behind a reader at `position`.
 
-        Returns the position up to which they are given back now. The pages before `since` were given
-        back earlier.
+        Returns the position up to which they are given back now. The pages before `since` were
+        given back earlier.
         """
         if position - since < self.kept_bytes + self.step_bytes:
             return since
@@ -92,12 +103,20 @@ class GiveBack:
 
     def _is_far(self, chunk: Chunk, position: int, active: Chunk) -> bool:
         distance = chunk.end_position - position
-        for number in range(len(self._bases) - 1, max(-1, len(self._bases) - 1 - CHUNKS_COUNTED_MAX), -1):
+        for number in range(
+            len(self._bases) - 1, max(-1, len(self._bases) - 1 - CHUNKS_COUNTED_MAX), -1
+        ):
             base = self._bases[number]
             if base <= chunk.base_offset or distance >= self._far_bytes:
                 return distance >= self._far_bytes
             facts = self._facts.get(base)
-            distance += active.end_position if base == active.base_offset else 0 if facts is None else facts.bytes
+            distance += (
+                active.end_position
+                if base == active.base_offset
+                else 0
+                if facts is None
+                else facts.bytes
+            )
         return True
 
 
@@ -148,7 +167,14 @@ class LogReader:
     def wrote(self, first_offset: int, blocks: Sequence[Block], time_ns: int, total: int) -> None:
         """Take note of a successful append to the active chunk."""
         self.grew(total, time_ns)
-        self.ring.push(first_offset, self._active.end_offset, blocks, time_ns, total + len(blocks) * BLOCK_COST, time.monotonic_ns())
+        self.ring.push(
+            first_offset,
+            self._active.end_offset,
+            blocks,
+            time_ns,
+            total + len(blocks) * BLOCK_COST,
+            time.monotonic_ns(),
+        )
 
     def grew(self, total: int, time_ns: int) -> None:
         """Take note of an append that the ring does not keep, such as a group's."""
@@ -175,7 +201,9 @@ class LogReader:
         for one in adopted:
             end = active.end_position if one is adopted[-1] else one.data_end
             state, next_offset = ChunkState.ADOPTED, one.base_offset + one.messages
-            self.book.facts[one.base_offset] = Facts(end + FOOTER_BYTES, state, time_ns, time_ns, next_offset)
+            self.book.facts[one.base_offset] = Facts(
+                end + FOOTER_BYTES, state, time_ns, time_ns, next_offset
+            )
             self.book.of(one.base_offset).written_bytes += end - CHUNK_HEADER_BYTES
 
     def forget(self, start: int) -> None:
@@ -200,7 +228,9 @@ class LogReader:
             chunk.close()
         self._sealed.clear()
 
-    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block]:
+    def read(
+        self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
+    ) -> list[Block]:
         """Read whole blocks below `end`, from the one that holds `offset` on.
 
         If that block is lost or no longer kept, reads from what follows. Returns about `bytes_max`
@@ -221,15 +251,31 @@ class LogReader:
                 return kept
         while offset < end:
             hint = self._hints.get(offset)
-            chunk = self._readable(self.bases[bisect_right(self.bases, offset) - 1] if hint is None else hint.base, offset)
-            place = chunk.locate(offset) if hint is None else BlockLocation(hint.position, offset, hint.position, offset)
+            chunk = self._readable(
+                self.bases[bisect_right(self.bases, offset) - 1] if hint is None else hint.base,
+                offset,
+            )
+            place = (
+                chunk.locate(offset)
+                if hint is None
+                else BlockLocation(hint.position, offset, hint.position, offset)
+            )
             lost_position, lost_offset = place.lost_position, place.lost_offset
             if place.position < chunk.end_position:
                 if place.first_offset > offset:
-                    raise self._lost(chunk, lost_position, lost_offset, Good(place.position, place.first_offset, 1))
+                    raise self._lost(
+                        chunk,
+                        lost_position,
+                        lost_offset,
+                        Good(place.position, place.first_offset, 1),
+                    )
                 blocks, position = chunk.read(place.position, bytes_max, end, blocks_max)
                 good = None if blocks else chunk.next_good(position)
-                if good is not None and good.position < chunk.end_position and good.first_offset <= place.first_offset:
+                if (
+                    good is not None
+                    and good.position < chunk.end_position
+                    and good.first_offset <= place.first_offset
+                ):
                     # Nothing is lost: the block is not wholly below the end, or only a mark is bad.
                     blocks, position = chunk.read(good.position, bytes_max, end, blocks_max)
                     if not blocks:
@@ -243,16 +289,22 @@ class LogReader:
             next_base = self.next_base(chunk.base_offset)
             following = chunk.end_offset if next_base is None else next_base
             if following > lost_offset:
-                raise self._lost(chunk, lost_position, lost_offset, Good(chunk.end_position, following, 1))
+                raise self._lost(
+                    chunk, lost_position, lost_offset, Good(chunk.end_position, following, 1)
+                )
             if next_base is None:
                 return []
             if hint is not None:
                 self.give_back.left(chunk, hint.given_back, self._active)
-            self._hints.pop(offset, None)  # this hint led to the end of a chunk that was the last one then
+            self._hints.pop(
+                offset, None
+            )  # this hint led to the end of a chunk that was the last one then
             offset = max(next_base, lost_offset)  # never go back, whatever the name of a file says
         return []
 
-    def _was_read(self, chunk: Chunk, hint: _Hint | None, start: int, position: int, blocks: list[Block]) -> None:
+    def _was_read(
+        self, chunk: Chunk, hint: _Hint | None, start: int, position: int, blocks: list[Block]
+    ) -> None:
         activity = self.book.of(chunk.base_offset)
         activity.file_reads += 1
         activity.file_bytes += position - start
@@ -275,7 +327,11 @@ class LogReader:
             assert following is not None  # the active chunk is open
             first = max(base, offset)
             self.damage.note(Bad(base, 0, 0, first, following - first, str(error)))
-            raise Damaged(f"{following - first} messages from offset {first} on are lost: {error}", first, following - first) from None
+            raise Damaged(
+                f"{following - first} messages from offset {first} on are lost: {error}",
+                first,
+                following - first,
+            ) from None
 
     def _from(self, offset: int) -> list[int]:
         """Return the chunks from the one that holds `offset` on.
@@ -311,8 +367,17 @@ class LogReader:
         count = good.first_offset - offset
         size = good.position - position
         why = "its checksum does not match" if size else "the file ends before it"
-        self.damage.note(Bad(chunk.base_offset, position, size, offset, count, why, blocks=max(good.skipped, 1)))
-        return Damaged(f"{count} messages from offset {offset} on are lost: {chunk.path} is damaged there ({why})", offset, count)
+        self.damage.note(
+            Bad(chunk.base_offset, position, size, offset, count, why, blocks=max(good.skipped, 1))
+        )
+        return Damaged(
+            (
+                f"{count} messages from offset {offset} on are lost: {chunk.path} is damaged there "
+                f"({why})"
+            ),
+            offset,
+            count,
+        )
 
     def chunk_rows(self) -> ChunkReport:
         """Return the statistics of the chunks. See `ChunkBook.rows`."""
@@ -395,7 +460,13 @@ class LogReader:
         """
         next_base = self.next_base(base)
         facts = self.book.facts.get(base)
-        if facts is not None and facts.next_offset >= 0 and start <= base and next_base is not None and end >= next_base:
+        if (
+            facts is not None
+            and facts.next_offset >= 0
+            and start <= base
+            and next_base is not None
+            and end >= next_base
+        ):
             return CHUNK_HEADER_BYTES, facts.bytes - CHUNK_HEADER_BYTES - FOOTER_BYTES
         chunk = self._readable(base, base)
         if chunk.base_offset != base:
@@ -463,7 +534,9 @@ class LogReader:
             return self._active
         chunk = self._sealed.get(base)
         if chunk is None:
-            chunk = open_surely(self._files, self._folder, base, self._uuid, self._index_every_bytes)
+            chunk = open_surely(
+                self._files, self._folder, base, self._uuid, self._index_every_bytes
+            )
             if chunk.sealed:
                 self.book.facts[base] = chunk.facts()
             else:  # its footer is damaged: its end is the next chunk's name

@@ -46,7 +46,9 @@ class Merge:
     No file exceeds `chunk_bytes` unless it has only one block.
     """
 
-    def __init__(self, files: Files, uuid: bytes, chunk_bytes: int, space: Space, parts: Sequence[StagedPart]) -> None:
+    def __init__(
+        self, files: Files, uuid: bytes, chunk_bytes: int, space: Space, parts: Sequence[StagedPart]
+    ) -> None:
         self._files = files
         self._uuid = uuid
         self._chunk_bytes = chunk_bytes
@@ -67,7 +69,10 @@ class Merge:
     @property
     def merged(self) -> Merged:
         assert self.done
-        return Merged(StagedPart(self._name, self._folder, tuple(self._made)), frozenset(part.stage for part in self._parts))
+        return Merged(
+            StagedPart(self._name, self._folder, tuple(self._made)),
+            frozenset(part.stage for part in self._parts),
+        )
 
     def step(self) -> None:
         """Copy about STEP_BYTES more. All of it is on disk when `done`.
@@ -94,8 +99,12 @@ class Merge:
         except OSError as error:
             self.discard()
             if is_full(error):
-                raise DiskFull(f"no space to merge staged files in {self._folder}: {error}") from error
-            raise StoreFailed(f"staged files in {self._folder} could not be merged: {error}") from error
+                raise DiskFull(
+                    f"no space to merge staged files in {self._folder}: {error}"
+                ) from error
+            raise StoreFailed(
+                f"staged files in {self._folder} could not be merged: {error}"
+            ) from error
         except BaseException:
             self._source.close()
             raise
@@ -110,7 +119,9 @@ class Merge:
             self._begin_file()
         pieces: list[Any] = []
         end = self._end
-        while self._next is not None and end - self._end < PIECE_BYTES and len(pieces) <= IOV_MAX - 2:
+        while (
+            self._next is not None and end - self._end < PIECE_BYTES and len(pieces) <= IOV_MAX - 2
+        ):
             header, columns = self._next
             if not self._fits(end + header.length):
                 break
@@ -133,7 +144,9 @@ class Merge:
         self._end, self._count, self._messages = CHUNK_HEADER_BYTES, 0, 0
         self._begun += 1
         self._fd = self._files.open_new(self._path(self._begun - 1))
-        self._files.writev(self._fd, [encode_chunk_header(ChunkHeader(0, 0, self._seed, self._uuid))], 0)
+        self._files.writev(
+            self._fd, [encode_chunk_header(ChunkHeader(0, 0, self._seed, self._uuid))], 0
+        )
 
     def _end_file(self) -> None:
         """Write the footer and close the file.
@@ -144,7 +157,9 @@ class Merge:
         self._files.writev(self._fd, [encode_footer(footer, self._seed)], self._end)
         self._files.close(self._fd)
         self._fd = -1
-        self._made.append(StagedFile(self._begun - 1, self._seed, self._count, self._messages, self._end))
+        self._made.append(
+            StagedFile(self._begun - 1, self._seed, self._count, self._messages, self._end)
+        )
 
     def _sync(self) -> None:
         if self._fd < 0:
@@ -152,7 +167,9 @@ class Merge:
         try:
             self._files.sync(self._fd)
         except OSError as error:  # the lost bytes may belong to any file
-            raise StoreFailed(f"fdatasync of merged files in {self._folder} failed: {error}") from error
+            raise StoreFailed(
+                f"fdatasync of merged files in {self._folder} failed: {error}"
+            ) from error
 
     def _path(self, number: int) -> str:
         return f"{self._folder}/{part_name(self._name, number)}"

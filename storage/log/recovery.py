@@ -96,8 +96,15 @@ class RecoveryReport:
         if self.replayed_blocks:
             said.append(f"{self.replayed_blocks} blocks replayed")
         if self.holes:
-            said.append(f"{sum(hole.count for hole in self.holes)} messages lost in {len(self.holes)} stretches")
-        said += [f"{len(found)} {name}" for found, name in ((self.notes, "notes"), (self.alarms, "alarms")) if found]
+            said.append(
+                f"{sum(hole.count for hole in self.holes)} messages lost in {len(self.holes)} "
+                "stretches"
+            )
+        said += [
+            f"{len(found)} {name}"
+            for found, name in ((self.notes, "notes"), (self.alarms, "alarms"))
+            if found
+        ]
         return f"recovered in {self.duration_ms} ms up to offset {self.end}: {', '.join(said)}"
 
 
@@ -160,7 +167,13 @@ class _ChunkScan:
 
 
 def recover_log(
-    files: Files, folder: str, uuid: bytes, base_offset: int, options: LogOptions, synced_end: int, start: int = 0
+    files: Files,
+    folder: str,
+    uuid: bytes,
+    base_offset: int,
+    options: LogOptions,
+    synced_end: int,
+    start: int = 0,
 ) -> tuple[Log, RecoveryReport]:
     """Return the log as it really is, all of it synced.
 
@@ -211,12 +224,25 @@ def _note_lost_end(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: Reco
     end = scan.end
     if end.offset >= synced_end:
         return
-    lost = Bad(chunk.base_offset, end.position, 0, end.offset, synced_end - end.offset, "the file ends before it", blocks=1)
+    lost = Bad(
+        chunk.base_offset,
+        end.position,
+        0,
+        end.offset,
+        synced_end - end.offset,
+        "the file ends before it",
+        blocks=1,
+    )
     scan.holes.append(lost.hole)
-    text = f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} messages are lost"
+    text = (
+        f"the log ends at offset {end.offset} but was synced up to {synced_end}: {lost.count} "
+        "messages are lost"
+    )
     scan.tell(lost.position, 0, report, lost.count).append(f"{chunk.folder}: {text}")
     # Otherwise the damage has its file already.
-    if not scan.is_kept(lost.position, 0) and all(bad.start.position != lost.position for bad in scan.bad):
+    if not scan.is_kept(lost.position, 0) and all(
+        bad.start.position != lost.position for bad in scan.bad
+    ):
         _set_aside(chunk, lost, report)
     chunk.sealed = True  # bytes behind the end stay for inspection; the next append begins a chunk
     chunk.end_offset = synced_end
@@ -226,7 +252,14 @@ def _bases(files: Files, folder: str) -> list[int]:
     return [base for name in files.list(folder) if (base := parse_chunk_name(name)) is not None]
 
 
-def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options: LogOptions, report: RecoveryReport) -> Chunk | None:
+def _open_last(
+    files: Files,
+    folder: str,
+    uuid: bytes,
+    bases: list[int],
+    options: LogOptions,
+    report: RecoveryReport,
+) -> Chunk | None:
     """Open the last chunk, after removing those that were being created or cannot be read.
 
     These are removed from `bases` too.
@@ -246,7 +279,10 @@ def _open_last(files: Files, folder: str, uuid: bytes, bases: list[int], options
             report.notes.append(f"{path}: its creation was not finished; it is removed")
         else:
             files.rename(path, path + BAD_SUFFIX)
-            report.alarms.append(f"{path}: both copies of its header are damaged; it is set aside with its messages as {path + BAD_SUFFIX}")
+            report.alarms.append(
+                f"{path}: both copies of its header are damaged; it is set aside with its "
+                f"messages as {path + BAD_SUFFIX}"
+            )
         files.sync_folder(folder)
     return None
 
@@ -265,7 +301,11 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: boo
     index = chunk.index
     assert index is not None
     heads = bad_heads(chunk.files, chunk.folder)
-    kept = {(head.bad.base_offset, head.bad.position): head.bad for head in heads if head.bad.kind == DAMAGED}
+    kept = {
+        (head.bad.base_offset, head.bad.position): head.bad
+        for head in heads
+        if head.bad.kind == DAMAGED
+    }
     scan = _ChunkScan(end, kept=kept, kept_files=len(heads), base_offset=base)
     in_bad = in_group = False
     for stretch in chunk.walk(end.position, columns=columns):
@@ -273,7 +313,11 @@ def _scan(chunk: Chunk, synced_end: int, report: RecoveryReport, *, columns: boo
         report.scanned_bytes += stretch.end - stretch.position
         if not stretch.good or header is None:
             if not in_bad:
-                scan.bad.append(_BadStretch(_End(stretch.position, end.offset, end.time_ns), stretch.end, blocks=0))
+                scan.bad.append(
+                    _BadStretch(
+                        _End(stretch.position, end.offset, end.time_ns), stretch.end, blocks=0
+                    )
+                )
             in_bad = True
             scan.bad[-1].end = stretch.end
             scan.bad[-1].blocks += 1
@@ -316,7 +360,9 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
         start = bad.start
         if known(start):
             text = f"damage at position {start.position}, offset {start.offset}; it is skipped"
-            scan.tell(start.position, bad.end - start.position, report).append(f"{chunk.path}: {text}")
+            scan.tell(start.position, bad.end - start.position, report).append(
+                f"{chunk.path}: {text}"
+            )
             continue
         cut = start
         break
@@ -326,7 +372,10 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
         if end_position >= 0 and (cut is None or end_position <= cut.position):
             continue
         if known(start):
-            report.alarms.append(f"{chunk.path}: the mark of the group from offset {start.offset} on is damaged; its messages are kept")
+            report.alarms.append(
+                f"{chunk.path}: the mark of the group from offset {start.offset} on is damaged; "
+                "its messages are kept"
+            )
         else:
             cut = start
     if cut is not None:
@@ -334,14 +383,22 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
         if chunk.unreadable >= cut.position:
             text = f"{chunk.path} cannot be read at position {chunk.unreadable}"
             raise StoreFailed(
-                f"{text}. It is not known whether acknowledged messages are there, so the topic does not start; repair the disk"
+                f"{text}. It is not known whether acknowledged messages are there, so the topic "
+                "does not start; repair the disk"
             )
         whole = any(bad.start.position >= cut.position and bad.next_offset >= 0 for bad in scan.bad)
-        why = "an unfinished write" + (", with intact blocks behind it" if whole else ", or a block that was damaged later")
-        kept = Bad(chunk.base_offset, cut.position, size - cut.position, cut.offset, 0, why, CUT_OFF)
+        why = "an unfinished write" + (
+            ", with intact blocks behind it" if whole else ", or a block that was damaged later"
+        )
+        kept = Bad(
+            chunk.base_offset, cut.position, size - cut.position, cut.offset, 0, why, CUT_OFF
+        )
         if whole or scan.kept_files < BAD_FILES_MAX:
             _set_aside(chunk, kept, report, size if whole else BAD_KEPT_BYTES_MAX)
-        report.notes.append(f"{chunk.path}: {size - cut.position} bytes of an unfinished write cut off at {cut.position}")
+        report.notes.append(
+            f"{chunk.path}: {size - cut.position} bytes of an unfinished write cut off at "
+            f"{cut.position}"
+        )
         report.cut_bytes = size - cut.position
         chunk.files.truncate(chunk.fd, cut.position)
         chunk.files.sync(chunk.fd)
@@ -358,15 +415,31 @@ def _decide(chunk: Chunk, scan: _ChunkScan, synced_end: int, report: RecoveryRep
     chunk.end_offset = scan.end.offset
     for bad in scan.bad:
         if known(bad.start) and (cut is None or bad.start.position < cut.position):
-            following = bad.next_offset if bad.next_offset >= 0 else max(scan.end.offset, synced_end)
+            following = (
+                bad.next_offset if bad.next_offset >= 0 else max(scan.end.offset, synced_end)
+            )
             count = max(following - bad.start.offset, 0)  # 0: a mark, whose group's messages stay
             why = "its checksum does not match"
             size = bad.end - bad.start.position
             if not scan.is_kept(bad.start.position, size, count):
-                _set_aside(chunk, Bad(chunk.base_offset, bad.start.position, size, bad.start.offset, count, why, blocks=bad.blocks), report)
+                _set_aside(
+                    chunk,
+                    Bad(
+                        chunk.base_offset,
+                        bad.start.position,
+                        size,
+                        bad.start.offset,
+                        count,
+                        why,
+                        blocks=bad.blocks,
+                    ),
+                    report,
+                )
 
 
-def _set_aside(chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = BAD_KEPT_BYTES_MAX) -> None:
+def _set_aside(
+    chunk: Chunk, bad: Bad, report: RecoveryReport, kept_max: int = BAD_KEPT_BYTES_MAX
+) -> None:
     """Copy what is about to be cut off, or is damaged, into a `.bad` file.
 
     Best effort: a full disk must not keep the topic from starting.
@@ -406,7 +479,9 @@ def _write_again(chunk: Chunk, position: int, size: int) -> None:
     Those are known damage: otherwise recovery would have failed before.
     """
     files = chunk.files
-    for at in (position,) if chunk.unreadable < position else range(position, position + size, PAGE_BYTES):
+    for at in (
+        (position,) if chunk.unreadable < position else range(position, position + size, PAGE_BYTES)
+    ):
         length = size if chunk.unreadable < position else min(PAGE_BYTES, position + size - at)
         try:
             data = files.pread(chunk.fd, length, at)

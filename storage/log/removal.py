@@ -50,14 +50,30 @@ class LogKeeper:
         sizes = [*(self._size(base) for base in bases[:-1]), log.end_position]
         by_age = retention.keep_s >= 0 or retention.max_s >= 0
         first_time_ns = self._ongoing_since(bases[-1]) if by_age and log.end > bases[-1] else now_ns
-        unfinished = self.unfinished_bytes(floor, sizes) if retention.max_bytes >= 0 or retention.max_s >= 0 else 0
-        return LogView(bases, sizes, log.end, floor, applied, unfinished, first_time_ns, log.last_time_ns, now_ns)
+        unfinished = (
+            self.unfinished_bytes(floor, sizes)
+            if retention.max_bytes >= 0 or retention.max_s >= 0
+            else 0
+        )
+        return LogView(
+            bases,
+            sizes,
+            log.end,
+            floor,
+            applied,
+            unfinished,
+            first_time_ns,
+            log.last_time_ns,
+            now_ns,
+        )
 
     def _size(self, base: int) -> int:
         size = self._sizes.get(base)
         if size is None:
             size = 0
-            with contextlib.suppress(OSError):  # the file is gone: the code that reads it reports this
+            with contextlib.suppress(
+                OSError
+            ):  # the file is gone: the code that reads it reports this
                 size = self._files.size_of(f"{self._folder}/{chunk_name(base)}")
             self._sizes[base] = size
         return size
@@ -112,7 +128,10 @@ class LogKeeper:
         """
         if self._first_time[0] != base:
             header = next(self._log.headers(base), None)
-            self._first_time = (base, self._log.last_time_ns if header is None else header[0].time_ns)
+            self._first_time = (
+                base,
+                self._log.last_time_ns if header is None else header[0].time_ns,
+            )
         return self._first_time[1]
 
     def forget(self, start: int) -> int:
@@ -129,7 +148,9 @@ def finished_bytes(view: LogView) -> int:
 
     The ongoing chunk counts if all of it is.
     """
-    return sum(view.sizes[: finished_chunks(view.bases, view.floor)]) + (view.sizes[-1] if view.floor >= view.end else 0)
+    return sum(view.sizes[: finished_chunks(view.bases, view.floor)]) + (
+        view.sizes[-1] if view.floor >= view.end else 0
+    )
 
 
 def remove_below(files: Files, folder: str, start: int) -> int:
@@ -141,7 +162,9 @@ def remove_below(files: Files, folder: str, start: int) -> int:
     names = files.list(folder)
     bases = [base for name in names if (base := parse_chunk_name(name)) is not None]
     kept = bases[max(bisect_right(bases, start) - 1, 0)] if bases else 0
-    doomed = [name for name in names if (base := _base_of(name)) is not None and base < min(kept, start)]
+    doomed = [
+        name for name in names if (base := _base_of(name)) is not None and base < min(kept, start)
+    ]
     for name in sorted(doomed, key=lambda name: (name[:_DIGITS], name.endswith(CHUNK_SUFFIX))):
         with contextlib.suppress(FileNotFoundError):
             files.remove(f"{folder}/{name}")
@@ -156,6 +179,10 @@ def _base_of(name: str) -> int | None:
     The file may be the chunk, its index, or a `.bad` file.
     """
     digits = name[:_DIGITS]
-    if len(digits) == _DIGITS and digits.isdecimal() and name.endswith((CHUNK_SUFFIX, INDEX_SUFFIX, BAD_SUFFIX)):
+    if (
+        len(digits) == _DIGITS
+        and digits.isdecimal()
+        and name.endswith((CHUNK_SUFFIX, INDEX_SUFFIX, BAD_SUFFIX))
+    ):
         return int(digits)
     return None

@@ -35,7 +35,9 @@ _COMPACT_AT: Final = 1024  # entries dropped at the front before the lists are m
 class _Append:
     __slots__ = ("blocks", "bytes", "kept_ns", "next_offset", "time_ns")
 
-    def __init__(self, blocks: Sequence[Block], next_offset: int, time_ns: int, size: int, kept_ns: int) -> None:
+    def __init__(
+        self, blocks: Sequence[Block], next_offset: int, time_ns: int, size: int, kept_ns: int
+    ) -> None:
         self.blocks = blocks
         self.next_offset = next_offset
         self.time_ns = time_ns
@@ -65,7 +67,15 @@ class Ring:
     def end(self) -> int:
         return self._appends[-1].next_offset if self._appends else 0
 
-    def push(self, first_offset: int, next_offset: int, blocks: Sequence[Block], time_ns: int, total: int, now_ns: int) -> None:
+    def push(
+        self,
+        first_offset: int,
+        next_offset: int,
+        blocks: Sequence[Block],
+        time_ns: int,
+        total: int,
+        now_ns: int,
+    ) -> None:
         """Add an append: `total` bytes of blocks from `first_offset` on, stored at `time_ns`."""
         if self._appends and self._appends[-1].next_offset != first_offset:
             self.clear()
@@ -90,7 +100,10 @@ class Ring:
 
     def expire(self, now_ns: int) -> None:
         """Drop what came more than `kept_ns` ago."""
-        while self._head < len(self._appends) and now_ns - self._appends[self._head].kept_ns >= self._kept_ns:
+        while (
+            self._head < len(self._appends)
+            and now_ns - self._appends[self._head].kept_ns >= self._kept_ns
+        ):
             self._drop()
 
     def clear(self) -> None:
@@ -98,7 +111,9 @@ class Ring:
         self._appends.clear()
         self._head = self.bytes = 0
 
-    def read(self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX) -> list[Block] | None:
+    def read(
+        self, offset: int, bytes_max: int, end: int, blocks_max: int = BLOCKS_MAX
+    ) -> list[Block] | None:
         """Return whole blocks below `end` in wire form, from the one that holds `offset` on.
 
         Returns about `bytes_max` bytes. Returns None if the ring does not have that block.
@@ -114,7 +129,9 @@ class Ring:
                 header = block.header
                 following = first + header.count
                 if following > offset:
-                    if following > end or (found and (size + header.length > bytes_max or len(found) >= blocks_max)):
+                    if following > end or (
+                        found and (size + header.length > bytes_max or len(found) >= blocks_max)
+                    ):
                         return found
                     try:
                         check_columns(header, block.columns)
@@ -123,7 +140,9 @@ class Ring:
                         self.clear()
                         return found or None
                     placed = header._replace(first_offset=first, time_ns=kept.time_ns)
-                    found.append(Block(wire_header(placed, _NO_CHUNK), block.payload, block.columns))
+                    found.append(
+                        Block(wire_header(placed, _NO_CHUNK), block.payload, block.columns)
+                    )
                     size += header.length
                 first = following
         return found

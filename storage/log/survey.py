@@ -24,7 +24,8 @@ from .log_reader import LogReader
 AT_START_MAX: Final = 32  # opened before the topic serves
 STEP_CHUNKS: Final = 64  # opened by one job
 READABLE_AGAIN: Final = (
-    "the messages that this file lists as lost can be read again; channels that passed them get them by Admin.seek, "
+    "the messages that this file lists as lost can be read again; channels that passed them "
+    "get them by Admin.seek, "
     "and the file can be deleted"
 )
 # Bytes of known damage that a start reads again. Damage beyond this number of bytes is not checked.
@@ -48,7 +49,9 @@ def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
     bases = set(reader.bases)
     for head in bad_heads(files, folder, notes):
         bad = head.bad
-        if bad.kind != DAMAGED or (bad.base_offset not in bases if bad.bytes else bad.hole.next_offset <= reader.bases[0]):
+        if bad.kind != DAMAGED or (
+            bad.base_offset not in bases if bad.bytes else bad.hole.next_offset <= reader.bases[0]
+        ):
             continue
         budget -= bad.bytes
         if budget >= 0 and _is_whole(reader, head):
@@ -56,7 +59,10 @@ def recall(files: Files, folder: str, reader: LogReader) -> list[str]:
         else:
             reader.damage.known(bad)
     if reader.damage.blocks:
-        notes.append(f"{folder}: {reader.damage.messages} messages in {reader.damage.blocks} blocks are known to be lost")
+        notes.append(
+            f"{folder}: {reader.damage.messages} messages in {reader.damage.blocks} blocks are "
+            "known to be lost"
+        )
     return notes
 
 
@@ -89,13 +95,19 @@ def _is_covered(reader: LogReader, offset: int, end: int) -> bool:
         until = min(end, chunk.end_offset if following is None else following)
         for wanted in (offset, until - 1):
             place = chunk.locate(wanted)
-            if until <= offset or place.position >= chunk.end_position or place.first_offset > wanted:
+            if (
+                until <= offset
+                or place.position >= chunk.end_position
+                or place.first_offset > wanted
+            ):
                 return False
         offset = until
     return True
 
 
-def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_every_bytes: int) -> list[Found]:
+def survey(
+    files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_every_bytes: int
+) -> list[Found]:
     """Open these chunks, one after another. Safe in any thread: only the files are shared."""
     found = []
     for base in bases:
@@ -109,11 +121,20 @@ def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_e
             continue
         facts = chunk.facts()
         why = (
-            "both copies of its header are damaged, and the one in its footer is used; `zsq fsck --repair` rewrites it"
+            (
+                "both copies of its header are damaged, and the one in its footer is used; `zsq "
+                "fsck --repair` rewrites it"
+            )
             if chunk.spare_header
             else ""
         )
-        found.append(Found(base, facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1), why))
+        found.append(
+            Found(
+                base,
+                facts if chunk.sealed else facts._replace(state=ChunkState.SEALED, next_offset=-1),
+                why,
+            )
+        )
         chunk.close()
     return found
 
@@ -121,7 +142,9 @@ def survey(files: Files, folder: str, uuid: bytes, bases: Sequence[int], index_e
 class Survey:
     """The chunks of a log that are still to be checked, newest first."""
 
-    def __init__(self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, reader: LogReader) -> None:
+    def __init__(
+        self, files: Files, folder: str, uuid: bytes, index_every_bytes: int, reader: LogReader
+    ) -> None:
         self._files = files
         self._folder = folder
         self._uuid = uuid
@@ -152,13 +175,19 @@ class Survey:
                 continue
             path = f"{self._folder}/{chunk_name(base)}"
             if facts is None and not is_lost:
-                alarms.append(f"{why}; its {following - base} messages are not lost: reads of them wait and are retried")
+                alarms.append(
+                    f"{why}; its {following - base} messages are not lost: reads of them wait "
+                    "and are retried"
+                )
                 continue
             if facts is None:
                 if reader.skip(base) >= following:
                     continue  # known, by its `.bad` file
                 if reader.drop_stray(base):
-                    alarms.append(f"{path} is not used: {why}; the offset in its name lies in the chunk before it")
+                    alarms.append(
+                        f"{path} is not used: {why}; the offset in its name lies in the chunk "
+                        "before it"
+                    )
                     continue
                 alarms.append(f"{path} and its {following - base} messages cannot be used: {why}")
                 reader.damage.note(Bad(base, 0, 0, base, following - base, why))
@@ -167,14 +196,31 @@ class Survey:
             if why:
                 alarms.append(f"{path}: {why}")
             if facts.next_offset < 0:
-                alarms.append(f"{path}: its footer is missing or damaged; `zsq fsck --repair` rewrites it")
+                alarms.append(
+                    f"{path}: its footer is missing or damaged; `zsq fsck --repair` rewrites it"
+                )
             elif facts.next_offset > following:
-                alarms.append(f"{path} ends at offset {facts.next_offset}, but the next chunk begins at {following}")
+                alarms.append(
+                    f"{path} ends at offset {facts.next_offset}, but the next chunk begins at "
+                    f"{following}"
+                )
             elif facts.next_offset < following:
                 lost = following - facts.next_offset
                 if reader.skip(facts.next_offset) >= following:
                     continue  # known, by its `.bad` file
-                ends = f"{path} ends at offset {facts.next_offset}, and the next chunk begins at {following}"
+                ends = (
+                    f"{path} ends at offset {facts.next_offset}, and the next chunk begins at "
+                    f"{following}"
+                )
                 alarms.append(f"{lost} messages are missing: {ends}")
-                reader.damage.note(Bad(base, facts.bytes, 0, facts.next_offset, lost, "the chunk that held them is missing"))
+                reader.damage.note(
+                    Bad(
+                        base,
+                        facts.bytes,
+                        0,
+                        facts.next_offset,
+                        lost,
+                        "the chunk that held them is missing",
+                    )
+                )
         return alarms

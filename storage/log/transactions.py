@@ -2,7 +2,8 @@
 
 The mark is a block without messages that carries the group's transaction:
 
-    header (64 bytes, flags MARK, count 0)   length (4)   msgpack map   zeros to a multiple of 8   trailer (8)
+    header (64 bytes, flags MARK, count 0)   length (4)   msgpack map   zeros to a multiple of 8
+    trailer (8)
 
 A group counts if and only if its mark is in the log. If the whole group was appended, the mark
 follows its blocks. If staged files become chunks, the mark follows the blocks of the last of them,
@@ -22,7 +23,14 @@ from typing import Any, Final, NamedTuple
 
 from crc32c import crc32c
 
-from ...transport.block.block import HEADER_BYTES, MARK, TRAILER_BYTES, TRAILER_MAGIC, Buffer, Header
+from ...transport.block.block import (
+    HEADER_BYTES,
+    MARK,
+    TRAILER_BYTES,
+    TRAILER_MAGIC,
+    Buffer,
+    Header,
+)
 from ...transport.wire.codec import pack_value, unpack_value
 from .log_format import ALIGNMENT, encode_disk_header
 
@@ -36,8 +44,8 @@ TRANSACTIONS_MAX: Final = 100_000
 class Transaction(NamedTuple):
     """The transaction of a group.
 
-    `kind` is "app" (remembered permanently) or "job". `user` is the user of the access file who stages
-    and commits, or "" if no user name was required.
+    `kind` is "app" (remembered permanently) or "job". `user` is the user of the access file who
+    stages and commits, or "" if no user name was required.
     """
 
     app: str
@@ -118,12 +126,18 @@ def later_of(old: TransactionRow | None, new: TransactionRow) -> TransactionRow:
     return new._replace(user=new.user or old.user)
 
 
-def superseded(stages: Mapping[bytes, StageRow], app: str, version: int, user: str = "") -> list[bytes]:
+def superseded(
+    stages: Mapping[bytes, StageRow], app: str, version: int, user: str = ""
+) -> list[bytes]:
     """Return the stages that are obsolete after this user has committed this version of the app.
 
     These are the stages of this version and older ones. No commit can use them any more.
     """
-    return [stage for stage, row in stages.items() if row.app == app and row.version <= version and not is_foreign(row.user, user)]
+    return [
+        stage
+        for stage, row in stages.items()
+        if row.app == app and row.version <= version and not is_foreign(row.user, user)
+    ]
 
 
 def forgettable(rows: Mapping[str, TransactionRow], now_ns: int) -> list[str]:
@@ -203,7 +217,9 @@ def encode_mark(mark: Mark) -> bytes:
     return body + length.to_bytes(4, "little") + TRAILER_MAGIC.to_bytes(4, "little")
 
 
-def encode_mark_header(columns: bytes, offset: int, time_ns: int, unsynced_bytes: int, seed: int, position: int = 0) -> bytes:
+def encode_mark_header(
+    columns: bytes, offset: int, time_ns: int, unsynced_bytes: int, seed: int, position: int = 0
+) -> bytes:
     """Encode the header of the mark's block, like `encode_disk_header`.
 
     `offset` is the one behind the group. It and `time_ns` are relative to the chunk.

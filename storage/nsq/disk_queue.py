@@ -63,7 +63,14 @@ from typing import Final, Self
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ..errors import DiskFull, ForeignDirectory, Locked, StoreFailed, Unreadable, is_full
 from ..files import Files, call_in_forked, process_id
-from .disk_queue_format import BAD_SUFFIX, LENGTH_BYTES, NSQ_HEAD_BYTES, Meta, decode_length, encode_record
+from .disk_queue_format import (
+    BAD_SUFFIX,
+    LENGTH_BYTES,
+    NSQ_HEAD_BYTES,
+    Meta,
+    decode_length,
+    encode_record,
+)
 from .disk_queue_recovery import QueueFiles, count_records, recover, write_meta
 
 
@@ -85,7 +92,10 @@ class OwnLock(threading.Condition):
 
     def __enter__(self) -> bool:
         if not self.owned:
-            raise StoreFailed(f"this disk queue belongs to process {self._pid}, from which this process was forked; open a new one")
+            raise StoreFailed(
+                f"this disk queue belongs to process {self._pid}, from which this process was "
+                "forked; open a new one"
+            )
         return super().__enter__()
 
 
@@ -205,7 +215,9 @@ class RecordReader:
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                self._window = files.pread(self._fd, size, position)  # read less: the disk error may be farther on
+                self._window = files.pread(
+                    self._fd, size, position
+                )  # read less: the disk error may be farther on
             self._window_at, start = position, 0
         return self._window[start : start + size]
 
@@ -235,9 +247,13 @@ class RecordWriter:
             self._place.files.writev(self._fd, [record], meta.write_position)
         except OSError as error:
             if not is_full(error):
-                raise StoreFailed(f"a write to {self._place.data_path(meta.write_file)} failed: {error}") from error
+                raise StoreFailed(
+                    f"a write to {self._place.data_path(meta.write_file)} failed: {error}"
+                ) from error
             self.cut(meta.write_file, meta.write_position)
-            raise DiskFull(f"no space for {len(record)} bytes in {self._place.data_path(meta.write_file)}") from error
+            raise DiskFull(
+                f"no space for {len(record)} bytes in {self._place.data_path(meta.write_file)}"
+            ) from error
         return meta._replace(depth=meta.depth + 1, write_position=meta.write_position + len(record))
 
     def _open(self, meta: Meta) -> None:
@@ -260,7 +276,9 @@ class RecordWriter:
             self._place.files.truncate(self._fd, position)
             self._place.files.sync(self._fd)
         except OSError as error:
-            raise StoreFailed(f"the failed write to {self._place.data_path(number)} could not be undone: {error}") from error
+            raise StoreFailed(
+                f"the failed write to {self._place.data_path(number)} could not be undone: {error}"
+            ) from error
 
     def sync(self) -> None:
         """Sync the file. After an `OSError` it is unknown what is on disk."""
@@ -275,7 +293,9 @@ class RecordWriter:
 
 
 FILE_BYTES_MAX: Final = 100 * 1024 * 1024  # NSQ's --max-bytes-per-file
-MESSAGE_BYTES_MAX: Final = 1024 * 1024 + NSQ_HEAD_BYTES  # NSQ's --max-msg-size, and the head that nsqd puts before a body
+MESSAGE_BYTES_MAX: Final = (
+    1024 * 1024 + NSQ_HEAD_BYTES
+)  # NSQ's --max-msg-size, and the head that nsqd puts before a body
 NAME_CHARS_MAX: Final = 200  # file names have at most 255 bytes
 
 
@@ -293,17 +313,35 @@ class DiskQueue:
         self, path: str | os.PathLike[str], name: str, *, max_bytes_per_file: int = FILE_BYTES_MAX, min_msg_size: int = 1,
         max_msg_size: int = MESSAGE_BYTES_MAX, sync_every: int = 1, sync_timeout: float = 2.0, files: Files | None = None,
     ) -> None:  # fmt: skip
-        if not name or len(name) > NAME_CHARS_MAX or "/" in name or "\0" in name or name.startswith("."):
-            text = f"use 1 to {NAME_CHARS_MAX} characters, without '/' and without '.' at the beginning"
-            raise UsageError(E_BAD_ARGUMENT, f"{name[:80]!r} is not a valid name of a disk queue: {text}")
+        if (
+            not name
+            or len(name) > NAME_CHARS_MAX
+            or "/" in name
+            or "\0" in name
+            or name.startswith(".")
+        ):
+            text = (
+                f"use 1 to {NAME_CHARS_MAX} characters, without '/' and without '.' at the "
+                "beginning"
+            )
+            raise UsageError(
+                E_BAD_ARGUMENT, f"{name[:80]!r} is not a valid name of a disk queue: {text}"
+            )
         if not 0 <= min_msg_size <= max_msg_size < 2**31:
             text = "must be 0 <= min_msg_size <= max_msg_size < 2 GiB"
-            raise UsageError(E_BAD_ARGUMENT, f"message sizes {text}, not {min_msg_size} and {max_msg_size}")
+            raise UsageError(
+                E_BAD_ARGUMENT, f"message sizes {text}, not {min_msg_size} and {max_msg_size}"
+            )
         if max_bytes_per_file < 1 or sync_every < 1 or sync_timeout <= 0:
             text = f"not {max_bytes_per_file}, {sync_every} and {sync_timeout}"
-            raise UsageError(E_BAD_ARGUMENT, f"max_bytes_per_file, sync_every and sync_timeout must be above 0, {text}")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"max_bytes_per_file, sync_every and sync_timeout must be above 0, {text}",
+            )
         self._files = files or Files()
-        self._place = QueueFiles(self._files, os.path.abspath(path), name, min_msg_size, max_msg_size)
+        self._place = QueueFiles(
+            self._files, os.path.abspath(path), name, min_msg_size, max_msg_size
+        )
         self._file_bytes_max = max_bytes_per_file
         self._sync_every = sync_every
         self._sync_timeout = sync_timeout
@@ -315,7 +353,9 @@ class DiskQueue:
         self._lock = OwnLock()
         try:
             if not self._files.exists(self._place.folder):
-                raise ForeignDirectory(f"{self._place.folder} does not exist; create it, or mount its file system")
+                raise ForeignDirectory(
+                    f"{self._place.folder} does not exist; create it, or mount its file system"
+                )
             self._held = FOLDERS.take(self._files, self._place.folder, name)
             try:
                 self._meta, self.report = recover(self._place)
@@ -324,8 +364,14 @@ class DiskQueue:
                 FOLDERS.leave(self._files, self._held, name)
                 raise
         except OSError as error:
-            raise StoreFailed(f"disk queue {name!r} in {self._place.folder} cannot be opened: {error}") from error
-        self._ticker = threading.Thread(target=self._tick, name=f"disk queue {name}", daemon=True) if sync_every > 1 else None
+            raise StoreFailed(
+                f"disk queue {name!r} in {self._place.folder} cannot be opened: {error}"
+            ) from error
+        self._ticker = (
+            threading.Thread(target=self._tick, name=f"disk queue {name}", daemon=True)
+            if sync_every > 1
+            else None
+        )
         if self._ticker is not None:
             self._ticker.start()
 
@@ -350,7 +396,10 @@ class DiskQueue:
         full: DiskFull | None = None
         with self._lock:
             self._check()
-            start, kept = self._meta, 0  # where a commit without space cuts back to; how many a new file's commit confirmed
+            start, kept = (
+                self._meta,
+                0,
+            )  # where a commit without space cuts back to; how many a new file's commit confirmed
             for number, message in enumerate(messages):
                 try:
                     self._append(message)
@@ -358,7 +407,12 @@ class DiskQueue:
                     full = error
                 stored = number + (full is None)
                 if self._meta.write_file != start.write_file:
-                    start, kept = self._meta._replace(depth=self._meta.depth - (stored - number), write_position=0), number
+                    start, kept = (
+                        self._meta._replace(
+                            depth=self._meta.depth - (stored - number), write_position=0
+                        ),
+                        number,
+                    )
                 if full is not None:
                     break
             else:
@@ -391,7 +445,9 @@ class DiskQueue:
         old = self._meta
         new = old._replace(write_file=old.write_file + 1, write_position=0)
         if (old.read_file, old.read_position) == (old.write_file, old.write_position):
-            new = new._replace(read_file=new.write_file, read_position=0)  # all of the old one was read
+            new = new._replace(
+                read_file=new.write_file, read_position=0
+            )  # all of the old one was read
         self._commit(new)
         self._writer.close()
         if new.read_file != old.read_file:
@@ -419,7 +475,9 @@ class DiskQueue:
             if meta.read_file < meta.write_file and position >= self._reader.size:
                 done = meta.read_file
                 self._meta = self._meta._replace(read_file=meta.read_file + 1, read_position=0)
-            with contextlib.suppress(DiskFull):  # reading goes on; the next commit writes the position
+            with contextlib.suppress(
+                DiskFull
+            ):  # reading goes on; the next commit writes the position
                 self._commit_if_due(1, now=done >= 0)
             if done >= 0:
                 self._remove_read(done)
@@ -461,7 +519,9 @@ class DiskQueue:
             except FileNotFoundError:
                 message = None
             except OSError as error:
-                raise Unreadable(f"{self._place.data_path(meta.read_file)} cannot be read now: {error}") from error
+                raise Unreadable(
+                    f"{self._place.data_path(meta.read_file)} cannot be read now: {error}"
+                ) from error
             if message is not None:
                 return message
             self._next_file(bad=True)
@@ -495,14 +555,19 @@ class DiskQueue:
     def _set_aside(self, path: str) -> None:
         files = self._place.files
         if not files.exists(path):
-            self.report.notes.append(f"{path} is missing; its messages are lost, or were read before")
+            self.report.notes.append(
+                f"{path} is missing; its messages are lost, or were read before"
+            )
             return
         aside = path + BAD_SUFFIX
         while files.exists(aside):
             aside += BAD_SUFFIX
         files.rename(path, aside)
         files.sync_folder(self._place.folder)
-        self.report.notes.append(f"{path}: no message can be read at position {self._meta.read_position}; the file is set aside as {aside}")
+        self.report.notes.append(
+            f"{path}: no message can be read at position {self._meta.read_position}; the file "
+            f"is set aside as {aside}"
+        )
 
     def __iter__(self) -> Iterator[bytes]:
         """Get messages until the queue is empty."""
@@ -545,7 +610,9 @@ class DiskQueue:
         try:
             self._writer.sync()
         except OSError as error:
-            raise self._fail(f"a sync of {self._place.data_path(self._meta.write_file)} failed: {error}") from error
+            raise self._fail(
+                f"a sync of {self._place.data_path(self._meta.write_file)} failed: {error}"
+            ) from error
         try:
             if meta != self._saved:
                 write_meta(self._place, meta)
@@ -566,7 +633,9 @@ class DiskQueue:
                     self._lock.wait(left)
                 else:
                     self._first_operation = time.monotonic()
-                    with contextlib.suppress(DiskFull, StoreFailed):  # the next call raises the error
+                    with contextlib.suppress(
+                        DiskFull, StoreFailed
+                    ):  # the next call raises the error
                         self._commit(self._meta)
 
     # Ends

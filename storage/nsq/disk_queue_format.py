@@ -1,8 +1,8 @@
 """Format of NSQ's files: data, metadata, the list of topics, and the message in a record.
 
     NAME.diskqueue.000007.dat    records: int32 length, then so many bytes; no header, no checksum
-    NAME.diskqueue.meta.dat      depth \\n read file,position \\n write file,position \\n, as decimal text
-    nsqd.dat                     JSON: topics, their channels, which are paused
+    NAME.diskqueue.meta.dat      depth \\n read file,position \\n write file,position \\n, as
+    decimal text nsqd.dat                     JSON: topics, their channels, which are paused
 
 NAME is the name of a topic, or TOPIC:CHANNEL. All integers are big-endian. A record of nsqd holds a
 message: int64 time, uint16 attempts, 16 bytes of id (hex digits), the body. NSQ defines these
@@ -126,7 +126,10 @@ def parse_meta_name(file_name: str) -> str | None:
 
 
 def encode_meta(meta: Meta) -> bytes:
-    return f"{meta.depth}\n{meta.read_file},{meta.read_position}\n{meta.write_file},{meta.write_position}\n".encode()
+    return (
+        f"{meta.depth}\n{meta.read_file},{meta.read_position}\n"
+        f"{meta.write_file},{meta.write_position}\n"
+    ).encode()
 
 
 _INT64_MAX: Final = (1 << 63) - 1
@@ -162,7 +165,9 @@ def decode_length(buffer: bytes | memoryview, at: int = 0) -> int:
     return found
 
 
-def scan_records(buffer: bytes | memoryview, size_min: int, size_max: int) -> Iterator[tuple[int, int]]:
+def scan_records(
+    buffer: bytes | memoryview, size_min: int, size_max: int
+) -> Iterator[tuple[int, int]]:
     """Yield (begin, end) of the payload of each whole record.
 
     Stops at the first record that is incomplete or has an impossible length.
@@ -185,7 +190,10 @@ def encode_message(message: NsqMessage) -> bytes:
 
     Attempts beyond what two bytes hold are stored as the maximum.
     """
-    return _MESSAGE.pack(message.timestamp_ns, min(message.attempts, NSQ_ATTEMPTS_MAX), message.id) + message.body
+    return (
+        _MESSAGE.pack(message.timestamp_ns, min(message.attempts, NSQ_ATTEMPTS_MAX), message.id)
+        + message.body
+    )
 
 
 def decode_message(payload: bytes | memoryview) -> NsqMessage:
@@ -216,7 +224,10 @@ def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bo
     has no checksum, only 16 hex digits and a time of this century. Noise matches by chance at one
     of 10^22 positions.
     """
-    return may_be_message(buffer, at, size_max) and _TIME_MIN <= _MESSAGE.unpack_from(buffer, at + LENGTH_BYTES)[0] < _TIME_MAX
+    return (
+        may_be_message(buffer, at, size_max)
+        and _TIME_MIN <= _MESSAGE.unpack_from(buffer, at + LENGTH_BYTES)[0] < _TIME_MAX
+    )
 
 
 # nsqd.dat
@@ -225,7 +236,12 @@ def looks_like_message(buffer: bytes | memoryview, at: int, size_max: int) -> bo
 def encode_nsqd(found: NsqdList) -> bytes:
     """Return the JSON in nsqd's order of keys, without spaces."""
     topics = [
-        {"name": t.name, "paused": t.paused, "channels": [{"name": c.name, "paused": c.paused} for c in t.channels]} for t in found.topics
+        {
+            "name": t.name,
+            "paused": t.paused,
+            "channels": [{"name": c.name, "paused": c.paused} for c in t.channels],
+        }
+        for t in found.topics
     ]
     return json.dumps({"topics": topics, "version": found.version}, separators=(",", ":")).encode()
 
@@ -241,7 +257,10 @@ def decode_nsqd(data: bytes) -> NsqdList:
             NsqdTopic(
                 str(topic["name"]),
                 bool(topic.get("paused")),
-                tuple(NsqdChannel(str(channel["name"]), bool(channel.get("paused"))) for channel in topic.get("channels") or ()),
+                tuple(
+                    NsqdChannel(str(channel["name"]), bool(channel.get("paused")))
+                    for channel in topic.get("channels") or ()
+                ),
             )
             for topic in found["topics"] or ()
         )

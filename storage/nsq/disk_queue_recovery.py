@@ -49,7 +49,9 @@ from .disk_queue_format import (
 )
 
 WALK_BYTES: Final = 1024 * 1024
-CHECK_BYTES_MAX: Final = 64 * 1024 * 1024  # about a second; plausible metadata of larger queues are trusted
+CHECK_BYTES_MAX: Final = (
+    64 * 1024 * 1024
+)  # about a second; plausible metadata of larger queues are trusted
 
 
 @dataclass(slots=True)
@@ -84,9 +86,21 @@ class QueueFiles:
 
     def check_size(self, message: bytes) -> None:
         if len(message) > self.size_max:
-            raise UsageError(E_TOO_BIG, f"message is {len(message)} bytes; this queue's limit is {self.size_max} (max_msg_size)")
+            raise UsageError(
+                E_TOO_BIG,
+                (
+                    f"message is {len(message)} bytes; this queue's limit is {self.size_max} "
+                    "(max_msg_size)"
+                ),
+            )
         if len(message) < self.size_min:
-            raise UsageError(E_BAD_ARGUMENT, f"message is {len(message)} bytes; this queue's minimum is {self.size_min} (min_msg_size)")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                (
+                    f"message is {len(message)} bytes; this queue's minimum is {self.size_min} "
+                    "(min_msg_size)"
+                ),
+            )
 
     def numbers(self) -> list[int]:
         """Return the numbers of the existing data files, ascending."""
@@ -100,7 +114,10 @@ class QueueFiles:
         """
         if meta.read_file >= meta.write_file:
             return meta.read_file + 1
-        return min((number for number in self.numbers() if meta.read_file < number < meta.write_file), default=meta.write_file)
+        return min(
+            (number for number in self.numbers() if meta.read_file < number < meta.write_file),
+            default=meta.write_file,
+        )
 
     def size(self, number: int) -> int:
         """Return the size of a data file, or -1 if it does not exist."""
@@ -141,7 +158,10 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
         report.clean = False
     elif doubt := doubt_about(place, meta, numbers, CHECK_BYTES_MAX):
         meta = meta._replace(read_file=min(numbers, default=meta.write_file), read_position=0)
-        report.notes.append(f"{place.meta_path} {doubt}; reading begins at file {meta.read_file}, and some messages may be read twice")
+        report.notes.append(
+            f"{place.meta_path} {doubt}; reading begins at file {meta.read_file}, and some "
+            "messages may be read twice"
+        )
         report.clean = False
     for number in [number for number in numbers if number < meta.read_file]:
         place.files.remove(place.data_path(number))
@@ -159,7 +179,9 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
         report.clean = False
     if reading > writing:
         found = found._replace(read_file=writing[0], read_position=writing[1])
-    for number in [number for number in numbers if number >= meta.write_file]:  # they may be in the page cache but not on disk
+    for number in [
+        number for number in numbers if number >= meta.write_file
+    ]:  # they may be in the page cache but not on disk
         fd = place.files.open_append(place.data_path(number))
         try:
             place.files.sync(fd)
@@ -167,7 +189,10 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
             place.files.close(fd)
     found = found._replace(depth=count_records(place, found))
     if found != meta:
-        report.notes.append(f"{place.name}: the files hold {found.depth} messages, but the metadata counted {meta.depth}")
+        report.notes.append(
+            f"{place.name}: the files hold {found.depth} messages, but the metadata counted "
+            f"{meta.depth}"
+        )
         write_meta(place, found)
     return found, report
 
@@ -194,15 +219,24 @@ def doubt_about(place: QueueFiles, meta: Meta, numbers: list[int], check_bytes_m
     if (meta.read_file, meta.read_position) > (meta.write_file, meta.write_position):
         return "puts the read position after the write position"
     if meta.read_position > (size := place.size(meta.read_file)) >= 0:
-        return f"puts the read position at {meta.read_position} of file {meta.read_file}, which ends at {size}"
+        return (
+            f"puts the read position at {meta.read_position} of file {meta.read_file}, which "
+            f"ends at {size}"
+        )
     if not any(number < meta.read_file for number in numbers):
         sizes = [place.size(number) for number in numbers if number <= meta.write_file]
-        gaps = sum(number < meta.write_file for number in numbers) < meta.write_file - meta.read_file
+        gaps = (
+            sum(number < meta.write_file for number in numbers) < meta.write_file - meta.read_file
+        )
         missing = gaps or max(0, place.size(meta.write_file)) < meta.write_position
         if meta.depth < 0 or missing or sum(sizes) - meta.read_position > check_bytes_max:
             return ""
     count = count_records(place, meta)
-    return "" if count == meta.depth else f"counts {meta.depth} messages, but there are {count} from its read position on"
+    return (
+        ""
+        if count == meta.depth
+        else f"counts {meta.depth} messages, but there are {count} from its read position on"
+    )
 
 
 def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
@@ -213,7 +247,9 @@ def _reading_from(meta: Meta, numbers: list[int]) -> tuple[int, int]:
     return min(later), 0
 
 
-def _writing_to(place: QueueFiles, meta: Meta, numbers: list[int], report: QueueReport) -> tuple[int, int]:
+def _writing_to(
+    place: QueueFiles, meta: Meta, numbers: list[int], report: QueueReport
+) -> tuple[int, int]:
     """Return the write file and position.
 
     These are the metadata's if the data end there. Otherwise writing begins in a new file after all
@@ -226,7 +262,9 @@ def _writing_to(place: QueueFiles, meta: Meta, numbers: list[int], report: Queue
     report.clean = False
     known = 0 if last > meta.write_file else meta.write_position
     if size < known:
-        report.notes.append(f"{place.data_path(last)} has {size} bytes, but had {known}: the rest is lost")
+        report.notes.append(
+            f"{place.data_path(last)} has {size} bytes, but had {known}: the rest is lost"
+        )
         return last + 1, 0
     if not size:
         return last, 0
@@ -249,28 +287,40 @@ def _cut_tail(place: QueueFiles, number: int, known: int, size: int, report: Que
     if not rest:
         return size
     if end < known:
-        report.notes.append(f"{place.data_path(number)}: no message can be read at position {end}, {rest} bytes before its end")
+        report.notes.append(
+            f"{place.data_path(number)}: no message can be read at position {end}, {rest} bytes "
+            "before its end"
+        )
         return size
     files = place.files
     fd = files.open_append(place.data_path(number))
     try:
         head = files.pread(fd, LENGTH_BYTES, end)
         torn = rest < LENGTH_BYTES or (
-            place.size_min <= decode_length(head) <= place.size_max and end + LENGTH_BYTES + decode_length(head) > size
+            place.size_min <= decode_length(head) <= place.size_max
+            and end + LENGTH_BYTES + decode_length(head) > size
         )
         if not torn and not _is_zeros(files, fd, end, size):
-            report.notes.append(f"{place.data_path(number)}: no message can be read at position {end}, {rest} bytes before its end")
+            report.notes.append(
+                f"{place.data_path(number)}: no message can be read at position {end}, {rest} "
+                "bytes before its end"
+            )
             return size
         files.truncate(fd, end)  # synced before the metadata: see `recover`
     finally:
         files.close(fd)
     report.cut_bytes += rest
-    report.notes.append(f"{place.data_path(number)}: {rest} bytes of an unfinished write were cut off at position {end}")
+    report.notes.append(
+        f"{place.data_path(number)}: {rest} bytes of an unfinished write were cut off at "
+        f"position {end}"
+    )
     return end
 
 
 def _is_zeros(files: Files, fd: int, begin: int, end: int) -> bool:
-    return not any(files.pread(fd, WALK_BYTES, at).strip(b"\0") for at in range(begin, end, WALK_BYTES))
+    return not any(
+        files.pread(fd, WALK_BYTES, at).strip(b"\0") for at in range(begin, end, WALK_BYTES)
+    )
 
 
 def walk_records(place: QueueFiles, number: int, position: int) -> Iterator[tuple[int, int]]:
@@ -306,5 +356,7 @@ def count_records(place: QueueFiles, meta: Meta) -> int:
         if meta.read_file <= number <= meta.write_file:
             begin = meta.read_position if number == meta.read_file else 0
             end = meta.write_position if number == meta.write_file else -1
-            total += sum(1 for record in walk_records(place, number, begin) if end < 0 or record[1] <= end)
+            total += sum(
+                1 for record in walk_records(place, number, begin) if end < 0 or record[1] <= end
+            )
     return total

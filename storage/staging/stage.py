@@ -53,7 +53,18 @@ class StageFile:
     descriptor.
     """
 
-    __slots__ = ("blocks", "data_end", "fd", "messages", "number", "path", "pins", "seed", "synced", "written")
+    __slots__ = (
+        "blocks",
+        "data_end",
+        "fd",
+        "messages",
+        "number",
+        "path",
+        "pins",
+        "seed",
+        "synced",
+        "written",
+    )
 
     def __init__(self, path: str, number: int, seed: int) -> None:
         self.path = path
@@ -130,8 +141,14 @@ class Stage:
         )  # fmt: skip
 
     def snapshot(self) -> _Snapshot:
-        last = (self.files[-1].blocks, self.files[-1].messages, self.files[-1].data_end) if self.files else (0, 0, 0)
-        return _Snapshot(self.blocks, self.messages, self.size_bytes, self.checksum, len(self.files), last)
+        last = (
+            (self.files[-1].blocks, self.files[-1].messages, self.files[-1].data_end)
+            if self.files
+            else (0, 0, 0)
+        )
+        return _Snapshot(
+            self.blocks, self.messages, self.size_bytes, self.checksum, len(self.files), last
+        )
 
     def restore(self, before: _Snapshot) -> list[StageFile]:
         """Restore the earlier state, and return the files made since.
@@ -161,7 +178,9 @@ class StageTicket:
         self._folder = folder
         self.stage = stage
         self.row = stage.row()
-        self.targets = [(file, file.fd, file.written) for file in stage.files if file.synced < file.written]
+        self.targets = [
+            (file, file.fd, file.written) for file in stage.files if file.synced < file.written
+        ]
         self.names = len(stage.files)
         self._names_synced = stage.names >= self.names
         self.done = False
@@ -183,7 +202,9 @@ class StageTicket:
                     self.stage.error = error
             self.done = True
         if self.stage.error is not None:
-            raise StoreFailed(f"staged files could not be synced: {self.stage.error}") from self.stage.error
+            raise StoreFailed(
+                f"staged files could not be synced: {self.stage.error}"
+            ) from self.stage.error
 
 
 class OpenFiles:
@@ -255,13 +276,18 @@ def recover_stages(
             if isinstance(error, OSError) and error.errno not in {errno.ENOENT, errno.EIO}:
                 raise
             damaged.append(name)
-            report.alarms.append(f"stage {name.hex()} of {row.app!r} {row.version} is dropped, with {row.messages} messages: {error}")
+            report.alarms.append(
+                f"stage {name.hex()} of {row.app!r} {row.version} is dropped, with "
+                f"{row.messages} messages: {error}"
+            )
     _remove_others(files, folder, names, stages, report)
     number = 1 + max((file.number for stage in stages for file in stage.files), default=-1)
     return stages, damaged, number
 
 
-def _stage(files: Files, folder: str, uuid: bytes, name: bytes, row: StageRow, report: RecoveryReport) -> Stage:
+def _stage(
+    files: Files, folder: str, uuid: bytes, name: bytes, row: StageRow, report: RecoveryReport
+) -> Stage:
     stage = Stage(name, row.transaction, row.partition)
     for staged in row.files:
         file = StageFile(f"{folder}/{part_name(name, staged.number)}", staged.number, staged.seed)
@@ -273,11 +299,22 @@ def _stage(files: Files, folder: str, uuid: bytes, name: bytes, row: StageRow, r
             if error.errno != errno.EIO or not row.final:
                 raise
             report.alarms.append(
-                f"{file.path} cannot be read now: {error}; its stage is kept, but its commit is refused until the file can be read"
+                f"{file.path} cannot be read now: {error}; its stage is kept, but its commit is "
+                "refused until the file can be read"
             )
         stage.files.append(file)
-    stage.blocks, stage.messages, stage.size_bytes, stage.checksum = row.blocks, row.messages, row.bytes, row.checksum
-    stage.sealed, stage.names, stage.ended, stage.used_ns = row.blocks, len(stage.files), row.final, row.used_ns
+    stage.blocks, stage.messages, stage.size_bytes, stage.checksum = (
+        row.blocks,
+        row.messages,
+        row.bytes,
+        row.checksum,
+    )
+    stage.sealed, stage.names, stage.ended, stage.used_ns = (
+        row.blocks,
+        len(stage.files),
+        row.final,
+        row.used_ns,
+    )
     return stage
 
 
@@ -297,7 +334,9 @@ def _check(files: Files, file: StageFile, uuid: bytes) -> None:
         files.close(fd)
 
 
-def _remove_others(files: Files, folder: str, names: Iterable[str], stages: Iterable[Stage], report: RecoveryReport) -> None:
+def _remove_others(
+    files: Files, folder: str, names: Iterable[str], stages: Iterable[Stage], report: RecoveryReport
+) -> None:
     known = {file.path for stage in stages for file in stage.files}
     removed = 0
     for name in names:
@@ -305,4 +344,7 @@ def _remove_others(files: Files, folder: str, names: Iterable[str], stages: Iter
             files.remove(f"{folder}/{name}")
             removed += 1
     if removed:
-        report.notes.append(f"{folder}: {removed} files that were not sealed or are not needed any more were removed")
+        report.notes.append(
+            f"{folder}: {removed} files that were not sealed or are not needed any more were "
+            "removed"
+        )

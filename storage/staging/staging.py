@@ -20,7 +20,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, NoReturn
 
 from ...transport.block.block import Block
-from ...transport.errors import E_BAD_ARGUMENT, E_FORBIDDEN, E_LIMIT, E_NOT_FOUND, NotFound, Refused, UsageError
+from ...transport.errors import (
+    E_BAD_ARGUMENT,
+    E_FORBIDDEN,
+    E_LIMIT,
+    E_NOT_FOUND,
+    NotFound,
+    Refused,
+    UsageError,
+)
 from ..errors import StoreFailed, is_full
 from ..files import IOV_MAX, Files
 from ..log.group import StagedPart
@@ -68,7 +76,14 @@ class Staging:
     """
 
     def __init__(
-        self, files: Files, folder: str, uuid: bytes, chunk_bytes: int, reserve_bytes: int, stages: Iterable[Stage] = (), number: int = 0
+        self,
+        files: Files,
+        folder: str,
+        uuid: bytes,
+        chunk_bytes: int,
+        reserve_bytes: int,
+        stages: Iterable[Stage] = (),
+        number: int = 0,
     ) -> None:
         self._files = files
         self._folder = folder
@@ -97,7 +112,17 @@ class Staging:
     def facts(self, stage: bytes) -> StageFacts:
         """Return the facts of a stage. Raises `NotFound` if it is not known."""
         s = self._get(stage)
-        return StageFacts(s.blocks, s.messages, s.size_bytes, s.checksum, s.sealed, s.final, s.used_ns, s.transaction, s.partition)
+        return StageFacts(
+            s.blocks,
+            s.messages,
+            s.size_bytes,
+            s.checksum,
+            s.sealed,
+            s.final,
+            s.used_ns,
+            s.transaction,
+            s.partition,
+        )
 
     def part(self, stage: bytes) -> StagedPart:
         """Return the part for `Log.append_group`.
@@ -106,7 +131,9 @@ class Staging:
         """
         found = self._get(stage)
         if not found.final:
-            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is not sealed; seal it before the commit")
+            raise UsageError(
+                E_BAD_ARGUMENT, f"stage {stage.hex()} is not sealed; seal it before the commit"
+            )
         return StagedPart(stage, self._folder, tuple(file.row() for file in found.files))
 
     def _get(self, stage: bytes) -> Stage:
@@ -117,7 +144,9 @@ class Staging:
 
     # Writing
 
-    def open(self, stage: bytes, transaction: Transaction, partition: int, now_ns: int) -> tuple[int, int]:
+    def open(
+        self, stage: bytes, transaction: Transaction, partition: int, now_ns: int
+    ) -> tuple[int, int]:
         """Open a new stage or continue one.
 
         Returns (number of the next block, number of durable blocks). Raises `UsageError` if it
@@ -127,12 +156,26 @@ class Staging:
         found = self._stages.get(stage)
         if found is None:
             if len(self._stages) >= STAGES_MAX:
-                raise Refused(E_LIMIT, f"{STAGES_MAX} stages already wait for a commit; abort stages, or wait until some expire")
+                raise Refused(
+                    E_LIMIT,
+                    (
+                        f"{STAGES_MAX} stages already wait for a commit; abort stages, or wait "
+                        "until some expire"
+                    ),
+                )
             found = self._stages[stage] = Stage(stage, transaction, partition)
         if is_foreign(found.transaction.user, transaction.user):
-            raise Refused(E_FORBIDDEN, f"stage {stage.hex()} belongs to user {found.transaction.user!r}")
+            raise Refused(
+                E_FORBIDDEN, f"stage {stage.hex()} belongs to user {found.transaction.user!r}"
+            )
         if found.transaction[:3] != transaction[:3]:
-            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} belongs to transaction {found.transaction}, not to {transaction}")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                (
+                    f"stage {stage.hex()} belongs to transaction {found.transaction}, not to "
+                    f"{transaction}"
+                ),
+            )
         found.used_ns = max(found.used_ns, now_ns)
         return found.blocks, found.sealed
 
@@ -146,10 +189,19 @@ class Staging:
         self._check()
         found = self._get(stage)
         if found.ended:
-            raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} is sealed and accepts no more blocks; begin a new stage")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"stage {stage.hex()} is sealed and accepts no more blocks; begin a new stage",
+            )
         for number, block in enumerate(blocks, found.blocks):
             if block.header.sequence != number:
-                raise UsageError(E_BAD_ARGUMENT, f"stage {stage.hex()} received block {block.header.sequence} instead of {number}")
+                raise UsageError(
+                    E_BAD_ARGUMENT,
+                    (
+                        f"stage {stage.hex()} received block {block.header.sequence} instead of "
+                        f"{number}"
+                    ),
+                )
         now_ns = time.time_ns() if now_ns is None else now_ns
         self._space.take(sum(block.header.length for block in blocks), now_ns)
         before = found.snapshot()
@@ -170,14 +222,22 @@ class Staging:
                 self._open.use(file)
                 return file
         if self._count >= FILES_MAX:
-            raise Refused(E_LIMIT, f"{FILES_MAX} files are already staged; commit or abort stages, or wait until some expire")
+            raise Refused(
+                E_LIMIT,
+                (
+                    f"{FILES_MAX} files are already staged; commit or abort stages, or wait until "
+                    "some expire"
+                ),
+            )
         if not self._made:
             if not self._files.exists(self._folder):
                 self._files.make_folder(self._folder)
             self._files.sync_folder(self._folder.rpartition("/")[0])
             self._made = True
         header = ChunkHeader(0, 0, self._files.random_seed(), self._uuid)
-        file = StageFile(f"{self._folder}/{part_name(stage.name, self._number)}", self._number, header.seed)
+        file = StageFile(
+            f"{self._folder}/{part_name(stage.name, self._number)}", self._number, header.seed
+        )
         self._open.make(file)
         self._number += 1
         self._count += 1
@@ -197,7 +257,10 @@ class Staging:
             header = block.header
             if pieces and position + header.length + FOOTER_BYTES > self._chunk_bytes:
                 break
-            pieces += (encode_disk_header(header, messages, 0, 0, file.seed, position), block.columns)
+            pieces += (
+                encode_disk_header(header, messages, 0, 0, file.seed, position),
+                block.columns,
+            )
             position += header.length
             messages += header.count
         self._files.writev(file.fd, pieces, file.data_end)
@@ -283,7 +346,9 @@ class Staging:
         for file, _, written in ticket.targets:
             file.pins -= 1
             file.synced = max(file.synced, written)
-            if file.synced == file.written and (not alive or stage.ended or file is not stage.files[-1]):
+            if file.synced == file.written and (
+                not alive or stage.ended or file is not stage.files[-1]
+            ):
                 self._open.close(file)
         if not alive:
             raise NotFound(E_NOT_FOUND, f"stage {stage.name.hex()} was dropped")

@@ -48,10 +48,14 @@ class ChannelRow:
     def decode(cls, found: object) -> ChannelRow:
         """Return the row that this map describes. Raises `ValueError` if the map is not a row."""
         if not isinstance(found, dict) or "next" not in found:
-            raise ValueError(f"a channel's row must be a map with its cursor `next`, not {reprlib.repr(found)}")
+            raise ValueError(
+                f"a channel's row must be a map with its cursor `next`, not {reprlib.repr(found)}"
+            )
         for name, kind in _KINDS.items():
             if name in found and type(found[name]) is not kind:
-                raise ValueError(f"{name} of a channel's row must be of type {kind.__name__}, not {reprlib.repr(found[name])}")
+                raise ValueError(
+                    f"{name} of a channel's row must be of type {kind.__name__}, not {reprlib.repr(found[name])}"
+                )
         return cls(
             found["next"], found.get("paused", False), found.get("created_ns"), found.get("counters", {}), found.get("settings"),
             found.get("first"), found.get("begin"), found.get("emptied"), found,
@@ -63,7 +67,10 @@ class ChannelRow:
             "next": self.next_offset, "paused": self.paused, "created_ns": self.created_ns, "counters": self.counters,
             "settings": self.settings, "first": self.first, "begin": self.begin, "emptied": self.emptied,
         }  # fmt: skip
-        return {**self.written, **{name: value for name, value in values.items() if value is not None}}
+        return {
+            **self.written,
+            **{name: value for name, value in values.items() if value is not None},
+        }
 
     def changed(self, changes: Mapping[str, object]) -> ChannelRow:
         """Return the row with these names of its map changed. Raises `ValueError` like `decode`."""

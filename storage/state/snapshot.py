@@ -84,7 +84,9 @@ class Snapshot:
     deferred: dict[str, DeferredTotal]
 
 
-def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Mapping[str, DeferredTotal]) -> bytes:
+def encode_snapshot(
+    uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Mapping[str, DeferredTotal]
+) -> bytes:
     """Return the bytes of a snapshot.
 
     `rows` has key and wrapped value of each small row, including the checkpoint.
@@ -105,7 +107,11 @@ def encode_snapshot(uuid: bytes, time_ns: int, rows: Iterable[Row], deferred: Ma
         "rows": len(pieces) // 3,
         "bytes": len(body),
         "crc": crc32c(body),
-        "deferred": {name: [total.rows, total.messages, total.first_start] for name, total in deferred.items() if total.rows},
+        "deferred": {
+            name: [total.rows, total.messages, total.first_start]
+            for name, total in deferred.items()
+            if total.rows
+        },
     }
     line = json.dumps(head).encode()
     return b"%s\n%08x\n%s" % (line, crc32c(line), body)
@@ -120,7 +126,10 @@ def decode_snapshot(data: bytes) -> Snapshot:
             raise Damaged("the snapshot's rows are damaged")
         rows = [(key, unwrap(key, value)) for key, value in _rows(body)]
         meta = [wrap(key, value) for key, value in rows if key == META]
-        deferred = {name: DeferredTotal(count, messages, start) for name, (count, messages, start) in head["deferred"].items()}
+        deferred = {
+            name: DeferredTotal(count, messages, start)
+            for name, (count, messages, start) in head["deferred"].items()
+        }
         return Snapshot(
             bytes.fromhex(head["uuid"]),
             head["time_ns"],
@@ -144,7 +153,10 @@ def _head(data: bytes) -> tuple[_Head, int]:
     if not isinstance(head, dict):
         raise Damaged("the snapshot's head is damaged")
     if head.get("zsq") != "state snapshot" or head.get("version") != SNAPSHOT_VERSION:
-        raise Damaged(f"the snapshot has format version {head.get('version')}, and this zsq reads only version {SNAPSHOT_VERSION}")
+        raise Damaged(
+            f"the snapshot has format version {head.get('version')}, and this zsq reads only "
+            f"version {SNAPSHOT_VERSION}"
+        )
     return cast("_Head", head), len(line) + 1 + _CHECKSUM_BYTES
 
 
@@ -153,7 +165,10 @@ def _rows(body: memoryview) -> Iterator[Row]:
     while at < len(body):
         key_bytes, value_bytes = _LENGTHS.unpack_from(body, at)
         at += _LENGTHS.size
-        yield bytes(body[at : at + key_bytes]), bytes(body[at + key_bytes : at + key_bytes + value_bytes])
+        yield (
+            bytes(body[at : at + key_bytes]),
+            bytes(body[at + key_bytes : at + key_bytes + value_bytes]),
+        )
         at += key_bytes + value_bytes
 
 
@@ -185,7 +200,9 @@ def rows_without_deferred(snapshot: Snapshot) -> tuple[list[Row], dict[str, int]
 
 def _cursor_back(data: bytes, offset: int) -> tuple[bytes, int]:
     row = unpack_channel(data)
-    return pack_value(replace(row, next_offset=min(row.next_offset, offset)).encode()), row.next_offset
+    return pack_value(
+        replace(row, next_offset=min(row.next_offset, offset)).encode()
+    ), row.next_offset
 
 
 def write_snapshot(files: Files, directory: str, data: bytes) -> None:
@@ -200,7 +217,9 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
     try:
         files.write_file(temporary, data)
     except OSError:
-        with contextlib.suppress(OSError):  # a partial file would take space on a disk that may be full
+        with contextlib.suppress(
+            OSError
+        ):  # a partial file would take space on a disk that may be full
             files.remove(temporary)
         raise
     files.rename(temporary, path)
@@ -231,7 +250,11 @@ def commits_of_snapshot(files: Files, directory: str) -> int:
     """
     path = f"{directory}/{SNAPSHOT_NAME}"
     try:
-        return int(_head(files.read_file(path, SNAPSHOT_HEAD_MAX))[0]["commits"]) if files.exists(path) else 0
+        return (
+            int(_head(files.read_file(path, SNAPSHOT_HEAD_MAX))[0]["commits"])
+            if files.exists(path)
+            else 0
+        )
     except (OSError, Damaged, ValueError, KeyError, TypeError, OverflowError):
         return 0
 

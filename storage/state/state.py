@@ -90,7 +90,10 @@ __all__ = [
 ]
 
 
-_FULL: Final = ("No space left", "Disk quota exceeded")  # the binding gives the system's text, without errno
+_FULL: Final = (
+    "No space left",
+    "Disk quota exceeded",
+)  # the binding gives the system's text, without errno
 
 
 def says_full(error: lmdb.Error) -> bool:
@@ -110,7 +113,9 @@ def after_commit(env: lmdb.Environment, error: Exception) -> Exception:
         try:
             env.begin(write=True).abort()
         except lmdb.Error as second:
-            return StoreFailed(f"{error}; it is not known whether that commit was stored ({second})")
+            return StoreFailed(
+                f"{error}; it is not known whether that commit was stored ({second})"
+            )
     return error
 
 
@@ -121,7 +126,9 @@ MAP_BYTES_MAX: Final = 1 << 40
 class StateStore:
     """An open state store. One thread at a time uses it."""
 
-    def __init__(self, path: str, map_bytes: int = MAP_BYTES, *, create: bool = False, readonly: bool = False) -> None:
+    def __init__(
+        self, path: str, map_bytes: int = MAP_BYTES, *, create: bool = False, readonly: bool = False
+    ) -> None:
         """Open the environment.
 
         Raises `ForeignDirectory` if it does not exist or has another version, and `Damaged` if LMDB
@@ -136,7 +143,15 @@ class StateStore:
         self.on_committed: Callable[[StateBatch], None] | None = None
         """Called after each commit, in its thread. `commit` passes on what it raises."""
         try:
-            self._env = lmdb.open(path, map_size=map_bytes, max_dbs=0, lock=False, create=create, readonly=readonly, readahead=False)
+            self._env = lmdb.open(
+                path,
+                map_size=map_bytes,
+                max_dbs=0,
+                lock=False,
+                create=create,
+                readonly=readonly,
+                readahead=False,
+            )
         except lmdb.Error as error:
             raise translate(error, path) from error
         self.map_bytes = int(self._env.info()["map_size"])
@@ -176,18 +191,31 @@ class StateStore:
                     total += crc_of(value)
                     take_row(table, key, data)
                 deferred = sum(one.rows for one in table.deferred.values())
-                live = {name: alias(name, table.generations.get(name, 0)) for name in table.channels}
-                table.garbage = sum(one.rows for name, one in table.deferred.items() if name not in set(live.values()))
+                live = {
+                    name: alias(name, table.generations.get(name, 0)) for name in table.channels
+                }
+                table.garbage = sum(
+                    one.rows
+                    for name, one in table.deferred.items()
+                    if name not in set(live.values())
+                )
                 entries = txn.stat()["entries"]
                 table.deferred = {
-                    name: with_firsts(txn, other, table.deferred[other]) for name, other in live.items() if other in table.deferred
+                    name: with_firsts(txn, other, table.deferred[other])
+                    for name, other in live.items()
+                    if other in table.deferred
                 }
         except lmdb.Error as error:
             raise translate(error, self._path) from error
         if rows != meta["rows"] or total & SUM_MASK != meta["sum"]:
-            raise Damaged(f"{self._path}: it has {rows} rows, but its checkpoint counts {meta['rows']}")
+            raise Damaged(
+                f"{self._path}: it has {rows} rows, but its checkpoint counts {meta['rows']}"
+            )
         if entries != 1 + rows + 2 * deferred:
-            raise Damaged(f"{self._path}: it has {entries} entries, but the checkpoint and the channels count {1 + rows + 2 * deferred}")
+            raise Damaged(
+                f"{self._path}: it has {entries} entries, but the checkpoint and the channels "
+                f"count {1 + rows + 2 * deferred}"
+            )
         take_meta(table, meta)
         self.garbage = table.garbage > 0
         return table
@@ -207,7 +235,10 @@ class StateStore:
     def holes(self, channel: str) -> list[HoleRow]:
         """Return a channel's holes that are not deferred."""
         with self._reading() as txn:
-            return [HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value))) for key, value in rows_of(txn, prefix(HOLE, channel))]
+            return [
+                HoleRow(start_of(key), *HOLE_ROW.unpack(unwrap(key, value)))
+                for key, value in rows_of(txn, prefix(HOLE, channel))
+            ]
 
     def deferred(self, channel: str) -> DeferredTotal:
         with self._reading() as txn:
@@ -224,7 +255,10 @@ class StateStore:
             if next(rows_of(txn, TOTAL), None) is None:
                 return {}
             rows = DeferredRows(txn)
-            totals = {channel: with_firsts(txn, rows.name(channel), rows.counted(channel)) for channel in channels}
+            totals = {
+                channel: with_firsts(txn, rows.name(channel), rows.counted(channel))
+                for channel in channels
+            }
         return {channel: total for channel, total in totals.items() if total.rows}
 
     def deferred_rows(self, channel: str) -> Iterator[HoleRow]:
@@ -242,9 +276,14 @@ class StateStore:
                 rows += 1
                 messages += row.count
             if (rows, messages) != (total := totals.counted(channel))[:2]:
-                raise Damaged(f"{self._path}: channel {channel!r} counts {total.rows} deferred rows, but {rows} were found by offset")
+                raise Damaged(
+                    f"{self._path}: channel {channel!r} counts {total.rows} deferred rows, but "
+                    f"{rows} were found by offset"
+                )
 
-    def due(self, channel: str, until_ns: int, limit: int, late_ns: int = 2**64) -> tuple[list[HoleRow], int]:
+    def due(
+        self, channel: str, until_ns: int, limit: int, late_ns: int = 2**64
+    ) -> tuple[list[HoleRow], int]:
         """Return deferred holes that are due by `until_ns`, and the due time of the next one.
 
         Returns at most `limit` holes, the earliest first. The time is 0 if there is no next one. It
@@ -261,7 +300,10 @@ class StateStore:
                     return found, row.due_ns
                 found.append(row)
             if len(found) != (rows := DeferredRows(txn).counted(channel).rows):
-                raise Damaged(f"{self._path}: channel {channel!r} counts {rows} deferred rows, but {len(found)} were found by due time")
+                raise Damaged(
+                    f"{self._path}: channel {channel!r} counts {rows} deferred rows, but "
+                    f"{len(found)} were found by due time"
+                )
         return found, 0
 
     def first_unfinished(self, channel: str) -> int | None:
@@ -277,7 +319,10 @@ class StateStore:
             following = unpack_channel(unwrap(key, value)).next_offset
             start: int = unwrap_meta(txn.get(META))["start"]
             deferred = DeferredRows(txn).name(channel)
-            firsts = (first_unfinished(txn, kind, name, start) for kind, name in ((HOLE, channel), (DEFERRED, deferred)))
+            firsts = (
+                first_unfinished(txn, kind, name, start)
+                for kind, name in ((HOLE, channel), (DEFERRED, deferred))
+            )
             return min([max(start, following), *(first for first in firsts if first is not None)])
 
     def walk(self) -> list[str]:
@@ -318,7 +363,9 @@ class StateStore:
                 break
             except lmdb.MapFullError as error:
                 if self.map_bytes * 2 > MAP_BYTES_MAX:
-                    raise DiskFull(f"{self._path} has reached its limit of {MAP_BYTES_MAX} bytes") from error
+                    raise DiskFull(
+                        f"{self._path} has reached its limit of {MAP_BYTES_MAX} bytes"
+                    ) from error
                 self.map_bytes *= 2
                 self._env.set_mapsize(self.map_bytes)
             except lmdb.Error as error:
@@ -372,6 +419,9 @@ def translate(error: lmdb.Error, path: str) -> Exception:
         return DiskFull(text)
     if "No such file" in text:
         return ForeignDirectory(f"{text}; zsq does not create it again: mount or restore it")
-    if isinstance(error, (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError)):
+    if isinstance(
+        error,
+        (lmdb.CorruptedError, lmdb.PageNotFoundError, lmdb.InvalidError, lmdb.VersionMismatchError),
+    ):
         return Damaged(text)
     return StoreFailed(text)

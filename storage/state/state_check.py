@@ -20,9 +20,11 @@ A page begins with its own number, and LMDB frees the page by this number. If a 
 LMDB frees another page, which is in use. A page also says where its list of nodes ends. A list of
 free pages that is too long gives away pages that hold rows. Reading rows shows neither.
 
-    page    number (8), unused (2), kind (2), end of the list of nodes (2), begin of the nodes (2), list: where each node is (2)
+    page    number (8), unused (2), kind (2), end of the list of nodes (2), begin of the nodes (2),
+    list: where each node is (2)
             overflow: number of pages (4) instead of both ends, then the bytes of one value
-    node    size of the value or the child's number (2), its high half (2), flags or the rest of that number (2), size of the key (2)
+    node    size of the value or the child's number (2), its high half (2), flags or the rest of
+    that number (2), size of the key (2)
 
 No process may have the environment open for writing. The page check knows only version 1 of LMDB's
 format, and only what zsq's environments have: one table of plain rows, and LMDB's table of free
@@ -90,7 +92,12 @@ def wrong_pages(files: Files, path: str) -> list[str]:
                     return [f"{path}: {tree.what}: {wrong}"]
                 found = tuple(map(add, found, counts))
             if found != tree.counts:
-                return [f"{path}: {tree.what}: found pages and entries {found}, but {tree.counts} are recorded"]
+                return [
+                    (
+                        f"{path}: {tree.what}: found pages and entries {found}, but {tree.counts} "
+                        "are recorded"
+                    )
+                ]
         return []
     finally:
         files.close(fd)
@@ -108,7 +115,10 @@ def _heads(files: Files, fd: int) -> tuple[int, list[_Tree]]:
     if any(head[:2] != (_MAGIC, _VERSION) for head in heads):
         return 0, []
     head = heads[heads[1][-1] > heads[0][-1]]
-    return size, [_Tree("the free pages", head[7:11], head[11]), _Tree("the rows", head[15:19], head[19])]
+    return size, [
+        _Tree("the free pages", head[7:11], head[11]),
+        _Tree("the rows", head[15:19], head[19]),
+    ]
 
 
 def _walk(files: Files, fd: int, size: int, root: int) -> Iterator[tuple[tuple[int, ...], str]]:
@@ -120,23 +130,44 @@ def _walk(files: Files, fd: int, size: int, root: int) -> Iterator[tuple[tuple[i
     left = [] if root == _NONE else [root]
     while left:
         number = left.pop()
-        data = b"" if number in seen or number > _NONE // size // 2 else files.pread(fd, size, number * size)
+        data = (
+            b""
+            if number in seen or number > _NONE // size // 2
+            else files.pread(fd, size, number * size)
+        )
         seen.add(number)
         if len(data) < size:
             yield (), f"page {number} is used twice, or lies beyond the end of the file"
             return
         own, _, kind, lower, upper = _PAGE.unpack_from(data)
-        good = own == number and kind & 7 in {_BRANCH, _LEAF} and _PAGE.size <= lower <= upper <= size and not lower % 2
-        places = struct.unpack_from(f"={(lower - _PAGE.size) // 2}H", data, _PAGE.size) if good else ()
-        if not good or upper != min(places, default=size) or max(places, default=0) > size - _NODE.size:
+        good = (
+            own == number
+            and kind & 7 in {_BRANCH, _LEAF}
+            and _PAGE.size <= lower <= upper <= size
+            and not lower % 2
+        )
+        places = (
+            struct.unpack_from(f"={(lower - _PAGE.size) // 2}H", data, _PAGE.size) if good else ()
+        )
+        if (
+            not good
+            or upper != min(places, default=size)
+            or max(places, default=0) > size - _NODE.size
+        ):
             yield (), f"the header of page {number} is damaged"
             return
         if kind & _BRANCH:
-            left += [low | high << 16 | rest << 32 for low, high, rest, _ in (_NODE.unpack_from(data, place) for place in places)]
+            left += [
+                low | high << 16 | rest << 32
+                for low, high, rest, _ in (_NODE.unpack_from(data, place) for place in places)
+            ]
             yield (1, 0, 0, 0), ""
         else:
             pages = [_overflow_pages(files, fd, data, place) for place in places]
-            yield (0, 1, sum(pages), len(places)), "an overflow page is damaged" if -1 in pages else ""
+            yield (
+                (0, 1, sum(pages), len(places)),
+                "an overflow page is damaged" if -1 in pages else "",
+            )
 
 
 def _overflow_pages(files: Files, fd: int, page: bytes, place: int) -> int:
@@ -203,11 +234,16 @@ def examine(path: str, timeout_s: float = CHECK_S, timeout_s_max: float = CHECK_
     """
     size = _size(path)
     try:
-        verdict = _examine(path, max(timeout_s, min(timeout_s + size / CHECK_BYTES_S, timeout_s_max)))
+        verdict = _examine(
+            path, max(timeout_s, min(timeout_s + size / CHECK_BYTES_S, timeout_s_max))
+        )
     finally:
         remove_copy(Files(), path)
     if size > TRIAL_BYTES_MAX:
-        note = f"{path}: no commit was tried on a copy, because it is {size} bytes; the limit is {TRIAL_BYTES_MAX}"
+        note = (
+            f"{path}: no commit was tried on a copy, because it is {size} bytes; the limit is "
+            f"{TRIAL_BYTES_MAX}"
+        )
         return verdict._replace(note=note)
     return verdict
 
@@ -231,17 +267,26 @@ def _examine(path: str, timeout_s: float) -> Verdict:
     try:
         done = subprocess.run(command, capture_output=True, timeout=timeout_s, check=False)
     except subprocess.TimeoutExpired:
-        return Verdict([f"{path} could not be checked within {round(timeout_s, 1):g} s"], finished=False)
+        return Verdict(
+            [f"{path} could not be checked within {round(timeout_s, 1):g} s"], finished=False
+        )
     except OSError as error:
         return Verdict([f"{path} could not be checked: {error}"], finished=False)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        finished = -done.returncode not in {signal.SIGKILL, signal.SIGTERM, signal.SIGINT}  # sent from outside
+        finished = -done.returncode not in {
+            signal.SIGKILL,
+            signal.SIGTERM,
+            signal.SIGINT,
+        }  # sent from outside
         return Verdict([f"{path}: LMDB crashed when it read this ({name})"], finished)
     try:
         found = json.loads(done.stdout)
     except ValueError:
-        return Verdict([f"{path} could not be checked: {done.stderr.decode(errors='replace')[-500:]}"], finished=False)
+        return Verdict(
+            [f"{path} could not be checked: {done.stderr.decode(errors='replace')[-500:]}"],
+            finished=False,
+        )
     return Verdict([str(one) for one in found], finished=True)
 
 
@@ -256,7 +301,12 @@ def findings(path: str) -> list[str]:
 def _read(path: str) -> list[str]:
     found: list[str] = []
     try:
-        with contextlib.closing(lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)) as env, env.begin() as txn:
+        with (
+            contextlib.closing(
+                lmdb.open(path, lock=False, readonly=True, create=False, readahead=True)
+            ) as env,
+            env.begin() as txn,
+        ):
             entries = 0
             for key, value in rows_of(txn, b""):
                 entries += 1
@@ -265,7 +315,9 @@ def _read(path: str) -> list[str]:
                 if len(found) >= _FINDINGS_MAX:
                     return found
             if entries != txn.stat()["entries"]:
-                found.append(f"{path}: {entries} rows can be read, but {txn.stat()['entries']} are recorded")
+                found.append(
+                    f"{path}: {entries} rows can be read, but {txn.stat()['entries']} are recorded"
+                )
             is_state = _is_state(txn)
     except lmdb.Error as error:
         return [*found, f"{path}: {error}"]
@@ -314,7 +366,9 @@ def _trial(path: str) -> list[str]:
     """
     found: list[str] = []
     try:
-        with contextlib.closing(lmdb.open(path, lock=False, create=False, sync=False, map_size=1 << 40)) as env:
+        with contextlib.closing(
+            lmdb.open(path, lock=False, create=False, sync=False, map_size=1 << 40)
+        ) as env:
             for turn in range(_TRIAL_COMMITS):
                 with env.begin(write=True) as txn:
                     _churn(txn, turn)
@@ -325,7 +379,12 @@ def _trial(path: str) -> list[str]:
 
 def _churn(txn: Any, turn: int) -> None:
     for begin, end in SMALL_RANGES:
-        old = [(key, value) for _, (key, value) in zip(range(_TRIAL_ROWS_MAX), rows_of(txn, begin, end), strict=False)]
+        old = [
+            (key, value)
+            for _, (key, value) in zip(
+                range(_TRIAL_ROWS_MAX), rows_of(txn, begin, end), strict=False
+            )
+        ]
         for key, _ in old:
             txn.delete(key)
         for key, value in old:

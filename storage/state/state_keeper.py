@@ -49,7 +49,15 @@ from .. import documents
 from ..errors import Damaged, DiskFull, ForeignDirectory, StoreFailed, Unreadable, is_full
 from ..files import Files
 from ..log.log_format import BAD_SUFFIX, STATE_NAME, TEMPORARY_SUFFIX, parse_chunk_name
-from .snapshot import SNAPSHOT_NAME, Snapshot, commits_of_snapshot, encode_snapshot, read_snapshot, rows_without_deferred, write_snapshot
+from .snapshot import (
+    SNAPSHOT_NAME,
+    Snapshot,
+    commits_of_snapshot,
+    encode_snapshot,
+    read_snapshot,
+    rows_without_deferred,
+    write_snapshot,
+)
 from .state import StateBatch, StateStore, Table
 from .state_check import CHECK_S, DATA_NAME, examine, remove_copy
 from .state_rows import new_meta
@@ -112,7 +120,10 @@ class Starts:
 
     def _read(self) -> tuple[int, list[int]]:
         try:
-            found = documents.loads(self._files.read_note(self._path, _NOTE_BYTES_MAX) or '{"unproven": 0, "starts": []}')
+            found = documents.loads(
+                self._files.read_note(self._path, _NOTE_BYTES_MAX)
+                or '{"unproven": 0, "starts": []}'
+            )
             return int(found["unproven"]), [int(one) for one in found["starts"]]
         except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
             return 0, []  # torn when the process died
@@ -132,7 +143,15 @@ class StateKeeper:
     store was opened.
     """
 
-    def __init__(self, files: Files, directory: str, uuid: bytes, state: StateStore, table: Table, starts: Starts) -> None:
+    def __init__(
+        self,
+        files: Files,
+        directory: str,
+        uuid: bytes,
+        state: StateStore,
+        table: Table,
+        starts: Starts,
+    ) -> None:
         self._files = files
         self._directory = directory
         self._uuid = uuid
@@ -152,14 +171,20 @@ class StateKeeper:
         self._starts.committed()
         self._stale = True
         self._applied = self._applied if batch.applied_offset is None else batch.applied_offset
-        urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {None}
+        urgent = bool(batch.channel_drops) or {batch.paused_end, batch.waiting, batch.start} != {
+            None
+        }
         # No client sends a finally sealed stage again. So its row and its files must not be lost.
-        urgent = urgent or (self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values()))
+        urgent = urgent or (
+            self._size < SNAPSHOT_STEP_BYTES and any(row.final for row in batch.stage_puts.values())
+        )
         for name in batch.channel_drops:
             self._known.pop(name, None)
         for name, row in batch.channel_puts.items():
             before = self._known.get(name)
-            urgent = urgent or before is None or before[0] != row.paused or row.next_offset < before[1]
+            urgent = (
+                urgent or before is None or before[0] != row.paused or row.next_offset < before[1]
+            )
             self._known[name] = row.paused, row.next_offset
         if urgent:
             self.write()
@@ -173,14 +198,21 @@ class StateKeeper:
 
     def write(self) -> None:
         """Write a snapshot of the committed state. Best effort."""
-        data = encode_snapshot(self._uuid, time.time_ns(), self._state.small_rows(), self._state.deferred_totals(self._known))
+        data = encode_snapshot(
+            self._uuid,
+            time.time_ns(),
+            self._state.small_rows(),
+            self._state.deferred_totals(self._known),
+        )
         pause_s = SNAPSHOT_EVERY_S * (1 + len(data) // SNAPSHOT_STEP_BYTES)
         self._size = len(data)
         self._next_s = time.monotonic() + min(pause_s, SNAPSHOT_LATEST_S)
         try:
             write_snapshot(self._files, self._directory, data)
         except OSError as error:
-            self.problem = f"{self._directory}: no new snapshot of the state could be written: {error}"
+            self.problem = (
+                f"{self._directory}: no new snapshot of the state could be written: {error}"
+            )
             return
         self._stale = False
         self.covered = self._applied
@@ -220,7 +252,9 @@ class OpenedState:
     alarms: list[str] = field(default_factory=list)
 
 
-def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns: int) -> OpenedState:
+def open_state(
+    files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns: int
+) -> OpenedState:
     """Open the store of a topic and check it as far as a start can. Rebuild it if it is damaged.
 
     Raises `ForeignDirectory` if it belongs to another topic.
@@ -231,7 +265,11 @@ def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns
     remove_copy(files, f"{directory}/{STATE_NAME}")
     starts = Starts(files, directory)
     unproven = starts.begin(now_ns)
-    reason = _suspect(f"{directory}/{STATE_NAME}", unproven, starts, notes) if unproven >= UNPROVEN_MAX else ""
+    reason = (
+        _suspect(f"{directory}/{STATE_NAME}", unproven, starts, notes)
+        if unproven >= UNPROVEN_MAX
+        else ""
+    )
     store = table = None
     if not reason:
         try:
@@ -249,7 +287,9 @@ def open_state(files: Files, directory: str, uuid: bytes, map_bytes: int, now_ns
     rebuilt = store is None or table is None
     if store is None or table is None:
         alarms += rebuild_state(files, directory, uuid, map_bytes, reason)
-        store, table = _open(files, directory, uuid, map_bytes, prove=False)  # has as many commits as its snapshot
+        store, table = _open(
+            files, directory, uuid, map_bytes, prove=False
+        )  # has as many commits as its snapshot
     keeper = StateKeeper(files, directory, uuid, store, table, starts)
     return OpenedState(store, table, keeper, rebuilt, notes, alarms)
 
@@ -271,7 +311,9 @@ def _suspect(path: str, unproven: int, starts: Starts, notes: list[str]) -> str:
     return ""
 
 
-def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: bool) -> tuple[StateStore, Table]:
+def _open(
+    files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: bool
+) -> tuple[StateStore, Table]:
     path = f"{directory}/{STATE_NAME}"
     if not files.exists(f"{path}/{DATA_NAME}"):
         raise Damaged(f"{path} has no {DATA_NAME}")
@@ -291,7 +333,9 @@ def _open(files: Files, directory: str, uuid: bytes, map_bytes: int, *, prove: b
         raise
 
 
-def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, reason: str) -> list[str]:
+def rebuild_state(
+    files: Files, directory: str, uuid: bytes, map_bytes: int, reason: str
+) -> list[str]:
     """Set the store aside and rebuild it. The new store is synced when this returns.
 
     Returns sentences for the operator that say what happened. No process may have the store open.
@@ -303,7 +347,10 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
         snapshot, complaint = _good_snapshot(files, directory, uuid)
     except Unreadable as error:
         text = "repair the disk, or move that file away to continue without the channels in it"
-        raise StoreFailed(f"{directory}: the state store is damaged and must be rebuilt from its snapshot, but {error}; {text}") from error
+        raise StoreFailed(
+            f"{directory}: the state store is damaged and must be rebuilt from its snapshot, "
+            f"but {error}; {text}"
+        ) from error
     temporary = f"{directory}/{STATE_NAME}{TEMPORARY_SUFFIX}"
     try:
         if files.exists(temporary):
@@ -316,14 +363,20 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
                 store.fill(snapshot.meta, rows)
             else:
                 moved = {}
-                store.fill(new_meta(uuid, min(bases, default=0)), ())  # replay from the log's first block
+                store.fill(
+                    new_meta(uuid, min(bases, default=0)), ()
+                )  # replay from the log's first block
         finally:
             store.close()
         files.sync_folder(temporary)
         number = _free_number(files, directory)
         aside = ""
-        if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):  # newer than the new store
-            files.rename(f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}")
+        if snapshot is None and files.exists(
+            f"{directory}/{SNAPSHOT_NAME}"
+        ):  # newer than the new store
+            files.rename(
+                f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}"
+            )
             files.sync_folder(directory)
         if files.exists(f"{directory}/{STATE_NAME}"):
             files.rename(f"{directory}/{STATE_NAME}", f"{directory}/{BAD_STATE}{number}")
@@ -334,7 +387,8 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
     except OSError as error:
         kind = DiskFull if is_full(error) else StoreFailed
         raise kind(
-            f"{directory}: the state store is damaged ({reason.replace(f'{directory}/', '')}) and could not be rebuilt: {error}"
+            f"{directory}: the state store is damaged ({reason.replace(f'{directory}/', '')}) "
+            f"and could not be rebuilt: {error}"
         ) from error
     return [
         f"{directory}: the state store was damaged: {reason.replace(f'{directory}/', '')}{aside}",
@@ -342,18 +396,35 @@ def rebuild_state(files: Files, directory: str, uuid: bytes, map_bytes: int, rea
     ]
 
 
-def _told(directory: str, snapshot: Snapshot | None, complaint: str, moved: dict[str, int]) -> list[str]:
+def _told(
+    directory: str, snapshot: Snapshot | None, complaint: str, moved: dict[str, int]
+) -> list[str]:
     if snapshot is None:
-        unknown = "transactions and producers are known only as far as the log shows them, so older ones may be stored twice if repeated"
-        return [f"{directory}: {complaint}: all channels are lost, and the first new channel begins with the oldest message; {unknown}"]
+        unknown = (
+            "transactions and producers are known only as far as the log shows them, so older "
+            "ones may be stored twice if repeated"
+        )
+        return [
+            (
+                f"{directory}: {complaint}: all channels are lost, and the first new channel "
+                "begins "
+                f"with the oldest message; {unknown}"
+            )
+        ]
     names = [
-        f"channel {name} lost its record of {snapshot.deferred[name].messages} deferred messages: it continues at offset "
+        f"channel {name} lost its record of {snapshot.deferred[name].messages} deferred "
+        "messages: it continues at offset "
         f"{min(before, snapshot.deferred[name].first_start)} instead of {before}"
         for name, before in moved.items()
     ]
-    when = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, UTC).strftime("%Y-%m-%d %H:%M:%S")
+    when = datetime.fromtimestamp(snapshot.time_ns // 1_000_000_000, UTC).strftime(
+        "%Y-%m-%d %H:%M:%S"
+    )
     return [
-        f"{directory}: the state store was rebuilt as of {when} UTC; channels continue from there, so some messages are delivered again",
+        (
+            f"{directory}: the state store was rebuilt as of {when} UTC; channels continue from "
+            "there, so some messages are delivered again"
+        ),
         *names,
     ]
 
@@ -383,4 +454,6 @@ def _free_number(files: Files, directory: str) -> int:
     for number in range(1, BAD_STATES_MAX):
         if not files.exists(f"{directory}/{BAD_STATE}{number}"):
             return number
-    raise StoreFailed(f"{directory} holds {BAD_STATES_MAX} damaged state stores; inspect them and move them away")
+    raise StoreFailed(
+        f"{directory} holds {BAD_STATES_MAX} damaged state stores; inspect them and move them away"
+    )

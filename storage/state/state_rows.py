@@ -1,16 +1,14 @@
 """Rows of the state store: keys, values behind a checksum, the table, and the batch of one commit.
 
     key                          value (each begins with a checksum and the key)
-    "m"                          checkpoint: applied and synced end, pause, waiting cursor, start, digest of all small rows
-    "c" name                     a channel's row, as its channel wrote it
-    "d" name 0 start             a deferred hole: count, attempts, due time
-    "e" name                     total of a channel's deferred holes: rows, messages, digest of all "d" and "q"
-    "g" name                     generation of a channel's valid deferred holes, see `alias`; 0 if missing
-    "h" name 0 start             any other hole: count, attempts, 0
-    "p" producer id              a producer's next sequence and its last blocks
-    "q" name 0 due start         a deferred hole by its due time: no data
-    "s" stage                    a stage as of its last seal
-    "t" app                      an app's last committed transaction
+    "m"                          checkpoint: applied and synced end, pause, waiting cursor, start,
+    digest of all small rows "c" name                     a channel's row, as its channel wrote it
+    "d" name 0 start             a deferred hole: count, attempts, due time "e" name
+    total of a channel's deferred holes: rows, messages, digest of all "d" and "q" "g" name
+    generation of a channel's valid deferred holes, see `alias`; 0 if missing "h" name 0 start
+    any other hole: count, attempts, 0 "p" producer id              a producer's next sequence and
+    its last blocks "q" name 0 due start         a deferred hole by its due time: no data "s" stage
+    a stage as of its last seal "t" app                      an app's last committed transaction
 
 A hole is a range of messages below a channel's cursor that the channel has not finished.
 
@@ -45,7 +43,11 @@ DUE: Final = b"q"
 STAGE: Final = b"s"
 TRANSACTION: Final = b"t"
 
-SMALL_RANGES: Final = ((b"", DEFERRED), (TOTAL, DUE), (b"r", b"\xff"))  # ranges of keys: all rows except deferred ones
+SMALL_RANGES: Final = (
+    (b"", DEFERRED),
+    (TOTAL, DUE),
+    (b"r", b"\xff"),
+)  # ranges of keys: all rows except deferred ones
 assert bytes([DEFERRED[0] + 1]) == TOTAL
 assert bytes([b"r"[0] - 1]) == DUE
 
@@ -108,7 +110,9 @@ class ProducerRow(NamedTuple):
     recent: tuple[tuple[int, int], ...]
 
 
-def producer_after(row: ProducerRow | None, sequence: int, first_offset: int, used_ns: int) -> ProducerRow:
+def producer_after(
+    row: ProducerRow | None, sequence: int, first_offset: int, used_ns: int
+) -> ProducerRow:
     """Return the producer's row after this block of it is stored."""
     recent = (*(row.recent if row is not None else ()), (sequence, first_offset))
     return ProducerRow(sequence + 1, used_ns, recent[-RECENT_MAX:])
@@ -143,7 +147,9 @@ class Table:
         Deferred messages count as unfinished.
         """
         deferred = self.deferred.get(channel)
-        firsts = [hole.start for hole in self.holes.get(channel, ())] + ([deferred.first_start] if deferred else [])
+        firsts = [hole.start for hole in self.holes.get(channel, ())] + (
+            [deferred.first_start] if deferred else []
+        )
         return min([self.channels[channel].next_offset, *firsts])
 
 
@@ -209,7 +215,8 @@ def unwrap_meta(value: bytes | None) -> StateMeta:
     meta: StateMeta = unpack_value(unwrap(META, value))
     if meta["version"] != VERSION:
         raise ForeignDirectory(
-            f"the state store has format version {meta['version']}, and this zsq reads only version {VERSION}; use a newer zsq"
+            f"the state store has format version {meta['version']}, and this zsq reads only "
+            f"version {VERSION}; use a newer zsq"
         )
     return meta
 
@@ -237,7 +244,9 @@ def take_meta(table: Table, meta: StateMeta) -> None:
 
 def change_meta(meta: StateMeta, batch: StateBatch) -> None:
     meta["applied"] = meta["applied"] if batch.applied_offset is None else batch.applied_offset
-    meta["synced"] = max(meta["synced"] if batch.synced_end is None else batch.synced_end, meta["applied"])
+    meta["synced"] = max(
+        meta["synced"] if batch.synced_end is None else batch.synced_end, meta["applied"]
+    )
     meta["paused"] = meta["paused"] if batch.paused_end is None else batch.paused_end
     meta["waiting"] = meta["waiting"] if batch.waiting is None else batch.waiting
     meta["start"] = meta["start"] if batch.start is None else batch.start
@@ -263,7 +272,9 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
     if kind == CHANNEL:
         table.channels[rest.decode()] = unpack_channel(data)
     elif kind == HOLE:
-        table.holes.setdefault(name_of(key), []).append(HoleRow(start_of(key), *HOLE_ROW.unpack(data)))
+        table.holes.setdefault(name_of(key), []).append(
+            HoleRow(start_of(key), *HOLE_ROW.unpack(data))
+        )
     elif kind == TOTAL:
         table.deferred[rest.decode()] = DeferredTotal(*TOTAL_ROW.unpack(data)[:2])
     elif kind == GENERATION:
@@ -283,12 +294,24 @@ def take_row(table: Table, key: bytes, data: bytes) -> None:
 def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
     """Return the data of the rows to write, by key, without holes."""
     rows: dict[bytes, bytes] = {}
-    rows.update((CHANNEL + name.encode(), pack_value(row.encode())) for name, row in batch.channel_puts.items())
-    rows.update((PRODUCER + U64.pack(number), pack_value(tuple(row))) for number, row in batch.producers.items())
-    for stage, row in batch.stage_puts.items():  # a stage without a user is written as by earlier versions
-        rows[STAGE + stage] = pack_value({name: value for name, value in row._asdict().items() if name != "user" or value})
     rows.update(
-        (TRANSACTION + app.encode(), pack_value(tuple(row) if row.user else tuple(row)[:-1])) for app, row in batch.transactions.items()
+        (CHANNEL + name.encode(), pack_value(row.encode()))
+        for name, row in batch.channel_puts.items()
+    )
+    rows.update(
+        (PRODUCER + U64.pack(number), pack_value(tuple(row)))
+        for number, row in batch.producers.items()
+    )
+    for (
+        stage,
+        row,
+    ) in batch.stage_puts.items():  # a stage without a user is written as by earlier versions
+        rows[STAGE + stage] = pack_value(
+            {name: value for name, value in row._asdict().items() if name != "user" or value}
+        )
+    rows.update(
+        (TRANSACTION + app.encode(), pack_value(tuple(row) if row.user else tuple(row)[:-1]))
+        for app, row in batch.transactions.items()
     )
     return rows
 

@@ -146,7 +146,9 @@ def with_firsts(txn: Any, channel: str, total: DeferredTotal) -> DeferredTotal:
     if not start[0] or not due[0]:
         raise Damaged(f"the deferred rows of channel {channel!r} are missing")
     unwrap(*start)
-    return total._replace(first_start=start_of(start[0]), next_due_ns=due_row(txn, channel, *due).due_ns)
+    return total._replace(
+        first_start=start_of(start[0]), next_due_ns=due_row(txn, channel, *due).due_ns
+    )
 
 
 def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
@@ -154,7 +156,9 @@ def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
     found: list[HoleRow] = []
     head = prefix(DUE, name)
     cursor = txn.cursor()
-    there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()  # after the last one; a prefix ends with a zero
+    there = (
+        cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()
+    )  # after the last one; a prefix ends with a zero
     while there and len(found) < limit and cursor.key().startswith(head):
         row = due_row(txn, name, bytes(cursor.key()), bytes(cursor.value()))
         if row.due_ns <= late_ns:
@@ -227,14 +231,18 @@ class DeferredRows:
         if channel not in self._generations:
             key = GENERATION + channel.encode()
             value = sought(self._txn, key)
-            self._generations[channel] = U64.unpack(unwrap(key, value))[0] if value is not None else 0
+            self._generations[channel] = (
+                U64.unpack(unwrap(key, value))[0] if value is not None else 0
+            )
         return alias(channel, self._generations[channel])
 
     def _total(self, name: str) -> list[int]:
         if name not in self._totals:
             key = total_key(name)
             value = sought(self._txn, key)
-            self._totals[name] = list(TOTAL_ROW.unpack(unwrap(key, value))) if value is not None else [0, 0, 0]
+            self._totals[name] = (
+                list(TOTAL_ROW.unpack(unwrap(key, value))) if value is not None else [0, 0, 0]
+            )
             self._before[name] = list(self._totals[name])
         return self._totals[name]
 
@@ -332,7 +340,13 @@ class DeferredRows:
         for _, value in rows_of(self._txn, prefix(DUE, channel)):
             total += crc_of(value)
         if [rows, messages, total & SUM_MASK] != self._total(channel):
-            return [f"channel {channel!r}: {rows} deferred rows of {messages} messages do not match their total"]
+            return [
+                (
+                    f"channel {channel!r}: {rows} deferred rows of {messages} messages do not "
+                    "match "
+                    "their total"
+                )
+            ]
         return []
 
 

@@ -24,9 +24,15 @@ class ChannelHarness:
         self, next_offset: int = 0, holes: Sequence[Hole] = (), random: Callable[[], float] = half, **settings: Any,
     ) -> None:  # fmt: skip
         self.kept = {hole[0]: hole for hole in holes if hole[3]}  # deferred in the store
-        deferred = Deferred(len(self.kept), sum(hole[1] for hole in self.kept.values()), min((h[3] for h in self.kept.values()), default=0))
+        deferred = Deferred(
+            len(self.kept),
+            sum(hole[1] for hole in self.kept.values()),
+            min((h[3] for h in self.kept.values()), default=0),
+        )
         live = [hole for hole in holes if not hole[3]]
-        self.channel = ChannelCore(5, next_offset, live, {}, False, deferred, ChannelSettings(**settings), "c", random)
+        self.channel = ChannelCore(
+            5, next_offset, live, {}, False, deferred, ChannelSettings(**settings), "c", random
+        )
         self.end = next_offset
         self.now_ns = 100 * S
         self.wall_ns = 5_000 * S
@@ -35,8 +41,23 @@ class ChannelHarness:
     def block_at(first_offset: int, count: int, size: int = 1) -> Block:
         return with_place(pack([b"x" * size] * count), first_offset, 7)
 
-    def join(self, peer: tuple[bytes, ...], ready: int, heartbeat_ns: int = 3_600 * S, sample_rate: int = 0) -> None:
-        consumer = Subscriber(peer, peer[0].decode(), ready, TIMEOUT_NS, heartbeat_ns, self.now_ns, 0, sample_rate=sample_rate)
+    def join(
+        self,
+        peer: tuple[bytes, ...],
+        ready: int,
+        heartbeat_ns: int = 3_600 * S,
+        sample_rate: int = 0,
+    ) -> None:
+        consumer = Subscriber(
+            peer,
+            peer[0].decode(),
+            ready,
+            TIMEOUT_NS,
+            heartbeat_ns,
+            self.now_ns,
+            0,
+            sample_rate=sample_rate,
+        )
         self.channel.subscribe(consumer)
 
     def come(self, *counts: int, size: int = 1) -> None:
@@ -55,7 +76,9 @@ class ChannelHarness:
         """All that can be delivered now."""
         sent = []
         while (pending := self.channel.next_delivery(self.now_ns, self.wall_ns)) is not None:
-            assert sum(stop - start for _, start, stop in pending.parts) == sum(count for _, count, _ in pending.runs)
+            assert sum(stop - start for _, start, stop in pending.parts) == sum(
+                count for _, count, _ in pending.runs
+            )
             sent.append(pending)
         return sent
 
@@ -86,7 +109,10 @@ class ChannelHarness:
         """How many rows came."""
         if not self.channel.may_ask():
             return 0
-        rows = sorted((hole for hole in self.kept.values() if hole[3] <= self.wall_ns), key=lambda hole: hole[3])[:limit]
+        rows = sorted(
+            (hole for hole in self.kept.values() if hole[3] <= self.wall_ns),
+            key=lambda hole: hole[3],
+        )[:limit]
         following = min((hole[3] for hole in self.kept.values() if hole not in rows), default=0)
         self.channel.supply.came_due(rows, following, self.wall_ns)
         return len(rows)
@@ -97,7 +123,9 @@ class ChannelHarness:
         return found["depth"], found["in_flight_count"], found["deferred_count"]
 
     @staticmethod
-    def told(pending_blocks: list[OutgoingDelivery]) -> list[tuple[str, tuple[tuple[int, int, int], ...]]]:
+    def told(
+        pending_blocks: list[OutgoingDelivery],
+    ) -> list[tuple[str, tuple[tuple[int, int, int], ...]]]:
         return [(pending.peer[0].decode(), pending.runs) for pending in pending_blocks]
 
 

@@ -1,4 +1,6 @@
-"""The launch script with a double in place of the broker: start, stop, status, starting again, giving up."""
+"""The launch script with a double in place of the broker: start, stop, status, starting again,
+giving up.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,24 @@ class Daemon:
         self.environment = os.environ | {"PYTHONPATH": str(modules)}
 
     def line(self, verb: str, *options: str) -> list[str]:
-        return [sys.executable, str(ZSQD), *([verb] if verb else []), "--data-dir", str(self.folder), *options]
+        return [
+            sys.executable,
+            str(ZSQD),
+            *([verb] if verb else []),
+            "--data-dir",
+            str(self.folder),
+            *options,
+        ]
 
     def __call__(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(self.line(verb, *options), env=self.environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            self.line(verb, *options),
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
 
     def pid(self, role: str) -> int:
         return int(json.loads((self.folder / "zsqd.json").read_text())[role]["pid"])
@@ -70,7 +86,11 @@ def wait_for_ready(daemon: Daemon, times: int) -> None:
 
 
 def wait_for_log(daemon: Daemon, text: str, times: int = 1) -> None:
-    with subprocess.Popen(["tail", "-n", "+1", "-f", daemon.folder / "log/zsqd.log"], stdout=subprocess.PIPE, text=True) as log:
+    with subprocess.Popen(
+        ["tail", "-n", "+1", "-f", daemon.folder / "log/zsqd.log"],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as log:
         assert log.stdout is not None
         for line in log.stdout:
             times -= text in line
@@ -121,7 +141,9 @@ def test_a_broker_that_cannot_start_is_told_and_not_tried_again(daemon: Daemon) 
 
 
 def test_in_front_it_becomes_the_broker(daemon: Daemon) -> None:
-    with subprocess.Popen(daemon.line(""), env=daemon.environment, stderr=subprocess.PIPE, text=True) as front:
+    with subprocess.Popen(
+        daemon.line(""), env=daemon.environment, stderr=subprocess.PIPE, text=True
+    ) as front:
         assert front.stderr is not None
         assert f"(pid {front.pid})" in front.stderr.readline()
         assert daemon("status").returncode == 0
@@ -149,7 +171,9 @@ def test_each_wrong_usage_exits_with_2(daemon: Daemon) -> None:
 
 @pytest.mark.parametrize("verb", ["start", ""])
 def test_the_real_broker_is_started_restarted_and_stopped(tmp_path: Path, verb: str) -> None:
-    """In an empty directory, killed and started again in the background; in front, ended by its service manager."""
+    """In an empty directory, killed and started again in the background; in front, ended by its
+    service manager.
+    """
     daemon = Daemon(tmp_path / "data", tmp_path)
     if verb:
         started = daemon("start", "--no-listen")
@@ -161,7 +185,12 @@ def test_the_real_broker_is_started_restarted_and_stopped(tmp_path: Path, verb: 
         assert daemon("status").returncode == 0
         assert daemon("stop").returncode == 0
     else:
-        with subprocess.Popen(daemon.line("", "--no-listen"), env=daemon.environment, stderr=subprocess.PIPE, text=True) as front:
+        with subprocess.Popen(
+            daemon.line("", "--no-listen"),
+            env=daemon.environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as front:
             assert front.stderr is not None
             assert f"(pid {front.pid})" in front.stderr.readline()
             front.terminate()
@@ -177,7 +206,9 @@ def test_a_note_names_no_process_that_is_not_of_zsq(daemon: Daemon) -> None:
         try:
             stat = Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()
             boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-            state.write_text(json.dumps({"serve": {"pid": other.pid, "born": f"{boot}/{stat[19]}"}}))
+            state.write_text(
+                json.dumps({"serve": {"pid": other.pid, "born": f"{boot}/{stat[19]}"}})
+            )
             state.chmod(0o600)
             daemon("stop")
             assert other.poll() is None, "it is no process of zsq"

@@ -1,7 +1,9 @@
-"""Attacks on the HTTP door of a real broker: what each costs in memory of the gateway, and how long an honest client waits meanwhile.
+"""Attacks on the HTTP door of a real broker: what each costs in memory of the gateway, and how long
+an honest client waits meanwhile.
 
-Each test plays strangers without a token, unless it says otherwise, beside an honest client that publishes. `docs/security.md` has the
-figures in the section "What attacks cost"; `-s` prints those of this run.
+Each test plays strangers without a token, unless it says otherwise, beside an honest client that
+publishes. `docs/security.md` has the figures in the section "What attacks cost"; `-s` prints those
+of this run.
 """
 
 from __future__ import annotations
@@ -31,8 +33,13 @@ subscribe = ["*"]
 admin = ["*"]
 """
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
-MEMORY_MAX = 120 * MIB  # of the gateway, above where it began: 64 MiB of bodies, and what 1,024 connections and their buffers take
-DELAY_S_MAX = 5.0  # of an honest publish, where other tests may keep the machine busy; 6 to 12 s without the bounds
+MEMORY_MAX = (
+    120 * MIB
+    # Of the gateway, above where it began: 64 MiB of bodies, and what 1,024 connections and their
+    # buffers take.
+)
+# Of an honest publish, where other tests may keep the machine busy; 6 to 12 s without the bounds.
+DELAY_S_MAX = 5.0
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +66,13 @@ def dial(broker: Broker) -> socket.socket:
     return sock
 
 
-def ask(broker: Broker, method: str, target: str, body: bytes = b"", headers: dict[str, str] | None = None) -> tuple[int, bytes]:
+def ask(
+    broker: Broker,
+    method: str,
+    target: str,
+    body: bytes = b"",
+    headers: dict[str, str] | None = None,
+) -> tuple[int, bytes]:
     connection = http.client.HTTPConnection("127.0.0.1", broker.http, timeout=30)
     try:
         connection.request(method, target, body, HEADERS if headers is None else headers)
@@ -75,7 +88,9 @@ def defects(broker: Broker) -> str:
 
 
 class Honest:
-    """A client that publishes again and again, each time on a new connection; and what the gateway's memory does meanwhile."""
+    """A client that publishes again and again, each time on a new connection; and what the
+    gateway's memory does meanwhile.
+    """
 
     def __init__(self, broker: Broker) -> None:
         self.worst_s = 0.0
@@ -107,7 +122,10 @@ class Honest:
         self._thread.join(60)
         assert gateway(self._broker) == self.pid, "the gateway lives on"
         grown = (self.most - self.first) / MIB
-        print(f"\n| {attack} | {grown:.0f} MiB | {self.worst_s * 1000:.0f} ms at most, of {self.published} publishes |")
+        print(
+            f"\n| {attack} | {grown:.0f} MiB | {self.worst_s * 1000:.0f} ms at most, of "
+            f"{self.published} publishes |"
+        )
         assert not self.failed
         assert self.published
         assert self.most - self.first < MEMORY_MAX
@@ -161,33 +179,77 @@ def send(sock: socket.socket, data: bytes) -> bool:
 
 # Requests that two readers may take apart differently
 
-SMUGGLED = b"POST /topic/create?topic=smuggled HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n"
-BEGIN = b"POST /pub?topic=carrier HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n"
+SMUGGLED = (
+    b"POST /topic/create?topic=smuggled HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+    + TOKEN.encode()
+    + b"\r\n\r\n"
+)
+BEGIN = (
+    b"POST /pub?topic=carrier HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+    + TOKEN.encode()
+    + b"\r\n"
+)
 CHUNKED = b"1\r\nx\r\n0\r\n\r\n"
 
 
 @pytest.mark.parametrize(
     ("name", "request_bytes"),
     [
-        ("both lengths", BEGIN + b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED + SMUGGLED),
-        ("both, the other way round", BEGIN + b"Transfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n" + CHUNKED + SMUGGLED),
-        ("both, a length of 0", BEGIN + b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED + SMUGGLED),
-        ("chunked in HTTP/1.0", BEGIN.replace(b"HTTP/1.1", b"HTTP/1.0") + b"Transfer-Encoding: chunked\r\n\r\n" + CHUNKED + SMUGGLED),
+        (
+            "both lengths",
+            BEGIN + b"Content-Length: 6\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED + SMUGGLED,
+        ),
+        (
+            "both, the other way round",
+            BEGIN + b"Transfer-Encoding: chunked\r\nContent-Length: 6\r\n\r\n" + CHUNKED + SMUGGLED,
+        ),
+        (
+            "both, a length of 0",
+            BEGIN + b"Content-Length: 0\r\nTransfer-Encoding: chunked\r\n\r\n" + CHUNKED + SMUGGLED,
+        ),
+        (
+            "chunked in HTTP/1.0",
+            BEGIN.replace(b"HTTP/1.1", b"HTTP/1.0")
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+            + CHUNKED
+            + SMUGGLED,
+        ),
         ("two lengths", BEGIN + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nx" + SMUGGLED),
         ("a length with a sign", BEGIN + b"Content-Length: +1\r\n\r\nx" + SMUGGLED),
         ("a length in hex", BEGIN + b"Content-Length: 0x1\r\n\r\nx" + SMUGGLED),
-        ("a coding that is none", BEGIN + b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKED + SMUGGLED),
+        (
+            "a coding that is none",
+            BEGIN + b"Transfer-Encoding: xchunked\r\n\r\n" + CHUNKED + SMUGGLED,
+        ),
         ("two codings", BEGIN + b"Transfer-Encoding: gzip, chunked\r\n\r\n" + CHUNKED + SMUGGLED),
-        ("a space before the colon", BEGIN + b"Transfer-Encoding : chunked\r\nContent-Length: 1\r\n\r\nx" + SMUGGLED),
+        (
+            "a space before the colon",
+            BEGIN + b"Transfer-Encoding : chunked\r\nContent-Length: 1\r\n\r\nx" + SMUGGLED,
+        ),
         ("a bare CR", BEGIN + b"Content-Length: 1\rTransfer-Encoding: chunked\r\n\r\nx" + SMUGGLED),
         ("a NUL", BEGIN + b"X: \0\r\nContent-Length: 1\r\n\r\nx" + SMUGGLED),
-        ("a chunk without its end", BEGIN + b"Transfer-Encoding: chunked\r\n\r\n1\r\nxYZ0\r\n\r\n" + SMUGGLED),
-        ("a chunk of minus one", BEGIN + b"Transfer-Encoding: chunked\r\n\r\n-1\r\nx\r\n0\r\n\r\n" + SMUGGLED),
-        ("a chunk that is too large", BEGIN + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 21 + b"\r\nx\r\n0\r\n\r\n" + SMUGGLED),
+        (
+            "a chunk without its end",
+            BEGIN + b"Transfer-Encoding: chunked\r\n\r\n1\r\nxYZ0\r\n\r\n" + SMUGGLED,
+        ),
+        (
+            "a chunk of minus one",
+            BEGIN + b"Transfer-Encoding: chunked\r\n\r\n-1\r\nx\r\n0\r\n\r\n" + SMUGGLED,
+        ),
+        (
+            "a chunk that is too large",
+            BEGIN
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+            + b"f" * 21
+            + b"\r\nx\r\n0\r\n\r\n"
+            + SMUGGLED,
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_request_with_two_readings_is_refused_and_ends_its_connection(broker: Broker, name: str, request_bytes: bytes) -> None:
+def test_a_request_with_two_readings_is_refused_and_ends_its_connection(
+    broker: Broker, name: str, request_bytes: bytes
+) -> None:
     with dial(broker) as sock:
         sock.sendall(request_bytes)
         data = b""
@@ -203,7 +265,9 @@ def test_a_request_with_two_readings_is_refused_and_ends_its_connection(broker: 
 
 
 def test_slow_heads_and_silent_connections_cost_time_only_themselves(broker: Broker) -> None:
-    """600 connections: a third says nothing, a third sends its head a byte at a time, a third stops in the middle and shuts its side."""
+    """600 connections: a third says nothing, a third sends its head a byte at a time, a third stops
+    in the middle and shuts its side.
+    """
     with attacked(broker, "600 connections: silent, a byte a second, half-open") as honest:
         sockets = [dial(broker) for _ in range(600)]
         drips, halves = sockets[200:400], sockets[400:]
@@ -223,7 +287,9 @@ def test_slow_heads_and_silent_connections_cost_time_only_themselves(broker: Bro
 
 
 def test_more_connections_than_there_are_places_lock_nobody_out(broker: Broker) -> None:
-    """1,500 strangers that say nothing: who came first goes, so that whoever has something to ask finds a place."""
+    """1,500 strangers that say nothing: who came first goes, so that whoever has something to ask
+    finds a place.
+    """
     sockets: list[socket.socket] = []
     try:
         with attacked(broker, "1,500 silent connections, more than there are places"):
@@ -254,15 +320,34 @@ def large_body(broker: Broker, sock: socket.socket, number: int) -> None:
     if number % 2:
         send(sock, head + b"Content-Length: %d\r\n\r\n" % (5 * MIB) + bytes(4 * MIB))
     else:
-        send(sock, head + b"Transfer-Encoding: chunked\r\n\r\n" + b"10000\r\n" + bytes(65_536) + b"\r\n100000\r\n" + bytes(MIB))
+        send(
+            sock,
+            head
+            + b"Transfer-Encoding: chunked\r\n\r\n"
+            + b"10000\r\n"
+            + bytes(65_536)
+            + b"\r\n100000\r\n"
+            + bytes(MIB),
+        )
 
 
 def tiny_chunks(broker: Broker, sock: socket.socket, number: int) -> None:
-    send(sock, b"POST /pub?topic=honest HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 200_000)
+    send(
+        sock,
+        b"POST /pub?topic=honest HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + b"1\r\nx\r\n" * 200_000,
+    )
 
 
 def endless_trailers(broker: Broker, sock: socket.socket, number: int) -> None:
-    send(sock, b"POST /pub?topic=honest HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + b"X: y\r\n" * 200_000)
+    send(
+        sock,
+        (
+            b"POST /pub?topic=honest HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+            b"\r\n0\r\n"
+        )
+        + b"X: y\r\n" * 200_000,
+    )
 
 
 def pipelined(broker: Broker, sock: socket.socket, number: int) -> None:
@@ -281,11 +366,17 @@ def pipelined(broker: Broker, sock: socket.socket, number: int) -> None:
     ids=lambda value: value.__name__ if callable(value) else "",
 )
 def test_publishes_go_on_during_many_large_requests(
-    broker: Broker, attack: Callable[[Broker, socket.socket, int], None], connections: int, name: str
+    broker: Broker,
+    attack: Callable[[Broker, socket.socket, int], None],
+    connections: int,
+    name: str,
 ) -> None:
     with attacked(broker, name) as honest:
         sockets = [dial(broker) for _ in range(connections)]
-        threads = [threading.Thread(target=attack, args=(broker, sock, number)) for number, sock in enumerate(sockets)]
+        threads = [
+            threading.Thread(target=attack, args=(broker, sock, number))
+            for number, sock in enumerate(sockets)
+        ]
         for thread in threads:
             thread.start()
         for sock in sockets:
@@ -302,7 +393,9 @@ def test_publishes_go_on_during_many_large_requests(
 def test_event_streams_that_never_read_hold_up_nobody(broker: Broker) -> None:
     sockets: list[socket.socket] = []
     try:
-        with attacked(broker, "100 event streams and 100 answers of which nothing is read, with a token") as honest:
+        with attacked(
+            broker, "100 event streams and 100 answers of which nothing is read, with a token"
+        ) as honest:
             for target in (b"/api/live", b"/metrics"):
                 for _ in range(100):
                     sock = socket.socket()
@@ -310,7 +403,14 @@ def test_event_streams_that_never_read_hold_up_nobody(broker: Broker) -> None:
                     sock.connect(("127.0.0.1", broker.http))
                     send(
                         sock,
-                        (b"GET " + target + b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer " + TOKEN.encode() + b"\r\n\r\n") * 3,
+                        (
+                            b"GET "
+                            + target
+                            + b" HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
+                            + TOKEN.encode()
+                            + b"\r\n\r\n"
+                        )
+                        * 3,
                     )
                     sockets.append(sock)
             honest._stop.wait(3)
@@ -319,11 +419,17 @@ def test_event_streams_that_never_read_hold_up_nobody(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [b"[" * 60_000, b'{"a":' * 12_000, b"1" * 60_000, b'"\\ud800' * 9_000], ids=["lists", "objects", "digits", "text"]
+    "body",
+    [b"[" * 60_000, b'{"a":' * 12_000, b"1" * 60_000, b'"\\ud800' * 9_000],
+    ids=["lists", "objects", "digits", "text"],
 )
 def test_deep_json_is_refused_and_no_defect(broker: Broker, body: bytes) -> None:
     with attacked(broker, f"deep JSON, {len(body)} bytes of {body[:5]!r}"):
-        for method, target in (("POST", "/api/topics"), ("PUT", "/config/log_level"), ("POST", "/pub?topic=honest")):
+        for method, target in (
+            ("POST", "/api/topics"),
+            ("PUT", "/config/log_level"),
+            ("POST", "/pub?topic=honest"),
+        ):
             status, _ = ask(broker, method, target, body)
             assert status in (200, 400, 403, 404, 405, 413), (method, target)
     assert not defects(broker)
@@ -334,7 +440,9 @@ def test_a_compressed_body_is_not_unpacked(broker: Broker) -> None:
 
     bomb = gzip.compress(bytes(50 * MIB))
     with attacked(broker, "a gzip bomb of 50 MiB in 50 KB"):
-        status, _ = ask(broker, "POST", "/pub?topic=honest", bomb, HEADERS | {"Content-Encoding": "gzip"})
+        status, _ = ask(
+            broker, "POST", "/pub?topic=honest", bomb, HEADERS | {"Content-Encoding": "gzip"}
+        )
         assert status == 200, "a body is bytes"
 
 

@@ -1,7 +1,9 @@
-"""Attacks on the NSQ door: under each of them the gateway's memory stays bounded, and an honest client is served.
+"""Attacks on the NSQ door: under each of them the gateway's memory stays bounded, and an honest
+client is served.
 
-`python -m pytest tests/attacks/test_nsq.py -s` prints the table of docs/security.md. The bounds that are asserted are generous, because
-other work may run on the same machine; the figures in the document are of a quiet one.
+`python -m pytest tests/attacks/test_nsq.py -s` prints the table of docs/security.md. The bounds
+that are asserted are generous, because other work may run on the same machine; the figures in the
+document are of a quiet one.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ from support.small_web import Question, SmallWeb, said
 import zsq
 from zsq.actors.security.access import token_hash
 from zsq.actors.settings.options import NsqOptions
-from zsq.transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, IDENTITY_BYTES_MAX, STRING_BYTES_MAX, NsqLimits
+from zsq.transport.nsq.limits import (
+    BYTES_BEFORE_AUTH_MAX,
+    IDENTITY_BYTES_MAX,
+    STRING_BYTES_MAX,
+    NsqLimits,
+)
 
 MIB: Final = 1 << 20
 TOKEN: Final = secrets.token_hex(16)  # of a user who may publish to `honest` and to `own`
@@ -42,7 +49,9 @@ publish = ["honest", "own"]
 subscribe = ["own"]
 """
 PUBLISHES: Final = 20  # that the honest client has answered while all attackers are connected
-ANSWER_S: Final = 30.0  # for each of them: an attack that holds the door up for longer fails the test
+ANSWER_S: Final = (
+    30.0  # for each of them: an attack that holds the door up for longer fails the test
+)
 
 Row = tuple[str, float, float, float]
 
@@ -52,7 +61,15 @@ class Door:
 
     def __init__(self, folder: Path, *options: str) -> None:
         made = certificates.make(folder)
-        self.broker = Broker(folder / "data", *options, "--nsq-tls-cert", made.cert, "--nsq-tls-key", made.key, nsq=True)
+        self.broker = Broker(
+            folder / "data",
+            *options,
+            "--nsq-tls-cert",
+            made.cert,
+            "--nsq-tls-key",
+            made.key,
+            nsq=True,
+        )
         self.rows: list[Row] = []
         self.descriptors_before = 0
 
@@ -75,7 +92,10 @@ class Door:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
     def print(self) -> None:
-        print("\n\n| attack | memory of the gateway, MiB more | honest client, median | honest client, longest |\n|---|---|---|---|")
+        print(
+            "\n\n| attack | memory of the gateway, MiB more | honest client, median | honest "
+            "client, longest |\n|---|---|---|---|"
+        )
         for name, memory, median, longest in self.rows:
             print(f"| {name} | {memory:.0f} | {median * 1000:.1f} ms | {longest * 1000:.0f} ms |")
 
@@ -86,7 +106,9 @@ class Door:
 
 
 class Honest(threading.Thread):
-    """A client that authenticates and publishes one message after the other, as long as it is not told to stop."""
+    """A client that authenticates and publishes one message after the other, as long as it is not
+    told to stop.
+    """
 
     def __init__(self, door: Door) -> None:
         super().__init__(daemon=True)
@@ -110,7 +132,11 @@ class Honest(threading.Thread):
     def serve(self, more: int) -> None:
         """Until so many more publishes were answered."""
         want = len(self.delays) + more
-        wait_for(lambda: len(self.delays) >= want or self.failure, ANSWER_S * 2, f"{more} answers to the honest client")
+        wait_for(
+            lambda: len(self.delays) >= want or self.failure,
+            ANSWER_S * 2,
+            f"{more} answers to the honest client",
+        )
         if self.failure is not None:
             raise AssertionError("the honest client was not served") from self.failure
 
@@ -121,7 +147,9 @@ class Honest(threading.Thread):
 
 
 class Attackers:
-    """Connections that say what they want and do not care for answers, or whether they are cut off."""
+    """Connections that say what they want and do not care for answers, or whether they are cut
+    off.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -174,7 +202,9 @@ def door(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Door]:
 
 
 def attacked(door: Door, name: str, attack: Callable[[Attackers], object], most_mib: int) -> None:
-    """Serve an honest client during the attack and while all attackers stay connected; the memory may grow by so much."""
+    """Serve an honest client during the attack and while all attackers stay connected; the memory
+    may grow by so much.
+    """
     before = door.memory
     honest = Honest(door)
     honest.start()
@@ -204,12 +234,17 @@ def test_memory_stays_bounded_without_an_attack(door: Door) -> None:
 
 
 def test_unfinished_auth_bodies_do_not_fill_the_gateways_memory(door: Door) -> None:
-    """Their size is refused before the body is read. Those of the largest size that is taken are bounded by their number."""
+    """Their size is refused before the body is read. Those of the largest size that is taken are
+    bounded by their number.
+    """
 
     def attack(them: Attackers) -> None:
         for _ in range(150):
             them.connect(command("AUTH", 5 * MIB, bytes(300_000)))
-            them.connect(identify(heartbeat_interval=-1), command("AUTH", IDENTITY_BYTES_MAX, bytes(IDENTITY_BYTES_MAX - 1)))
+            them.connect(
+                identify(heartbeat_interval=-1),
+                command("AUTH", IDENTITY_BYTES_MAX, bytes(IDENTITY_BYTES_MAX - 1)),
+            )
 
     attacked(door, "300 unfinished bodies of AUTH", attack, 60)
 
@@ -225,7 +260,12 @@ def test_large_identify_bodies_do_not_fill_the_gateways_memory(door: Door) -> No
 
 def test_deep_and_wide_json_does_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
-        bodies = [b"[" * 16_000, b'{"a":' * 3_000, b'{"x":[' + b"[]," * 5_300 + b"1]}", b'{"a":"' + b'\\"' * 8_000 + b'"}']
+        bodies = [
+            b"[" * 16_000,
+            b'{"a":' * 3_000,
+            b'{"x":[' + b"[]," * 5_300 + b"1]}",
+            b'{"a":"' + b'\\"' * 8_000 + b'"}',
+        ]
         for _ in range(25):
             for body in bodies:
                 them.connect(command("IDENTIFY", len(body), body))
@@ -236,14 +276,18 @@ def test_deep_and_wide_json_does_not_fill_the_gateways_memory(door: Door) -> Non
 def test_publishes_without_auth_do_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         for _ in range(100):
-            them.connect(command("MPUB honest", 5 * MIB, struct.pack(">ii", 6, MIB) + bytes(300_000)))
+            them.connect(
+                command("MPUB honest", 5 * MIB, struct.pack(">ii", 6, MIB) + bytes(300_000))
+            )
             them.connect(command("PUB honest", MIB, bytes(300_000)))
 
     attacked(door, "200 bodies of publishes without AUTH", attack, 60)
 
 
 def test_packed_commands_before_auth_do_not_fill_the_gateways_memory(door: Door) -> None:
-    """Half a megabyte of deflate is 500 MB of NOPs: a stranger may say BYTES_BEFORE_AUTH_MAX of them."""
+    """Half a megabyte of deflate is 500 MB of NOPs: a stranger may say BYTES_BEFORE_AUTH_MAX of
+    them.
+    """
     packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
     bomb = packer.compress(b"NOP\n" * (2 * MIB)) + packer.flush(zlib.Z_SYNC_FLUSH)
     other = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
@@ -287,7 +331,9 @@ def test_snappy_bombs_do_not_fill_the_gateways_memory(door: Door) -> None:
 
 
 def test_unused_compression_does_not_fill_the_gateways_memory(door: Door) -> None:
-    """A deflate layer takes 100 KiB and more: those of strangers are counted as bytes that they hold."""
+    """A deflate layer takes 100 KiB and more: those of strangers are counted as bytes that they
+    hold.
+    """
 
     def attack(them: Attackers) -> None:
         for _ in range(1_200):
@@ -324,14 +370,22 @@ def test_unread_answers_do_not_fill_the_gateways_memory(door: Door) -> None:
 def test_silent_connections_do_not_fill_the_gateways_memory(door: Door) -> None:
     def attack(them: Attackers) -> None:
         for number in range(3_000):
-            them.connect(*((b"  V2", b"IDENT") if number % 3 == 0 else (b"  ",) if number % 3 == 1 else ()), magic=False)
+            them.connect(
+                *((b"  V2", b"IDENT") if number % 3 == 0 else (b"  ",) if number % 3 == 1 else ()),
+                magic=False,
+            )
 
     attacked(door, "3,000 connections that send nothing or an unfinished command", attack, 90)
 
 
-@pytest.mark.skipif(resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 12_000, reason="it takes 10,100 sockets here and in the gateway")
+@pytest.mark.skipif(
+    resource.getrlimit(resource.RLIMIT_NOFILE)[1] < 12_000,
+    reason="it takes 10,100 sockets here and in the gateway",
+)
 def test_a_client_that_authenticates_gets_in_when_strangers_use_all_connections(door: Door) -> None:
-    """Each new connection displaces the stranger that has been idle for longest, so a client that authenticates gets in."""
+    """Each new connection displaces the stranger that has been idle for longest, so a client that
+    authenticates gets in.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 12_000), hard))
 
@@ -355,9 +409,14 @@ def test_endless_lines_do_not_fill_the_gateways_memory(door: Door) -> None:
 
 
 def test_clients_that_do_not_authenticate_are_disconnected_in_time(door: Door) -> None:
-    """Neither a heartbeat interval of -1 nor a byte now and then keeps them: they are told why and closed."""
+    """Neither a heartbeat interval of -1 nor a byte now and then keeps them: they are told why and
+    closed.
+    """
     limit_s = NsqLimits().auth_deadline_ms / 1000
-    with NsqSocket(door.port, timeout_s=limit_s + ANSWER_S) as silent, NsqSocket(door.port, timeout_s=limit_s + ANSWER_S) as talking:
+    with (
+        NsqSocket(door.port, timeout_s=limit_s + ANSWER_S) as silent,
+        NsqSocket(door.port, timeout_s=limit_s + ANSWER_S) as talking,
+    ):
         silent.identify(heartbeat_interval=-1)
         talking.send("NOP")
         assert silent.frame() == (1, f"E_AUTH_FIRST AUTH required within {limit_s:g} s".encode())
@@ -371,12 +430,23 @@ def test_clients_that_do_not_authenticate_are_disconnected_in_time(door: Door) -
 
 
 def test_a_refusal_is_sent_although_the_body_was_not_read(door: Door) -> None:
-    """The whole body is sent before the answer is read: a socket closed with unread bytes would lose the answer."""
+    """The whole body is sent before the answer is read: a socket closed with unread bytes would
+    lose the answer.
+    """
     sent = [
-        (command("AUTH", 5 * MIB, bytes(5 * MIB)), f"E_BAD_BODY AUTH body too big {5 * MIB} > {IDENTITY_BYTES_MAX}"),
+        (
+            command("AUTH", 5 * MIB, bytes(5 * MIB)),
+            f"E_BAD_BODY AUTH body too big {5 * MIB} > {IDENTITY_BYTES_MAX}",
+        ),
         (command("PUB honest", MIB, bytes(MIB)), "E_AUTH_FIRST AUTH required before PUB"),
-        (command("MPUB honest", 5 * MIB, struct.pack(">ii", 5, MIB) + bytes(5 * MIB - 8)), "E_AUTH_FIRST AUTH required before MPUB"),
-        (b"NOP x\n" * 40_000, f"E_AUTH_FIRST AUTH required before more than {BYTES_BEFORE_AUTH_MAX} bytes"),
+        (
+            command("MPUB honest", 5 * MIB, struct.pack(">ii", 5, MIB) + bytes(5 * MIB - 8)),
+            "E_AUTH_FIRST AUTH required before MPUB",
+        ),
+        (
+            b"NOP x\n" * 40_000,
+            f"E_AUTH_FIRST AUTH required before more than {BYTES_BEFORE_AUTH_MAX} bytes",
+        ),
     ]
     for data, answer in sent:
         with NsqSocket(door.port) as client:
@@ -437,7 +507,11 @@ def test_packed_commands_of_a_user_do_not_fill_the_gateways_memory(door: Door) -
             with contextlib.suppress(OSError):
                 made.recv(65536)
             own = zlib.compressobj(1, zlib.DEFLATED, -zlib.MAX_WBITS)
-            them.say(made, own.compress(command("AUTH", len(TOKEN), TOKEN.encode())) + own.flush(zlib.Z_SYNC_FLUSH))
+            them.say(
+                made,
+                own.compress(command("AUTH", len(TOKEN), TOKEN.encode()))
+                + own.flush(zlib.Z_SYNC_FLUSH),
+            )
             packers.append(made)
         for made in packers:
             them.say(made, bomb * 4)
@@ -447,7 +521,9 @@ def test_packed_commands_of_a_user_do_not_fill_the_gateways_memory(door: Door) -
 
 def test_attackers_that_left_hold_no_connection_and_no_memory(door: Door) -> None:
     """All attackers have gone: so have their connections, and what they left to be done."""
-    wait_for(lambda: door.descriptors <= door.descriptors_before, ANSWER_S, "the end of all connections")
+    wait_for(
+        lambda: door.descriptors <= door.descriptors_before, ANSWER_S, "the end of all connections"
+    )
     attacked(door, "none, after all of these", nothing, 30)
 
 
@@ -455,7 +531,9 @@ def test_attackers_that_left_hold_no_connection_and_no_memory(door: Door) -> Non
 
 
 class AuthServer:
-    """In a thread of its own. Knows one secret; `answer` is what everybody else gets, None leaves them waiting."""
+    """In a thread of its own. Knows one secret; `answer` is what everybody else gets, None leaves
+    them waiting.
+    """
 
     def __init__(self) -> None:
         self.answer: bytes | None = None
@@ -476,8 +554,14 @@ class AuthServer:
         self.asked += 1
         if question.parameters["secret"] != TOKEN:
             return self.answer
-        allowed = {"topic": "honest|own", "channels": [".*"], "permissions": ["publish", "subscribe"]}
-        return said({"ttl": 2, "identity": "worker", "identity_url": "", "authorizations": [allowed]})
+        allowed = {
+            "topic": "honest|own",
+            "channels": [".*"],
+            "permissions": ["publish", "subscribe"],
+        }
+        return said(
+            {"ttl": 2, "identity": "worker", "identity_url": "", "authorizations": [allowed]}
+        )
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._over.set)
@@ -497,11 +581,20 @@ def auth(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Door, AuthS
 
 
 def granted(**more: Any) -> dict[str, Any]:
-    return {"ttl": 60, "identity": "i", "authorizations": [{"topic": ".*", "channels": [".*"], "permissions": ["publish"]}]} | more
+    return {
+        "ttl": 60,
+        "identity": "i",
+        "authorizations": [{"topic": ".*", "channels": [".*"], "permissions": ["publish"]}],
+    } | more
 
 
 def grown(pattern: str, count: int) -> dict[str, Any]:
-    return granted(authorizations=[{"topic": pattern + str(n), "channels": [".*"], "permissions": ["publish"]} for n in range(count)])
+    return granted(
+        authorizations=[
+            {"topic": pattern + str(n), "channels": [".*"], "permissions": ["publish"]}
+            for n in range(count)
+        ]
+    )
 
 
 ANSWERS: Final[dict[str, bytes | None]] = {
@@ -510,7 +603,9 @@ ANSWERS: Final[dict[str, bytes | None]] = {
     "half an answer": b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\n{",
     "2 MiB": b"HTTP/1.1 200 OK\r\n\r\n" + bytes(2 * MIB),
     "an endless head": b"HTTP/1.1 200 OK\r\n" + b"X: y\r\n" * 100_000,
-    "a redirect": b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n",
+    "a redirect": (
+        b"HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:1/\r\nContent-Length: 0\r\n\r\n"
+    ),
     "deep JSON": said(b'{"ttl":60,"authorizations":' + b"[" * 500_000),
     "ttl 0": said(granted(ttl=0)),
     "a negative ttl": said(granted(ttl=-1)),
@@ -521,15 +616,21 @@ ANSWERS: Final[dict[str, bytes | None]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_bad_answers_of_an_auth_server_admit_and_delay_no_client(auth: tuple[Door, AuthServer], name: str) -> None:
-    """Clients that the server knows authenticate, and are asked for again when their two seconds are over, all the while."""
+def test_bad_answers_of_an_auth_server_admit_and_delay_no_client(
+    auth: tuple[Door, AuthServer], name: str
+) -> None:
+    """Clients that the server knows authenticate, and are asked for again when their two seconds
+    are over, all the while.
+    """
     door, server = auth
     server.answer = ANSWERS[name]
 
     def attack(them: Attackers) -> None:
         for number in range(40):
             secret = f"{name} {number}".encode()
-            them.connect(identify(), command("AUTH", len(secret), secret), command("PUB own", 1, b"x"))
+            them.connect(
+                identify(), command("AUTH", len(secret), secret), command("PUB own", 1, b"x")
+            )
         with authenticated(door.port, ANSWER_S) as other:
             assert other.ask("PUB own", b"message") == "OK"
         if server.answer is not None:
@@ -543,8 +644,12 @@ def test_bad_answers_of_an_auth_server_admit_and_delay_no_client(auth: tuple[Doo
     attacked(door, f"an auth server that answers 40 clients with {name}", attack, 90)
 
 
-def test_a_bounded_number_of_unknown_clients_is_authorized_at_a_time(auth: tuple[Door, AuthServer]) -> None:
-    """A server that does not answer strangers: at most half of the slots are theirs, and nobody waits for ever."""
+def test_a_bounded_number_of_unknown_clients_is_authorized_at_a_time(
+    auth: tuple[Door, AuthServer],
+) -> None:
+    """A server that does not answer strangers: at most half of the slots are theirs, and nobody
+    waits for ever.
+    """
     door, server = auth
     server.answer = None
     before = server.asked

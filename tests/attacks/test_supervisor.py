@@ -1,7 +1,7 @@
 """Attacks on the supervisor: control frames, the audit log, and strangers who cut its gateways off.
 
-The attacker of the first tests is the admin of one topic, over ZeroMQ. The bounds on memory are generous: docs/security.md has what was
-measured.
+The attacker of the first tests is the admin of one topic, over ZeroMQ. The bounds on memory are
+generous: docs/security.md has what was measured.
 """
 
 from __future__ import annotations
@@ -142,7 +142,9 @@ def test_the_largest_frame_of_all_does_not_cut_the_gateway_off(broker: Broker) -
 
 
 def test_refused_orders_of_64_kib_leave_short_lines(broker: Broker) -> None:
-    frame = order(7, "configure", {"x" * 1_000: "y" * 60_000} | {str(number): {} for number in range(900)})
+    frame = order(
+        7, "configure", {"x" * 1_000: "y" * 60_000} | {str(number): {} for number in range(900)}
+    )
     watched = Peak([supervisor(broker)])
     begun = len(lines(broker))
     with Attacker(broker) as attacker, zsq.Admin(broker.ipc, timeout=20) as admin:
@@ -154,7 +156,11 @@ def test_refused_orders_of_64_kib_leave_short_lines(broker: Broker) -> None:
         wait_for(lambda: len(lines(broker)) - begun >= 400, 20, "their lines")
         found = lines(broker)[begun:]
         assert max(map(len, found)) < 1_000 < LINE_BYTES_MAX
-        assert {row["options"]["bytes"] > 60_000 for row in map(json.loads, found) if row["action"] == "configure"} == {True}
+        assert {
+            row["options"]["bytes"] > 60_000
+            for row in map(json.loads, found)
+            if row["action"] == "configure"
+        } == {True}
         assert len(admin.audit(400)) == 400
     (of_supervisor,) = watched.close().values()
     print(f"supervisor {of_supervisor / MIB:.1f} MiB")
@@ -168,7 +174,11 @@ def test_orders_with_the_same_number_are_both_in_the_log(broker: Broker) -> None
         assert {attacker.answer().request for _ in range(2)} == {7}  # type: ignore[attr-defined]
 
     def noted() -> set[str]:
-        return {row["action"] for row in map(json.loads, lines(broker)) if row["topic"] == "other" and row["via"] == "zeromq"}
+        return {
+            row["action"]
+            for row in map(json.loads, lines(broker))
+            if row["topic"] == "other" and row["via"] == "zeromq"
+        }
 
     wait_for(lambda: noted() == {"delete", "pause"}, 10, "both lines")
 
@@ -182,7 +192,9 @@ def ping(broker: Broker) -> str:
 
 
 def test_strangers_at_the_nsq_door_do_not_switch_revocation_off(broker: Broker) -> None:
-    """Four say 4.9 MB of themselves, a /ping asks for all that is known of clients, and then a token is revoked."""
+    """Four say 4.9 MB of themselves, a /ping asks for all that is known of clients, and then a
+    token is revoked.
+    """
     strangers = [NsqSocket(broker.nsq) for _ in range(4)]
     try:
         with NsqSocket(broker.nsq) as holder:
@@ -191,7 +203,10 @@ def test_strangers_at_the_nsq_door_do_not_switch_revocation_off(broker: Broker) 
             assert holder.ask("PUB victim", b"before") == "OK"
             watched = Peak([supervisor(broker)])
             for one in strangers:
-                one.send("IDENTIFY", json.dumps({"client_id": "x", "user_agent": "u" * 4_900_000}).encode())
+                one.send(
+                    "IDENTIFY",
+                    json.dumps({"client_id": "x", "user_agent": "u" * 4_900_000}).encode(),
+                )
             for _ in range(3):
                 assert ping(broker) == "OK"
             (broker.data_dir.parent / "access.toml").write_text(access("another"))
@@ -231,7 +246,11 @@ def test_one_admin_cannot_rotate_the_log_away(broker: Broker) -> None:
             for _ in range(100):
                 attacker.answer()
         admin.pause("victim")
-        wait_for(lambda: any(b'"victim"' in line and b'"pause"' in line for line in lines(broker)), 10, "the operator's line")
+        wait_for(
+            lambda: any(b'"victim"' in line and b'"pause"' in line for line in lines(broker)),
+            10,
+            "the operator's line",
+        )
         of_attacker = [line for line in lines(broker) if b'"mine"' in line and b'"unpause"' in line]
         assert 400 < len(of_attacker) < 3_000
         assert sum(map(len, of_attacker)) < 2.1 * MIB

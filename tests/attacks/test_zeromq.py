@@ -1,4 +1,6 @@
-"""Attacks by the ZeroMQ door, and by orders that all doors share: a client that was let in takes what it may not have, or uses it up."""
+"""Attacks by the ZeroMQ door, and by orders that all doors share: a client that was let in takes
+what it may not have, or uses it up.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def keyring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory, keyring: Keyring) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("broker") / "data", *keyring.options(), http=True, nsq=True)
+    one = Broker(
+        tmp_path_factory.mktemp("broker") / "data", *keyring.options(), http=True, nsq=True
+    )
     try:
         yield one.start()
     finally:
@@ -100,12 +104,16 @@ class As:
         return zsq.Producer(self.broker.tcp, key_file=self.keys, timeout=20)
 
     def consumer(self, topic: str, channel: str, **settings: Any) -> zsq.Consumer:
-        return zsq.Consumer(topic, channel, url=self.broker.tcp, key_file=self.keys, timeout=20, **settings)
+        return zsq.Consumer(
+            topic, channel, url=self.broker.tcp, key_file=self.keys, timeout=20, **settings
+        )
 
     def post(self, path: str, **options: Any) -> tuple[int, str]:
         """Status and body."""
         head = {"authorization": f"Bearer {self.user}", "content-type": "application/json"}
-        request = urllib.request.Request(f"http://127.0.0.1:{self.broker.http}{path}", json.dumps(options).encode(), head)
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.broker.http}{path}", json.dumps(options).encode(), head
+        )
         try:
             with urllib.request.urlopen(request, timeout=20) as answer:
                 return answer.status, answer.read().decode()
@@ -113,7 +121,17 @@ class As:
             return error.code, error.read().decode()
 
     def redrive(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        line = [sys.executable, "-m", "zsq", "--url", self.broker.tcp, "--key-file", self.key_file, "redrive", *arguments]
+        line = [
+            sys.executable,
+            "-m",
+            "zsq",
+            "--url",
+            self.broker.tcp,
+            "--key-file",
+            self.key_file,
+            "redrive",
+            *arguments,
+        ]
         return subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
 
 
@@ -140,12 +158,20 @@ def die(who: As, topic: str, channel: str, *bodies: bytes, dead: str = "") -> No
             message.reject("why")
         consumer.flush()
     with who.admin() as admin:
-        wait_for(lambda: stats(admin, topic, channel)["dead_letter_count"] == len(bodies), 20, "dead letters")
+        wait_for(
+            lambda: stats(admin, topic, channel)["dead_letter_count"] == len(bodies),
+            20,
+            "dead letters",
+        )
 
 
 def stats(admin: zsq.Admin, topic: str, channel: str = "") -> dict[str, Any]:
     row: dict[str, Any] = admin.stats(topic)["topics"][0]
-    return row if not channel else next(one for one in row["channels"] if one["channel_name"] == channel)
+    return (
+        row
+        if not channel
+        else next(one for one in row["channels"] if one["channel_name"] == channel)
+    )
 
 
 def end(who: As, topic: str) -> int:
@@ -165,12 +191,19 @@ def test_the_admin_of_a_topic_does_not_read_it_through_dead_letters(owner: As, m
         admin.create_channel("secret", "billing")
     with mallory.admin() as admin:
         with pytest.raises(zsq.Refused, match=r"E_FORBIDDEN .*subscribe"):
-            admin.configure_channel("secret", "billing", dead_letter_topic="mallory.loot", max_attempts=1)
+            admin.configure_channel(
+                "secret", "billing", dead_letter_topic="mallory.loot", max_attempts=1
+            )
         with pytest.raises(zsq.Refused, match=r"E_FORBIDDEN .*subscribe"):
             admin.create_channel("secret", "mine", dead_letter_topic="mallory.loot", max_attempts=1)
     path = "/api/channel/configure?topic=secret&channel=billing"
     assert mallory.post(path, dead_letter_topic="mallory.loot")[0] == 403
-    assert mallory.post("/api/channel/create?topic=secret&channel=mine", dead_letter_topic="mallory.loot")[0] == 403
+    assert (
+        mallory.post(
+            "/api/channel/create?topic=secret&channel=mine", dead_letter_topic="mallory.loot"
+        )[0]
+        == 403
+    )
     with owner.admin() as admin:
         assert stats(admin, "secret", "billing")["settings"]["dead_letter_topic"] == ""
 
@@ -184,7 +217,9 @@ def test_the_admin_of_a_topic_does_not_read_it_through_a_redrive(owner: As, mall
     done = mallory.redrive("secret.dead", "--all", "--to", "mallory.loot")
     assert (done.returncode, "E_FORBIDDEN" in done.stderr) == (1, True), done.stderr
     with mallory.admin() as admin, pytest.raises(zsq.Refused, match="E_FORBIDDEN"):
-        admin.redrive_to("secret.dead", "mallory.loot", None, ("secret.a", "0" * 32, "c"), chosen=True)
+        admin.redrive_to(
+            "secret.dead", "mallory.loot", None, ("secret.a", "0" * 32, "c"), chosen=True
+        )
     assert end(owner, "mallory.loot") == 0
 
 
@@ -192,16 +227,36 @@ def test_a_redrive_is_in_the_audit_log_with_its_target(owner: As) -> None:
     die(owner, "noted", "c", b"a", b"b")
     with owner.admin() as admin:
         admin.create_channel("noted.copy", "x")
-    assert owner.redrive("noted.c.dead", "-n", "1", "--to", "noted.copy").stdout == "1 to noted.copy\n"
+    assert (
+        owner.redrive("noted.c.dead", "-n", "1", "--to", "noted.copy").stdout == "1 to noted.copy\n"
+    )
     assert owner.post("/api/redrive?topic=noted.c.dead", count=1)[0] == 200
     with owner.admin() as admin:
         wait_for(lambda: end(owner, "noted") == 3, 20, "the second letter")
-        lines = [line for line in admin.audit(200) if line["action"] == "redrive" and line["topic"] == "noted.c.dead"]
-    told = [(line["options"]["to"], line["options"]["channel"], line["user"], line["via"], line["result"]) for line in reversed(lines)]
-    assert told == [("noted.copy", "", "owner", "zeromq", "done"), ("noted", "c", "owner", "http", "done")]
+        lines = [
+            line
+            for line in admin.audit(200)
+            if line["action"] == "redrive" and line["topic"] == "noted.c.dead"
+        ]
+    told = [
+        (
+            line["options"]["to"],
+            line["options"]["channel"],
+            line["user"],
+            line["via"],
+            line["result"],
+        )
+        for line in reversed(lines)
+    ]
+    assert told == [
+        ("noted.copy", "", "owner", "zeromq", "done"),
+        ("noted", "c", "owner", "http", "done"),
+    ]
 
 
-def test_a_redrive_needs_the_right_to_consume_and_to_publish(broker: Broker, keyring: Keyring, owner: As) -> None:
+def test_a_redrive_needs_the_right_to_consume_and_to_publish(
+    broker: Broker, keyring: Keyring, owner: As
+) -> None:
     die(owner, "ward", "c", b"a", b"b", dead="ward.dead")
     with owner.admin() as admin:
         admin.create_topic("ward.well")
@@ -234,15 +289,22 @@ def test_forged_dead_letters_are_not_sent_where_their_headers_say(owner: As, mal
         uuids = {name: stats(admin, name)["uuid"] for name in ("orders", "payments")}
     with mallory.producer() as producer:
         for headers in (
-            forged("payments", uuids["payments"], "book"),  # a channel whose dead letters go elsewhere
-            forged("payments", uuids["orders"], "audit"),  # the right uuid and channel, another topic
+            forged(
+                "payments", uuids["payments"], "book"
+            ),  # a channel whose dead letters go elsewhere
+            forged(
+                "payments", uuids["orders"], "audit"
+            ),  # the right uuid and channel, another topic
             forged("payments", uuids["payments"], "none"),  # a channel that is not there
             forged("orders", "0" * 32, "audit"),  # of an earlier topic of that name
             {"zsq-dead-topic": "payments", "zsq-dead-channel": "book"},  # no uuid
         ):
             producer.publish("orders.audit.dead", b"forged", headers=headers)
     done = owner.redrive("orders.audit.dead", "--all")
-    assert (done.returncode, done.stdout.splitlines()[0]) == (1, "1 to orders, for channel audit"), done.stderr
+    assert (done.returncode, done.stdout.splitlines()[0]) == (
+        1,
+        "1 to orders, for channel audit",
+    ), done.stderr
     assert (end(owner, "payments"), end(owner, "orders")) == (0, 2)
     assert "their origin cannot be verified; choose the target with --to" in done.stdout
 
@@ -252,7 +314,9 @@ def test_two_channels_with_one_default_name_do_not_share_their_dead_letters(owne
     die(owner, "eu.orders", "x", b"private")
     with owner.admin() as admin:
         with pytest.raises(
-            zsq.Refused, match=r"E_IN_USE .*'eu\.orders\.x\.dead' already takes the dead letters of channel 'x' of topic 'eu\.orders'"
+            zsq.Refused,
+            match=r"E_IN_USE .*'eu\.orders\.x\.dead' already takes the dead letters of channel 'x' "
+            r"of topic 'eu\.orders'",
         ):
             admin.create_channel("eu", "orders.x", max_attempts=3)
         admin.create_channel("eu", "orders.x")
@@ -265,10 +329,20 @@ def test_two_channels_with_one_default_name_do_not_share_their_dead_letters(owne
             assert message is not None
             message.reject("why")
             consumer.flush()
-            wait_for(lambda: "E_IN_USE" in stats(admin, "eu", "orders.x")["health"], 20, "the refusal at sending")
+            wait_for(
+                lambda: "E_IN_USE" in stats(admin, "eu", "orders.x")["health"],
+                20,
+                "the refusal at sending",
+            )
             assert end(owner, "eu.orders.x.dead") == 1
-            admin.configure_channel("eu", "orders.x", dead_letter_topic="eu.orders-x.dead", max_attempts=3)
-            wait_for(lambda: end(owner, "eu.orders-x.dead") == 1, 20, "the letter where it was told to go")
+            admin.configure_channel(
+                "eu", "orders.x", dead_letter_topic="eu.orders-x.dead", max_attempts=3
+            )
+            wait_for(
+                lambda: end(owner, "eu.orders-x.dead") == 1,
+                20,
+                "the letter where it was told to go",
+            )
         admin.delete_topic("eu.orders", force=True)
         admin.configure_channel("eu", "orders.x", dead_letter_topic=None)  # its owner is gone
 
@@ -285,7 +359,11 @@ def test_the_owner_of_dead_letters_is_known_after_a_restart(tmp_path: Path) -> N
                 assert message is not None
                 message.reject("why")
                 consumer.flush()
-            wait_for(lambda: stats(admin, "eu.orders", "x")["dead_letter_count"] == 1, 20, "the dead letter")
+            wait_for(
+                lambda: stats(admin, "eu.orders", "x")["dead_letter_count"] == 1,
+                20,
+                "the dead letter",
+            )
         assert one.stop() == 0
         one.start()
         with zsq.Admin(one.ipc) as admin, pytest.raises(zsq.Refused, match="E_IN_USE"):
@@ -310,7 +388,9 @@ def commit(who: As, app: str, version: int, parts: list[StagePart]) -> Committed
         return committer.commit(app, version, parts)
 
 
-def test_the_transactions_of_an_app_belong_to_the_user_who_committed_first(broker: Broker, keyring: Keyring) -> None:
+def test_the_transactions_of_an_app_belong_to_the_user_who_committed_first(
+    broker: Broker, keyring: Keyring
+) -> None:
     etl, rival = As(broker, keyring, "etl"), As(broker, keyring, "rival")
     assert commit(etl, "nightly-etl", 1, [staged(etl, "nightly-etl", 1, b"a")])["repeated"] is False
     with pytest.raises(zsq.Refused, match=r"E_FORBIDDEN .*'nightly-etl'.*another user"):
@@ -319,29 +399,46 @@ def test_the_transactions_of_an_app_belong_to_the_user_who_committed_first(broke
         staged(rival, "nightly-etl", 2, b"x")
     found = commit(etl, "nightly-etl", 2, [staged(etl, "nightly-etl", 2, b"b")])
     assert (found["repeated"], found["messages"]) == (False, 1)
-    with pytest.raises(zsq.Refused, match="E_FORBIDDEN"), StageCommitter(broker.tcp, "rows", key_file=rival.keys) as committer:
+    with (
+        pytest.raises(zsq.Refused, match="E_FORBIDDEN"),
+        StageCommitter(broker.tcp, "rows", key_file=rival.keys) as committer,
+    ):
         committer.abort("nightly-etl", 2)
 
 
-def test_stages_of_another_user_are_neither_committed_nor_dropped(broker: Broker, keyring: Keyring) -> None:
-    """Before the app is anybody's: the rival commits it first, and the victim hears of it in place of losing the rows."""
+def test_stages_of_another_user_are_neither_committed_nor_dropped(
+    broker: Broker, keyring: Keyring
+) -> None:
+    """Before the app is anybody's: the rival commits it first, and the victim hears of it in place
+    of losing the rows.
+    """
     etl, rival = As(broker, keyring, "etl"), As(broker, keyring, "rival")
     part = staged(etl, "fresh", 1, b"a", b"b")
-    with pytest.raises(zsq.Refused, match=rf"E_FORBIDDEN stage {part[0].hex()} belongs to user 'etl'"):
+    with pytest.raises(
+        zsq.Refused, match=rf"E_FORBIDDEN stage {part[0].hex()} belongs to user 'etl'"
+    ):
         commit(rival, "fresh", 1, [part])
     with StageCommitter(broker.tcp, "rows", timeout=20, key_file=rival.keys) as committer:
-        with pytest.raises(zsq.Refused, match=rf"E_FORBIDDEN stage {part[0].hex()} belongs to user 'etl'"):
+        with pytest.raises(
+            zsq.Refused, match=rf"E_FORBIDDEN stage {part[0].hex()} belongs to user 'etl'"
+        ):
             committer.abort("", 0, [part[0]])
         assert committer.abort("fresh", 1)["dropped"] == 0, "only one's own"
     assert commit(etl, "fresh", 1, [part])["messages"] == 2
     second = staged(etl, "squatted", 1, b"c")
     assert commit(rival, "squatted", (1 << 63) - 1, [])["repeated"] is False
-    with pytest.raises(zsq.Refused, match="E_FORBIDDEN"):  # never `repeated`, by which its rows would be lost
+    with pytest.raises(
+        zsq.Refused, match="E_FORBIDDEN"
+    ):  # never `repeated`, by which its rows would be lost
         commit(etl, "squatted", 1, [second])
 
 
-def test_the_owner_of_a_transaction_is_known_after_a_crash(tmp_path: Path, keyring: Keyring) -> None:
-    """From the mark in the log, where the state had not been committed yet; a stage from its row."""
+def test_the_owner_of_a_transaction_is_known_after_a_crash(
+    tmp_path: Path, keyring: Keyring
+) -> None:
+    """From the mark in the log, where the state had not been committed yet; a stage from its
+    row.
+    """
     one = Broker(tmp_path / "data", *keyring.options())
     try:
         one.start()
@@ -366,8 +463,12 @@ def test_the_owner_of_a_transaction_is_known_after_a_crash(tmp_path: Path, keyri
 # Quotas
 
 
-def test_staged_rows_count_for_the_bound_of_their_topic(owner: As, broker: Broker, keyring: Keyring) -> None:
-    """Of 16 MiB that are pushed at most the topic's 8 are on disk, and the writer hears why; the rows that fit can be committed."""
+def test_staged_rows_count_for_the_bound_of_their_topic(
+    owner: As, broker: Broker, keyring: Keyring
+) -> None:
+    """Of 16 MiB that are pushed at most the topic's 8 are on disk, and the writer hears why; the
+    rows that fit can be committed.
+    """
     etl = As(broker, keyring, "etl")
     with owner.admin() as admin:
         admin.create_topic("rows.bound", max_bytes=8 * MIB, when_full="reject")
@@ -383,19 +484,31 @@ def test_staged_rows_count_for_the_bound_of_their_topic(owner: As, broker: Broke
         assert committer.commit("app", 2, [part])["messages"] == 1
 
 
-def test_first_use_makes_only_what_the_user_may_create(owner: As, broker: Broker, keyring: Keyring) -> None:
+def test_first_use_makes_only_what_the_user_may_create(
+    owner: As, broker: Broker, keyring: Keyring
+) -> None:
     crowd = As(broker, keyring, "crowd")
     with owner.admin() as admin:
         admin.create_channel("crowd.shared", "there")
     with crowd.producer() as producer:
         producer.publish("crowd.mine.a", b"x")
         producer.publish("crowd.shared", b"x")
-        with pytest.raises(zsq.Refused, match=r"E_FORBIDDEN .*'crowd\.other' does not exist.* needs create"):
+        with pytest.raises(
+            zsq.Refused, match=r"E_FORBIDDEN .*'crowd\.other' does not exist.* needs create"
+        ):
             producer.publish("crowd.other", b"x")
-    for topic, channel in (("crowd.mine.b", "c"), ("crowd.shared", "own-1"), ("crowd.shared", "there")):
+    for topic, channel in (
+        ("crowd.mine.b", "c"),
+        ("crowd.shared", "own-1"),
+        ("crowd.shared", "there"),
+    ):
         with crowd.consumer(topic, channel) as consumer:
             consumer.receive(0.2)
-    for topic, channel in (("crowd.other", "c"), ("crowd.other", "own-1"), ("crowd.shared", "mine")):
+    for topic, channel in (
+        ("crowd.other", "c"),
+        ("crowd.other", "own-1"),
+        ("crowd.shared", "mine"),
+    ):
         consumer = crowd.consumer(topic, channel)
         with pytest.raises(zsq.Refused, match=r"E_FORBIDDEN .*needs create"):
             consumer.subscribe()
@@ -416,12 +529,16 @@ def test_first_use_makes_only_what_the_user_may_create(owner: As, broker: Broker
                 answer += piece
             assert code in answer, (command, answer)
     with owner.admin() as admin:
-        found = {name: channels for name, channels in admin.topics().items() if name.startswith("crowd.")}
+        found = {
+            name: channels for name, channels in admin.topics().items() if name.startswith("crowd.")
+        }
     assert found == {"crowd.mine.a": [], "crowd.mine.b": ["c"], "crowd.shared": ["own-1", "there"]}
 
 
 def test_processes_are_bounded_and_what_is_there_goes_on(tmp_path: Path) -> None:
-    """One client makes topics as fast as it can: it gets so far, and the publisher that was there before notices nothing."""
+    """One client makes topics as fast as it can: it gets so far, and the publisher that was there
+    before notices nothing.
+    """
     one = Broker(tmp_path / "data", "--no-listen", "--processes-max", "24")
     try:
         one.start()
@@ -429,7 +546,10 @@ def test_processes_are_bounded_and_what_is_there_goes_on(tmp_path: Path) -> None
             honest.publish("honest", b"a")
             made, refusal = until_refused(lambda number: admin.create_topic(f"evil.{number}"))
             assert 8 <= made < 20
-            assert re.match(r"E_LIMIT no room for topic .* at most 24 processes .* raise --processes-max", str(refusal))
+            assert re.match(
+                r"E_LIMIT no room for topic .* at most 24 processes .* raise --processes-max",
+                str(refusal),
+            )
             _, refusal = until_refused(lambda number: admin.create_channel("evil.0", f"c{number}"))
             assert str(refusal).startswith("E_LIMIT no room for channel")
             honest.publish("honest", b"b")
@@ -458,11 +578,15 @@ def end_of(broker: Broker, topic: str) -> int:
 
 
 def test_delayed_messages_stop_at_the_bound_of_their_topic(owner: As) -> None:
-    """They lie in a store of their own until they are due, and count for `max_bytes` all the same. Others publish as before."""
+    """They lie in a store of their own until they are due, and count for `max_bytes` all the same.
+    Others publish as before.
+    """
     with owner.admin() as admin, owner.producer() as producer:
         admin.create_topic("later", max_bytes=8 * MIB, when_full="reject")
         with zsq.Producer(owner.broker.tcp, key_file=owner.keys, timeout=20) as attacker:
-            accepted, refusal = until_refused(lambda number: attacker.publish("later", bytes(MIB // 2), delay=3600))
+            accepted, refusal = until_refused(
+                lambda number: attacker.publish("later", bytes(MIB // 2), delay=3600)
+            )
         assert re.match(r"E_TOPIC_FULL .*are delayed", str(refusal))
         assert accepted <= 18, "8 MiB and one append more"
         assert disk_bytes(owner.broker.data_dir) < 64 * MIB
@@ -481,11 +605,15 @@ def taken(producer: zsq.Producer, topic: str) -> bool:
 
 def disk_bytes(folder: Path) -> int:
     """What its files take (a store's file has holes)."""
-    return sum(512 * one.stat().st_blocks for one in (folder / "topics").rglob("*") if one.is_file())
+    return sum(
+        512 * one.stat().st_blocks for one in (folder / "topics").rglob("*") if one.is_file()
+    )
 
 
 def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
-    """Two clients move a channel some thousand times a second; on the same storage others publish, and consume by another channel."""
+    """Two clients move a channel some thousand times a second; on the same storage others publish,
+    and consume by another channel.
+    """
     with owner.admin() as admin:
         for channel in ("moved", "honest"):
             admin.create_channel("stormy", channel)
@@ -494,7 +622,10 @@ def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
     def storm(number: int) -> None:
         with owner.admin() as admin:
             while not over.is_set():  # the next ones are on their way before these are answered
-                moves = [next(seek("stormy", "moved", "earliest" if one % 2 else "latest", False, False)) for one in range(500)]
+                moves = [
+                    next(seek("stormy", "moved", "earliest" if one % 2 else "latest", False, False))
+                    for one in range(500)
+                ]
                 for request in [admin._send(move) for move in moves]:
                     admin._reply(request)
                     seeks[number] += 1
@@ -523,8 +654,15 @@ def test_a_storm_of_seeks_leaves_the_others_served(owner: As) -> None:
             for thread in threads:
                 thread.join(30)
     delays.sort()
-    memory = {actor["name"]: actor["private_bytes"] // MIB for actor in owner.broker.actors() if actor["kind"] in ("supervisor", "gateway")}
-    told = f"publish to receipt: median {delays[100] * 1000:.1f} ms, 99% {delays[198] * 1000:.1f} ms; MiB: {memory}"
+    memory = {
+        actor["name"]: actor["private_bytes"] // MIB
+        for actor in owner.broker.actors()
+        if actor["kind"] in ("supervisor", "gateway")
+    }
+    told = (
+        f"publish to receipt: median {delays[100] * 1000:.1f} ms, 99% {delays[198] * 1000:.1f} "
+        f"ms; MiB: {memory}"
+    )
     print(f"{sum(seeks)} seeks in {sum(delays):.1f} s; {told}")
     assert max(memory.values()) < 128
     assert delays[100] < 0.25

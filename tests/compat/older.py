@@ -1,7 +1,9 @@
-"""What a version leaves behind, and what a later one must find: written against the public names only, so that both can run it.
+"""What a version leaves behind, and what a later one must find: written against the public names
+only, so that both can run it.
 
-`python older.py fill URL` publishes and consumes a little of everything, and prints as JSON what must be found afterwards.
-`python older.py talk URL TOPIC` uses every kind of client once, and fails if one does not answer as it should.
+`python older.py fill URL` publishes and consumes a little of everything, and prints as JSON what
+must be found afterwards. `python older.py talk URL TOPIC` uses every kind of client once, and fails
+if one does not answer as it should.
 """
 
 from __future__ import annotations
@@ -31,7 +33,10 @@ def fill(url: str) -> dict[str, Any]:
         every = bodies()
         for begin in range(0, MESSAGES, 500):
             part = range(begin, begin + 500)
-            keys, tags = [b"k%d" % (number % 7) for number in part], [b"even" if number % 2 == 0 else None for number in part]
+            keys, tags = (
+                [b"k%d" % (number % 7) for number in part],
+                [b"even" if number % 2 == 0 else None for number in part],
+            )
             producer.publish_many("orders", every[begin : begin + 500], keys=keys, tags=tags).wait()
         producer.publish("orders", b"with headers", headers={"trace": b"\x00\xff"}).wait()
         for number in range(20):
@@ -49,7 +54,9 @@ def fill(url: str) -> dict[str, Any]:
 
 
 def _consume(url: str) -> tuple[list[int], list[int], list[int]]:
-    """Every third message is finished, every hundredth is requeued for long, and twenty are rejected and become dead letters."""
+    """Every third message is finished, every hundredth is requeued for long, and twenty are
+    rejected and become dead letters.
+    """
     finished, requeued, dead = [], [], []
     with zsq.Consumer("orders", "work", url=url, ready=2_500) as consumer:
         for _ in range(MESSAGES + 1):
@@ -73,7 +80,9 @@ def _consume(url: str) -> tuple[list[int], list[int], list[int]]:
 
 
 def _count(admin: zsq.Admin, topic: str) -> int:
-    return sum(row["message_count"] for row in admin.stats()["topics"] if row["topic_name"] == topic)
+    return sum(
+        row["message_count"] for row in admin.stats()["topics"] if row["topic_name"] == topic
+    )
 
 
 def _finish_some(url: str, channel: str, count: int) -> None:
@@ -86,7 +95,11 @@ def _finish_some(url: str, channel: str, count: int) -> None:
 
 
 def talk(url: str, topic: str) -> None:
-    with zsq.Admin(url) as admin, zsq.Producer(url) as producer, zsq.Reader(topic, url=url) as reader:
+    with (
+        zsq.Admin(url) as admin,
+        zsq.Producer(url) as producer,
+        zsq.Reader(topic, url=url) as reader,
+    ):
         admin.create_topic(topic)
         admin.create_channel(topic, "c", start="earliest", max_attempts=3)
         receipt = producer.publish_many(topic, [b"one", b"two", b"three"], keys=[b"k", None, b"k"])

@@ -1,4 +1,6 @@
-"""Giving back to nsqd: a round trip, what each queue gets, and what is refused rather than lost silently."""
+"""Giving back to nsqd: a round trip, what each queue gets, and what is refused rather than lost
+silently.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from zsq.storage.directory.store import StoreOptions, TopicIdentity, create_stor
 from zsq.storage.errors import ForeignDirectory, Locked
 from zsq.storage.files import Files
 from zsq.storage.nsq.disk_queue import DiskQueue
-from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic, NsqMessage, decode_message, decode_nsqd
+from zsq.storage.nsq.disk_queue_format import (
+    NsqdChannel,
+    NsqdList,
+    NsqdTopic,
+    NsqMessage,
+    decode_message,
+    decode_nsqd,
+)
 from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import pack
@@ -57,7 +66,10 @@ class Topic:
         self.bodies = [b"body %d" % number for number in range(60)]
         store = open_store(Files(), self.folder, OPTIONS, TopicIdentity("t", UUID))
         for first in range(0, 60, 10):
-            store.log.append([pack(self.bodies[first : first + 10], **columns)], 1_700_000_000_000_000_000 + first)
+            store.log.append(
+                [pack(self.bodies[first : first + 10], **columns)],
+                1_700_000_000_000_000_000 + first,
+            )
         store.close()
 
     def commit(self, batch: StateBatch) -> None:
@@ -80,31 +92,51 @@ def test_import_export_read_and_import_again(tmp_path: Path) -> None:
     import_nsqd(Files(), str(fixture("clean", tmp_path)), tmp_path / "data", options=OPTIONS)
     first = backlogs(tmp_path / "data")
     before = contents(tmp_path / "clean")
-    report = export_nsqd(Files(), tmp_path / "out", tmp_path / "data", (), ExportOptions(file_bytes_max=32768))
+    report = export_nsqd(
+        Files(), tmp_path / "out", tmp_path / "data", (), ExportOptions(file_bytes_max=32768)
+    )
     assert report.notes == []
     import_nsqd(Files(), str(tmp_path / "out"), tmp_path / "data2", options=OPTIONS)
     second = backlogs(tmp_path / "data2")
 
     def plain(found: dict[str, Backlog]) -> dict[str, object]:
         return {
-            name: (one.paused, one.waiting, {its: sorted(left) for its, left in one.channels.items()}, one.stopped, sorted(one.ids))
+            name: (
+                one.paused,
+                one.waiting,
+                {its: sorted(left) for its, left in one.channels.items()},
+                one.stopped,
+                sorted(one.ids),
+            )
             for name, one in found.items()
         }
 
     assert plain(first) == plain(second)
     listed = decode_nsqd((tmp_path / "out/nsqd.dat").read_bytes())
-    assert {(topic.name, topic.paused) for topic in listed.topics} == {("clicks", False), ("frozen", True), ("waiting", False)}
+    assert {(topic.name, topic.paused) for topic in listed.topics} == {
+        ("clicks", False),
+        ("frozen", True),
+        ("waiting", False),
+    }
     for topic in listed.topics:
         names = [topic.name, *(f"{topic.name}:{one.name}" for one in topic.channels)]
         for name in names:
-            assert Counter(queue(tmp_path / "clean", name)) == Counter(queue(tmp_path / "out", name)), "time, attempts, id and body"
+            assert Counter(queue(tmp_path / "clean", name)) == Counter(
+                queue(tmp_path / "out", name)
+            ), "time, attempts, id and body"
     assert before
 
 
 def test_files_roll_as_nsqds_do(tmp_path: Path) -> None:
     """What waits in one queue from its first message on is byte for byte what nsqd had written."""
     import_nsqd(Files(), str(fixture("clean", tmp_path)), tmp_path / "data", options=OPTIONS)
-    export_nsqd(Files(), tmp_path / "out", tmp_path / "data", ["waiting", "frozen"], ExportOptions(file_bytes_max=32768))
+    export_nsqd(
+        Files(),
+        tmp_path / "out",
+        tmp_path / "data",
+        ["waiting", "frozen"],
+        ExportOptions(file_bytes_max=32768),
+    )
     theirs, ours = contents(tmp_path / "clean"), contents(tmp_path / "out")
     same = [name for name in ours if name != "nsqd.dat"]
     assert len(same) == 6
@@ -113,7 +145,9 @@ def test_files_roll_as_nsqds_do(tmp_path: Path) -> None:
 
 def test_go_diskqueues_rules_read_what_was_written(tmp_path: Path) -> None:
     import_nsqd(Files(), str(fixture("clean", tmp_path)), tmp_path / "data", options=OPTIONS)
-    report = export_nsqd(Files(), tmp_path / "out", tmp_path / "data", (), ExportOptions(file_bytes_max=32768))
+    report = export_nsqd(
+        Files(), tmp_path / "out", tmp_path / "data", (), ExportOptions(file_bytes_max=32768)
+    )
     for name, count in report.queues.items():
         theirs = GoDiskQueue(tmp_path / "out", name, 32768, 26, 1 << 20, 2500)
         assert theirs.depth == count
@@ -129,12 +163,24 @@ def test_unfinished_messages_are_exported_with_their_attempts(tmp_path: Path) ->
     topic = Topic(tmp_path / "data", node=5)
     due = 4_000_000_000_000_000_000
     holes = [("c", 3, 2, 4, 0), ("c", 25, 1, 1, due), ("c", 8, 5, 70_000, 0)]
-    topic.commit(StateBatch(channel_puts={"c": channel(50, True), "done": channel(60)}, hole_puts=holes))
+    topic.commit(
+        StateBatch(channel_puts={"c": channel(50, True), "done": channel(60)}, hole_puts=holes)
+    )
     assert topic.export(tmp_path / "out") == []
     found = queue(tmp_path / "out", "t:c")
     offsets = [3, 4, 8, 9, 10, 11, 12, 25, *range(50, 60)]
     assert [one.body for one in found] == [topic.bodies[offset] for offset in offsets]
-    assert [one.attempts for one in found] == [4, 4, 65535, 65535, 65535, 65535, 65535, 1, *[0] * 10]
+    assert [one.attempts for one in found] == [
+        4,
+        4,
+        65535,
+        65535,
+        65535,
+        65535,
+        65535,
+        1,
+        *[0] * 10,
+    ]
     assert [int(one.id, 16) for one in found] == [5 << 54 | offset for offset in offsets]
     assert found[-1].timestamp_ns == 1_700_000_000_000_000_050
     assert queue(tmp_path / "out", "t:done") == queue(tmp_path / "out", "t") == []
@@ -159,19 +205,25 @@ def test_a_topic_without_channels_gives_what_waits(tmp_path: Path) -> None:
     assert [one.body for one in queue(tmp_path / "out", "t")] == topic.bodies[35:]
 
 
-def test_unfinished_messages_that_cannot_be_read_are_refused_or_stepped_over(tmp_path: Path) -> None:
+def test_unfinished_messages_that_cannot_be_read_are_refused_or_stepped_over(
+    tmp_path: Path,
+) -> None:
     topic = Topic(tmp_path / "data")
     chunk = next(Path(topic.folder).glob("*.chunk"))
     data = bytearray(chunk.read_bytes())
     data[data.index(b"body 23")] ^= 1
     chunk.write_bytes(data)
     with pytest.raises(
-        DataLoss, match=r"10 unfinished messages cannot be read, so nothing was exported.*t: 10 messages from offset 20 on.*--skip-lost"
+        DataLoss,
+        match=r"10 unfinished messages cannot be read, so nothing was exported.*"
+        r"t: 10 messages from offset 20 on.*--skip-lost",
     ):
         topic.export(tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
     notes = topic.export(tmp_path / "out", skip_lost=True)
-    assert [one.body for one in queue(tmp_path / "out", "t")] == topic.bodies[:20] + topic.bodies[30:]
+    assert [one.body for one in queue(tmp_path / "out", "t")] == topic.bodies[:20] + topic.bodies[
+        30:
+    ]
     assert notes == ["t: 10 messages from offset 20 on are damaged or missing"]
     topic.commit(StateBatch(channel_puts={"c": channel(30)}))
     assert topic.export(tmp_path / "out2") == [], "what is finished may be damaged"
@@ -195,14 +247,18 @@ def test_a_missing_chunk_is_refused_and_one_that_was_removed_is_not(tmp_path: Pa
 
 def test_keys_tags_and_headers_are_named(tmp_path: Path) -> None:
     headers = [pack_headers({"nsq_id": "00000000000000ab"})] * 9 + [pack_headers({"a": 1})]
-    topic = Topic(tmp_path / "data", keys=[b"k"] * 3 + [None] * 7, tags=[b"a"] * 10, headers=headers)
+    topic = Topic(
+        tmp_path / "data", keys=[b"k"] * 3 + [None] * 7, tags=[b"a"] * 10, headers=headers
+    )
     notes = topic.export(tmp_path / "out")
     assert sorted(notes) == [
         "headers are left out, because NSQ has none: 6 messages",
         "keys are left out, because NSQ has none: 18 messages",
         "tags are left out, because NSQ has none: 60 messages",
     ]
-    assert [one.id for one in queue(tmp_path / "out", "t")[:10]] == [b"00000000000000ab"] * 9 + [b"%016x" % 9]
+    assert [one.id for one in queue(tmp_path / "out", "t")[:10]] == [b"00000000000000ab"] * 9 + [
+        b"%016x" % 9
+    ]
 
 
 def test_a_body_over_nsqds_limit_is_refused_or_skipped_as_asked(tmp_path: Path) -> None:
@@ -216,13 +272,21 @@ def test_a_body_over_nsqds_limit_is_refused_or_skipped_as_asked(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("delayed", ["refuse", "now", "skip"])
-def test_delayed_messages_are_refused_published_or_skipped_as_asked(tmp_path: Path, delayed: str) -> None:
+def test_delayed_messages_are_refused_published_or_skipped_as_asked(
+    tmp_path: Path, delayed: str
+) -> None:
     topic = Topic(tmp_path / "data")
     topic.commit(StateBatch(channel_puts={"c": channel(60)}))
     Path(f"{topic.folder}/delayed").mkdir()
     store = DelayedStore(f"{topic.folder}/delayed", bytes.fromhex(UUID), create=True)
     bodies = [b"later %d" % number for number in range(40)]
-    store.put([(pack(bodies[:30]), 4_000_000_000_000_000_000), (pack(bodies[30:]), 4_000_000_000_000_000_001)], 1)
+    store.put(
+        [
+            (pack(bodies[:30]), 4_000_000_000_000_000_000),
+            (pack(bodies[30:]), 4_000_000_000_000_000_001),
+        ],
+        1,
+    )
     store.close()
     if delayed == "refuse":
         with pytest.raises(Refused, match="40 delayed messages"):
@@ -231,7 +295,9 @@ def test_delayed_messages_are_refused_published_or_skipped_as_asked(tmp_path: Pa
         return
     notes = topic.export(tmp_path / "out", delayed=delayed)
     assert "40 delayed messages" in notes[0]
-    assert [one.body for one in queue(tmp_path / "out", "t")] == (bodies if delayed == "now" else [])
+    assert [one.body for one in queue(tmp_path / "out", "t")] == (
+        bodies if delayed == "now" else []
+    )
 
 
 def make_delayed(topic: Topic) -> list[DelayedKey]:

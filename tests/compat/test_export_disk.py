@@ -1,4 +1,6 @@
-"""What was exported is on disk when it is told, has its name not before, and two do not work in one data directory."""
+"""What was exported is on disk when it is told, has its name not before, and two do not work in one
+data directory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Taking over what a real nsqd 1.3.0 left: every body, where it was; and what an nsqd might leave besides."""
+"""Taking over what a real nsqd 1.3.0 left: every body, where it was; and what an nsqd might leave
+besides.
+"""
 
 from __future__ import annotations
 
@@ -52,15 +54,21 @@ def test_a_cleanly_stopped_nsqd_is_imported_body_for_body(tmp_path: Path) -> Non
             left = found[name].channels[channel]
             assert Counter(sha(body) for body, _ in left) == Counter(its["left"])
             assert found[name].stopped[channel] == its["paused"]
-            assert {sha(body) for body, attempts in left if attempts} >= set(its.get("requeued_once", []))
+            assert {sha(body) for body, attempts in left if attempts} >= set(
+                its.get("requeued_once", [])
+            )
             with DiskQueue(source, f"{name}:{channel}") as queue:
-                assert Counter(left) == Counter((one.body, one.attempts) for one in map(decode_message, queue))
+                assert Counter(left) == Counter(
+                    (one.body, one.attempts) for one in map(decode_message, queue)
+                )
 
 
 def test_times_and_ids_are_nsqds(tmp_path: Path) -> None:
     take(fixture("clean", tmp_path), tmp_path / "data")
     for backlog in backlogs(tmp_path / "data").values():
-        assert all(1_700_000_000 * 10**9 < time_ns < 2_000_000_000 * 10**9 for time_ns in backlog.times)
+        assert all(
+            1_700_000_000 * 10**9 < time_ns < 2_000_000_000 * 10**9 for time_ns in backlog.times
+        )
         assert all(len(one) == 16 and int(one, 16) for one in backlog.ids)
 
 
@@ -93,7 +101,9 @@ def test_a_second_run_does_nothing(tmp_path: Path) -> None:
 
 def test_a_name_that_exists_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     take(write_nsqd(tmp_path / "a", ONE, {"t": [[message(1)]]}), tmp_path / "data")
-    other = write_nsqd(tmp_path / "b", NsqdList((*ONE.topics, NsqdTopic("u"))), {"u": [[message(2)]]})
+    other = write_nsqd(
+        tmp_path / "b", NsqdList((*ONE.topics, NsqdTopic("u"))), {"u": [[message(2)]]}
+    )
     before = (tmp_path / "data/registry.json").read_bytes()
     with pytest.raises(UsageError, match="topics t exist already"):
         take(other, tmp_path / "data")
@@ -104,7 +114,9 @@ def test_a_name_that_exists_is_refused_before_anything_is_written(tmp_path: Path
 def test_lost_messages_can_be_imported_when_the_topics_were_deleted(tmp_path: Path) -> None:
     """Not while one of them is there: what it has would come twice."""
     listed = NsqdList((*ONE.topics, NsqdTopic("u")))
-    source = write_nsqd(tmp_path / "a", listed, {"t:c": [[message(1), message(2)]], "u": [[message(3)]]})
+    source = write_nsqd(
+        tmp_path / "a", listed, {"t:c": [[message(1), message(2)]], "u": [[message(3)]]}
+    )
     path = source / "t:c.diskqueue.000000.dat"
     path.write_bytes(path.read_bytes()[:-1])
     assert take(source, tmp_path / "data").found.lost_count == 1
@@ -123,8 +135,14 @@ def test_lost_messages_can_be_imported_when_the_topics_were_deleted(tmp_path: Pa
 
 def test_two_sources_with_different_topics_come_together(tmp_path: Path) -> None:
     take(write_nsqd(tmp_path / "a", ONE, {"t": [[message(1)]]}), tmp_path / "data")
-    take(write_nsqd(tmp_path / "b", NsqdList((NsqdTopic("u"),)), {"u": [[message(2)]]}), tmp_path / "data")
-    assert {name: len(one.waiting) for name, one in backlogs(tmp_path / "data").items()} == {"t": 0, "u": 1}
+    take(
+        write_nsqd(tmp_path / "b", NsqdList((NsqdTopic("u"),)), {"u": [[message(2)]]}),
+        tmp_path / "data",
+    )
+    assert {name: len(one.waiting) for name, one in backlogs(tmp_path / "data").items()} == {
+        "t": 0,
+        "u": 1,
+    }
 
 
 def test_a_running_nsqd_and_a_running_broker_are_refused(tmp_path: Path) -> None:
@@ -166,13 +184,19 @@ def test_no_nsqd_can_start_meanwhile(tmp_path: Path) -> None:
 
 
 def test_an_import_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> None:
-    """A disk that writes something else than it was given; headers and checksums fit, as of a bug before them."""
+    """A disk that writes something else than it was given; headers and checksums fit, as of a bug
+    before them.
+    """
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
 
     class Wrong(Files):
         def pread(self, fd: int, size: int, position: int) -> bytes:
             found = super().pread(fd, size, position)
-            return found.replace(message(1).body, message(3).body) if os.readlink(f"/proc/self/fd/{fd}").endswith(".chunk") else found
+            return (
+                found.replace(message(1).body, message(3).body)
+                if os.readlink(f"/proc/self/fd/{fd}").endswith(".chunk")
+                else found
+            )
 
     with pytest.raises(StorageError):
         import_nsqd(Wrong(), str(source), tmp_path / "data", options=OPTIONS)
@@ -181,9 +205,13 @@ def test_an_import_that_cannot_be_read_back_is_not_committed(tmp_path: Path) -> 
     assert not registry.topics
 
 
-def test_an_import_that_reads_back_differently_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_import_that_reads_back_differently_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A mistake of our own, with checksums that agree."""
-    monkeypatch.setattr(building, "pack", lambda bodies, **columns: pack([b"other", *bodies[1:]], **columns))
+    monkeypatch.setattr(
+        building, "pack", lambda bodies, **columns: pack([b"other", *bodies[1:]], **columns)
+    )
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2)]]})
     with pytest.raises(Damaged, match="the messages of topic t were not written correctly"):
         take(source, tmp_path / "data")
@@ -193,7 +221,9 @@ def test_an_import_that_reads_back_differently_is_not_committed(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("what", ["channel_puts", "hole_puts", "paused_end"])
-def test_an_import_with_wrong_channels_is_not_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_an_import_with_wrong_channels_is_not_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
     commit = StateStore.commit
 
     def forgetful(self: StateStore, batch: StateBatch) -> None:
@@ -208,7 +238,13 @@ def test_an_import_with_wrong_channels_is_not_committed(tmp_path: Path, monkeypa
 
 
 def test_a_new_data_directory_gets_the_given_node(tmp_path: Path) -> None:
-    import_nsqd(Files(), str(write_nsqd(tmp_path / "a", ONE, {})), tmp_path / "data", options=OPTIONS, node_id=7)
+    import_nsqd(
+        Files(),
+        str(write_nsqd(tmp_path / "a", ONE, {})),
+        tmp_path / "data",
+        options=OPTIONS,
+        node_id=7,
+    )
     registry = Registry(Files(), tmp_path / "data", 0)
     registry.open()
     assert registry.node == 7
@@ -229,7 +265,9 @@ def test_strange_directories_are_refused(tmp_path: Path, what: str) -> None:
 def test_a_disk_without_room_is_known_before_anything_is_written(tmp_path: Path) -> None:
     source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1, size=5000)]]})
     with pytest.raises(DiskFull, match="5"):
-        import_nsqd(Files(), str(source), tmp_path / "data", options=StoreOptions(reserve_bytes=1 << 60))
+        import_nsqd(
+            Files(), str(source), tmp_path / "data", options=StoreOptions(reserve_bytes=1 << 60)
+        )
     assert list((tmp_path / "data/topics").iterdir()) == []
 
 
@@ -237,32 +275,62 @@ def test_a_disk_without_room_is_known_before_anything_is_written(tmp_path: Path)
 
 
 def test_each_channel_has_its_own_backlog_and_the_common_one(tmp_path: Path) -> None:
-    """Also where the largest one has messages that were sent before: those come first, and with their attempts."""
-    listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("few"), NsqdChannel("many", True), NsqdChannel("none"))),))
+    """Also where the largest one has messages that were sent before: those come first, and with
+    their attempts.
+    """
+    listed = NsqdList(
+        (
+            NsqdTopic(
+                "t", False, (NsqdChannel("few"), NsqdChannel("many", True), NsqdChannel("none"))
+            ),
+        )
+    )
     few = [message(1, 3), message(2, 0)]
-    many = [message(number, attempts) for number, attempts in ((10, 0), (11, 2), (12, 0), (13, 2), (14, 0))]
+    many = [
+        message(number, attempts)
+        for number, attempts in ((10, 0), (11, 2), (12, 0), (13, 2), (14, 0))
+    ]
     own = [message(20, 0)]
-    take(write_nsqd(tmp_path / "a", listed, {"t": [own], "t:few": [few], "t:many": [many[:2], many[2:]]}), tmp_path / "data")
+    take(
+        write_nsqd(
+            tmp_path / "a", listed, {"t": [own], "t:few": [few], "t:many": [many[:2], many[2:]]}
+        ),
+        tmp_path / "data",
+    )
     found = backlogs(tmp_path / "data")["t"]
     common = (own[0].body, 0)
     assert found.channels["few"] == [(few[0].body, 3), (few[1].body, 0), common]
-    assert found.channels["many"] == [(many[i].body, many[i].attempts) for i in (1, 3, 0, 2, 4)] + [common]
+    assert found.channels["many"] == [(many[i].body, many[i].attempts) for i in (1, 3, 0, 2, 4)] + [
+        common
+    ]
     assert found.channels["none"] == [common]
     assert found.stopped == {"few": False, "many": True, "none": False}
 
 
 def test_a_paused_topics_own_backlog_waits(tmp_path: Path) -> None:
     listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"),)),))
-    take(write_nsqd(tmp_path / "a", listed, {"t": [[message(1)]], "t:c": [[message(2)]]}), tmp_path / "data")
+    take(
+        write_nsqd(tmp_path / "a", listed, {"t": [[message(1)]], "t:c": [[message(2)]]}),
+        tmp_path / "data",
+    )
     found = backlogs(tmp_path / "data")["t"]
     assert found.channels["c"] == [(message(2).body, 0)]
     assert found.waiting == [message(1).body]
 
 
 @pytest.mark.parametrize(("name", "value"), [("BLOCK_COUNT", 7), ("BLOCK_BYTES", 600)])
-def test_blocks_are_no_larger_than_readers_take_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int) -> None:
+def test_blocks_are_no_larger_than_readers_take_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: int
+) -> None:
     monkeypatch.setattr(building, name, value)
-    take(write_nsqd(tmp_path / "a", NsqdList((NsqdTopic("t"),)), {"t": [[message(number) for number in range(50)]]}), tmp_path / "data")
+    take(
+        write_nsqd(
+            tmp_path / "a",
+            NsqdList((NsqdTopic("t"),)),
+            {"t": [[message(number) for number in range(50)]]},
+        ),
+        tmp_path / "data",
+    )
     registry = Registry(Files(), tmp_path / "data", 0)
     registry.open()
     row = registry.topics["t"]
@@ -278,12 +346,18 @@ def test_blocks_are_no_larger_than_readers_take_well(tmp_path: Path, monkeypatch
 def test_a_block_ends_where_a_paused_topics_own_backlog_begins(tmp_path: Path) -> None:
     """A channel is given only blocks that lie before the pause as a whole."""
     listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"), NsqdChannel("d"))),))
-    queues = {"t": [[message(1)]], "t:c": [[message(2), message(3, 1)]], "t:d": [[message(number) for number in range(4, 9)]]}
+    queues = {
+        "t": [[message(1)]],
+        "t:c": [[message(2), message(3, 1)]],
+        "t:d": [[message(number) for number in range(4, 9)]],
+    }
     take(write_nsqd(tmp_path / "a", listed, queues), tmp_path / "data")
     registry = Registry(Files(), tmp_path / "data", 0)
     registry.open()
     row = registry.topics["t"]
-    store = open_store(Files(), registry.folder(row), OPTIONS, TopicIdentity("t", row.uuid, row.base_offset))
+    store = open_store(
+        Files(), registry.folder(row), OPTIONS, TopicIdentity("t", row.uuid, row.base_offset)
+    )
     try:
         ends = {header.next_offset for header, _ in store.log.headers(0)}
         assert store.state.load().paused_end == 7
@@ -293,11 +367,15 @@ def test_a_block_ends_where_a_paused_topics_own_backlog_begins(tmp_path: Path) -
 
 
 def test_ephemeral_topics_and_channels_are_left_out_and_named(tmp_path: Path) -> None:
-    listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c#ephemeral"),)), NsqdTopic("u#ephemeral")))
+    listed = NsqdList(
+        (NsqdTopic("t", False, (NsqdChannel("c#ephemeral"),)), NsqdTopic("u#ephemeral"))
+    )
     report = take(write_nsqd(tmp_path / "a", listed, {"t": [[message(1)]]}), tmp_path / "data")
     found = backlogs(tmp_path / "data")
     assert found.keys() == {"t"}
-    assert (found["t"].channels, len(found["t"].waiting)) == ({}, 1), "a topic whose channels were all ephemeral waits for its first one"
+    assert (found["t"].channels, len(found["t"].waiting)) == ({}, 1), (
+        "a topic whose channels were all ephemeral waits for its first one"
+    )
     assert len(report.found.notes) == 2
 
 
@@ -322,22 +400,37 @@ def test_a_name_that_ended_here_goes_on_behind_its_old_offsets(tmp_path: Path) -
 
 
 def test_a_body_over_the_limit_is_refused_or_skipped_as_asked(tmp_path: Path) -> None:
-    source = write_nsqd(tmp_path / "a", ONE, {"t": [[message(1), message(2, size=9 << 20), message(3, size=7 << 20)]]})
+    source = write_nsqd(
+        tmp_path / "a",
+        ONE,
+        {"t": [[message(1), message(2, size=9 << 20), message(3, size=7 << 20)]]},
+    )
     with pytest.raises(UsageError, match="--skip-too-big"):
         take(source, tmp_path / "data")
     assert not (tmp_path / "data/import.tmp").exists()
     report = take(source, tmp_path / "data", skip_too_big=True)
     assert (report.found.lost_count, report.found.left_out) == (1, 1)
-    assert [body for body, _ in backlogs(tmp_path / "data")["t"].channels["c"]] == [message(1).body, message(3, size=7 << 20).body]
+    assert [body for body, _ in backlogs(tmp_path / "data")["t"].channels["c"]] == [
+        message(1).body,
+        message(3, size=7 << 20).body,
+    ]
 
 
 def test_names_that_mean_a_folder_are_replaced(tmp_path: Path) -> None:
     """nsqd permits `.` and `..`; their messages come along under names that nobody has."""
     listed = NsqdList(
-        (NsqdTopic("dot", False, ()), NsqdTopic(".", True, (NsqdChannel("..", True), NsqdChannel("c")))),
+        (
+            NsqdTopic("dot", False, ()),
+            NsqdTopic(".", True, (NsqdChannel("..", True), NsqdChannel("c"))),
+        ),
         "1.3.0",
     )
-    queues = {".": [[message(1)]], ".:..": [[message(2)]], ".:c": [[message(3)]], "dot": [[message(4)]]}
+    queues = {
+        ".": [[message(1)]],
+        ".:..": [[message(2)]],
+        ".:c": [[message(3)]],
+        "dot": [[message(4)]],
+    }
     source = write_nsqd(tmp_path / "nsqd", listed, queues)
     report = take(source, tmp_path / "data")
     found = backlogs(tmp_path / "data")

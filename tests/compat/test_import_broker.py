@@ -16,7 +16,13 @@ from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
 
 
 def cli(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
-    ended = subprocess.run([sys.executable, "-m", "zsq", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-m", "zsq", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == code, ended.stdout + ended.stderr
     assert "Traceback" not in ended.stderr
     return ended.stdout, ended.stderr
@@ -50,15 +56,25 @@ def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path)
         with zsq.Admin(broker.ipc) as admin:
             stats = {topic["topic_name"]: topic for topic in admin.stats()["topics"]}
             assert stats["frozen"]["paused"]
-            assert [one["paused"] for one in stats["clicks"]["channels"] if one["channel_name"] == "metrics.v2"] == [True]
+            assert [
+                one["paused"]
+                for one in stats["clicks"]["channels"]
+                if one["channel_name"] == "metrics.v2"
+            ] == [True]
             admin.unpause("clicks", "metrics.v2")
             admin.unpause("frozen")
-        assert Counter(one[0] for one in consumed(broker, "clicks", "metrics.v2", 600)) == Counter(clicks["metrics.v2"]["left"])
+        assert Counter(one[0] for one in consumed(broker, "clicks", "metrics.v2", 600)) == Counter(
+            clicks["metrics.v2"]["left"]
+        )
         assert [one[0] for one in consumed(broker, "frozen", "c", 30)] == there["frozen"]["waiting"]
-        assert [one[0] for one in consumed(broker, "waiting", "first", 250)] == there["waiting"]["waiting"]
+        assert [one[0] for one in consumed(broker, "waiting", "first", 250)] == there["waiting"][
+            "waiting"
+        ]
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("clicks", b"one more")
-        assert cli("import-nsqd", source, "--data-dir", tmp_path / "data", code=1)[1].startswith("zsq: E_CLOSING"), "the broker runs"
+        assert cli("import-nsqd", source, "--data-dir", tmp_path / "data", code=1)[1].startswith(
+            "zsq: E_CLOSING"
+        ), "the broker runs"
     finally:
         broker.close()
     assert "was imported before" in cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
@@ -68,20 +84,28 @@ def test_every_body_of_a_cleanly_stopped_nsqd_reaches_a_consumer(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_channel_of_a_paused_topic_gets_its_own_backlog_and_the_rest_later(tmp_path: Path) -> None:
+def test_a_channel_of_a_paused_topic_gets_its_own_backlog_and_the_rest_later(
+    tmp_path: Path,
+) -> None:
     listed = NsqdList((NsqdTopic("t", True, (NsqdChannel("c"), NsqdChannel("d"))),))
     own = {"c": [message(1), message(2, 1)], "d": [message(number) for number in range(10, 15)]}
     common = [message(20), message(21)]
-    source = write_nsqd(tmp_path / "nsqd", listed, {"t": [common], "t:c": [own["c"]], "t:d": [own["d"]]})
+    source = write_nsqd(
+        tmp_path / "nsqd", listed, {"t": [common], "t:c": [own["c"]], "t:d": [own["d"]]}
+    )
     cli("import-nsqd", source, "--data-dir", tmp_path / "data")
     broker = Broker(tmp_path / "data").start()
     try:
         for channel, its in own.items():
-            assert {one[0] for one in consumed(broker, "t", channel, len(its))} == {sha(one.body) for one in its}
+            assert {one[0] for one in consumed(broker, "t", channel, len(its))} == {
+                sha(one.body) for one in its
+            }
         with zsq.Admin(broker.ipc) as admin:
             admin.unpause("t")
         for channel in own:
-            assert [one[0] for one in consumed(broker, "t", channel, 2)] == [sha(one.body) for one in common]
+            assert [one[0] for one in consumed(broker, "t", channel, 2)] == [
+                sha(one.body) for one in common
+            ]
     finally:
         broker.close()
 
@@ -94,7 +118,9 @@ def test_a_killed_nsqd_loses_nothing_here(tmp_path: Path) -> None:
     broker = Broker(tmp_path / "data").start()
     try:
         for name, topic in expected("killed").items():
-            assert [one[0] for one in consumed(broker, name, "c", len(topic["waiting"]))] == topic["waiting"]
+            assert [one[0] for one in consumed(broker, name, "c", len(topic["waiting"]))] == topic[
+                "waiting"
+            ]
         wait_for(lambda: broker.actors(), what="the broker")
     finally:
         broker.close()
@@ -103,27 +129,56 @@ def test_a_killed_nsqd_loses_nothing_here(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_an_import_that_is_killed_is_run_again(tmp_path: Path) -> None:
     listed = NsqdList(tuple(NsqdTopic(name, False, (NsqdChannel("c"),)) for name in "abc"))
-    queues = {f"{name}:c": [[message(number, size=500) for number in range(20_000)]] for name in "abc"}
+    queues = {
+        f"{name}:c": [[message(number, size=500) for number in range(20_000)]] for name in "abc"
+    }
     source = write_nsqd(tmp_path / "nsqd", listed, queues)
-    line = [sys.executable, "-m", "zsq", "import-nsqd", str(source), "--data-dir", str(tmp_path / "data")]
+    line = [
+        sys.executable,
+        "-m",
+        "zsq",
+        "import-nsqd",
+        str(source),
+        "--data-dir",
+        str(tmp_path / "data"),
+    ]
     for step in ("000001", "000002", "000003"):  # while each of the topics is built
         running = subprocess.Popen(line, stdout=subprocess.DEVNULL)
         seen = tmp_path / "data/import.tmp" / f"{int(step) + 3 * (int(step) - 1):06d}"
-        wait_for(lambda seen=seen, running=running: seen.exists() or running.poll() is not None, what=str(seen))  # type: ignore[misc]
+        wait_for(
+            lambda seen=seen, running=running: seen.exists() or running.poll() is not None,  # type: ignore[misc]
+            what=str(seen),
+        )
         assert running.poll() is None
         running.kill()
         running.wait()
         assert '"topics": {}' in (tmp_path / "data/registry.json").read_text()
     out = cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
-    assert out.splitlines() == [f"{name}: 20000 messages (c 20000; 0 for all channels)" for name in "abc"]
-    assert {name: len(one.channels["c"]) for name, one in backlogs(tmp_path / "data").items()} == dict.fromkeys("abc", 20_000)
+    assert out.splitlines() == [
+        f"{name}: 20000 messages (c 20000; 0 for all channels)" for name in "abc"
+    ]
+    assert {
+        name: len(one.channels["c"]) for name, one in backlogs(tmp_path / "data").items()
+    } == dict.fromkeys("abc", 20_000)
     assert len(list((tmp_path / "data/topics").iterdir())) == 3
 
 
 @pytest.mark.slow
 def test_a_broker_started_after_a_killed_import_takes_its_space_back(tmp_path: Path) -> None:
-    source = write_nsqd(tmp_path / "nsqd", NsqdList(), {"a": [[message(number, size=500) for number in range(20_000)]]})
-    line = [sys.executable, "-m", "zsq", "import-nsqd", str(source), "--data-dir", str(tmp_path / "data")]
+    source = write_nsqd(
+        tmp_path / "nsqd",
+        NsqdList(),
+        {"a": [[message(number, size=500) for number in range(20_000)]]},
+    )
+    line = [
+        sys.executable,
+        "-m",
+        "zsq",
+        "import-nsqd",
+        str(source),
+        "--data-dir",
+        str(tmp_path / "data"),
+    ]
     running = subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     seen = tmp_path / "data/import.tmp/000001"
     wait_for(lambda: seen.exists() or running.poll() is not None, what=str(seen))
@@ -137,11 +192,16 @@ def test_a_broker_started_after_a_killed_import_takes_its_space_back(tmp_path: P
         assert '"begun"' not in (tmp_path / "data/registry.json").read_text()
     finally:
         broker.close()
-    assert cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0] == "a: 20000 messages (no channel; 20000 for all channels)\n"
+    assert (
+        cli("import-nsqd", source, "--data-dir", tmp_path / "data")[0]
+        == "a: 20000 messages (no channel; 20000 for all channels)\n"
+    )
 
 
 def test_an_import_that_lost_something_is_no_success(tmp_path: Path) -> None:
-    source = write_nsqd(tmp_path / "nsqd", NsqdList((NsqdTopic("t"),)), {"t": [[message(1), message(2)]]})
+    source = write_nsqd(
+        tmp_path / "nsqd", NsqdList((NsqdTopic("t"),)), {"t": [[message(1), message(2)]]}
+    )
     path = source / "t.diskqueue.000000.dat"
     path.write_bytes(path.read_bytes()[:-1])
     out, err = cli("import-nsqd", source, "--data-dir", tmp_path / "data", code=1)
@@ -155,5 +215,11 @@ def test_an_import_that_lost_something_is_no_success(tmp_path: Path) -> None:
 
 def test_import_and_export_refuse_a_foreign_directory(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "nsqd.dat" in cli("import-nsqd", tmp_path / "empty", "--data-dir", tmp_path / "data", code=2)[1]
-    assert "registry.json" in cli("export-nsqd", tmp_path / "out", "--data-dir", tmp_path / "empty", code=2)[1]
+    assert (
+        "nsqd.dat"
+        in cli("import-nsqd", tmp_path / "empty", "--data-dir", tmp_path / "data", code=2)[1]
+    )
+    assert (
+        "registry.json"
+        in cli("export-nsqd", tmp_path / "out", "--data-dir", tmp_path / "empty", code=2)[1]
+    )

@@ -1,4 +1,6 @@
-"""An import that dies at any change of the disk, or meets a full one: after the next run all is as if it had run once."""
+"""An import that dies at any change of the disk, or meets a full one: after the next run all is as
+if it had run once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from zsq.storage.nsq.disk_queue_format import NsqdChannel, NsqdList, NsqdTopic
 from zsq.transport.errors import ZsqError
 
 OPTIONS = StoreOptions(reserve_bytes=0, map_bytes=1 << 20)
-LISTED = NsqdList((NsqdTopic("t", True, (NsqdChannel("c", True), NsqdChannel("d"))), NsqdTopic("u")))
+LISTED = NsqdList(
+    (NsqdTopic("t", True, (NsqdChannel("c", True), NsqdChannel("d"))), NsqdTopic("u"))
+)
 QUEUES = {
     "t": [[message(1), message(2)]],
     "t:c": [[message(3, 1)], [message(4)]],
@@ -30,7 +34,10 @@ QUEUES = {
 
 
 def plain(found: dict[str, Backlog]) -> dict[str, object]:
-    return {name: (one.paused, one.waiting, one.channels, one.stopped, one.times, one.ids) for name, one in found.items()}
+    return {
+        name: (one.paused, one.waiting, one.channels, one.stopped, one.times, one.ids)
+        for name, one in found.items()
+    }
 
 
 def arrange(root: Path) -> tuple[Path, Path]:
@@ -44,7 +51,12 @@ def arrange(root: Path) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(
     ("choose", "step"),
-    [(keep_none, 9), (keep_all, 10), pytest.param(keep_none, 1, marks=pytest.mark.slow), pytest.param(keep_all, 1, marks=pytest.mark.slow)],
+    [
+        (keep_none, 9),
+        (keep_all, 10),
+        pytest.param(keep_none, 1, marks=pytest.mark.slow),
+        pytest.param(keep_all, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_crash_anywhere_and_a_second_run(tmp_path: Path, choose: Choose, step: int) -> None:
     source, data_dir = arrange(tmp_path / "once")
@@ -59,7 +71,9 @@ def test_a_crash_anywhere_and_a_second_run(tmp_path: Path, choose: Choose, step:
         before = contents(source)
         files = FaultyFiles(str(root))
         files.power_cut_at = change
-        with pytest.raises(PowerCut) if change <= changes else nullcontext():  # the last time it fails behind the end
+        with (
+            pytest.raises(PowerCut) if change <= changes else nullcontext()
+        ):  # the last time it fails behind the end
             import_nsqd(files, str(source), data_dir, options=OPTIONS)
         files.crash(choose)
         registry = Registry(Files(), data_dir, 0)
@@ -77,7 +91,9 @@ def test_a_crash_anywhere_and_a_second_run(tmp_path: Path, choose: Choose, step:
     assert committed
 
 
-@pytest.mark.parametrize("call", ["writev", "open_new", "make_folder", "sync", "rename", "sync_folder"])
+@pytest.mark.parametrize(
+    "call", ["writev", "open_new", "make_folder", "sync", "rename", "sync_folder"]
+)
 def test_a_disk_that_refuses_leaves_nothing_half(tmp_path: Path, call: str) -> None:
     for number in range(1, 60, 9):
         root = tmp_path / f"{call}{number}"
@@ -90,14 +106,19 @@ def test_a_disk_that_refuses_leaves_nothing_half(tmp_path: Path, call: str) -> N
             files.fail = {}
             registry = Registry(Files(), data_dir, 0)
             registry.open()
-            assert sorted(registry.topics) in ([], ["t", "u"])  # both, if only the sync behind the commit failed
+            assert sorted(registry.topics) in (
+                [],
+                ["t", "u"],
+            )  # both, if only the sync behind the commit failed
             report = import_nsqd(files, str(source), data_dir, options=OPTIONS)
         assert not report.again or call == "sync_folder"
         assert len(plain(backlogs(data_dir))) == 2
 
 
 def test_an_abandoned_import_takes_no_numbers_from_other_topics(tmp_path: Path) -> None:
-    """A broker that makes a topic between the crash and the second run gets a number, and a folder, of its own."""
+    """A broker that makes a topic between the crash and the second run gets a number, and a folder,
+    of its own.
+    """
     source, data_dir = arrange(tmp_path / "a")
 
     class Stopping(Files):
@@ -108,7 +129,9 @@ def test_an_abandoned_import_takes_no_numbers_from_other_topics(tmp_path: Path) 
 
     with pytest.raises(OSError, match="by plan"):
         import_nsqd(Stopping(), str(source), data_dir, options=OPTIONS)
-    assert [path.name for path in (data_dir / "topics").iterdir()] == ["000001"], "it stopped while they were moved in"
+    assert [path.name for path in (data_dir / "topics").iterdir()] == ["000001"], (
+        "it stopped while they were moved in"
+    )
     registry = Registry(Files(), data_dir, 0)
     registry.open()
     assert not Path(registry.folder(registry.add("other", "always"))).exists()
@@ -151,7 +174,9 @@ def test_a_broker_that_is_started_clears_what_a_killed_import_left(
     assert not caplog.text
 
 
-def test_remains_of_an_import_that_cannot_be_removed_prevent_no_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_remains_of_an_import_that_cannot_be_removed_prevent_no_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _, data_dir = arrange(tmp_path / "a")
     registry = Registry(Files(), data_dir, 0)
     registry.open()

@@ -35,8 +35,17 @@ def pems(tmp_path_factory: pytest.TempPathFactory) -> certificates.Certificates:
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, pems: certificates.Certificates) -> Iterator[Broker]:
-    options = ("--nsq-tls-cert", pems.cert, "--nsq-tls-key", pems.key, "--nsq-broadcast-address", "127.0.0.1")
+def broker(
+    tmp_path_factory: pytest.TempPathFactory, pems: certificates.Certificates
+) -> Iterator[Broker]:
+    options = (
+        "--nsq-tls-cert",
+        pems.cert,
+        "--nsq-tls-key",
+        pems.key,
+        "--nsq-broadcast-address",
+        "127.0.0.1",
+    )
     broker = Broker(tmp_path_factory.mktemp("compat") / "data", *options, nsq=True, http=True)
     try:
         yield broker.start()
@@ -46,9 +55,23 @@ def broker(tmp_path_factory: pytest.TempPathFactory, pems: certificates.Certific
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory, lookupd: LookupdThread) -> Iterator[Broker]:
-    """Its messages time out soon for who does not ask for more, and it registers with a nsqlookupd."""
-    options = ("--nsq-msg-timeout", f"{MSG_TIMEOUT_MS / 1000}s", "--nsq-broadcast-address", "127.0.0.1")
-    broker = Broker(tmp_path_factory.mktemp("hasty") / "data", *options, "--nsq-lookupd-tcp-address", lookupd.tcp, nsq=True, http=True)
+    """Its messages time out soon for who does not ask for more, and it registers with a
+    nsqlookupd.
+    """
+    options = (
+        "--nsq-msg-timeout",
+        f"{MSG_TIMEOUT_MS / 1000}s",
+        "--nsq-broadcast-address",
+        "127.0.0.1",
+    )
+    broker = Broker(
+        tmp_path_factory.mktemp("hasty") / "data",
+        *options,
+        "--nsq-lookupd-tcp-address",
+        lookupd.tcp,
+        nsq=True,
+        http=True,
+    )
     try:
         yield broker.start()
     finally:
@@ -101,7 +124,9 @@ def start(broker: Broker, tmp_path: Path) -> Iterator[Start]:
     def start(client: Client, role: str, **config: Any) -> Program:
         if "lookupd" not in config:
             config.setdefault("nsqd", f"127.0.0.1:{broker.nsq}")
-        programs.append(Program(client, role, tmp_path / f"{client.name}-{role}-{len(programs)}.log", **config))
+        programs.append(
+            Program(client, role, tmp_path / f"{client.name}-{role}-{len(programs)}.log", **config)
+        )
         return programs[-1]
 
     try:
@@ -116,7 +141,9 @@ def together(scenario: Callable[[Client], None]) -> None:
     clients = [client for client in CLIENTS if not client.missing() or "CI" in os.environ]
     with ThreadPoolExecutor(len(clients)) as pool:
         running = {client.name: pool.submit(scenario, client) for client in clients}
-    errors = {name: error for name, future in running.items() if (error := future.exception()) is not None}
+    errors = {
+        name: error for name, future in running.items() if (error := future.exception()) is not None
+    }
     if errors:
         raise AssertionError(f"of {', '.join(errors)}") from next(iter(errors.values()))
 
@@ -131,7 +158,9 @@ def wait_finished(admin: zsq.Admin, topic: str, count: int) -> None:
     assert (row(admin, topic)["depth"], row(admin, topic)["in_flight_count"]) == (0, 0)
 
 
-def test_each_client_publishes_single_many_and_deferred_messages(broker: Broker, client: Client, topic: str, start: Start) -> None:
+def test_each_client_publishes_single_many_and_deferred_messages(
+    broker: Broker, client: Client, topic: str, start: Start
+) -> None:
     program = start(client, "produce")
     program.next("ready")
     began = time.monotonic()
@@ -153,7 +182,9 @@ def test_each_client_publishes_single_many_and_deferred_messages(broker: Broker,
     program.close()
 
 
-def test_each_client_is_told_why_a_publish_is_refused(client: Client, topic: str, start: Start) -> None:
+def test_each_client_is_told_why_a_publish_is_refused(
+    client: Client, topic: str, start: Start
+) -> None:
     """A body over the limit: nsqd's error, and the end of the connection."""
     program = start(client, "produce")
     program.next("ready")
@@ -161,20 +192,31 @@ def test_each_client_is_told_why_a_publish_is_refused(client: Client, topic: str
     assert "PUB message too big 1048577 > 1048576" in program.next("failed")["why"]
 
 
-def test_consumers_share_a_channel(admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start) -> None:
+def test_consumers_share_a_channel(
+    admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start
+) -> None:
     count = 600
     programs = [start(client, "consume", topic=topic, auto=True, in_flight=25) for _ in range(3)]
     for program in programs:
         program.next("ready")
     producer.publish_many(topic, [b"%d" % number for number in range(count)])
     wait_finished(admin, topic, count)
-    wait_for(lambda: sum(len(program.all_of("message")) for program in programs) >= count, what="their events")
+    wait_for(
+        lambda: sum(len(program.all_of("message")) for program in programs) >= count,
+        what="their events",
+    )
     got = [program.all_of("message") for program in programs]
-    assert sorted(int(event["body"]) for events in got for event in events) == list(range(count)), "each exactly once"
+    assert sorted(int(event["body"]) for events in got for event in events) == list(range(count)), (
+        "each exactly once"
+    )
     assert all(got), "each consumer has its share"
     assert {event["attempts"] for events in got for event in events} == {1}
-    assert {int(event["id"], 16) for events in got for event in events} == set(range(count)), "ids are offsets"
-    assert all(abs(event["timestamp_ns"] - time.time_ns()) < 60e9 for events in got for event in events)
+    assert {int(event["id"], 16) for events in got for event in events} == set(range(count)), (
+        "ids are offsets"
+    )
+    assert all(
+        abs(event["timestamp_ns"] - time.time_ns()) < 60e9 for events in got for event in events
+    )
 
 
 def test_a_requeued_message_comes_again_after_its_delay(
@@ -230,7 +272,9 @@ def test_nothing_is_delivered_while_channel_or_topic_is_paused(
     wait_finished(admin, topic, 2)
 
 
-def test_what_is_open_at_a_close_goes_to_others(admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start) -> None:
+def test_what_is_open_at_a_close_goes_to_others(
+    admin: zsq.Admin, producer: zsq.Producer, client: Client, topic: str, start: Start
+) -> None:
     first = start(client, "consume", topic=topic, in_flight=3)
     first.next("ready")
     producer.publish_many(topic, [b"1"])
@@ -238,12 +282,16 @@ def test_what_is_open_at_a_close_goes_to_others(admin: zsq.Admin, producer: zsq.
     producer.publish_many(topic, [b"2", b"3", b"4"])
     held = [first.message() for _ in range(3)]
     first.answer("finish", held[0])
-    wait_for(lambda: row(admin, topic)["finish_count"] == 2, 10, "the second finish")  # nsqjs's close overtakes its FIN
+    wait_for(
+        lambda: row(admin, topic)["finish_count"] == 2, 10, "the second finish"
+    )  # nsqjs's close overtakes its FIN
     first.close()
     wait_for(lambda: row(admin, topic)["client_count"] == 0, 10, "its end")
     second = start(client, "consume", topic=topic, auto=True)
     again = [second.message() for _ in range(2)]
-    assert sorted((one["id"], one["attempts"]) for one in again) == sorted((one["id"], 2) for one in held[1:])
+    assert sorted((one["id"], one["attempts"]) for one in again) == sorted(
+        (one["id"], 2) for one in held[1:]
+    )
     wait_finished(admin, topic, 4)
     assert row(admin, topic)["timeout_count"] == 0
 
@@ -270,15 +318,29 @@ def test_who_is_killed_gives_its_messages_to_others_at_once(
 
 
 @pytest.mark.parametrize(
-    ("packed", "layer"), [pytest.param(one, layer, id=f"{one.name}-{layer}") for one in CLIENTS for layer in one.layers]
+    ("packed", "layer"),
+    [pytest.param(one, layer, id=f"{one.name}-{layer}") for one in CLIENTS for layer in one.layers],
 )
 def test_each_client_works_over_tls_deflate_and_snappy(
-    broker: Broker, admin: zsq.Admin, packed: Client, layer: str, topic: str, start: Start, pems: certificates.Certificates
+    broker: Broker,
+    admin: zsq.Admin,
+    packed: Client,
+    layer: str,
+    topic: str,
+    start: Start,
+    pems: certificates.Certificates,
 ) -> None:
     client = here(packed)
-    asked = {"tls_ca": pems.root_ca if "tls" in layer else "", "deflate": "deflate" in layer, "snappy": "snappy" in layer}
+    asked = {
+        "tls_ca": pems.root_ca if "tls" in layer else "",
+        "deflate": "deflate" in layer,
+        "snappy": "snappy" in layer,
+    }
     packer = client if client.packs else next(other for other in CLIENTS if other.packs)
-    consumer, producer = start(client, "consume", topic=topic, auto=True, **asked), start(packer, "produce", **asked)
+    consumer, producer = (
+        start(client, "consume", topic=topic, auto=True, **asked),
+        start(packer, "produce", **asked),
+    )
     consumer.next("ready")
     producer.next("ready")
     url = f"http://127.0.0.1:{broker.http}/stats?format=json&topic={topic}&channel=ch"
@@ -299,13 +361,22 @@ def test_each_client_works_over_tls_deflate_and_snappy(
 # Time
 
 
-def test_what_is_touched_stays_and_what_is_not_comes_again(broker: Broker, hasty: Broker, start: Start) -> None:
+def test_what_is_touched_stays_and_what_is_not_comes_again(
+    broker: Broker, hasty: Broker, start: Start
+) -> None:
     """And an answer that is too late is refused, which the connection survives."""
 
     def scenario(client: Client) -> None:
         at, asked = (broker, MSG_TIMEOUT_MS) if client.asks_timeout else (hasty, 0)
         topic = f"touch-{client.name}"
-        program = start(client, "consume", nsqd=f"127.0.0.1:{at.nsq}", topic=topic, in_flight=5, msg_timeout_ms=asked)
+        program = start(
+            client,
+            "consume",
+            nsqd=f"127.0.0.1:{at.nsq}",
+            topic=topic,
+            in_flight=5,
+            msg_timeout_ms=asked,
+        )
         program.next("ready")
         with zsq.Producer(at.ipc) as producer, zsq.Admin(at.ipc) as admin:
             producer.publish(topic, b"first")
@@ -356,7 +427,9 @@ def test_heartbeats_keep_who_is_idle_and_find_who_hangs(broker: Broker, start: S
 # Who is where
 
 
-def test_finds_us_by_our_own_lookup_and_again_when_the_gateway_died(broker: Broker, start: Start) -> None:
+def test_finds_us_by_our_own_lookup_and_again_when_the_gateway_died(
+    broker: Broker, start: Start
+) -> None:
     clients = [client for client in CLIENTS if not client.missing()]
     started = threading.Barrier(len(clients) + 1)
 
@@ -364,7 +437,9 @@ def test_finds_us_by_our_own_lookup_and_again_when_the_gateway_died(broker: Brok
         topic = f"found-{client.name}"
         with zsq.Producer(broker.ipc) as producer:
             producer.publish(topic, b"1")
-            program = start(client, "consume", lookupd=f"127.0.0.1:{broker.http}", topic=topic, auto=True)
+            program = start(
+                client, "consume", lookupd=f"127.0.0.1:{broker.http}", topic=topic, auto=True
+            )
             assert program.message()["body"] == "1"
             started.wait(60)
             started.wait(60)
@@ -388,7 +463,9 @@ def test_finds_us_by_our_own_lookup_and_again_when_the_gateway_died(broker: Brok
         killing.result()
 
 
-def test_is_found_by_a_nsqlookupd_it_registers_with(hasty: Broker, lookupd: LookupdThread, start: Start) -> None:
+def test_is_found_by_a_nsqlookupd_it_registers_with(
+    hasty: Broker, lookupd: LookupdThread, start: Start
+) -> None:
     def scenario(client: Client) -> None:
         topic = f"registered-{client.name}"
         with zsq.Producer(hasty.ipc) as producer:

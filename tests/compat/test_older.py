@@ -1,7 +1,8 @@
 """What an older version wrote opens in this one, and its clients talk to this broker.
 
-`fixtures/zsq-2026-11-22/` holds a data directory that `older.py fill` made with the version of that day, what must be found in it, and
-that version's client library, which Python imports from the archive. Before the modules moved into rooms this was the newest version.
+`fixtures/zsq-2026-11-22/` holds a data directory that `older.py fill` made with the version of that
+day, what must be found in it, and that version's client library, which Python imports from the
+archive. Before the modules moved into rooms this was the newest version.
 """
 
 from __future__ import annotations
@@ -50,11 +51,16 @@ def _row(admin: zsq.Admin, topic: str) -> dict[str, Any]:
     return row
 
 
-def test_a_data_directory_of_an_older_version_opens_with_all_that_is_in_it(broker: Broker, expected: Any) -> None:
+def test_a_data_directory_of_an_older_version_opens_with_all_that_is_in_it(
+    broker: Broker, expected: Any
+) -> None:
     with zsq.Admin(broker.ipc) as admin, zsq.Reader("orders", url=broker.ipc) as reader:
         assert reader.head()[0] == 0
         stored = [reader.message(offset) for offset in range(older.MESSAGES + 1)]
-        assert hashlib.sha256(b"\n".join(one.body for one in stored[:-1])).hexdigest() == expected["bodies"]
+        assert (
+            hashlib.sha256(b"\n".join(one.body for one in stored[:-1])).hexdigest()
+            == expected["bodies"]
+        )
         assert [(one.key, one.tag) for one in stored[:2]] == [(b"k0", "even"), (b"k1", None)]
         assert stored[-1].headers == {"trace": b"\x00\xff"}
         row = _row(admin, "orders")
@@ -62,7 +68,8 @@ def test_a_data_directory_of_an_older_version_opens_with_all_that_is_in_it(broke
         assert set(channels) == {"work", "strict", "idle"}
         assert not row["damaged_blocks"]
         assert not row["lost_messages"]
-        # A delayed message is in the log once it is due, so the two together are what was published with a delay.
+        # A delayed message is in the log once it is due, so the two together are what was published
+        # with a delay.
         came = reader.head()[1] - older.MESSAGES - 1
         assert admin.delayed_count("orders")["messages"] + came == expected["delayed"]
         quiet = _row(admin, "quiet")
@@ -87,14 +94,18 @@ def test_a_channel_of_an_older_version_goes_on_where_it_was(broker: Broker, expe
     with zsq.Consumer("orders", "strict", url=broker.ipc) as consumer:
         message = consumer.receive(20)
         assert message is not None
-        assert message.offset >= expected["strict_finished"], "what was finished does not come again"
+        assert message.offset >= expected["strict_finished"], (
+            "what was finished does not come again"
+        )
 
 
 @pytest.mark.parametrize("place", ["ipc", "tcp"])
 def test_a_client_of_an_older_version_talks_to_this_broker(broker: Broker, place: str) -> None:
     environment = os.environ | {"PYTHONPATH": str(FIXTURES / "client.zip")}
     command = [sys.executable, str(PROGRAM), "talk", getattr(broker, place), f"talk-{place}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 0, done.stderr[-2_000:]
     assert "client.zip" in done.stdout, "it was the older client"
     older.talk(getattr(broker, place), f"again-{place}")

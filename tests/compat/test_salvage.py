@@ -1,4 +1,6 @@
-"""Damaged files of an nsqd: one flipped byte costs one message, and what is lost is named; and runs of attempts."""
+"""Damaged files of an nsqd: one flipped byte costs one message, and what is lost is named; and runs
+of attempts.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,15 @@ from zsq.apps.nsqd.salvage import FileView, LostBytes, read_messages
 from zsq.apps.nsqd.source import Runs
 from zsq.storage.directory.store import StoreOptions
 from zsq.storage.files import Files
-from zsq.storage.nsq.disk_queue_format import Meta, NsqdChannel, NsqdList, NsqdTopic, encode_message, encode_meta, encode_record
+from zsq.storage.nsq.disk_queue_format import (
+    Meta,
+    NsqdChannel,
+    NsqdList,
+    NsqdTopic,
+    encode_message,
+    encode_meta,
+    encode_record,
+)
 
 MESSAGES = [message(number, number % 3, size=number) for number in range(20)]
 RECORDS = [encode_record(encode_message(one)) for one in MESSAGES]
@@ -37,7 +47,9 @@ def test_a_whole_file_is_read_without_loss(tmp_path: Path) -> None:
 
 
 def test_any_flipped_bit_of_a_head_costs_its_message_only(tmp_path: Path) -> None:
-    """Lengths, times, ids. Where a length became shorter, the message cannot be told from a whole one: that is said."""
+    """Lengths, times, ids. Where a length became shorter, the message cannot be told from a whole
+    one: that is said.
+    """
     for bit in range(30 * 8):
         broken = bytearray(WHOLE)
         broken[STARTS[7] + bit // 8] ^= 1 << bit % 8
@@ -49,7 +61,9 @@ def test_any_flipped_bit_of_a_head_costs_its_message_only(tmp_path: Path) -> Non
         kept = [body for body in bodies if body in others]
         assert kept == others, f"bit {bit}"
         wrong = [body for body in bodies if body not in others]
-        assert wrong in ([], [MESSAGES[7].body]) or (lost and "may be incomplete" in lost[0].why), f"bit {bit}"
+        assert wrong in ([], [MESSAGES[7].body]) or (lost and "may be incomplete" in lost[0].why), (
+            f"bit {bit}"
+        )
         assert lost or wrong == [MESSAGES[7].body], f"bit {bit}"
 
 
@@ -77,13 +91,20 @@ def test_a_damaged_tail_costs_no_message_before_it(tmp_path: Path, tail: bytes, 
     assert why in lost[0].why
 
 
-@pytest.mark.parametrize("time_ns", [-1, 0, 1, 946_684_800 * 10**9, 5_000_000_000 * 10**9, 2**63 - 1])
+@pytest.mark.parametrize(
+    "time_ns", [-1, 0, 1, 946_684_800 * 10**9, 5_000_000_000 * 10**9, 2**63 - 1]
+)
 def test_a_message_of_any_time_is_taken(tmp_path: Path, time_ns: int) -> None:
-    """A clock that was wrong, or data of long ago. Behind a damaged place too, where the search must find the way again without it."""
+    """A clock that was wrong, or data of long ago. Behind a damaged place too, where the search
+    must find the way again without it.
+    """
     odd = [one._replace(timestamp_ns=time_ns) for one in MESSAGES]
     records = [encode_record(encode_message(one)) for one in odd]
     assert read(tmp_path, b"".join(records)) == ([one.body for one in odd], [])
-    assert read(tmp_path, b"".join([*RECORDS[:5], records[5], *RECORDS[6:]])) == ([one.body for one in MESSAGES], [])
+    assert read(tmp_path, b"".join([*RECORDS[:5], records[5], *RECORDS[6:]])) == (
+        [one.body for one in MESSAGES],
+        [],
+    )
     broken = b"".join(records[:5]) + b"\xff" * len(records[5]) + b"".join(records[6:])
     bodies, lost = read(tmp_path, broken)
     assert bodies == [one.body for one in odd[:5] + odd[6:]]
@@ -91,28 +112,44 @@ def test_a_message_of_any_time_is_taken(tmp_path: Path, time_ns: int) -> None:
 
 
 def test_the_reason_given_for_a_loss_is_right(tmp_path: Path) -> None:
-    """Only where a message lies before it may that be cut short; and a head of which the id is broken has a length."""
+    """Only where a message lies before it may that be cut short; and a head of which the id is
+    broken has a length.
+    """
     assert read(tmp_path, b"\xff" * 50 + WHOLE)[1][0].why == "no message can be read"
-    assert read(tmp_path, RECORDS[0] + b"\xff" * 50 + WHOLE)[1][0].why.endswith("the message before it may be incomplete")
+    assert read(tmp_path, RECORDS[0] + b"\xff" * 50 + WHOLE)[1][0].why.endswith(
+        "the message before it may be incomplete"
+    )
     id_at = STARTS[7] + 14
     for position in (0, STARTS[7]):
-        bodies, lost = read(tmp_path, (WHOLE[:id_at] + b"!" + WHOLE[id_at + 1 :])[STARTS[7] - position :])
-        assert [(loss.position, "the head of a message is damaged" in loss.why) for loss in lost] == [(position, True)]
+        bodies, lost = read(
+            tmp_path, (WHOLE[:id_at] + b"!" + WHOLE[id_at + 1 :])[STARTS[7] - position :]
+        )
+        assert [
+            (loss.position, "the head of a message is damaged" in loss.why) for loss in lost
+        ] == [(position, True)]
         assert len(bodies) in (19, 12)
 
 
 @settings(deadline=None, max_examples=50)
 @given(data=st.data())
-def test_a_bad_stretch_anywhere_costs_what_it_touches(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_bad_stretch_anywhere_costs_what_it_touches(
+    data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     begin = data.draw(st.integers(0, len(WHOLE) - 1))
     rubbish = data.draw(st.binary(min_size=40, max_size=90))
     broken = (WHOLE[:begin] + rubbish + WHOLE[begin + len(rubbish) :])[: len(WHOLE)]
     bodies, _ = read(tmp_path_factory.mktemp("a"), broken)
-    untouched = [one.body for one, at, end in zip(MESSAGES, STARTS, STARTS[1:], strict=False) if end <= begin or at >= begin + len(rubbish)]
+    untouched = [
+        one.body
+        for one, at, end in zip(MESSAGES, STARTS, STARTS[1:], strict=False)
+        if end <= begin or at >= begin + len(rubbish)
+    ]
     assert [body for body in bodies if body in untouched] == untouched
 
 
-def test_the_search_crosses_the_borders_of_its_window(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_search_crosses_the_borders_of_its_window(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zsq.apps.nsqd.salvage.READ_BYTES", 64)
     for gap in range(1, 200, 7):
         bodies, lost = read(tmp_path, RECORDS[5] + b"\x01" * gap + b"".join(RECORDS[6:]))
@@ -149,13 +186,27 @@ def test_reads_are_as_large_as_the_window(tmp_path: Path, monkeypatch: pytest.Mo
 def test_reading_begins_at_the_metadata_if_they_agree_with_the_files(tmp_path: Path) -> None:
     """Metadata that points into a message, and files that were read already."""
     listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),))
-    source = write_nsqd(tmp_path / "a", listed, {"t:c": [[MESSAGES[1]], MESSAGES[2:6], [MESSAGES[6]]]})
+    source = write_nsqd(
+        tmp_path / "a", listed, {"t:c": [[MESSAGES[1]], MESSAGES[2:6], [MESSAGES[6]]]}
+    )
     for case, (meta, expected, said) in enumerate(
         (
-            (Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])), MESSAGES[3:7], "are left out, because nsqd has read them"),
-            (Meta(4, 1, 3, 2, len(RECORDS[6])), MESSAGES[1:7], "counts 4 messages, but there are 1 from its read position on"),
+            (
+                Meta(4, 1, len(RECORDS[2]), 2, len(RECORDS[6])),
+                MESSAGES[3:7],
+                "are left out, because nsqd has read them",
+            ),
+            (
+                Meta(4, 1, 3, 2, len(RECORDS[6])),
+                MESSAGES[1:7],
+                "counts 4 messages, but there are 1 from its read position on",
+            ),
             (Meta(1, 0, 0, 1, 0), MESSAGES[1:7], "older than its data"),
-            (Meta(6, 8, 0, 2, len(RECORDS[6])), MESSAGES[1:7], "the read position after the write position"),
+            (
+                Meta(6, 8, 0, 2, len(RECORDS[6])),
+                MESSAGES[1:7],
+                "the read position after the write position",
+            ),
             (Meta(6, 2, len(RECORDS[6]), 2, len(RECORDS[6])), MESSAGES[1:7], "counts 6 messages"),
             (Meta(6, 2, 0, 2, len(RECORDS[6])), MESSAGES[1:7], "counts 6 messages"),
             (Meta(6, 0, 999, 2, len(RECORDS[6])), MESSAGES[1:7], "which ends at"),
@@ -170,13 +221,19 @@ def test_reading_begins_at_the_metadata_if_they_agree_with_the_files(tmp_path: P
         assert any(said in note for note in report.found.notes)
 
 
-def test_broken_records_are_named_with_file_and_position_and_the_rest_is_taken(tmp_path: Path) -> None:
+def test_broken_records_are_named_with_file_and_position_and_the_rest_is_taken(
+    tmp_path: Path,
+) -> None:
     listed = NsqdList((NsqdTopic("t", False, (NsqdChannel("c"),)),))
     source = write_nsqd(tmp_path / "a", listed, {"t:c": [MESSAGES]})
     path = source / "t:c.diskqueue.000000.dat"
     path.write_bytes(WHOLE[: STARTS[4]] + b"\xff" * len(RECORDS[4]) + WHOLE[STARTS[5] :])
-    report = import_nsqd(Files(), str(source), tmp_path / "data", options=StoreOptions(reserve_bytes=0))
-    assert [(loss.file, loss.position, loss.bytes) for loss in report.found.lost] == [(str(path), STARTS[4], len(RECORDS[4]))]
+    report = import_nsqd(
+        Files(), str(source), tmp_path / "data", options=StoreOptions(reserve_bytes=0)
+    )
+    assert [(loss.file, loss.position, loss.bytes) for loss in report.found.lost] == [
+        (str(path), STARTS[4], len(RECORDS[4]))
+    ]
     assert len(backlogs(tmp_path / "data")["t"].channels["c"]) == 19
 
 
@@ -193,14 +250,18 @@ def test_runs_are_dense_few_and_never_too_low(attempts: list[int], runs_max: int
     flat = [run.attempts for run in found for _ in range(run.count)]
     assert len(flat) == len(attempts)
     assert all(higher >= its for higher, its in zip(flat, attempts, strict=True))
-    assert [run.start for run in found] == [50 + sum(run.count for run in found[:number]) for number in range(len(found))]
+    assert [run.start for run in found] == [
+        50 + sum(run.count for run in found[:number]) for number in range(len(found))
+    ]
     equal = sum(1 for a, b in zip([-1, *attempts], attempts, strict=False) if a != b)
     if equal <= runs_max:
         assert flat == attempts, "nothing is coarser than it must be"
 
 
 def test_runs_are_joined_where_they_touch_and_bounded_while_they_are_gathered() -> None:
-    """A queue of a hundred million messages, each sent another time, must not be as many rows in memory."""
+    """A queue of a hundred million messages, each sent another time, must not be as many rows in
+    memory.
+    """
     runs = Runs(2)
     for offset, attempts in ((0, 1), (1, 1), (5, 1)):
         runs.add(offset, attempts)
@@ -215,4 +276,8 @@ def test_a_bounded_number_of_losses_is_named_and_all_are_counted() -> None:
     report = source.SourceReport()
     for number in range(source.LOSSES_MAX + 5):
         report.lose(LostBytes("f", number, 10, "by plan"))
-    assert (len(report.lost), report.lost_count, report.lost_bytes) == (source.LOSSES_MAX, source.LOSSES_MAX + 5, 10 * report.lost_count)
+    assert (len(report.lost), report.lost_count, report.lost_bytes) == (
+        source.LOSSES_MAX,
+        source.LOSSES_MAX + 5,
+        10 * report.lost_count,
+    )

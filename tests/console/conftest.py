@@ -1,4 +1,6 @@
-"""For the console's tests: a browser and a broker for each module, and a window that must have no complaint at the end."""
+"""For the console's tests: a browser and a broker for each module, and a window that must have no
+complaint at the end.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,14 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    made = Broker(tmp_path_factory.mktemp("console") / "data", "--alarm-depth", "40", "--alarm-hold", "0.5s", http=True)
+    made = Broker(
+        tmp_path_factory.mktemp("console") / "data",
+        "--alarm-depth",
+        "40",
+        "--alarm-hold",
+        "0.5s",
+        http=True,
+    )
     try:
         yield made.start()
     finally:

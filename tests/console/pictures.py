@@ -1,4 +1,5 @@
-"""Takes the pictures of the console for docs/pictures: a broker with work to do, and a browser that looks at it.
+"""Takes the pictures of the console for docs/pictures: a broker with work to do, and a browser that
+looks at it.
 
 python tests/console/pictures.py [--seconds 240] [--into docs/pictures]
 """
@@ -28,7 +29,15 @@ import zsq  # noqa: E402
 
 BYTES_MAX: Final = 250_000  # of a picture
 SIZE: Final = {"width": 1280, "height": 800}
-RATES: Final = {"clicks": 500, "orders": 90, "payments": 45, "emails": 20, "sensor.readings": 220, "thumbnails": 8, "search.index": 15}
+RATES: Final = {
+    "clicks": 500,
+    "orders": 90,
+    "payments": 45,
+    "emails": 20,
+    "sensor.readings": 220,
+    "thumbnails": 8,
+    "search.index": 15,
+}
 CONSUMERS: Final = {  # of topics, by channel: seconds a message takes
     "clicks": {"archive": 0.0, "fraud-check": 0.0012, "warehouse": 0.0},
     "orders": {"billing": 0.002, "mailer": 0.0},
@@ -62,7 +71,11 @@ class Work:
                 admin.create_topic(topic)
             admin.pause("search.index")
         jobs: list[tuple[Any, ...]] = [(self.produce, topic, rate) for topic, rate in RATES.items()]
-        jobs += [(self.consume, topic, channel, takes_s) for topic, all_of in CONSUMERS.items() for channel, takes_s in all_of.items()]
+        jobs += [
+            (self.consume, topic, channel, takes_s)
+            for topic, all_of in CONSUMERS.items()
+            for channel, takes_s in all_of.items()
+        ]
         self.threads = [threading.Thread(target=job[0], args=job[1:], daemon=True) for job in jobs]
         for thread in self.threads:
             thread.start()
@@ -78,7 +91,11 @@ class Work:
             number = 0
             began = time.monotonic()
             while not self.over.wait(0.1):
-                wave = 1 + 0.35 * math.sin((time.monotonic() - began) / 17 + len(topic)) + dice.gauss(0, 0.06)
+                wave = (
+                    1
+                    + 0.35 * math.sin((time.monotonic() - began) / 17 + len(topic))
+                    + dice.gauss(0, 0.06)
+                )
                 for _ in range(max(0, round(rate * wave / 10))):
                     number += 1
                     body = {
@@ -87,12 +104,21 @@ class Work:
                         "cents": dice.randrange(99_999),
                         "new": number % 3 == 0,
                     }
-                    producer.publish(topic, json.dumps(body).encode(), key=b"user-%d" % (number % 977), tag=("eu", "us")[number % 2])
+                    producer.publish(
+                        topic,
+                        json.dumps(body).encode(),
+                        key=b"user-%d" % (number % 977),
+                        tag=("eu", "us")[number % 2],
+                    )
 
     def consume(self, topic: str, channel: str, takes_s: float) -> None:
         dice = random.Random(channel)
         with zsq.Consumer(
-            topic, channel, url=self.broker.ipc, ready=200, label=f"{channel.split('#')[0]}-{dice.randrange(1, 9)}"
+            topic,
+            channel,
+            url=self.broker.ipc,
+            ready=200,
+            label=f"{channel.split('#')[0]}-{dice.randrange(1, 9)}",
         ) as consumer:
             while not self.over.is_set():
                 message = consumer.receive(timeout=0.2)
@@ -108,7 +134,16 @@ class Work:
 
 @contextmanager
 def working(folder: Path) -> Iterator[Broker]:
-    broker = Broker(folder / "data", "--alarm-depth", "400", "--alarm-hold", "2s", "--chunk-bytes", "1048576", http=True)
+    broker = Broker(
+        folder / "data",
+        "--alarm-depth",
+        "400",
+        "--alarm-hold",
+        "2s",
+        "--chunk-bytes",
+        "1048576",
+        http=True,
+    )
     work = Work(broker)
     try:
         broker.start()
@@ -129,7 +164,9 @@ def take(into: Path, seconds: float) -> list[Path]:
         browser = stack.enter_context(chromium())
         threading.Event().wait(seconds)
         for name, (place, theme) in PICTURES.items():
-            window = Window(browser, f"http://127.0.0.1:{broker.http}", viewport=SIZE, color_scheme=theme)
+            window = Window(
+                browser, f"http://127.0.0.1:{broker.http}", viewport=SIZE, color_scheme=theme
+            )
             page = window.open(place)
             page.locator("#page .panel").first.wait_for()
             page.wait_for_timeout(2500)  # charts, and what is asked every few seconds
@@ -141,7 +178,9 @@ def take(into: Path, seconds: float) -> list[Path]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=240.0)
     parser.add_argument("--into", type=Path, default=ROOT / "docs/pictures")
     options = parser.parse_args()

@@ -1,4 +1,6 @@
-"""Every action of the console, done as a person does it: the dialog says what it costs, and the broker has done it afterwards."""
+"""Every action of the console, done as a person does it: the dialog says what it costs, and the
+broker has done it afterwards.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +32,15 @@ def filled(broker: Broker, admin: zsq.Admin, topic: str, *channels: str, count: 
 
 
 def channel_of(admin: zsq.Admin, topic: str, channel: str) -> dict[str, Any]:
-    [found] = [one for one in admin.stats(topic)["topics"][0]["channels"] if one["channel_name"] == channel]
+    [found] = [
+        one for one in admin.stats(topic)["topics"][0]["channels"] if one["channel_name"] == channel
+    ]
     return dict(found)
 
 
-def test_to_empty_what_is_empty_asks_for_no_name(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_to_empty_what_is_empty_asks_for_no_name(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "nothing", "c", count=0)
     window.open("#/topics/nothing")
     window.press("Empty")
@@ -72,7 +78,9 @@ def test_a_topic_is_created_and_published_to(window: Window, admin: zsq.Admin) -
     assert admin.delayed_count("orders")["messages"] == 1
 
 
-def test_a_message_is_published_with_key_tag_headers_and_delay(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_message_is_published_with_key_tag_headers_and_delay(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "parcels", count=0)
     window.open("#/topics/parcels")
     window.press("Publish")
@@ -102,11 +110,16 @@ def test_a_message_is_published_with_key_tag_headers_and_delay(window: Window, b
     window.agree("Publish")
     window.wait_figure("delayed", "2")
     listed = admin.delayed_list("parcels")
-    assert [(bytes(one["body"]), one["tag"]) for one in listed] == [(b"a", b"later"), (b"b", b"later")]
+    assert [(bytes(one["body"]), one["tag"]) for one in listed] == [
+        (b"a", b"later"),
+        (b"b", b"later"),
+    ]
     assert all(abs(one["due_ns"] / 1e9 - time.time() - 365 * 86_400) < 600 for one in listed)
 
 
-def test_a_topic_is_paused_unpaused_and_emptied(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_topic_is_paused_unpaused_and_emptied(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "held")
     window.open("#/topics/held")
     window.press("Pause")
@@ -117,13 +130,17 @@ def test_a_topic_is_paused_unpaused_and_emptied(window: Window, broker: Broker, 
     window.page.locator(".pill", has_text="paused").wait_for(state="detached")
     window.press("Empty")
     window.sees("3 messages")
-    assert window.dialog().get_by_role("button", name="Empty").is_disabled(), "only after its name is typed"
+    assert window.dialog().get_by_role("button", name="Empty").is_disabled(), (
+        "only after its name is typed"
+    )
     window.agree("Empty", "held")
     window.wait_figure("backlog", "0")
     assert admin.stats("held")["topics"][0]["depth"] == 0
 
 
-def test_retention_is_changed_and_a_wrong_value_is_refused(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_retention_is_changed_and_a_wrong_value_is_refused(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "kept")
     window.open("#/topics/kept/keeping")
     window.sees("1.00 GiB")
@@ -140,7 +157,9 @@ def test_retention_is_changed_and_a_wrong_value_is_refused(window: Window, broke
     assert (retention["keep_s"], retention["keep_bytes"]) == (7 * 86400, -1)
 
 
-def test_a_topic_is_deleted_only_after_confirmation(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_topic_is_deleted_only_after_confirmation(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "old", "archive")
     window.open("#/topics/old")
     window.press("Delete")
@@ -148,7 +167,9 @@ def test_a_topic_is_deleted_only_after_confirmation(window: Window, broker: Brok
     window.sees("3 messages")
     window.page.keyboard.press("Escape")
     window.page.locator("dialog").wait_for(state="detached")
-    assert window.page.evaluate("document.activeElement.textContent") == "Delete", "the focus goes back where it was"
+    assert window.page.evaluate("document.activeElement.textContent") == "Delete", (
+        "the focus goes back where it was"
+    )
     window.press("Delete")
     window.agree("Delete for good", "old")
     window.sees("old is deleted.")
@@ -156,7 +177,9 @@ def test_a_topic_is_deleted_only_after_confirmation(window: Window, broker: Brok
     assert "old" not in admin.topics()
 
 
-def test_a_channel_is_created_configured_and_deleted(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_channel_is_created_configured_and_deleted(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "work", "first")
     window.open("#/topics/work")
     window.press("New channel")
@@ -179,7 +202,9 @@ def test_a_channel_is_created_configured_and_deleted(window: Window, broker: Bro
     window.page.locator("tbody").get_by_text("second", exact=True).wait_for(state="detached")
 
 
-def test_a_channel_is_paused_moved_and_emptied(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_channel_is_paused_moved_and_emptied(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "moved", "c")
     window.open("#/topics/moved/channels/c")
     window.wait_figure("depth", "3")
@@ -207,7 +232,9 @@ def test_a_channel_is_paused_moved_and_emptied(window: Window, broker: Broker, a
     assert channel_of(admin, "moved", "c")["depth"] == 0
 
 
-def test_one_or_all_delayed_messages_are_cancelled(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_one_or_all_delayed_messages_are_cancelled(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "timers", count=0)
     with zsq.Producer(broker.ipc) as producer:
         for number in range(3):
@@ -224,7 +251,9 @@ def test_one_or_all_delayed_messages_are_cancelled(window: Window, broker: Broke
     assert admin.delayed_count("timers")["messages"] == 0
 
 
-def test_a_topic_is_closed_drained_and_deleted_step_by_step(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_topic_is_closed_drained_and_deleted_step_by_step(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "retired", "c")
     window.open("#/topics/retired/removal")
     window.page.locator("li.now").get_by_role("button", name="Close to publishers").click()
@@ -246,7 +275,9 @@ def test_a_topic_is_closed_drained_and_deleted_step_by_step(window: Window, brok
     assert "retired" not in admin.topics()
 
 
-def test_dead_letters_are_sent_back_to_their_channel(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_dead_letters_are_sent_back_to_their_channel(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     admin.create_topic("jobs")
     admin.create_channel("jobs", "c", max_attempts=1)
     with zsq.Producer(broker.ipc) as producer:
@@ -255,7 +286,9 @@ def test_dead_letters_are_sent_back_to_their_channel(window: Window, broker: Bro
         message = consumer.receive(timeout=10)
         assert message is not None
         message.requeue(0, error="<b>broken</b>")
-        wait_for(lambda: channel_of(admin, "jobs", "c")["dead_letter_count"] == 1, what="the dead letter")
+        wait_for(
+            lambda: channel_of(admin, "jobs", "c")["dead_letter_count"] == 1, what="the dead letter"
+        )
     window.open("#/topics/jobs/channels/c")
     window.wait_figure("dead", "1")
     window.page.get_by_role("link", name="jobs.c.dead").click()
@@ -267,7 +300,9 @@ def test_dead_letters_are_sent_back_to_their_channel(window: Window, broker: Bro
     window.wait_figure("depth", "1")
 
 
-def test_a_large_body_is_cut_and_downloaded_whole(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_large_body_is_cut_and_downloaded_whole(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "large", count=0)
     with zsq.Producer(broker.ipc) as producer:
         producer.publish("large", b"x" * 20_000)
@@ -278,7 +313,9 @@ def test_a_large_body_is_cut_and_downloaded_whole(window: Window, broker: Broker
     assert saved.value.path().read_bytes() == b"x" * 20_000
 
 
-def test_a_refused_action_shows_the_reason(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_a_refused_action_shows_the_reason(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "shut")
     admin.close_topic("shut", to="publishers")
     window.open("#/topics/shut")
@@ -286,10 +323,14 @@ def test_a_refused_action_shows_the_reason(window: Window, broker: Broker, admin
     window.dialog().locator("[name=body]").fill("no")
     window.dialog().get_by_role("button", name="Publish").click()
     window.dialog().get_by_text("Open the topic again to continue.").wait_for()
-    assert window.dialog().locator("[name=body]").input_value() == "no", "what was written is not lost"
+    assert window.dialog().locator("[name=body]").input_value() == "no", (
+        "what was written is not lost"
+    )
 
 
-def test_the_audit_log_names_the_actions_of_the_console(window: Window, broker: Broker, admin: zsq.Admin) -> None:
+def test_the_audit_log_names_the_actions_of_the_console(
+    window: Window, broker: Broker, admin: zsq.Admin
+) -> None:
     filled(broker, admin, "seen")
     window.open("#/topics/seen")
     window.press("Pause")

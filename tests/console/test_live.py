@@ -25,7 +25,8 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     hashes = [hashlib.sha256(token.encode()).hexdigest() for token in (ADMIN, VIEWER)]
     access = folder / "access.toml"
     access.write_text(
-        f'[users.ops]\ntokens = ["sha256:{hashes[0]}"]\npublish = ["*"]\nsubscribe = ["*"]\nadmin = ["*"]\n'
+        f'[users.ops]\ntokens = ["sha256:{hashes[0]}"]\npublish = ["*"]\nsubscribe = ["*"]\n'
+        'admin = ["*"]\n'
         f'[users.looker]\ntokens = ["sha256:{hashes[1]}"]\nview = ["clicks"]\n'
     )
     broker = Broker(folder / "data", "--access", str(access), "--no-listen", http=True)
@@ -48,11 +49,20 @@ def test_published_messages_appear_without_a_reload(window: Window, broker: Brok
         for _ in range(4):
             producer.publish("clicks", b"more")
         window.wait_cell("clicks", "backlog", "5")
-        window.until(lambda: window.page.locator(".link-state").get_attribute("data-state") == "live", "live")
-        window.until(lambda: len(window.page.locator("tr .c-backlog .spark-line").get_attribute("d") or "") > 12, "a line")
+        window.until(
+            lambda: window.page.locator(".link-state").get_attribute("data-state") == "live", "live"
+        )
+        window.until(
+            lambda: (
+                len(window.page.locator("tr .c-backlog .spark-line").get_attribute("d") or "") > 12
+            ),
+            "a line",
+        )
         admin.create_channel("clicks", "archive")
         window.wait_cell("clicks", "channel_count", "1")
-        assert window.page.evaluate("window.same === document.querySelector('tbody tr')"), "the row is the same one, changed in place"
+        assert window.page.evaluate("window.same === document.querySelector('tbody tr')"), (
+            "the row is the same one, changed in place"
+        )
         admin.delete_topic("clicks", force=True)
         window.page.locator("tbody tr").wait_for(state="detached")
         window.sees("No topic yet")
@@ -73,7 +83,9 @@ def test_times_grow_with_the_clock(window: Window, broker: Broker) -> None:
     window.open("#/topics/aging")
     window.until(lambda: window.figure("oldest").endswith("s"), "an age")
     before = window.figure("oldest")
-    window.until(lambda: window.figure("oldest") != before, "the age to grow though nothing happens")
+    window.until(
+        lambda: window.figure("oldest") != before, "the age to grow though nothing happens"
+    )
 
 
 def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Path) -> None:
@@ -87,7 +99,9 @@ def test_a_lost_connection_is_said_and_mended(window_of: WindowOf, tmp_path: Pat
         broker.stop()
         page.locator(".banner").get_by_text("Not connected:").wait_for()
         page.locator(".banner").get_by_text("The page shows the state of").wait_for()
-        assert window.cell("clicks", "backlog") == "1", "what was known stays, and is said to be old"
+        assert window.cell("clicks", "backlog") == "1", (
+            "what was known stays, and is said to be old"
+        )
         broker.start()
         with zsq.Producer(broker.ipc) as producer:
             producer.publish("clicks", b"two")

@@ -1,4 +1,6 @@
-"""How the console behaves in the hand: keyboard, narrow screens, dark, screen readers; and that hostile content stays text."""
+"""How the console behaves in the hand: keyboard, narrow screens, dark, screen readers; and that
+hostile content stays text.
+"""
 
 from __future__ import annotations
 
@@ -24,41 +26,71 @@ OF_A_TOPIC: Final = (
     "/channels/c/held",
     "/channels/c/settings",
 )
-PLACES: Final = ("#/", "#/channels", "#/alarms", "#/processes", "#/audit", *(f"#/topics/hostile{place}" for place in OF_A_TOPIC))
+PLACES: Final = (
+    "#/",
+    "#/channels",
+    "#/alarms",
+    "#/processes",
+    "#/audit",
+    *(f"#/topics/hostile{place}" for place in OF_A_TOPIC),
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def hostile(broker: Broker) -> Iterator[None]:
-    """Bodies, keys, tags, headers, errors and names of consumers that are markup; topics called as JavaScript's own."""
+    """Bodies, keys, tags, headers, errors and names of consumers that are markup; topics called as
+    JavaScript's own.
+    """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         for name in ("__proto__", "constructor", "toString", "tail#ephemeral", "a" * 64):
             admin.create_topic(name)
         admin.create_topic("hostile")
         admin.create_channel("hostile", "c")
         admin.create_channel("__proto__", "__proto__")
-        for body in (MARKUP.encode(), b'{"<b>": "</pre><img src=x onerror=alert(3)>"}', "\u202e\u0000 \u2028 ünïcode".encode()):
-            producer.publish("hostile", body, key=MARKUP.encode()[:60], tag="<b>tag</b>", headers={"<i>h</i>": MARKUP})
+        for body in (
+            MARKUP.encode(),
+            b'{"<b>": "</pre><img src=x onerror=alert(3)>"}',
+            "\u202e\u0000 \u2028 ünïcode".encode(),
+        ):
+            producer.publish(
+                "hostile",
+                body,
+                key=MARKUP.encode()[:60],
+                tag="<b>tag</b>",
+                headers={"<i>h</i>": MARKUP},
+            )
         producer.publish("hostile", MARKUP.encode(), delay=3600)
-        with zsq.Consumer("hostile", "c", url=broker.ipc, ready=2, label="<u>worker</u>") as consumer:
+        with zsq.Consumer(
+            "hostile", "c", url=broker.ipc, ready=2, label="<u>worker</u>"
+        ) as consumer:
             assert consumer.receive(timeout=10)
             yield
 
 
 def settled(window: Window) -> None:
     """Until the page has its data: nothing is said to be on its way any more."""
-    window.until(lambda: window.page.locator(".link-state").get_attribute("data-state") == "live", "the stream")
+    window.until(
+        lambda: window.page.locator(".link-state").get_attribute("data-state") == "live",
+        "the stream",
+    )
     window.until(lambda: window.page.locator("#page .skeleton:visible").count() == 0, "the data")
     window.page.wait_for_timeout(300)
 
 
 def test_hostile_content_stays_text_everywhere(window: Window) -> None:
-    """An alert, a script or an image that was tried is a complaint of the window; and none of it became an element."""
+    """An alert, a script or an image that was tried is a complaint of the window; and none of it
+    became an element.
+    """
     page = window.open("#/")
     for place in PLACES:
         page.evaluate("place => { location.hash = place }", place)
         settled(window)
         assert (
-            page.locator("#page img, #page script, #page td b:not([title]):has-text('tag'), #page u, #page i:has-text('h')").count() == 0
+            page.locator(
+                "#page img, #page script, #page td b:not([title]):has-text('tag'), #page u, "
+                "#page i:has-text('h')"
+            ).count()
+            == 0
         ), place
     page.evaluate("location.hash = '#/topics/hostile/messages'")
     page.locator("tbody tr").nth(2).click()
@@ -96,7 +128,9 @@ def test_pages_rows_and_filter_can_be_used_by_keyboard(window: Window) -> None:
     page.keyboard.press("j")
     second = page.evaluate(focused)
     assert second not in (first, "")
-    assert page.evaluate("getComputedStyle(document.activeElement.closest('td')).boxShadow") != "none", "the row with the focus is marked"
+    assert (
+        page.evaluate("getComputedStyle(document.activeElement.closest('td')).boxShadow") != "none"
+    ), "the row with the focus is marked"
     page.keyboard.press("ArrowUp")
     assert page.evaluate(focused) == first
     page.keyboard.press("/")
@@ -142,13 +176,17 @@ def test_topics_can_be_filtered_and_sorted(window: Window) -> None:
 
 
 @pytest.mark.parametrize("width", [360, 768])
-def test_no_page_is_wider_than_a_narrow_screen(window_of: Callable[..., Window], broker: Broker, width: int) -> None:
+def test_no_page_is_wider_than_a_narrow_screen(
+    window_of: Callable[..., Window], broker: Broker, width: int
+) -> None:
     window = window_of(broker, viewport={"width": width, "height": 740})
     page = window.open("#/")
     for place in PLACES:
         page.evaluate("place => { location.hash = place }", place)
         settled(window)
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, f"{place} is wider than the screen"
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, (
+            f"{place} is wider than the screen"
+        )
     page.evaluate("location.hash = '#/topics/hostile'")
     window.press("Delete")
     box = window.dialog().bounding_box()
@@ -156,7 +194,9 @@ def test_no_page_is_wider_than_a_narrow_screen(window_of: Callable[..., Window],
     assert box["x"] + box["width"] <= width
 
 
-def test_the_theme_follows_the_system_until_one_is_chosen(window_of: Callable[..., Window], broker: Broker) -> None:
+def test_the_theme_follows_the_system_until_one_is_chosen(
+    window_of: Callable[..., Window], broker: Broker
+) -> None:
     paper = "getComputedStyle(document.body).backgroundColor"
     bright = window_of(broker, color_scheme="light").open("#/").evaluate(paper)
     window = window_of(broker, color_scheme="dark")
@@ -210,7 +250,9 @@ new PerformanceObserver((list) => list.getEntries().forEach((one) => { jumps += 
 
 
 def test_a_screen_reader_finds_landmarks_headings_and_names(window: Window) -> None:
-    """What a screen reader finds: landmarks, one h1 a page, a name for everything that can be pressed, headers of columns."""
+    """What a screen reader finds: landmarks, one h1 a page, a name for everything that can be
+    pressed, headers of columns.
+    """
     page = window.open("#/")
     for place in PLACES:
         page.evaluate("place => { location.hash = place }", place)
@@ -220,7 +262,10 @@ def test_a_screen_reader_finds_landmarks_headings_and_names(window: Window) -> N
         assert page.get_by_role("main").count() == 1
         nameless = page.evaluate(NAMELESS)
         assert nameless == [], place
-    assert page.get_by_role("navigation", name="Pages").locator("[aria-current=page]").inner_text() == "Topics"
+    assert (
+        page.get_by_role("navigation", name="Pages").locator("[aria-current=page]").inner_text()
+        == "Topics"
+    )
     page.evaluate("location.hash = '#/'")
     table = page.get_by_role("table", name="Topics")
     table.wait_for()

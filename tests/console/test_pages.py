@@ -15,14 +15,22 @@ BINARY = bytes(range(200, 232))
 
 @pytest.fixture(scope="module", autouse=True)
 def filled(broker: Broker) -> Iterator[None]:
-    """A topic with two channels, one of which falls behind; delayed messages; an empty topic; and a consumer that holds something."""
+    """A topic with two channels, one of which falls behind; delayed messages; an empty topic; and a
+    consumer that holds something.
+    """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_topic("empty")
         admin.create_topic("clicks")
         for channel in ("archive", "slow"):
             admin.create_channel("clicks", channel)
         for number in range(60):
-            producer.publish("clicks", b'{"user": %d, "ok": true}' % number, key=b"k%d" % number, tag="eu", headers={"trace": f"t{number}"})
+            producer.publish(
+                "clicks",
+                b'{"user": %d, "ok": true}' % number,
+                key=b"k%d" % number,
+                tag="eu",
+                headers={"trace": f"t{number}"},
+            )
         producer.publish("clicks", BINARY)
         producer.publish("clicks", b"plain text")
         producer.publish("clicks", b"later", delay=3600)
@@ -47,7 +55,9 @@ def test_the_channels_page_begins_with_the_fullest_channel(window: Window) -> No
     window.open("#/channels")
     window.until(lambda: window.page.locator("tbody tr").count() == 2, "two channels")
     first = window.page.locator("tbody tr").first
-    window.until(lambda: first.inner_text().startswith("clicks / slow"), "the fullest to come first")
+    window.until(
+        lambda: first.inner_text().startswith("clicks / slow"), "the fullest to come first"
+    )
 
 
 def test_a_topics_page_shows_figures_channels_and_charts(window: Window) -> None:
@@ -62,7 +72,8 @@ def test_a_topics_page_shows_figures_channels_and_charts(window: Window) -> None
         "(all) => all.map((one) => one.getBoundingClientRect().right)"
     )
     lines = window.page.locator(".chart:first-of-type path.chart-line").evaluate_all(
-        "(all) => all.map((one) => one.ownerSVGElement.getBoundingClientRect().left + one.getCTM().e)"
+        "(all) => all.map((one) => one.ownerSVGElement.getBoundingClientRect().left + "
+        "one.getCTM().e)"
     )
     assert max(words) < min(lines), "no line runs through the words of the axis"
     window.page.get_by_role("link", name="archive").click()
@@ -99,7 +110,9 @@ def test_messages_are_shown_as_text_json_or_hex(window: Window) -> None:
     assert "k59" in article.inner_text()
     assert "t59" in article.inner_text()
     article.get_by_role("button", name="Hex").click()
-    assert article.locator("pre").inner_text().startswith("000000  7b 22 75 73 65 72 22 3a  20 35 39")
+    assert (
+        article.locator("pre").inner_text().startswith("000000  7b 22 75 73 65 72 22 3a  20 35 39")
+    )
     with page.expect_download() as saved:
         article.get_by_role("button", name="Download").click()
     assert saved.value.path().read_bytes() == b'{"user": 59, "ok": true}'
@@ -114,7 +127,9 @@ def test_messages_are_shown_as_text_json_or_hex(window: Window) -> None:
         ("id", "7", "Enter an id: 16 hexadecimal digits."),
     ],
 )
-def test_each_offset_or_id_finds_its_message_or_is_refused(window: Window, way: str, value: str, wanted: str) -> None:
+def test_each_offset_or_id_finds_its_message_or_is_refused(
+    window: Window, way: str, value: str, wanted: str
+) -> None:
     page = window.open("#/topics/clicks/messages")
     page.get_by_role("article").wait_for()
     page.get_by_label("Which messages").select_option(way)
@@ -151,7 +166,10 @@ def test_a_channels_page_shows_what_waits_and_what_is_held(window: Window) -> No
     window.wait_figure("in_flight", "20")
     window.wait_figure("depth", "42")
     assert window.figure("consumers") == "1"
-    window.until(lambda: "/ 20" in page.locator("tbody tr td.c-in_flight").inner_text(), "what the consumer holds")
+    window.until(
+        lambda: "/ 20" in page.locator("tbody tr td.c-in_flight").inner_text(),
+        "what the consumer holds",
+    )
     page.get_by_role("link", name="Held messages").click()
     page.locator("tbody tr").filter(has_text="in flight").first.wait_for()
     assert page.locator("tbody tr").first.locator("td.c-state").inner_text() == "in flight"

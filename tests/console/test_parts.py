@@ -1,4 +1,6 @@
-"""The console's parts in a browser without a broker: pure modules by tables, and a thousand channels that must stay smooth."""
+"""The console's parts in a browser without a broker: pure modules by tables, and a thousand
+channels that must stay smooth.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,12 @@ from zsq.actors.gateways.http.console.files import SETTINGS, settings_module
 
 ROOT: Final = Path(__file__).resolve().parents[2] / "apps/console"
 HOST: Final = "http://console.test"
-KINDS: Final = {".js": "text/javascript", ".css": "text/css", ".html": "text/html", ".svg": "image/svg+xml"}
+KINDS: Final = {
+    ".js": "text/javascript",
+    ".css": "text/css",
+    ".html": "text/html",
+    ".svg": "image/svg+xml",
+}
 TOPICS: Final = 100
 CHANNELS: Final = 10  # of each
 # The stream in the page's own hands: `push(name, data)` is an event of the broker.
@@ -51,7 +58,16 @@ def window(browser: Any) -> Iterator[Window]:
     def serve(route: Any) -> None:
         path = route.request.url.removeprefix(HOST).split("?")[0].split("#")[0]
         if path.startswith("/api/"):
-            empty = {"topics": {}, "channels": {}, "series": {}, "step_s": 5, "end_ms": 0, "now": [], "recent": [], "receivers": []}
+            empty = {
+                "topics": {},
+                "channels": {},
+                "series": {},
+                "step_s": 5,
+                "end_ms": 0,
+                "now": [],
+                "recent": [],
+                "receivers": [],
+            }
             route.fulfill(body=json.dumps(empty), content_type="application/json")
             return
         if path == f"/console/{SETTINGS}":  # the gateway makes this one
@@ -71,9 +87,29 @@ def window(browser: Any) -> Iterator[Window]:
 def test_each_figure_is_shown_short_and_with_its_unit(window: Window) -> None:
     page = window.open("#/")
     cases: dict[str, list[tuple[float | None, str]]] = {
-        "count": [(0, "0"), (9999, "9,999"), (12_345, "12.3k"), (999_999, "1.00M"), (4_560_000, "4.56M"), (None, "–")],
-        "rate": [(0, "0"), (0.01, "<0.1"), (0.4, "0.4"), (37.21, "37.2"), (1240, "1,240"), (12_400, "12.4k")],
-        "bytes": [(0, "0 B"), (1023, "1,023 B"), (1024, "1.00 KiB"), (1048575, "1.00 MiB"), (5 * 2**30, "5.00 GiB")],
+        "count": [
+            (0, "0"),
+            (9999, "9,999"),
+            (12_345, "12.3k"),
+            (999_999, "1.00M"),
+            (4_560_000, "4.56M"),
+            (None, "–"),
+        ],
+        "rate": [
+            (0, "0"),
+            (0.01, "<0.1"),
+            (0.4, "0.4"),
+            (37.21, "37.2"),
+            (1240, "1,240"),
+            (12_400, "12.4k"),
+        ],
+        "bytes": [
+            (0, "0 B"),
+            (1023, "1,023 B"),
+            (1024, "1.00 KiB"),
+            (1048575, "1.00 MiB"),
+            (5 * 2**30, "5.00 GiB"),
+        ],
         "duration": [
             (0, "0"),
             (2e-5, "20.0 µs"),
@@ -94,7 +130,8 @@ def test_sizes_and_times_that_people_write_are_parsed(window: Window) -> None:
     page = window.open("#/")
     said = page.evaluate(
         "async () => { const f = await import('/console/base/format.js');"
-        " return [['2.5 s', '10m', '7d', '90', 'soon', ''].map(f.parseDuration), ['1GiB', '64 MiB', '1024', 'x'].map(f.parseBytes)]; }"
+        " return [['2.5 s', '10m', '7d', '90', 'soon', ''].map(f.parseDuration), ['1GiB', '64 "
+        "MiB', '1024', 'x'].map(f.parseBytes)]; }"
     )
     assert said == [[2.5, 600, 604_800, 90, None, None], [2**30, 64 * 2**20, 1024, None]]
 
@@ -103,17 +140,25 @@ def test_addresses_come_back_from_their_links(window: Window) -> None:
     page = window.open("#/")
     said = page.evaluate(
         "async () => { const r = await import('/console/base/router.js');"
-        " return ['a#ephemeral', '__proto__', 'a/b', '%', 'ü?x=1'].map((name) => r.parse(r.link('topics', name, { q: 'a&b' }))); }"
+        " return ['a#ephemeral', '__proto__', 'a/b', '%', 'ü?x=1'].map((name) => "
+        "r.parse(r.link('topics', name, { q: 'a&b' }))); }"
     )
-    assert [one["parts"] for one in said] == [["topics", name] for name in ("a#ephemeral", "__proto__", "a/b", "%", "ü?x=1")]
+    assert [one["parts"] for one in said] == [
+        ["topics", name] for name in ("a#ephemeral", "__proto__", "a/b", "%", "ü?x=1")
+    ]
     assert all(one["query"] == {"q": "a&b"} for one in said)
-    assert page.evaluate("async () => (await import('/console/base/router.js')).parse('#/%E0%A4%A').parts") == ["?"]
+    assert page.evaluate(
+        "async () => (await import('/console/base/router.js')).parse('#/%E0%A4%A').parts"
+    ) == ["?"]
 
 
 def test_events_are_read_however_the_stream_is_cut(window: Window) -> None:
     """However the bytes of the stream fall into pieces, the same events come out."""
     page = window.open("#/")
-    stream = 'event: snapshot\ndata: {"a":1}\n\n: keep\n\nevent: changes\r\ndata: {"b":\r\ndata: 2}\r\n\r\nevent: again\n\n'
+    stream = (
+        'event: snapshot\ndata: {"a":1}\n\n: keep\n\nevent: changes\r\ndata: {"b":\r\ndata: '
+        "2}\r\n\r\nevent: again\n\n"
+    )
     said = page.evaluate(
         """async (stream) => {
           const { split } = await import('/console/base/live.js');
@@ -133,12 +178,18 @@ def test_events_are_read_however_the_stream_is_cut(window: Window) -> None:
         stream,
     )
     assert [json.loads(one) for one in said] == [
-        [{"name": "snapshot", "data": '{"a":1}'}, {"name": "changes", "data": '{"b":\n2}'}, {"name": "again", "data": ""}]
+        [
+            {"name": "snapshot", "data": '{"a":1}'},
+            {"name": "changes", "data": '{"b":\n2}'},
+            {"name": "again", "data": ""},
+        ]
     ]
 
 
 def test_trails_hold_mean_rates_and_largest_depths(window: Window) -> None:
-    """Rates are means and depths maxima of a bucket; a page that slept loads anew; nothing seen is as before."""
+    """Rates are means and depths maxima of a bucket; a page that slept loads anew; nothing seen is
+    as before.
+    """
     page = window.open("#/")
     said = page.evaluate(
         """async () => {
@@ -155,7 +206,13 @@ def test_trails_hold_mean_rates_and_largest_depths(window: Window) -> None:
           return [now, kept, then, trails.values('t', 'in'), trails.advance(100000)];
         }"""
     )
-    assert said == [[[1, 2, 3, 15], [5, 5, 5, 10]], True, [[2, 3, 15], [5, 5, 10]], [3, 15, 15], False]
+    assert said == [
+        [[1, 2, 3, 15], [5, 5, 5, 10]],
+        True,
+        [[2, 3, 15], [5, 5, 10]],
+        [3, 15, 15],
+        False,
+    ]
 
 
 def snapshot() -> dict[str, Any]:
@@ -197,11 +254,16 @@ def snapshot() -> dict[str, Any]:
 
 def all_change(number: int) -> dict[str, Any]:
     channels = {f"channel-{c}": {"depth": number + c, "out": number} for c in range(CHANNELS)}
-    return {"now_ms": 91_000 + number, "topics": {f"topic-{t:03d}": {"in": number, "channels": channels} for t in range(TOPICS)}}
+    return {
+        "now_ms": 91_000 + number,
+        "topics": {f"topic-{t:03d}": {"in": number, "channels": channels} for t in range(TOPICS)},
+    }
 
 
 def cpu_ms_of(window: Window, script: str) -> float:
-    """What the page's main thread works for it, until it is painted; not what else goes on on this machine."""
+    """What the page's main thread works for it, until it is painted; not what else goes on on this
+    machine.
+    """
     session = window.page.context.new_cdp_session(window.page)
     session.send("Performance.enable", {"timeDomain": "threadTicks"})
 
@@ -210,15 +272,22 @@ def cpu_ms_of(window: Window, script: str) -> float:
         return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration")) * 1000
 
     before = worked()
-    window.page.evaluate(f"async () => {{ {script}; await new Promise((done) => requestAnimationFrame(() => setTimeout(done))); }}")
+    window.page.evaluate(
+        f"async () => {{ {script}; await new Promise((done) => requestAnimationFrame(() => "
+        f"setTimeout(done))); }}"
+    )
     spent = worked() - before
     session.detach()
     return spent
 
 
-@pytest.mark.parametrize(("place", "rows", "words"), [("#/", 100, "100 topics"), ("#/channels", 150, "1,000 channels")])
+@pytest.mark.parametrize(
+    ("place", "rows", "words"), [("#/", 100, "100 topics"), ("#/channels", 150, "1,000 channels")]
+)
 def test_a_thousand_channels_stay_smooth(window: Window, place: str, rows: int, words: str) -> None:
-    """One of a thousand changes: what is touched is its cells and the clock's, not the table. All rows come as far as a person scrolls."""
+    """One of a thousand changes: what is touched is its cells and the clock's, not the table. All
+    rows come as far as a person scrolls.
+    """
     page = window.open(place)
     page.evaluate("(data) => push('snapshot', data)", snapshot())
     window.until(lambda: page.locator("tbody tr").count() == rows, "the rows")
@@ -251,8 +320,12 @@ def test_a_thousand_channels_stay_smooth(window: Window, place: str, rows: int, 
             page.locator("tbody tr").last.scroll_into_view_if_needed()
             page.wait_for_timeout(60)
         window.until(lambda: page.locator("tbody tr").count() > 450, "more rows while one scrolls")
-    spent = [cpu_ms_of(window, f"push('changes', {json.dumps(all_change(round))})") for round in range(7)]
-    assert sorted(spent)[3] < 250, f"{spent} ms of processor for an event that changes all: it comes once a second"
+    spent = [
+        cpu_ms_of(window, f"push('changes', {json.dumps(all_change(round))})") for round in range(7)
+    ]
+    assert sorted(spent)[3] < 250, (
+        f"{spent} ms of processor for an event that changes all: it comes once a second"
+    )
 
 
 def names(window: Window) -> list[str]:
@@ -277,7 +350,9 @@ def test_rows_hold_still_under_the_pointer(window: Window) -> None:
     page.clock.run_for(5_000)
     page.evaluate("push('changes', { topics: { 'topic-052': { in: 997 } } })")
     page.clock.run_for(1_000)
-    window.until(lambda: names(window)[:3] == ["topic-050", "topic-051", "topic-052"], "the new order")
+    window.until(
+        lambda: names(window)[:3] == ["topic-050", "topic-051", "topic-052"], "the new order"
+    )
 
 
 HIDE: Final = """(hidden) => {
@@ -306,7 +381,9 @@ def test_a_hidden_page_closes_its_stream_after_a_while(window: Window) -> None:
 
 @pytest.mark.parametrize("begun", [True, False])
 def test_a_silent_stream_is_given_up(window: Window, begun: bool) -> None:
-    """It says something every 15 s at least: after 40 s without a word the way to the broker is dead, whatever the socket thinks."""
+    """It says something every 15 s at least: after 40 s without a word the way to the broker is
+    dead, whatever the socket thinks.
+    """
     page = window.page
     page.clock.install()
     window.open("#/")
@@ -314,7 +391,9 @@ def test_a_silent_stream_is_given_up(window: Window, begun: bool) -> None:
         page.evaluate("(data) => push('snapshot', data)", snapshot())
         page.locator("tbody tr").first.wait_for()
     window.until(lambda: page.evaluate("window.streams") == 1, "the stream")
-    page.wait_for_load_state("networkidle")  # a request that is on its way would run out of its time with the clock
+    page.wait_for_load_state(
+        "networkidle"
+    )  # a request that is on its way would run out of its time with the clock
     page.clock.run_for(30_000)
     assert page.evaluate("streams") == 1
     page.clock.run_for(11_000)

@@ -1,4 +1,6 @@
-"""The console's sources: small modules with captions, nothing foreign, nothing inline, no way from data to markup."""
+"""The console's sources: small modules with captions, nothing foreign, nothing inline, no way from
+data to markup.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,12 @@ ROOT: Final = Path(__file__).resolve().parents[2] / "apps/console"
 LINES_MAX: Final = 400
 SOURCES: Final = sorted(path for path in ROOT.rglob("*") if path.suffix in (".js", ".css", ".html"))
 MARKUP: Final = re.compile(
-    r"\.(innerHTML|outerHTML)\s*=[^=]|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|\beval\(|new Function|srcdoc"
+    r"\.(innerHTML|outerHTML)\s*=[^=]|insertAdjacentHTML|document\.write|createContextualFragment|"
+    r"DOMParser|\beval\(|new Function|srcdoc"
 )
-INLINE: Final = re.compile(r"\sstyle=|\son\w+=|<style|<script(?![^>]*\ssrc=)|javascript:", re.IGNORECASE)
+INLINE: Final = re.compile(
+    r"\sstyle=|\son\w+=|<style|<script(?![^>]*\ssrc=)|javascript:", re.IGNORECASE
+)
 FOREIGN: Final = re.compile(r"(https?:)?//[\w-]+\.[\w.-]+")
 ALLOWED: Final = ("http://www.w3.org", "https://chat.example.org", "//chat.example.org")
 
@@ -44,14 +49,20 @@ def test_each_source_is_short_captioned_and_free_of_foreign_code(path: Path) -> 
         assert "url(" not in text
     if path.suffix == ".html":
         assert not INLINE.search(text), "the content security policy permits nothing inline"
-    foreign = [found.group() for found in FOREIGN.finditer(text) if not found.group().startswith(ALLOWED)]
+    foreign = [
+        found.group() for found in FOREIGN.finditer(text) if not found.group().startswith(ALLOWED)
+    ]
     assert not foreign, "nothing is asked of another host"
 
 
 def test_the_page_names_every_sheet() -> None:
-    """Scripts and sheets are joined as they are read (tests/actors/gateways/http/console/test_console_joining.py)."""
+    """Scripts and sheets are joined as they are read
+    (tests/actors/gateways/http/console/test_console_joining.py).
+    """
     page = (ROOT / "index.html").read_text()
-    assert set(re.findall(r'rel="stylesheet" href="/console/([^"]+)"', page)) == {named(path) for path in SOURCES if path.suffix == ".css"}
+    assert set(re.findall(r'rel="stylesheet" href="/console/([^"]+)"', page)) == {
+        named(path) for path in SOURCES if path.suffix == ".css"
+    }
 
 
 def test_each_import_names_an_existing_file() -> None:
@@ -61,7 +72,9 @@ def test_each_import_names_an_existing_file() -> None:
             assert found.is_file() or named(found) == SETTINGS, f"{named(path)} imports {target}"
 
 
-@pytest.mark.parametrize("line", ['one.innerHTML = "a"', "x.insertAdjacentHTML(y)", "new Function(a)", "eval(a)"])
+@pytest.mark.parametrize(
+    "line", ['one.innerHTML = "a"', "x.insertAdjacentHTML(y)", "new Function(a)", "eval(a)"]
+)
 def test_the_ban_can_fail(line: str) -> None:
     assert MARKUP.search(line)
     assert INLINE.search('<a style="x">')
@@ -73,7 +86,9 @@ def test_the_ban_can_fail(line: str) -> None:
 def test_each_picture_is_shown_in_the_documentation() -> None:
     """tests/console/pictures.py takes them; each is shown in docs/console.md or the README."""
     folder = ROOT.parents[1] / "docs/pictures"
-    shown = (ROOT.parents[1] / "docs/console.md").read_text() + (ROOT.parents[1] / "README.md").read_text()
+    shown = (ROOT.parents[1] / "docs/console.md").read_text() + (
+        ROOT.parents[1] / "README.md"
+    ).read_text()
     pictures = sorted(folder.glob("console-*.png"))
     assert pictures
     for picture in pictures:

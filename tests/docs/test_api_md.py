@@ -1,4 +1,5 @@
-"""docs/api.md says what the code says: it is drawn from signatures and docstrings, and nothing public lacks one.
+"""docs/api.md says what the code says: it is drawn from signatures and docstrings, and nothing
+public lacks one.
 
 Run this file to write it anew: python tests/docs/test_api_md.py
 """
@@ -34,7 +35,15 @@ SECTIONS: Final = {
     ),
 }  # fmt: skip
 GIVEN: Final = {"Receipt", "Batch", "Message"}  # nobody calls these by name
-RECORDS: Final = (NewChannelOptions, RetentionSettings, Fetched, Measured, Peek, Peeked, StoredMessage)
+RECORDS: Final = (
+    NewChannelOptions,
+    RetentionSettings,
+    Fetched,
+    Measured,
+    Peek,
+    Peeked,
+    StoredMessage,
+)
 ANSWERS: Final = (
     answers.Made, answers.TopicConfigured, answers.ChannelConfigured, answers.Closed, answers.Moved, answers.Nothing, answers.DelayedRow,
     answers.DelayedCount, answers.OverviewAnswer, answers.BrokerSummary, answers.OverviewAlarms, answers.AuditEntry, answers.Chunks,
@@ -58,9 +67,16 @@ def drawn() -> str:
         parts += [_class(name, getattr(zsq, name)) for name in names]
     parts.append("## Records and options\n")
     parts += [_record(kind) for kind in RECORDS]
-    parts.append("## Answers\n\nEach is a dict with these keys; `zsq.transport.wire.answers` has their types.\n")
     parts.append(
-        "\n".join(f"- **`{kind.__name__}`** {{{', '.join(kind.__annotations__)}}}: {_flat(_text(kind))}" for kind in ANSWERS) + "\n"
+        "## Answers\n\nEach is a dict with these keys; `zsq.transport.wire.answers` has their "
+        "types.\n"
+    )
+    parts.append(
+        "\n".join(
+            f"- **`{kind.__name__}`** {{{', '.join(kind.__annotations__)}}}: {_flat(_text(kind))}"
+            for kind in ANSWERS
+        )
+        + "\n"
     )
     parts.append("## asyncio\n")
     parts.append(_asyncio())
@@ -84,7 +100,11 @@ def _class(name: str, kind: type) -> str:
 
 def _record(kind: Any) -> str:
     """A NamedTuple or TypedDict: its fields, with what its bases say of theirs."""
-    bases = [base for base in getattr(kind, "__orig_bases__", ()) if inspect.getdoc(base) and hasattr(base, "__required_keys__")]
+    bases = [
+        base
+        for base in getattr(kind, "__orig_bases__", ())
+        if inspect.getdoc(base) and hasattr(base, "__required_keys__")
+    ]
     fields = ", ".join(f"{name}: {hint}" for name, hint in _annotations(kind).items())
     texts = [_text(one) for one in (kind, *bases)]
     return "\n".join([f"### {kind.__name__}", "", f"    {fields}", "", *texts]) + "\n"
@@ -92,7 +112,10 @@ def _record(kind: Any) -> str:
 
 def _annotations(kind: Any) -> dict[str, Any]:
     found = inspect.get_annotations(kind)
-    return {name: getattr(hint, "__forward_arg__", None) or getattr(hint, "__name__", hint) for name, hint in found.items()}
+    return {
+        name: getattr(hint, "__forward_arg__", None) or getattr(hint, "__name__", hint)
+        for name, hint in found.items()
+    }
 
 
 def _asyncio() -> str:
@@ -102,13 +125,22 @@ def _asyncio() -> str:
             continue
         kind = getattr(zsq.aio, name)
         shown = getattr(zsq, name, None)
-        own = [(member, value, doc) for member, value, doc in _members(kind)] if inspect.isclass(kind) else []
+        own = (
+            [(member, value, doc) for member, value, doc in _members(kind)]
+            if inspect.isclass(kind)
+            else []
+        )
         if shown is not None:
             differs = [row for row in own if not hasattr(shown, row[0])]
-            awaited = ", ".join(f"`{member}`" for member, value, _ in own if inspect.iscoroutinefunction(value))
-            lines.append(f"- **`aio.{name}`**: as `{name}`." + (f" Awaited: {awaited}." if awaited else ""))
+            awaited = ", ".join(
+                f"`{member}`" for member, value, _ in own if inspect.iscoroutinefunction(value)
+            )
+            lines.append(
+                f"- **`aio.{name}`**: as `{name}`." + (f" Awaited: {awaited}." if awaited else "")
+            )
             lines += [
-                f"  Besides: `{member}{_signature(value) if callable(value) else ''}`: {_flat(doc)}" for member, value, doc in differs
+                f"  Besides: `{member}{_signature(value) if callable(value) else ''}`: {_flat(doc)}"
+                for member, value, doc in differs
             ]
         else:
             lines.append(f"- **`aio.{name}{_signature(kind)}`**: {_flat(_text(kind))}")
@@ -116,17 +148,28 @@ def _asyncio() -> str:
 
 
 def _members(kind: type) -> Iterator[tuple[str, Any, str]]:
-    """Public ones, inherited ones too, in the order in which they are written; base classes last."""
+    """Public ones, inherited ones too, in the order in which they are written; base classes
+    last.
+    """
     seen = set()
     for home in kind.__mro__:
         if home in (object, Exception, BaseException):
             continue
         for name, value in vars(home).items():
-            if name.startswith("_") or name in seen or inspect.isclass(value) or type(value).__name__ in FIELDS:
+            if (
+                name.startswith("_")
+                or name in seen
+                or inspect.isclass(value)
+                or type(value).__name__ in FIELDS
+            ):
                 continue
             seen.add(name)
             value = value.__func__ if isinstance(value, staticmethod | classmethod) else value
-            doc = inspect.getdoc(value) if callable(value) or isinstance(value, property | cached_property) else None
+            doc = (
+                inspect.getdoc(value)
+                if callable(value) or isinstance(value, property | cached_property)
+                else None
+            )
             if doc is not None or callable(value) or isinstance(value, property | cached_property):
                 yield name, value, doc or ""
 

@@ -22,7 +22,10 @@ _GIVEN_BY_PEOPLE = re.compile(r"^-{1,2}[a-z]")
 
 def shown(text: str) -> Iterator[str]:
     """Commands in code blocks, on lines by themselves, and in the middle of a sentence."""
-    code = "\n".join(re.findall(r"^```(?:sh|console)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)) + "\n"
+    code = (
+        "\n".join(re.findall(r"^```(?:sh|console)?\n(.*?)^```", text, re.MULTILINE | re.DOTALL))
+        + "\n"
+    )
     code += "\n".join(line for line in text.splitlines() if line.startswith("    "))
     yield from _LINE.findall(code)
     yield from _INLINE.findall(text)
@@ -30,7 +33,11 @@ def shown(text: str) -> Iterator[str]:
 
 def words_of(line: str) -> list[str]:
     """Without the comment, what is put in brackets as optional, and the rest of a pipe."""
-    line = re.split(r"\s#|[|;&>]| \.\.\.|…|→", re.sub(r"\|(?=[a-zA-Z])", "/", line))[0].replace("[", " ").replace("]", " ")
+    line = (
+        re.split(r"\s#|[|;&>]| \.\.\.|…|→", re.sub(r"\|(?=[a-zA-Z])", "/", line))[0]
+        .replace("[", " ")
+        .replace("]", " ")
+    )
     try:
         return shlex.split(line)[1:]
     except ValueError:  # an apostrophe of a sentence

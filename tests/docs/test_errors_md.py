@@ -12,7 +12,10 @@ from .walking import ROOT
 
 TEXT: Final = (ROOT / "docs" / "errors.md").read_text()
 ROW: Final = re.compile(r"^\| `(E_\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
-ELSEWHERE: Final = {"E_INTERRUPTED", "E_START"}  # of the command line, and of a process that cannot start
+ELSEWHERE: Final = {
+    "E_INTERRUPTED",
+    "E_START",
+}  # of the command line, and of a process that cannot start
 HTTP: Final = {"E_HOST", "E_ORIGIN"}
 LAYERS: Final = ("actors", "apps", "storage", "transport")
 
@@ -55,6 +58,8 @@ def test_no_source_uses_a_code_that_the_page_lacks() -> None:
 
 def test_the_classes_are_explained() -> None:
     explained = set(re.findall(r"^\| `([A-Z]\w+)` \| [^|]+ \| \d \|$", TEXT, re.MULTILINE))
-    assert explained == {name for name, kind in vars(errors).items() if isinstance(kind, type) and issubclass(kind, errors.ZsqError)} - {
-        "ZsqError"
-    }
+    assert explained == {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.ZsqError)
+    } - {"ZsqError"}

@@ -1,7 +1,8 @@
 """Every block of every page of the documentation is run, or stands here with the reason why not.
 
-Fenced blocks of README, the tutorial, spark.md and nsqd.md are run by their own tests (`walking`), indented ones of all pages here, line
-by line (`visiting`). What is neither stands in ELSEWHERE with the test that compares it, or in NOT_RUN. api.md is generated.
+Fenced blocks of README, the tutorial, spark.md and nsqd.md are run by their own tests (`walking`),
+indented ones of all pages here, line by line (`visiting`). What is neither stands in ELSEWHERE with
+the test that compares it, or in NOT_RUN. api.md is generated.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ PAGES: Final = {
             ("scripts/zsqd --data-dir", "guarded", "guarded 2>&1"),
             ("zsq backup", "DATA_DIR", "data"),
             ("zsq doctor", "[DATA_DIR] [--json]", "data --json || test $? = 1"),
-            ("zsq delayed cancel", "188b1f3a0c9d40000000018b3c5f2a10", "$(zsq delayed list clicks --json | grep -om1 '\\w\\{32\\}')"),
+            (
+                "zsq delayed cancel",
+                "188b1f3a0c9d40000000018b3c5f2a10",
+                "$(zsq delayed list clicks --json | grep -om1 '\\w\\{32\\}')",
+            ),
             ("zsq", "TOPIC [CHANNEL]", "clicks archive"),
             ("zsq", "[TOPIC]", "clicks"),
             ("zsq", "TOPIC", "clicks"),
@@ -58,7 +63,10 @@ PAGES: Final = {
         until={"scripts/zsqd --data-dir DIR": " ready: ", "zsq top": "clicks"},
     ),
     "channels.md": Page(
-        serve='zsq serve --data-dir data --alarm-depth 1 --alarm-hold 0.1s --alarm-command "tee -a $PWD/alarm.json"',
+        serve=(
+            'zsq serve --data-dir data --alarm-depth 1 --alarm-hold 0.1s --alarm-command "tee '
+            '-a $PWD/alarm.json"'
+        ),
         put=(
             ("zsq topic retire", "clicks [--wait 2h]", "views --wait 2h"),
             ("zsq serve", "DIR", "other"),
@@ -101,10 +109,16 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
         "channels.md",
         '{"text": "raised: clicks/archive: depth 120,000 (alarm above 100,000)",',
     ): "test_an_alarm_has_the_form_that_channels_md_shows",
-    ("coming-from-nsq.md", "pip install '.[http,nsq]' pynsq"): "test_an_nsq_client_as_the_page_has_it",
+    (
+        "coming-from-nsq.md",
+        "pip install '.[http,nsq]' pynsq",
+    ): "test_an_nsq_client_as_the_page_has_it",
     ("configuration.md", 'nsq-listen = ["127.0.0.1:4150"]'): "test_a_table_is_a_prefix_of_keys",
     ("configuration.md", "[nsq]"): "test_a_table_is_a_prefix_of_keys",
-    ("configuration.md", 'data-dir = "/var/lib/zsq/data"'): "test_the_documented_configuration_is_taken",
+    (
+        "configuration.md",
+        'data-dir = "/var/lib/zsq/data"',
+    ): "test_the_documented_configuration_is_taken",
     ("delivery.md", "stateDiagram-v2"): "tests/actors/channel/test_message_states.py",
     (
         "operations.md",
@@ -112,22 +126,39 @@ ELSEWHERE: Final[dict[tuple[str, str], str]] = {
     ): "test_the_log_has_the_form_that_operations_md_shows",
     (
         "operations.md",
-        '{"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "topic clicks", "pid": 4711, ',
+        (
+            '{"time": "2026-11-22T12:00:00.123456Z", "level": "warning", "actor": "topic clicks", '
+            '"pid": 4711, '
+        ),
     ): "test_the_log_has_the_form_that_operations_md_shows",
     ("security.md", "[users.etl]"): "tests/docs/test_security_md.py",
-    ("security.md", '{"time":"2026-11-22T00:42:01.123Z","action":"delete","topic":"clicks",'): "tests/docs/test_security_md.py",
+    (
+        "security.md",
+        '{"time":"2026-11-22T00:42:01.123Z","action":"delete","topic":"clicks",',
+    ): "tests/docs/test_security_md.py",
 }
-_INSTALLS: Final = "it would install into the environment of the tests; tests/test_installed.py installs the wheel"
+_INSTALLS: Final = (
+    "it would install into the environment of the tests; tests/test_installed.py installs the wheel"
+)
 NOT_RUN: Final[dict[tuple[str, str], str]] = {
     ("../README.md", "pip install '.[http]'"): _INSTALLS,
     ("../README.md", "import zsq.apps.spark"): "the tutorial has all of it",
     ("../README.md", "./scripts/demo"): "it takes minutes; continuous integration runs it",
     ("operations.md", "processes = 10 + topics + channels"): "a formula",
-    ("operations.md", "zsq stats --json | python3 -c '"): "it adds up what `zsq stats --json` of the reader's broker says",
+    (
+        "operations.md",
+        "zsq stats --json | python3 -c '",
+    ): "it adds up what `zsq stats --json` of the reader's broker says",
     ("security.md", "./scripts/test tests/attacks -s"): "continuous integration runs the suite",
     ("spark.md", "pip install 'zsq[spark]'"): _INSTALLS,
     ("tutorial.md", "python3 -m venv venv && . venv/bin/activate"): _INSTALLS,
-    ("nsqd.md", "systemctl stop nsqd"): "it wants systemd and an nsqd; the page's own block takes over a folder of nsqd's that it makes",
+    (
+        "nsqd.md",
+        "systemctl stop nsqd",
+    ): (
+        "it wants systemd and an nsqd; the page's own block takes over a folder of nsqd's that "
+        "it makes"
+    ),
     (
         "nsqd.md",
         "zsq export-nsqd /var/lib/nsqd-new --data-dir /var/lib/zsq [TOPIC ...]",
@@ -137,15 +168,27 @@ NOT_RUN: Final[dict[tuple[str, str], str]] = {
 
 def every_block() -> Iterator[tuple[str, str, str]]:
     """Page, first line, and "fenced" or "indented"."""
-    for page in ("../README.md", *sorted(one.name for one in DOCS.glob("*.md") if one.name != "api.md")):
-        for found in re.finditer(r"^```\w*\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL):
+    for page in (
+        "../README.md",
+        *sorted(one.name for one in DOCS.glob("*.md") if one.name != "api.md"),
+    ):
+        for found in re.finditer(
+            r"^```\w*\n(.*?)^```$", (DOCS / page).read_text(), re.MULTILINE | re.DOTALL
+        ):
             yield page, key_of(found[1].lstrip()), "fenced"
         for block in indented(DOCS / page):
             yield page, key_of(block.text), "indented"
 
 
 def named(listed: dict[tuple[str, str], str], page: str, key: str) -> str:
-    return next((said for (where, begins), said in listed.items() if where == page and key.startswith(begins)), "")
+    return next(
+        (
+            said
+            for (where, begins), said in listed.items()
+            if where == page and key.startswith(begins)
+        ),
+        "",
+    )
 
 
 def test_every_block_is_run_or_named() -> None:
@@ -158,14 +201,22 @@ def test_every_block_is_run_or_named() -> None:
     assert left == []
     for listed in (ELSEWHERE, NOT_RUN):
         for where, begins in listed:
-            assert any(page == where and key.startswith(begins) for page, key, _ in blocks_there), f"{where}: {begins!r} is gone"
+            assert any(page == where and key.startswith(begins) for page, key, _ in blocks_there), (
+                f"{where}: {begins!r} is gone"
+            )
     for page in WALKED:
         for block in blocks(DOCS / page):
-            assert not block.said.startswith("not run") or named(NOT_RUN, page, key_of(block.text)), f"{page}:{block.line}"
+            assert not block.said.startswith("not run") or named(
+                NOT_RUN, page, key_of(block.text)
+            ), f"{page}:{block.line}"
     for test in ELSEWHERE.values():
         assert test in globals() or (ROOT / test).is_file(), test
     for page in PAGES:
-        assert any(one == (page, key, "indented") and not named(NOT_RUN, page, key) for one in blocks_there for key in (one[1],)), page
+        assert any(
+            one == (page, key, "indented") and not named(NOT_RUN, page, key)
+            for one in blocks_there
+            for key in (one[1],)
+        ), page
 
 
 @pytest.fixture
@@ -192,7 +243,9 @@ def go_through(visitor: Visitor, page: str) -> None:
 
 
 def sample(page: str, begins: str) -> str:
-    (found,) = (block.text for block in indented(DOCS / page) if key_of(block.text).startswith(begins))
+    (found,) = (
+        block.text for block in indented(DOCS / page) if key_of(block.text).startswith(begins)
+    )
     return found
 
 
@@ -208,7 +261,9 @@ def test_an_alarm_has_the_form_that_channels_md_shows(visited: Visitor) -> None:
     """And all else of channels.md."""
     go_through(visited, "channels.md")
     told = json.JSONDecoder().raw_decode((visited.folder / "alarm.json").read_text())[0]
-    shown = json.loads(sample("channels.md", '{"text"').replace("...,", "0,").replace(": ...", ": 0"))
+    shown = json.loads(
+        sample("channels.md", '{"text"').replace("...,", "0,").replace(": ...", ": 0")
+    )
     assert shape(told) == shape(shown)
 
 
@@ -220,7 +275,11 @@ def test_the_log_has_the_form_that_operations_md_shows(visited: Visitor) -> None
     pattern = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} \d+ [A-Z]+ \[[a-z]+( \w+)?\] .+")
     lines = [line for line in visited.log.read_text().splitlines() if " ready: " not in line]
     assert lines
-    assert [line for line in [*lines, sample("operations.md", "2026-11-22").strip()] if not pattern.fullmatch(line)] == []
+    assert [
+        line
+        for line in [*lines, sample("operations.md", "2026-11-22").strip()]
+        if not pattern.fullmatch(line)
+    ] == []
     shown = json.loads(sample("operations.md", '{"time"'))
     visited.say_in_json()
     told = [json.loads(line) for line in visited.log.read_text().splitlines()[len(lines) + 1 :]]
@@ -238,8 +297,14 @@ def test_each_block_of_security_md_runs(visited: Visitor) -> None:
     go_through(visited, "security.md")
 
 
-@pytest.mark.parametrize("visited", [pytest.param(PAGES[name], id=name) for name in ("command-line.md", "http.md")], indirect=True)
-def test_each_line_of_the_page_runs_or_has_a_reason(visited: Visitor, request: pytest.FixtureRequest) -> None:
+@pytest.mark.parametrize(
+    "visited",
+    [pytest.param(PAGES[name], id=name) for name in ("command-line.md", "http.md")],
+    indirect=True,
+)
+def test_each_line_of_the_page_runs_or_has_a_reason(
+    visited: Visitor, request: pytest.FixtureRequest
+) -> None:
     go_through(visited, request.node.callspec.id)
 
 

@@ -54,15 +54,26 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
         pytest.skip("there is no systemd on this machine")
     text = (EXAMPLES / "zsq.service").read_text().replace("/opt/zsq/bin/zsq", sys.executable)
     (tmp_path / "zsq.service").write_text(text)
-    ended = subprocess.run(["systemd-analyze", "verify", str(tmp_path / "zsq.service")], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        ["systemd-analyze", "verify", str(tmp_path / "zsq.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     said = [line for line in (ended.stdout + ended.stderr).splitlines() if "zsq.service" in line]
     assert said == []
 
 
 def instructions() -> list[tuple[str, str]]:
     """Word and text of each, lines that go on joined."""
-    text = re.sub(r"\\\n\s*", "", re.sub(r"^#.*\n", "", (EXAMPLES / "Containerfile").read_text(), flags=re.MULTILINE))
-    return [(line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in text.splitlines() if line.strip()]
+    text = re.sub(
+        r"\\\n\s*",
+        "",
+        re.sub(r"^#.*\n", "", (EXAMPLES / "Containerfile").read_text(), flags=re.MULTILINE),
+    )
+    return [
+        (line.split(" ", 1)[0], line.split(" ", 1)[1]) for line in text.splitlines() if line.strip()
+    ]
 
 
 def test_the_container_starts_what_there_is() -> None:
@@ -79,13 +90,25 @@ def test_the_container_starts_what_there_is() -> None:
 
 
 def test_the_container_has_all_that_the_wheel_is_made_of() -> None:
-    copied = {name for word, text in instructions() if word == "COPY" for name in text.split()[:-1] if not name.startswith("-")}
+    copied = {
+        name
+        for word, text in instructions()
+        if word == "COPY"
+        for name in text.split()[:-1]
+        if not name.startswith("-")
+    }
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    folders = {name.removeprefix("zsq.").split(".")[0] for name in project["tool"]["setuptools"]["packages"] if name != "zsq"}
+    folders = {
+        name.removeprefix("zsq.").split(".")[0]
+        for name in project["tool"]["setuptools"]["packages"]
+        if name != "zsq"
+    }
     files = {"__init__.py", "__main__.py", "py.typed", "pyproject.toml", "README.md", "LICENSE"}
     assert copied - {"/wheels"} == folders | files
     extras = re.findall(r"\[([\w,]+)\]'", (EXAMPLES / "Containerfile").read_text())
-    assert {extra for text in extras for extra in text.split(",")} <= set(project["project"]["optional-dependencies"])
+    assert {extra for text in extras for extra in text.split(",")} <= set(
+        project["project"]["optional-dependencies"]
+    )
 
 
 def rules() -> list[dict[str, Any]]:
@@ -103,11 +126,16 @@ def test_alerts_use_metrics_that_exist_with_their_labels() -> None:
         assert set(names) <= set(families), rule["alert"]
         labels = set(re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])) - {"instance"}
         assert all(labels <= set(families[name].labels) for name in names), rule["alert"]
-        assert all(families[name].kind == "counter" for name in re.findall(r"increase\((\w+)", rule["expr"])), rule["alert"]
+        assert all(
+            families[name].kind == "counter"
+            for name in re.findall(r"increase\((\w+)", rule["expr"])
+        ), rule["alert"]
 
 
 def test_the_alerts_that_the_docs_name_exist() -> None:
     assert {"ZsqAlarms", "ZsqBacklog", "ZsqBacklogOld"} <= {rule["alert"] for rule in rules()}
     routes = yaml.safe_load((EXAMPLES / "alertmanager.yml").read_text())
     assert routes["route"]["receiver"] in {receiver["name"] for receiver in routes["receivers"]}
-    assert routes["receivers"][0]["email_configs"][0]["auth_password_file"], "no password stands in the example"
+    assert routes["receivers"][0]["email_configs"][0]["auth_password_file"], (
+        "no password stands in the example"
+    )

@@ -9,7 +9,11 @@ import zsq
 from .walking import ROOT
 
 TEXT = (ROOT / "docs" / "glossary.md").read_text()
-ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in TEXT.splitlines() if line.startswith("| ")]
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in TEXT.splitlines()
+    if line.startswith("| ")
+]
 
 
 def test_each_term_stands_there_once() -> None:

@@ -1,4 +1,6 @@
-"""Prometheus rules, alerts and the Grafana dashboard of docs/examples: every query parses, and asks for metrics and labels that exist."""
+"""Prometheus rules, alerts and the Grafana dashboard of docs/examples: every query parses, and asks
+for metrics and labels that exist.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,13 @@ def wrong(query: str) -> list[str]:
     unknown = sorted(names - FAMILIES.keys())
     known = [FAMILIES[name] for name in names & FAMILIES.keys()]
     labels = {label for row in known for label in row.labels} | BY_PROMETHEUS
-    asked = set(_MATCHER.findall(query)) | {one.strip() for found in _BY.findall(query) for one in found.split(",")}
+    asked = set(_MATCHER.findall(query)) | {
+        one.strip() for found in _BY.findall(query) for one in found.split(",")
+    }
     counters = {family(name) for name in re.findall(r"\b(?:rate|increase)\((zsq_\w+)", query)}
-    gauges = sorted(name for name in counters if name in FAMILIES and FAMILIES[name].kind == "gauge")
+    gauges = sorted(
+        name for name in counters if name in FAMILIES and FAMILIES[name].kind == "gauge"
+    )
     return [*unknown, *sorted(asked - labels), *(f"{name} is a gauge" for name in gauges)]
 
 
@@ -77,7 +83,9 @@ def test_the_metrics_of_the_gateway_are_those_of_the_table() -> None:
     finally:
         site.close()
     assert len(families) > 30
-    assert {name for name in families if name not in FAMILIES and f"{name}_total" not in FAMILIES} == set()
+    assert {
+        name for name in families if name not in FAMILIES and f"{name}_total" not in FAMILIES
+    } == set()
 
 
 def test_recording_rules_are_named_by_level_metric_and_operation() -> None:
@@ -106,7 +114,9 @@ def cells(place: dict[str, int]) -> Iterator[tuple[int, int]]:
             yield x, y
 
 
-def test_prometheus_reads_the_files_that_exist_and_calls_the_broker_by_a_name_that_it_knows() -> None:
+def test_prometheus_reads_the_files_that_exist_and_calls_the_broker_by_a_name_that_it_knows() -> (
+    None
+):
     settings = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text())
     assert all((EXAMPLES / name).is_file() for name in settings["rule_files"])
     [job] = settings["scrape_configs"]

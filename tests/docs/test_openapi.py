@@ -1,4 +1,6 @@
-"""docs/openapi.yaml is valid OpenAPI, and has the paths, methods and answers of the HTTP gateway."""
+"""docs/openapi.yaml is valid OpenAPI, and has the paths, methods and answers of the HTTP
+gateway.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +30,33 @@ METHODS: Final = ("get", "post", "put", "delete", "patch", "head", "options")
 
 def served() -> set[tuple[str, str]]:
     """Path and method of each route of the gateway, with the console's."""
-    console: Any = Console(FakeBroker(), None, None, "", HttpLimits(), str(ROOT / "apps" / "console"))  # type: ignore[arg-type]
+    console: Any = Console(
+        FakeBroker(),  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        None,  # type: ignore[arg-type]
+        "",
+        HttpLimits(),
+        str(ROOT / "apps" / "console"),
+    )
     guard = make_app(FakeBroker(), FakeBroker(), NODE, limits=HttpLimits(), console=console)
     application: Any = guard._app
     assert isinstance(application, Starlette)
     routes = [route for route in application.routes if isinstance(route, Route)]
-    return {(route.path.replace(":path}", "}"), method) for route in routes for method in (route.methods or ()) if method != "HEAD"}
+    return {
+        (route.path.replace(":path}", "}"), method)
+        for route in routes
+        for method in (route.methods or ())
+        if method != "HEAD"
+    }
 
 
 def described() -> set[tuple[str, str]]:
-    return {(path, method.upper()) for path, item in DOCUMENT["paths"].items() for method in METHODS if method in item}
+    return {
+        (path, method.upper())
+        for path, item in DOCUMENT["paths"].items()
+        for method in METHODS
+        if method in item
+    }
 
 
 def test_the_document_is_valid_openapi() -> None:
@@ -55,10 +74,14 @@ def test_openapi_has_exactly_the_paths_and_methods_of_the_gateway() -> None:
 
 
 def test_every_operation_has_an_id_of_its_own_and_a_known_tag() -> None:
-    operations = [item[method] for item in DOCUMENT["paths"].values() for method in METHODS if method in item]
+    operations = [
+        item[method] for item in DOCUMENT["paths"].values() for method in METHODS if method in item
+    ]
     ids = [operation["operationId"] for operation in operations]
     assert len(set(ids)) == len(ids)
-    assert {tag for operation in operations for tag in operation["tags"]} == {tag["name"] for tag in DOCUMENT["tags"]}
+    assert {tag for operation in operations for tag in operation["tags"]} == {
+        tag["name"] for tag in DOCUMENT["tags"]
+    }
 
 
 def test_openapi_has_the_version_and_the_limits_of_the_code() -> None:

@@ -1,4 +1,6 @@
-"""The page of the figures: a place for all that is measured, its pictures, and that each benchmark the documentation names is there."""
+"""The page of the figures: a place for all that is measured, its pictures, and that each benchmark
+the documentation names is there.
+"""
 
 from __future__ import annotations
 
@@ -36,19 +38,28 @@ def missing(words: list[str]) -> str:
     if found is None:
         return f"no benchmark {name}"
     options = {option for parameter in found.params for option in parameter.opts} | {"--help"}
-    return ", ".join(f"{name} has no option {word}" for word in rest if word.startswith("-") and word not in options)
+    return ", ".join(
+        f"{name} has no option {word}"
+        for word in rest
+        if word.startswith("-") and word not in options
+    )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_benchmarks_that_are_shown_are_there(page: Path) -> None:
-    assert {" ".join(words): why for words in shown(page.read_text()) if (why := missing(words))} == {}
+    assert {
+        " ".join(words): why for words in shown(page.read_text()) if (why := missing(words))
+    } == {}
 
 
 def test_the_check_finds_what_is_not_there() -> None:
     assert missing(["all", "--docs", "docs/performance.md"]) == ""
     assert missing(["all", "--nothing"]) == "all has no option --nothing"
     assert missing(["everything"]) == "no benchmark everything"
-    assert list(shown("`./scripts/bench e2e`, and `scripts/bench all --only e2e`.")) == [["e2e"], ["all", "--only", "e2e"]]
+    assert list(shown("`./scripts/bench e2e`, and `scripts/bench all --only e2e`.")) == [
+        ["e2e"],
+        ["all", "--only", "e2e"],
+    ]
     assert sum(len(list(shown(page.read_text()))) for page in PAGES) >= 8
 
 

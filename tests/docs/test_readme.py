@@ -26,4 +26,6 @@ def test_each_block_of_the_readme_works(reader: Reader) -> None:
 def test_a_block_that_is_not_run_says_why() -> None:
     for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
         for block in blocks(page):
-            assert not block.said.startswith("not run") or len(block.said) > len("not run, ") + 10, f"{page.name}:{block.line}"
+            assert (
+                not block.said.startswith("not run") or len(block.said) > len("not run, ") + 10
+            ), f"{page.name}:{block.line}"

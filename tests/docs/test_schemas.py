@@ -1,4 +1,6 @@
-"""The compose file, the workflow and the issue templates follow the schemas of the programs that read them."""
+"""The compose file, the workflow and the issue templates follow the schemas of the programs that
+read them.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,19 @@ SCHEMAS: Final = {
 
 
 def said_of(file: Path, schema: str) -> str:
-    """What check-jsonschema finds, "" for nothing. The schemas are part of its package: nothing is fetched."""
-    line = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", schema, "--color", "never", str(file)]
+    """What check-jsonschema finds, "" for nothing. The schemas are part of its package: nothing is
+    fetched.
+    """
+    line = [
+        sys.executable,
+        "-m",
+        "check_jsonschema",
+        "--builtin-schema",
+        schema,
+        "--color",
+        "never",
+        str(file),
+    ]
     ended = subprocess.run(line, capture_output=True, text=True, timeout=60, check=False)
     return "" if ended.returncode == 0 else ended.stdout + ended.stderr
 
@@ -57,7 +70,11 @@ def test_every_file_and_volume_of_the_compose_file_exists() -> None:
     for service in document["services"].values():
         for volume in service["volumes"]:
             source = volume.split(":")[0]
-            assert (folder / source).is_file() if source.startswith("./") else source in document["volumes"], volume
+            assert (
+                (folder / source).is_file()
+                if source.startswith("./")
+                else source in document["volumes"]
+            ), volume
 
 
 def test_the_compose_file_publishes_the_ports_of_the_image_to_this_machine_only() -> None:

@@ -1,4 +1,6 @@
-"""docs/security.md: its access file is one, its refusal and its audit line are real, and its limits are those of the code."""
+"""docs/security.md: its access file is one, its refusal and its audit line are real, and its limits
+are those of the code.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,14 @@ from zsq.transport.block import block_format as block
 from zsq.transport.errors import UsageError
 from zsq.transport.names import NAME_CHARS_MAX
 from zsq.transport.nsq import permissions
-from zsq.transport.nsq.limits import BYTES_BEFORE_AUTH_MAX, IDENTITY_BYTES_MAX, JSON_DEPTH_MAX, LINE_BYTES_MAX, STRING_BYTES_MAX, NsqLimits
+from zsq.transport.nsq.limits import (
+    BYTES_BEFORE_AUTH_MAX,
+    IDENTITY_BYTES_MAX,
+    JSON_DEPTH_MAX,
+    LINE_BYTES_MAX,
+    STRING_BYTES_MAX,
+    NsqLimits,
+)
 from zsq.transport.nsq.session import TOPICS_COUNTED_MAX
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import HEADERS_MAX
@@ -42,7 +51,9 @@ def test_the_access_file_of_the_page_permits_what_the_text_says() -> None:
     found = access.Access.parse(file)
     etl, operator = found.users["etl"], found.users["operator"]
     assert etl.may_publish("orders.eu")
-    assert [etl.may_subscribe(*one) for one in (("clicks",), ("orders.eu", "archive"), ("orders.eu",))] == [True, True, False]
+    assert [
+        etl.may_subscribe(*one) for one in (("clicks",), ("orders.eu", "archive"), ("orders.eu",))
+    ] == [True, True, False]
     assert etl.may_view("anything")
     assert not etl.may_admin("clicks")
     assert operator.is_broker_admin
@@ -50,8 +61,24 @@ def test_the_access_file_of_the_page_permits_what_the_text_says() -> None:
     assert found.anonymous is not None
     assert found.anonymous.may_view("status.a")
     assert not found.anonymous.may_view("clicks")
-    guessable = {access.token_hash(word) for word in ("", "a", "test", "secret", "token", "foo", "password", "zsq", "etl", "operator")}
-    assert not guessable & set(found.users["etl"].tokens + operator.tokens), "somebody will copy it as it is"
+    guessable = {
+        access.token_hash(word)
+        for word in (
+            "",
+            "a",
+            "test",
+            "secret",
+            "token",
+            "foo",
+            "password",
+            "zsq",
+            "etl",
+            "operator",
+        )
+    }
+    assert not guessable & set(found.users["etl"].tokens + operator.tokens), (
+        "somebody will copy it as it is"
+    )
 
 
 def test_the_refusal_on_the_page_is_the_real_one(tmp_path: Path) -> None:
@@ -63,7 +90,10 @@ def test_the_refusal_on_the_page_is_the_real_one(tmp_path: Path) -> None:
     with serve.make_context("serve", [*arguments, "--insecure"]) as context:
         assert serve_options(GivenOptions.of(context.params), {}).security.insecure
     for wrong in ("--http-tls-cert", "--http-tls-key"):
-        with serve.make_context("serve", [*arguments, wrong, str(ROOT / "README.md")]) as context, pytest.raises(click.UsageError):
+        with (
+            serve.make_context("serve", [*arguments, wrong, str(ROOT / "README.md")]) as context,
+            pytest.raises(click.UsageError),
+        ):
             serve_options(GivenOptions.of(context.params), {})
 
 
@@ -77,7 +107,9 @@ def test_the_shown_audit_line_is_what_the_recorder_writes() -> None:
 
     harness = AuditRecorder(Log())  # type: ignore[arg-type]
     by = {name: shown[name] for name in ("user", "from", "via")}
-    harness.ordered(9, Manage(1, shown["action"], shown["topic"], shown["channel"], shown["options"], by))
+    harness.ordered(
+        9, Manage(1, shown["action"], shown["topic"], shown["channel"], shown["options"], by)
+    )
     harness.answered(9)
     assert rows == [shown]
     assert list(rows[0]) == list(shown)
@@ -86,34 +118,77 @@ def test_the_shown_audit_line_is_what_the_recorder_writes() -> None:
 def test_the_limits_on_the_page_are_those_of_the_code() -> None:
     http, nsq = HttpLimits(), NsqLimits()
     table = TEXT.partition("## Limits")[2].partition("\n## ")[0].replace("\n", " ")
-    size = {MIB * n: f"{n} MiB" for n in (1, 4, 5, 8, 16, 64, 128)} | {1024 * n: f"{n} KiB" for n in (16, 32, 64)}
+    size = {MIB * n: f"{n} MiB" for n in (1, 4, 5, 8, 16, 64, 128)} | {
+        1024 * n: f"{n} KiB" for n in (16, 32, 64)
+    }
     rows = [
         f"| a message | {size[block.MESSAGE_BYTES_MAX]} |",
-        f"| {size[block.BLOCK_BYTES_MAX]} and {block.BLOCK_COUNT_MAX:,} messages; {size[nsq.max_body_size]}; {size[http.max_body_size]} |",
-        f"| {block.KEY_BYTES_MAX} bytes, {block.TAG_BYTES_MAX} bytes, {HEADERS_MAX} of {size[block.HEADERS_BYTES_MAX]} in all |",
+        (
+            f"| {size[block.BLOCK_BYTES_MAX]} and {block.BLOCK_COUNT_MAX:,} messages; "
+            f"{size[nsq.max_body_size]}; {size[http.max_body_size]} |"
+        ),
+        (
+            f"| {block.KEY_BYTES_MAX} bytes, {block.TAG_BYTES_MAX} bytes, {HEADERS_MAX} of "
+            f"{size[block.HEADERS_BYTES_MAX]} in all |"
+        ),
         f"| a name | {NAME_CHARS_MAX} characters",
         f"| {size[p.FRAME_BYTES_MAX]}, {p.FRAMES_MAX:,} |",
         f"| {size[p.OPTIONS_BYTES_MAX]}, {p.OPTIONS_NESTED_MAX:,} lists and maps |",
-        f"| {size[options.DETAILS_BYTES_MAX]} a process, {size[options.STATS_DETAILS_BYTES_MAX]} an answer |",
-        f"| RDY {NsqOptions().max_rdy_count:,} (NSQ), {p.READY_MAX:,} (ZSQ); {size[options.CONSUMER_BYTES_MAX]} |",
-        f"| NSQ {NsqOptions().connections_max:,}; HTTP {http.connections_max:,}, handshakes included; ZeroMQ 10,000 links |",
+        (
+            f"| {size[options.DETAILS_BYTES_MAX]} a process, "
+            f"{size[options.STATS_DETAILS_BYTES_MAX]} an answer |"
+        ),
+        (
+            f"| RDY {NsqOptions().max_rdy_count:,} (NSQ), {p.READY_MAX:,} (ZSQ); "
+            f"{size[options.CONSUMER_BYTES_MAX]} |"
+        ),
+        (
+            f"| NSQ {NsqOptions().connections_max:,}; HTTP {http.connections_max:,}, handshakes "
+            "included; ZeroMQ 10,000 links |"
+        ),
         f"| {options.CONSUMERS_MAX:,}, or `max_consumers` |",
         f"| {options.TOPICS_MAX:,}, {options.CHANNELS_MAX:,}, {options.PROCESSES_MAX:,} |",
         f"| {size[LINE_BYTES_MAX]}; {size[http.head_bytes_max]} within {http.head_s:g} s |",
         f"| {http.head_s:g} s; 5 s |",
-        f"| NSQ before AUTH: time; bytes sent and answered | {nsq.auth_deadline_ms / 1000:g} s; {size[BYTES_BEFORE_AUTH_MAX]} |",
+        (
+            "| NSQ before AUTH: time; bytes sent and answered | "
+            f"{nsq.auth_deadline_ms / 1000:g} s; "
+            f"{size[BYTES_BEFORE_AUTH_MAX]} |"
+        ),
         f"| {size[IDENTITY_BYTES_MAX]}; {JSON_DEPTH_MAX}; {STRING_BYTES_MAX} bytes |",
         f"| {size[intake.HELD_BYTES_MAX]}; {size[intake.STRANGERS_BYTES_MAX]} |",
         f"| {TOPICS_COUNTED_MAX}; {TOPICS_SHOWN_MAX} |",
-        f"| {auth.ASKED_MAX}; {auth.ASKED_BY_ADDRESS_MAX}; {auth.WAITING_MAX:,} and {auth.WAIT_S:g} s |",
-        f"| {size[BODY_MAX]}; {permissions.AUTHORIZATIONS_MAX:,}; {permissions.PATTERNS_MAX:,}; {permissions.STEPS_MAX:,} |",
-        f"| {auth.KNOWN_MAX:,} and {auth.AUTHORIZATIONS_KNOWN_MAX:,} authorizations; {auth.DENIED_MAX:,} |",
+        (
+            f"| {auth.ASKED_MAX}; {auth.ASKED_BY_ADDRESS_MAX}; {auth.WAITING_MAX:,} and "
+            f"{auth.WAIT_S:g} s |"
+        ),
+        (
+            f"| {size[BODY_MAX]}; {permissions.AUTHORIZATIONS_MAX:,}; "
+            f"{permissions.PATTERNS_MAX:,}; "
+            f"{permissions.STEPS_MAX:,} |"
+        ),
+        (
+            f"| {auth.KNOWN_MAX:,} and {auth.AUTHORIZATIONS_KNOWN_MAX:,} authorizations; "
+            f"{auth.DENIED_MAX:,} |"
+        ),
         f"| one in {intake.COMPLAINT_S:g} s, with the number of the others |",
-        f"| {http.body_s:g} s; {http.request_s:g} s (a stream of the console: {STREAM_S / 60:g} min) |",
+        (
+            f"| {http.body_s:g} s; {http.request_s:g} s (a stream of the console: "
+            f"{STREAM_S / 60:g} "
+            "min) |"
+        ),
         f"| {http.requests_max}, {size[http.bodies_bytes_max]}, {STREAMS_MAX} |",
-        f"NSQ {size[HIGH_WATER]}, then nothing more is handed out, and after 60 s of silence it is closed;",
+        (
+            f"NSQ {size[HIGH_WATER]}, then nothing more is handed out, and after 60 s of "
+            "silence it "
+            "is closed;"
+        ),
         f"HTTP {http.stalled_s:g} s without progress | closed |",
-        f"| {size[access.ACCESS_BYTES_MAX]}, {access.USERS_MAX:,} users, {access.ENTRIES_MAX:,} entries a list |",
+        (
+            f"| {size[access.ACCESS_BYTES_MAX]}, {access.USERS_MAX:,} users, "
+            f"{access.ENTRIES_MAX:,} "
+            "entries a list |"
+        ),
     ]
     assert [row for row in rows if row not in table] == []
     assert f"{CONNECT_S:g} s to connect and {REQUEST_S:g} s for the answer" in TEXT
@@ -124,7 +199,9 @@ def test_the_attacks_on_the_page_are_those_of_the_suite() -> None:
     table, _, named = section.partition("The other gateways and the supervisor.")
     suite = "".join(path.read_text() for path in (ROOT / "tests" / "attacks").glob("*.py"))
     names = [
-        row.partition(" |")[0].removeprefix("| ") for row in table.splitlines() if row.startswith("| ") and not row.startswith("| attack")
+        row.partition(" |")[0].removeprefix("| ")
+        for row in table.splitlines()
+        if row.startswith("| ") and not row.startswith("| attack")
     ]
     assert len(names) > 10
     assert [name for name in names if name.partition(" with ")[0] not in suite] == []

@@ -21,7 +21,9 @@ TABLE: Final = re.compile(re.escape(HEAD) + r"(?:\|.*\n)+")
 
 
 def drawn(rows: tuple[Setting, ...]) -> str:
-    return HEAD + "".join(_line(f"`{row.name}`", f"`{row.option}`", _default(row), row.help) for row in rows)
+    return HEAD + "".join(
+        _line(f"`{row.name}`", f"`{row.option}`", _default(row), row.help) for row in rows
+    )
 
 
 def _line(*cells: str) -> str:
@@ -34,7 +36,11 @@ def _default(row: Setting) -> str:
     if value is None:
         return "as set for the broker"
     if row.none_label and value in (row.no_bound, "", False):
-        return row.none_label if row.kind in (Kind.TEXT, Kind.TOPIC, Kind.FLAG) else f"{value}: {row.none_label}"
+        return (
+            row.none_label
+            if row.kind in (Kind.TEXT, Kind.TOPIC, Kind.FLAG)
+            else f"{value}: {row.none_label}"
+        )
     if row.kind is Kind.SECONDS:
         return spelled(value)
     return f"{value >> 20} MiB" if row.kind is Kind.BYTES else f"`{value}`"

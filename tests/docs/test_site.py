@@ -1,4 +1,6 @@
-"""The generated pages of the documentation site, and that its navigation names what exists. ./scripts/docs builds the site."""
+"""The generated pages of the documentation site, and that its navigation names what exists.
+./scripts/docs builds the site.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from zsq.apps.cli.app import app
 from .walking import ROOT
 
 GENERATED: Final = {"docs/commands.md", "docs/http-api.md"}
-PLACE: Final = re.compile(r"`((?:actors|aio|apps|docs|pyspark_zsq|scripts|storage|tests|transport|\.ci|\.github)/[\w./-]*)`")
+PLACE: Final = re.compile(
+    r"`((?:actors|aio|apps|docs|pyspark_zsq|scripts|"
+    r"storage|tests|transport|\.ci|\.github)/[\w./-]*)`"
+)
 PAGES: Final = ("docs/architecture.md", "HACKING.md", "CONTRIBUTING.md", "SECURITY.md")
 
 
@@ -36,13 +41,21 @@ Loader.add_multi_constructor("tag:yaml.org,2002:python/", _named)
 
 def navigation() -> list[str]:
     found = yaml.load((ROOT / "mkdocs.yml").read_text(), Loader)["nav"]
-    return [page for section in found for pages in section.values() for one in pages for page in one.values()]
+    return [
+        page
+        for section in found
+        for pages in section.values()
+        for one in pages
+        for page in one.values()
+    ]
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
     pages = navigation()
     assert len(set(pages)) == len(pages)
-    files = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} | {path.name for path in ROOT.glob("*.md")}
+    files = {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")} | {
+        path.name for path in ROOT.glob("*.md")
+    }
     assert set(pages) == files | GENERATED | {"storage/FORMAT.md", "transport/PROTOCOL.md"}
 
 
@@ -71,7 +84,9 @@ def test_the_page_of_the_api_has_a_directive_for_each_public_name() -> None:
     directives = set(re.findall(r"^::: zsq\.(\w+)$", page, re.MULTILINE))
     assert directives == PUBLIC
     asynchronous = set(re.findall(r"^::: zsq\.aio\.(\w+)$", page, re.MULTILINE))
-    assert {"run", "Producer", "Consumer", "Admin", "Reader"} <= asynchronous <= set(zsq.aio.__all__)
+    assert (
+        {"run", "Producer", "Consumer", "Admin", "Reader"} <= asynchronous <= set(zsq.aio.__all__)
+    )
     assert "::: zsq.apps.spark.register" in page
 
 
@@ -82,7 +97,10 @@ def test_files_and_folders_that_a_page_names_exist(name: str) -> None:
 
 
 def test_enough_places_are_named() -> None:
-    assert [len(PLACE.findall((ROOT / name).read_text())) >= least for name, least in zip(PAGES, (50, 40, 3, 0), strict=True)] == [True] * 4
+    assert [
+        len(PLACE.findall((ROOT / name).read_text())) >= least
+        for name, least in zip(PAGES, (50, 40, 3, 0), strict=True)
+    ] == [True] * 4
 
 
 def test_the_steps_of_the_architecture_page_are_numbered_on() -> None:

@@ -1,8 +1,10 @@
-"""The indented blocks of a page, line by line: what a reader types, what he writes into a file of his own, and what he is shown.
+"""The indented blocks of a page, line by line: what a reader types, what he writes into a file of
+his own, and what he is shown.
 
-A line that begins with `zsq`, `curl` or `scripts/` is a command; after `$ ` it is one too, and what follows is what it says (`...` stands
-for any text). What is not a command is Python, or a sample. `[this]` is typed as well. What a page leaves to its reader (names, a folder,
-a function) is in a `Page`, here in the tests, so that the pages stay as short as they are.
+A line that begins with `zsq`, `curl` or `scripts/` is a command; after `$ ` it is one too, and what
+follows is what it says (`...` stands for any text). What is not a command is Python, or a sample.
+`[this]` is typed as well. What a page leaves to its reader (names, a folder, a function) is in a
+`Page`, here in the tests, so that the pages stay as short as they are.
 """
 
 from __future__ import annotations
@@ -36,12 +38,17 @@ class Page:
     """What a reader brings along. Keys are how a line begins."""
 
     before: str = ""  # typed first of all
-    serve: str = "zsq serve --data-dir data"  # how the broker is started, where no line of the page is this one
+    # How the broker is started, where no line of the page is this one.
+    serve: str = "zsq serve --data-dir data"
     serves_itself: bool = False  # a line of the page does
-    put: tuple[tuple[str, str, str], ...] = ()  # in lines that begin so: this text, and what is typed in its place
+    put: tuple[
+        tuple[str, str, str], ...
+    ] = ()  # in lines that begin so: this text, and what is typed in its place
     first: Mapping[str, str] = field(default_factory=dict)  # typed before that line
     until: Mapping[str, str] = field(default_factory=dict)  # stopped when it said that
-    python: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # what stands before and behind it
+    python: Mapping[str, tuple[str, str]] = field(
+        default_factory=dict
+    )  # what stands before and behind it
 
 
 @dataclass(frozen=True)
@@ -61,11 +68,18 @@ def indented(page: Path) -> Iterator[Block]:
     while number < len(lines):
         line = lines[number]
         fenced ^= line.startswith("```")
-        if not fenced and line.startswith("    ") and (number == 0 or not lines[number - 1]) and not _LIST_ITEM.match(before):
+        if (
+            not fenced
+            and line.startswith("    ")
+            and (number == 0 or not lines[number - 1])
+            and not _LIST_ITEM.match(before)
+        ):
             end = number
             while end < len(lines) and lines[end].startswith("    "):
                 end += 1
-            yield Block("indented", "".join(f"{one[4:]}\n" for one in lines[number:end]), "", number + 1)
+            yield Block(
+                "indented", "".join(f"{one[4:]}\n" for one in lines[number:end]), "", number + 1
+            )
             number = end
             continue
         before = line or before
@@ -136,9 +150,19 @@ class Visitor(Reader):
         for begins, more in self.page.first.items():
             if step.text.startswith(begins):
                 self.type(more)
-        until = next((f'until "{said}"' for begins, said in self.page.until.items() if step.text.startswith(begins)), "")
+        until = next(
+            (
+                f'until "{said}"'
+                for begins, said in self.page.until.items()
+                if step.text.startswith(begins)
+            ),
+            "",
+        )
         if not step.is_command:
-            before, behind = next((both for begins, both in self.page.python.items() if step.text.startswith(begins)), ("", ""))
+            before, behind = next(
+                (both for begins, both in self.page.python.items() if step.text.startswith(begins)),
+                ("", ""),
+            )
             self._run(["python", "-c", f"{_PYTHON}{before}\n{text}\n{behind}\n"], until)
         elif step.shown:
             self.type(f"{text} 2>&1 || true")
@@ -148,9 +172,14 @@ class Visitor(Reader):
                     wanted = wanted.replace(old, new)
             wanted = self.with_ports(wanted)
             pattern = re.escape(wanted.strip()).replace(re.escape("..."), ".*")
-            assert re.fullmatch(pattern, self.said.strip(), re.DOTALL), f"it wrote {self.said!r}, the page says {wanted!r}"
+            assert re.fullmatch(pattern, self.said.strip(), re.DOTALL), (
+                f"it wrote {self.said!r}, the page says {wanted!r}"
+            )
         elif text.startswith("zsq serve"):  # another one, beside the page's
-            listens = " ".join(f"ZSQ_SERVE_{name}=127.0.0.1:{free_port()}" for name in ("LISTEN", "NSQ_LISTEN", "HTTP_LISTEN"))
+            listens = " ".join(
+                f"ZSQ_SERVE_{name}=127.0.0.1:{free_port()}"
+                for name in ("LISTEN", "NSQ_LISTEN", "HTTP_LISTEN")
+            )
             self.type(f"exec 2>&1; export {listens}; exec {text}", 'until " ready: "')
         else:
             self.type(text, until)
@@ -183,11 +212,27 @@ class Visitor(Reader):
         had = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as log:
             command = ["bash", "-c", f"exec {text}"]
-            self._brokers.append(subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=log, stderr=log, start_new_session=True))
-        wait_for(lambda: b" ready: " in self.log.read_bytes()[had:], 30, f"a broker; it said {self.log.read_text()[-500:]}")
+            self._brokers.append(
+                subprocess.Popen(
+                    command,
+                    cwd=self.folder,
+                    env=self.env,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+        wait_for(
+            lambda: b" ready: " in self.log.read_bytes()[had:],
+            30,
+            f"a broker; it said {self.log.read_text()[-500:]}",
+        )
 
 
 def zsqd() -> str:
     """scripts/zsqd with ports of its own, by the Python of the tests."""
     listen = f"ZSQ_SERVE_LISTEN=127.0.0.1:{free_port()} ZSQ_SERVE_NO_NSQ=1 ZSQ_SERVE_NO_HTTP=1"
-    return f"env -u ZSQ_SERVE_NSQ_LISTEN -u ZSQ_SERVE_HTTP_LISTEN {listen} {os.fspath(ROOT)}/scripts/zsqd"
+    return (
+        f"env -u ZSQ_SERVE_NSQ_LISTEN -u ZSQ_SERVE_HTTP_LISTEN {listen} "
+        f"{os.fspath(ROOT)}/scripts/zsqd"
+    )

@@ -1,12 +1,14 @@
-"""What a reader does with a page of the documentation: goes through its blocks in order, in one folder, and looks whether that comes out.
+"""What a reader does with a page of the documentation: goes through its blocks in order, in one
+folder, and looks whether that comes out.
 
-    ```sh          run as it stands; `zsq serve ...` alone is left running in the background, and awaited
-    ```python      run; with `# NAME.py` as its first line saved under that name instead
-    ```text        what the block before it writes to standard output; a line `...` stands for any number of lines
+    ```sh          run as it stands; `zsq serve ...` alone is left running in the background, and
+    awaited ```python      run; with `# NAME.py` as its first line saved under that name instead
+    ```text        what the block before it writes to standard output; a line `...` stands for any
+    number of lines
 
-A comment in front of a block says what else the test needs to know: `<!-- test: not run, REASON -->`, `<!-- test: wants Java -->`,
-`<!-- test: until "TEXT" -->` (stopped by SIGTERM once it has written that). The documentation's ports (4150, 4151, 4153) are
-replaced by free ones.
+A comment in front of a block says what else the test needs to know: `<!-- test: not run, REASON
+-->`, `<!-- test: wants Java -->`, `<!-- test: until "TEXT" -->` (stopped by SIGTERM once it has
+written that). The documentation's ports (4150, 4151, 4153) are replaced by free ones.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ import zsq
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 RUN_S: Final = 150.0
-_BLOCK: Final = re.compile(r"(?:^<!-- test: (?P<said>[^\n]*) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+_BLOCK: Final = re.compile(
+    r"(?:^<!-- test: (?P<said>[^\n]*) -->\n)?^```(?P<kind>\w+)\n(?P<text>.*?)^```$",
+    re.MULTILINE | re.DOTALL,
+)
 _FILE: Final = re.compile(r"# (\w+\.py)\n")
 
 
@@ -43,13 +48,20 @@ class Block:
 
     @property
     def serves(self) -> bool:
-        return self.kind == "sh" and self.text.startswith("zsq serve ") and self.text.count("\n") == 1
+        return (
+            self.kind == "sh" and self.text.startswith("zsq serve ") and self.text.count("\n") == 1
+        )
 
 
 def blocks(page: Path) -> list[Block]:
     text = page.read_text()
     return [
-        Block(found["kind"], found["text"], found["said"] or "", text.count("\n", 0, found.start("kind")) + 1)
+        Block(
+            found["kind"],
+            found["text"],
+            found["said"] or "",
+            text.count("\n", 0, found.start("kind")) + 1,
+        )
         for found in _BLOCK.finditer(text)
     ]
 
@@ -78,7 +90,11 @@ class Reader:
         for block in blocks(page):
             if block.said.startswith("not run"):
                 continue
-            if "wants Java" in block.said and shutil.which("java") is None and not os.environ.get("JAVA_HOME"):
+            if (
+                "wants Java" in block.said
+                and shutil.which("java") is None
+                and not os.environ.get("JAVA_HOME")
+            ):
                 continue
             try:
                 self.take(block)
@@ -108,13 +124,25 @@ class Reader:
         return text
 
     def _serve(self, text: str) -> None:
-        listen = f"--listen 127.0.0.1:{self.port} --nsq-listen 127.0.0.1:{self.nsq} --http-listen 127.0.0.1:{self.http}"
+        listen = (
+            f"--listen 127.0.0.1:{self.port} --nsq-listen 127.0.0.1:{self.nsq} --http-listen "
+            f"127.0.0.1:{self.http}"
+        )
         command = text.strip().replace("zsq serve", f"exec zsq serve {listen}")
         with (self.folder / "serve.log").open("ab") as log:
             self._brokers.append(
-                subprocess.Popen(["bash", "-c", command], cwd=self.folder, env=self.env, stdout=log, stderr=log, start_new_session=True)
+                subprocess.Popen(
+                    ["bash", "-c", command],
+                    cwd=self.folder,
+                    env=self.env,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             )
-        wait_for(self._answers, 30, f"a broker; it said {(self.folder / 'serve.log').read_text()[-500:]}")
+        wait_for(
+            self._answers, 30, f"a broker; it said {(self.folder / 'serve.log').read_text()[-500:]}"
+        )
 
     def _answers(self) -> bool:
         with contextlib.suppress(zsq.ZsqError), zsq.Admin(self.env["ZSQ_URL"], timeout=1) as admin:
@@ -135,7 +163,9 @@ class Reader:
             )
             try:
                 assert process.stdout is not None
-                out, whole = _read(process.stdout, until[1].encode() if until else None, self.patience_s)
+                out, whole = _read(
+                    process.stdout, until[1].encode() if until else None, self.patience_s
+                )
                 if whole:
                     code = process.wait(self.patience_s)
                 else:
@@ -154,7 +184,10 @@ class Reader:
         assert code == 0, f"exit code {code}; it wrote {self.said[-2000:]!r} and {told[-3000:]!r}"
 
     def _compare(self, wanted: str) -> None:
-        pattern = "".join("(?:.*\n)*?" if line == "...\n" else re.escape(line) for line in wanted.splitlines(keepends=True))
+        pattern = "".join(
+            "(?:.*\n)*?" if line == "...\n" else re.escape(line)
+            for line in wanted.splitlines(keepends=True)
+        )
         assert re.fullmatch(pattern, self.said), f"it wrote {self.said!r}, the page says {wanted!r}"
 
     def close(self) -> None:

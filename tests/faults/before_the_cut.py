@@ -1,4 +1,6 @@
-"""What has happened to a topic before the start whose power is cut: damage of each kind that a start, or a repair, does something about."""
+"""What has happened to a topic before the start whose power is cut: damage of each kind that a
+start, or a repair, does something about.
+"""
 
 from __future__ import annotations
 
@@ -62,14 +64,18 @@ def without_its_last_header(life: Life) -> None:
     some_history(life)
     base = life.log.chunks[-1]
     life.lost.update(sequence for sequence, offset in life.offsets.items() if offset >= base)
-    life.damage_while_closed(chunk_name(base), lambda data: bytes(CHUNK_HEADER_BYTES) + data[CHUNK_HEADER_BYTES:])
+    life.damage_while_closed(
+        chunk_name(base), lambda data: bytes(CHUNK_HEADER_BYTES) + data[CHUNK_HEADER_BYTES:]
+    )
 
 
 def without_a_chunk(life: Life) -> None:
     for _ in range(4):
         some_history(life)
     first, base, following = life.log.chunks[:3]
-    life.lost.update(sequence for sequence, offset in life.offsets.items() if base <= offset < following)
+    life.lost.update(
+        sequence for sequence, offset in life.offsets.items() if base <= offset < following
+    )
     life.damage_while_closed(chunk_name(first), lambda data: data)
     (Path(life.directory) / chunk_name(base)).unlink()
 
@@ -84,13 +90,18 @@ def without_delayed_messages(life: Life) -> None:
 
 
 def with_a_damaged_head(life: Life) -> None:
-    """The newer of the two heads of LMDB's file is hit: the two pages beside it are what it is mended from."""
+    """The newer of the two heads of LMDB's file is hit: the two pages beside it are what it is
+    mended from.
+    """
     life.publish_delayed(10, 20, 30)
     life.publish_delayed(40)
     life.move(10)
 
     def hit(data: bytes) -> bytes:
-        first, second = (int.from_bytes(data[page + HEAD_COMMIT : page + HEAD_COMMIT + 8], "little") for page in (0, 4096))
+        first, second = (
+            int.from_bytes(data[page + HEAD_COMMIT : page + HEAD_COMMIT + 8], "little")
+            for page in (0, 4096)
+        )
         at = HEAD_MAGIC if first > second else 4096 + HEAD_MAGIC
         return data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :]
 
@@ -98,7 +109,9 @@ def with_a_damaged_head(life: Life) -> None:
 
 
 def with_an_older_commit(life: Life) -> None:
-    """The file is one commit older than it was: no head has the newest one, so that its mending comes to nothing and is taken back."""
+    """The file is one commit older than it was: no head has the newest one, so that its mending
+    comes to nothing and is taken back.
+    """
     life.publish_delayed(10, 20, 30)
     life.move(10)
     life.abandon_cleanly()

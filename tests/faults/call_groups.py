@@ -12,7 +12,9 @@ from zsq.storage.state.state import StateBatch
 
 
 class GroupLife(StoreLife):
-    """Stages are written, sealed and committed: appended, adopted, both, merged; publishers go on in between."""
+    """Stages are written, sealed and committed: appended, adopted, both, merged; publishers go on
+    in between.
+    """
 
     options = GROUPS
     merge = False
@@ -38,7 +40,9 @@ class GroupLife(StoreLife):
         except StorageError as error:
             self.staging_failed = isinstance(error, StoreFailed)
             if key in self.harness.staging.stages():
-                self.harness.staged[key] = self.harness.staged[key][: self.harness.staging.facts(key).blocks]
+                self.harness.staged[key] = self.harness.staged[key][
+                    : self.harness.staging.facts(key).blocks
+                ]
             raise
 
     def seal(self, name: str, final: bool = True) -> None:
@@ -48,7 +52,9 @@ class GroupLife(StoreLife):
 
     def commit_group(self, version: int, *names: str) -> None:
         keys = [name.encode().ljust(16, b"_") for name in names]
-        if self.harness.tried.keys() <= self.harness.groups.keys() and all(self.harness.sealed.get(key, (0, False))[1] for key in keys):
+        if self.harness.tried.keys() <= self.harness.groups.keys() and all(
+            self.harness.sealed.get(key, (0, False))[1] for key in keys
+        ):
             self.harness.commit(version, *keys, merge=self.merge)
 
     def abort(self, name: str) -> None:
@@ -83,22 +89,30 @@ class GroupLife(StoreLife):
         self.drop_superseded()
         self.harness.seal(*(key for key in self.harness.staged if key not in self.harness.sealed))
         for version, parts in self.harness.tried.items():
-            if version > max(self.harness.groups, default=0) and all(key in self.harness.staged for key in parts):
-                self.harness.seal(*(key for key in parts if not self.harness.sealed.get(key, (0, False))[1]))
+            if version > max(self.harness.groups, default=0) and all(
+                key in self.harness.staged for key in parts
+            ):
+                self.harness.seal(
+                    *(key for key in parts if not self.harness.sealed.get(key, (0, False))[1])
+                )
                 self.harness.commit(version, *parts)
         super().go_on()
         if not self.harness.damage:  # what could not be read then is not read again in this life
             self.harness.check()
 
     def is_harmless(self, alarm: str) -> bool:
-        """There was no space for the footer of the chunk before the adopted ones; readers do without it."""
+        """There was no space for the footer of the chunk before the adopted ones; readers do
+        without it.
+        """
         return self.files.code in FULL_CODES and "its footer is missing" in alarm
 
     def drop_superseded(self) -> None:
         """Their version is behind that of the last commit: recovery drops them as well."""
         known = self.harness.staging.stages()
         for key in list(self.harness.staged):
-            if key not in known or known[key].transaction.version <= max(self.harness.groups, default=0):
+            if key not in known or known[key].transaction.version <= max(
+                self.harness.groups, default=0
+            ):
                 self.harness.drop(key)
 
     def check_log(self) -> None:

@@ -1,4 +1,6 @@
-"""Lives of a topic's store for `calls.py`: what is done step by step, what was promised by it, and how that is checked."""
+"""Lives of a topic's store for `calls.py`: what is done step by step, what was promised by it, and
+how that is checked.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from zsq.storage.state.state import ProducerRow, StateBatch, producer_after
 
 Step = Callable[[], object]
 ENDINGS: Final = ("died", "kept", "lost")
-"""Only the process ends; the power goes too, and all that was pending reached the disk; or nothing of it did."""
+"""Only the process ends; the power goes too, and all that was pending reached the disk; or nothing
+of it did.
+"""
 FULL_CODES: Final = frozenset({errno.ENOSPC, errno.EDQUOT})
 REFUSABLE: Final = frozenset({"writev", "open_new", "make_folder", "note", "lmdb_write"})
 """Calls that find no space: what needed them is refused, and nothing else comes of it."""
@@ -34,7 +38,9 @@ def require(kept: bool, text: str) -> None:
 
 
 class Life:
-    """What `calls.run` leads: `live` under a plan of failures, `go_on` once they are over, `end`, `check`, `afterlife`."""
+    """What `calls.run` leads: `live` under a plan of failures, `go_on` once they are over, `end`,
+    `check`, `afterlife`.
+    """
 
     def __init__(self, root: Path, files: FailingFiles) -> None:
         self.root = root
@@ -52,7 +58,9 @@ class Life:
         raise NotImplementedError
 
     def live(self) -> None:
-        """All steps, or those up to a `StoreFailed`. Of one that was refused nothing happened, and the others go on."""
+        """All steps, or those up to a `StoreFailed`. Of one that was refused nothing happened, and
+        the others go on.
+        """
         for step in self.steps():
             try:
                 step()
@@ -68,15 +76,22 @@ class Life:
         code = self.files.code
         if isinstance(error, StoreFailed):
             self.failed = True
-            # LMDB takes a page of which only a part was written for a disk that failed, and says no more.
-            was_full = code in FULL_CODES and self.files.met in REFUSABLE and (self.files.met, self.files.mode) != ("lmdb_write", "short")
+            # LMDB takes a page of which only a part was written for a disk that failed, and says no
+            # more.
+            was_full = (
+                code in FULL_CODES
+                and self.files.met in REFUSABLE
+                and (self.files.met, self.files.mode) != ("lmdb_write", "short")
+            )
             require(not was_full, f"{error!r}, and the disk was only full")
         elif isinstance(error, DiskFull):
             require(code in FULL_CODES, f"{error!r} after {errno.errorcode[code]}")
         elif isinstance(error, Damaged):
             require(code == errno.EIO, f"{error!r} after {errno.errorcode[code]}")
         else:
-            require(isinstance(error, Unreadable), f"{error!r} is not what this store's calls may say")
+            require(
+                isinstance(error, Unreadable), f"{error!r} is not what this store's calls may say"
+            )
 
     def refused(self) -> None:
         """The last step did nothing; what it began to note is taken back."""
@@ -176,11 +191,17 @@ class StoreLife(Life):
         harness = self.harness
         found = [block for block in harness.read_all() if block.header.producer_id]
         for block in found:
-            require(tuple(block.body.values()) == harness.sent[block.header.sequence], "a body is wrong")
+            require(
+                tuple(block.body.values()) == harness.sent[block.header.sequence], "a body is wrong"
+            )
         order = [block.header.sequence for block in found]
         require(order == sorted(set(order)), "blocks are out of order, or doubled")
         if not harness.damage:
-            kept = {sequence for sequence in range(harness.acknowledged) if harness.offsets[sequence] >= harness.log.start}
+            kept = {
+                sequence
+                for sequence in range(harness.acknowledged)
+                if harness.offsets[sequence] >= harness.log.start
+            }
             require(kept <= set(order), "acknowledged blocks are not read")
 
     # After the trouble
@@ -245,18 +266,31 @@ class StoreLife(Life):
         self.check_producer(found)
 
     def check_producer(self, found: list[int]) -> None:
-        """It is asked for what follows its last block that is stored, no earlier one and no later one."""
+        """It is asked for what follows its last block that is stored, no earlier one and no later
+        one.
+        """
         assert self.harness.store is not None
         row = self.harness.store.state.load().producers.get(PRODUCER)
-        require((row.next_sequence if row else 0) == (found[-1] + 1 if found else 0), f"the producer's row is {row}, and stored is {found}")
+        require(
+            (row.next_sequence if row else 0) == (found[-1] + 1 if found else 0),
+            f"the producer's row is {row}, and stored is {found}",
+        )
 
     def forget_lost(self) -> None:
-        """Blocks that were never acknowledged and are not there: the producer sends others in their place."""
+        """Blocks that were never acknowledged and are not there: the producer sends others in their
+        place.
+        """
         harness = self.harness
-        found = {block.header.sequence: block.first_offset for block in harness.read_all() if block.header.producer_id}
+        found = {
+            block.header.sequence: block.first_offset
+            for block in harness.read_all()
+            if block.header.producer_id
+        }
         end = max(found, default=-1) + 1
         harness.sent = harness.sent[:end]
-        harness.offsets = {sequence: offset for sequence, offset in harness.offsets.items() if sequence < end} | found
+        harness.offsets = {
+            sequence: offset for sequence, offset in harness.offsets.items() if sequence < end
+        } | found
 
     def afterlife(self) -> None:
         """It is a store like any other: it takes blocks, and a loss of power costs nothing."""
@@ -283,7 +317,14 @@ class LogLife(StoreLife):
                 found += [self.sync, self.read]
             if turn % 4 == 3:
                 found.append(self.checkpoint)
-        return [*found, lambda: self.harness.log.roll(self.harness.now_ns), self.publish(), self.sync, self.read, self.keep]
+        return [
+            *found,
+            lambda: self.harness.log.roll(self.harness.now_ns),
+            self.publish(),
+            self.sync,
+            self.read,
+            self.keep,
+        ]
 
 
 class ClosingLife(LogLife):

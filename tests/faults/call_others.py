@@ -1,4 +1,6 @@
-"""Lives of what is no topic's store, for `calls.py`: a disk queue in NSQ's files, and the registry of a data directory."""
+"""Lives of what is no topic's store, for `calls.py`: a disk queue in NSQ's files, and the registry
+of a data directory.
+"""
 
 from __future__ import annotations
 
@@ -70,13 +72,18 @@ class QueueLife(Life):
         if found is None and self.set_aside():
             self.got_begun = self.got_done = self.put_done
             return
-        require(found == self.body(self.got_done) or self.set_aside(), f"got {found!r} in place of message {self.got_done}")
+        require(
+            found == self.body(self.got_done) or self.set_aside(),
+            f"got {found!r} in place of message {self.got_done}",
+        )
         self.got_done = self.got_begun = int((found or b"0 0").split()[1]) + 1
 
     def peek(self) -> None:
         found = self._queue().peek()
         expected = self.body(self.got_done) if self.got_done < self.put_done else None
-        require(found == expected or self.set_aside(), f"peeked {found!r}, and {expected!r} comes next")
+        require(
+            found == expected or self.set_aside(), f"peeked {found!r}, and {expected!r} comes next"
+        )
 
     def sync(self) -> None:
         self._queue().sync()
@@ -87,8 +94,12 @@ class QueueLife(Life):
         self.got_done = self.put_done
 
     def set_aside(self) -> bool:
-        """As NSQ does it, where the disk fails to read it twice: what was in the file is on disk still, and does not come."""
-        return self.files.code == errno.EIO and any(path.suffix == ".bad" for path in Path(self.files.root).iterdir())
+        """As NSQ does it, where the disk fails to read it twice: what was in the file is on disk
+        still, and does not come.
+        """
+        return self.files.code == errno.EIO and any(
+            path.suffix == ".bad" for path in Path(self.files.root).iterdir()
+        )
 
     def while_failing(self) -> None:
         if self.failed:
@@ -116,20 +127,32 @@ class QueueLife(Life):
         queue = self._queue()
         depth = queue.depth()
         found = [int(message.split()[1]) for message in queue]
-        require(depth == len(found) or bool(queue.report.notes), f"its depth is {depth}, and there are {len(found)}")
+        require(
+            depth == len(found) or bool(queue.report.notes),
+            f"its depth is {depth}, and there are {len(found)}",
+        )
         if self.set_aside():
             require(found == sorted(set(found)), f"{found} come")
             return
         if not found:
-            require(self.got_begun >= self.put_done, f"nothing comes, {self.put_done} were put and {self.got_begun} got")
+            require(
+                self.got_begun >= self.put_done,
+                f"nothing comes, {self.put_done} were put and {self.got_begun} got",
+            )
             return
         first, end = found[0], found[-1] + 1
         require(found == list(range(first, end)), f"{found} come")
-        require(self.got_done <= first <= self.got_begun, f"{found} come, and {self.got_done} were got")
-        require(self.put_done <= end <= self.put_begun, f"{found} come, and {self.put_done} were put")
+        require(
+            self.got_done <= first <= self.got_begun, f"{found} come, and {self.got_done} were got"
+        )
+        require(
+            self.put_done <= end <= self.put_begun, f"{found} come, and {self.put_done} were put"
+        )
 
     def afterlife(self) -> None:
-        self.put_begun = self.put_done = self.got_begun = self.got_done = max(self.put_begun, self.put_done)
+        self.put_begun = self.put_done = self.got_begun = self.got_done = max(
+            self.put_begun, self.put_done
+        )
         self.put_many(3)
         self.get()
         self.end("lost")
@@ -175,10 +198,14 @@ class QueueStartLife(QueueLife):
             self.queue = None
 
     def go_on(self) -> None:
-        """It is looked at once it is opened again; what could not be read may be set aside meanwhile."""
+        """It is looked at once it is opened again; what could not be read may be set aside
+        meanwhile.
+        """
 
     def check(self) -> None:
-        """What a start took for unread comes again: a disk that fails to read is no reason to lose it."""
+        """What a start took for unread comes again: a disk that fails to read is no reason to lose
+        it.
+        """
         if self.files.code == errno.EIO:
             self.got_done = 0
         super().check()
@@ -221,9 +248,15 @@ class RegistryLife(Life):
             except Refused as error:
                 self.refusals.append(error.code)
                 full = error.code == E_DISK_FULL
-                require(full == (self.files.code in FULL_CODES) or "not known" in str(error), f"{error} after {self.files.code}")
+                require(
+                    full == (self.files.code in FULL_CODES) or "not known" in str(error),
+                    f"{error} after {self.files.code}",
+                )
                 self.unsure = "not known" in str(error)
-                require(self.content() == self.certain, "a change that was refused was made all the same")
+                require(
+                    self.content() == self.certain,
+                    "a change that was refused was made all the same",
+                )
             except KeyError:
                 continue  # a topic whose making was refused
             else:
@@ -254,21 +287,40 @@ class RegistryLife(Life):
 
     def check(self) -> None:
         known, ended = self.content()
-        if self.unsure and not self.files.goes_on:  # the last change that was refused may be there, and that was said
-            changed = [name for name in known.keys() | self.certain[0].keys() if known.get(name) != self.certain[0].get(name)]
+        if (
+            self.unsure and not self.files.goes_on
+        ):  # the last change that was refused may be there, and that was said
+            changed = [
+                name
+                for name in known.keys() | self.certain[0].keys()
+                if known.get(name) != self.certain[0].get(name)
+            ]
             require(len(changed) <= 1, f"{changed} are not as they were")
             self.certain, self.unsure = self.content(), False
         wanted, wanted_ended = self.certain
-        deleted = {name: row for name, row in known.items() if name not in wanted and row.state == "deleting"}
-        require({name: row for name, row in known.items() if name not in deleted} == wanted, f"the topics are {known}, and were {wanted}")
-        require(ended == wanted_ended, f"the ends of deleted topics are {ended}, and were {wanted_ended}")
+        deleted = {
+            name: row
+            for name, row in known.items()
+            if name not in wanted and row.state == "deleting"
+        }
+        require(
+            {name: row for name, row in known.items() if name not in deleted} == wanted,
+            f"the topics are {known}, and were {wanted}",
+        )
+        require(
+            ended == wanted_ended,
+            f"the ends of deleted topics are {ended}, and were {wanted_ended}",
+        )
         self.registry.finish_removals()
         require(not self.files.list(f"{self.files.root}/trash"), "files of deleted topics stay")
         gone = {name for name, row in wanted.items() if row.state == "deleting"}
         for name in gone:
             del wanted[name]
         folders = {Path(self.registry.folder(row)).name for row in wanted.values()}
-        require(set(self.files.list(f"{self.files.root}/topics")) <= folders, "a deleted topic's files stay where they were")
+        require(
+            set(self.files.list(f"{self.files.root}/topics")) <= folders,
+            "a deleted topic's files stay where they were",
+        )
         require(self.content() == self.certain, "what was being deleted is not gone")
 
     def afterlife(self) -> None:

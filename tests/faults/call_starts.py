@@ -1,7 +1,8 @@
-"""Lives that consist of a start, for `calls.py`: of what a power cut has left, of a damaged state store, of a topic that is made, of fsck.
+"""Lives that consist of a start, for `calls.py`: of what a power cut has left, of a damaged state
+store, of a topic that is made, of fsck.
 
-A start that fails may only say what is tried again (`StoreFailed`, `DiskFull`): after the others the broker waits for a person. And it
-leaves nothing open.
+A start that fails may only say what is tried again (`StoreFailed`, `DiskFull`): after the others
+the broker waits for a person. And it leaves nothing open.
 """
 
 from __future__ import annotations
@@ -70,7 +71,9 @@ class StartLife(StoreLife):
 
     def while_failing(self) -> None:
         if self.failed:
-            require(not open_paths(self.files.root), f"these stay open: {open_paths(self.files.root)}")
+            require(
+                not open_paths(self.files.root), f"these stay open: {open_paths(self.files.root)}"
+            )
         else:
             super().while_failing()
 
@@ -85,7 +88,9 @@ class StartLife(StoreLife):
 
 
 class MixedStartLife(StartLife, GroupLife):
-    """A commit that was not finished, sealed and unsealed stages, a delayed block that has moved and is still there, channels."""
+    """A commit that was not finished, sealed and unsealed stages, a delayed block that has moved
+    and is still there, channels.
+    """
 
     def prepare(self) -> None:
         harness = self.harness
@@ -95,7 +100,13 @@ class MixedStartLife(StartLife, GroupLife):
         harness.sync()
         self.commit(StateBatch(channel_puts={"c": ROW}, hole_puts=[("c", 0, 1, 2, 0)]))
         delayed = harness.store.make_delayed(1_000)
-        delayed.put([(pack([b"x", b"y"], producer_id=PUBLISHER, sequence=0), 10), (pack([b"z"], producer_id=PUBLISHER, sequence=1), 11)], 5)
+        delayed.put(
+            [
+                (pack([b"x", b"y"], producer_id=PUBLISHER, sequence=0), 10),
+                (pack([b"z"], producer_id=PUBLISHER, sequence=1), 11),
+            ],
+            5,
+        )
         harness.log.append([due_block(row) for row in delayed.due(10, 1 << 20, 1)], harness.now_ns)
         harness.log.sync()
         for name, blocks in (("a", 10), ("b", 3), ("c", 9)):
@@ -117,9 +128,13 @@ class MixedStartLife(StartLife, GroupLife):
         self.files.crash(keep_all)
 
     def go_on(self) -> None:
-        """A stage that is still written to, and that a disk fails to read at a start, is dropped, and that is told."""
+        """A stage that is still written to, and that a disk fails to read at a start, is dropped,
+        and that is told.
+        """
         assert self.harness.store is not None
-        if self.files.code == errno.EIO and any("is dropped" in alarm for alarm in self.harness.store.report.alarms):
+        if self.files.code == errno.EIO and any(
+            "is dropped" in alarm for alarm in self.harness.store.report.alarms
+        ):
             self.harness.sealed.pop(b"e".ljust(16, b"_"))
         StartLife.go_on(self)
 
@@ -127,18 +142,32 @@ class MixedStartLife(StartLife, GroupLife):
         harness = self.harness
         assert harness.store is not None
         blocks = harness.read_all()
-        moved = [body for block in blocks for body in block.body.values() if body in (b"x", b"y", b"z")]
+        moved = [
+            body for block in blocks for body in block.body.values() if body in (b"x", b"y", b"z")
+        ]
         delayed = harness.store.delayed
         require(delayed is not None, "the delayed messages are gone")
         assert delayed is not None
         waits = [one.body for one in delayed.listed(None, 99, 99)]
-        require((moved, waits) == ([b"x", b"y"], [b"z"]), f"in the log are {moved}, and wait do {waits}")
+        require(
+            (moved, waits) == ([b"x", b"y"], [b"z"]), f"in the log are {moved}, and wait do {waits}"
+        )
         table = harness.store.state.load()
-        require(table.channels == {"c": ROW} and len(table.holes["c"]) == 1, f"the channels are {table.channels}, {table.holes}")
-        groups = [block for block in blocks if not block.header.producer_id and not set(block.body.values()) & {b"x", b"y", b"z"}]
+        require(
+            table.channels == {"c": ROW} and len(table.holes["c"]) == 1,
+            f"the channels are {table.channels}, {table.holes}",
+        )
+        groups = [
+            block
+            for block in blocks
+            if not block.header.producer_id and not set(block.body.values()) & {b"x", b"y", b"z"}
+        ]
         harness.check_groups([block for block in blocks if block.header.producer_id] + groups)
         sequences = [block.header.sequence for block in blocks if block.header.producer_id]
-        require(sequences == list(range(len(sequences))) and len(sequences) >= harness.acknowledged, f"the blocks {sequences} are there")
+        require(
+            sequences == list(range(len(sequences))) and len(sequences) >= harness.acknowledged,
+            f"the blocks {sequences} are there",
+        )
         self.check_producer(sequences)
 
     def afterlife(self) -> None:
@@ -153,7 +182,14 @@ class RebuildLife(StartLife):
         harness.publish(2)
         harness.sync()
         puts = {"c": replace(ROW, next_offset=4), "d": ROW}
-        self.commit(StateBatch(channel_puts=puts, hole_puts=[("c", 1, 2, 1, 0)], applied_offset=6, producers=self.producers(6)))
+        self.commit(
+            StateBatch(
+                channel_puts=puts,
+                hole_puts=[("c", 1, 2, 1, 0)],
+                applied_offset=6,
+                producers=self.producers(6),
+            )
+        )
         harness.publish(2)
         harness.sync()
         harness.abandon()
@@ -162,11 +198,18 @@ class RebuildLife(StartLife):
     def check(self) -> None:
         store = self.harness.store
         assert store is not None
-        alarms = [alarm for alarm in store.report.alarms if "damaged" not in alarm and "rebuilt" not in alarm]
+        alarms = [
+            alarm
+            for alarm in store.report.alarms
+            if "damaged" not in alarm and "rebuilt" not in alarm
+        ]
         require(not alarms, f"alarms: {alarms}")
         self.check_log()
         table = store.state.load()
-        require(table.channels == {"c": replace(ROW, next_offset=4), "d": ROW}, f"the channels are {table.channels}")
+        require(
+            table.channels == {"c": replace(ROW, next_offset=4), "d": ROW},
+            f"the channels are {table.channels}",
+        )
         require([hole.start for hole in table.holes["c"]] == [1], f"the holes are {table.holes}")
 
 
@@ -214,7 +257,9 @@ class CreationLife(Life):
 
 
 class CheckLife(StartLife):
-    """fsck looks at a topic with damage of several kinds, and then repairs it. It may say `OSError`, where it cannot look at all."""
+    """fsck looks at a topic with damage of several kinds, and then repairs it. It may say
+    `OSError`, where it cannot look at all.
+    """
 
     repair = False
 
@@ -226,7 +271,9 @@ class CheckLife(StartLife):
         self.checkpoint()
         harness.restart()
         harness.abandon()
-        [first, second, *_] = [int(name[:20]) for name in self.files.list(harness.directory) if name.endswith(".chunk")]
+        [first, second, *_] = [
+            int(name[:20]) for name in self.files.list(harness.directory) if name.endswith(".chunk")
+        ]
         self.hurt(chunk_name(first), 128 + 64 + 20)
         self.hurt(index_name(second), 10)
         self.hurt(IDENTITY_NAME, 5)
@@ -240,7 +287,9 @@ class CheckLife(StartLife):
 
     def look(self) -> None:
         try:
-            report = check_topic(self.files, self.harness.directory, IDENTITY, 1, repair=self.repair)
+            report = check_topic(
+                self.files, self.harness.directory, IDENTITY, 1, repair=self.repair
+            )
         except OSError:
             self.refusals.append("OSError")
             return
@@ -254,7 +303,10 @@ class CheckLife(StartLife):
 
     def check(self) -> None:
         self.harness.check(lost_max=1)
-        require(len(self.harness.store.log.holes) == 1 if self.harness.store else False, "one block was hurt")
+        require(
+            len(self.harness.store.log.holes) == 1 if self.harness.store else False,
+            "one block was hurt",
+        )
 
     def afterlife(self) -> None:
         self.harness.sent = self.harness.sent[: self.harness.check(lost_max=1)[-1] + 1]

@@ -1,4 +1,6 @@
-"""Lives of what lies beside the log, for `calls.py`: channels and their snapshot, delayed messages, chunks that go."""
+"""Lives of what lies beside the log, for `calls.py`: channels and their snapshot, delayed messages,
+chunks that go.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,21 @@ LATER_NS: Final = 1 << 60
 
 def facts(table: Table) -> tuple[object, ...]:
     """What channels were told, and nothing that recovery replays."""
-    return (table.channels, table.holes, table.deferred, table.paused_end, table.waiting, table.start, table.dropped)
+    return (
+        table.channels,
+        table.holes,
+        table.deferred,
+        table.paused_end,
+        table.waiting,
+        table.start,
+        table.dropped,
+    )
 
 
 class ChannelLife(StoreLife):
-    """Channels, holes, deferred ones, a pause, a drop; with a map that has to grow. Other stores get each commit that succeeds."""
+    """Channels, holes, deferred ones, a pause, a drop; with a map that has to grow. Other stores
+    get each commit that succeeds.
+    """
 
     options = replace(SMALL, map_bytes=1 << 16)
 
@@ -51,9 +63,17 @@ class ChannelLife(StoreLife):
         many = [("d", start, 1, 1, 1_000 + start) for start in range(0, 900, 2)]
         batches = [
             StateBatch(channel_puts={"c": ROW}),
-            StateBatch(channel_puts={"c": replace(ROW, next_offset=5)}, hole_puts=[("c", 0, 1, 2, 0), ("c", 4, 1, 1, 0)]),
-            StateBatch(channel_puts={"d": replace(ROW, next_offset=6), "e": ROW}, hole_puts=[("d", 1, 1, 3, 0), ("d", 3, 1, 1, 99)]),
-            StateBatch(hole_gones=[("c", 0), ("d", 1)], hole_puts=[("c", 4, 1, 2, 0)], paused_end=4),
+            StateBatch(
+                channel_puts={"c": replace(ROW, next_offset=5)},
+                hole_puts=[("c", 0, 1, 2, 0), ("c", 4, 1, 1, 0)],
+            ),
+            StateBatch(
+                channel_puts={"d": replace(ROW, next_offset=6), "e": ROW},
+                hole_puts=[("d", 1, 1, 3, 0), ("d", 3, 1, 1, 99)],
+            ),
+            StateBatch(
+                hole_gones=[("c", 0), ("d", 1)], hole_puts=[("c", 4, 1, 2, 0)], paused_end=4
+            ),
             StateBatch(channel_puts={"d": replace(ROW, next_offset=900)}, hole_puts=many),
             StateBatch(deferred_clears=["d"], channel_drops=["e"], paused_end=-1, waiting=3),
             StateBatch(channel_puts={"c": replace(ROW, next_offset=2)}),
@@ -74,7 +94,9 @@ class ChannelLife(StoreLife):
             shadow.commit(batch)
 
     def while_failing(self) -> None:
-        """A commit that succeeds after one that failed counts; nobody makes one, but whoever did would be told no lie."""
+        """A commit that succeeds after one that failed counts; nobody makes one, but whoever did
+        would be told no lie.
+        """
         super().while_failing()
         if self.failed and not self.log_failed():
             assert self.harness.store is not None
@@ -111,7 +133,9 @@ class ChannelLife(StoreLife):
 
 
 class DelayedLife(StoreLife):
-    """Delayed blocks come, become due, move to the log, are cancelled; as the storage actor does it, in its order."""
+    """Delayed blocks come, become due, move to the log, are cancelled; as the storage actor does
+    it, in its order.
+    """
 
     def prepare(self) -> None:
         self.certain: set[bytes] = set()
@@ -122,7 +146,10 @@ class DelayedLife(StoreLife):
         self.keys: dict[bytes, DelayedKey] = {}
         self.sequence = 0
         self.moving: list[DelayedKey] = []
-        """In the log, synced, and still in the environment: until they are removed nothing is cancelled, and no checkpoint passes them."""
+        """In the log, synced, and still in the environment.
+
+        Until they are removed nothing is cancelled, and no checkpoint passes them.
+        """
 
     def steps(self) -> list[Step]:
         put, move, cancel = self.put, self.move, self.cancel
@@ -146,7 +173,9 @@ class DelayedLife(StoreLife):
             raise
         self.sequence += 1
         self.certain |= set(bodies)
-        self.keys |= {body: DelayedKey(key.due_ns, key.serial + number) for number, body in enumerate(bodies)}
+        self.keys |= {
+            body: DelayedKey(key.due_ns, key.serial + number) for number, body in enumerate(bodies)
+        }
 
     def move(self, now_ns: int) -> None:
         self.finish_move()
@@ -193,22 +222,32 @@ class DelayedLife(StoreLife):
         self.check_messages()
 
     def check_messages(self) -> None:
-        """Each that was answered is there once, in the log or here; of the others none twice; and nothing else is there."""
+        """Each that was answered is there once, in the log or here; of the others none twice; and
+        nothing else is there.
+        """
         assert self.harness.store is not None
         store = self.harness.store.delayed
         waits = [] if store is None else [one.body for one in store.listed(None, 999, 999)]
         count = Counter([*self.moved(), *waits])
-        require(all(count[body] == 1 for body in self.certain), f"{self.certain} were published, there is {count}")
+        require(
+            all(count[body] == 1 for body in self.certain),
+            f"{self.certain} were published, there is {count}",
+        )
         require(not self.gone & count.keys(), f"{self.gone} were cancelled, there is {count}")
         require(set(count) <= self.certain | self.unsure, f"{count} was never published")
         require(max(count.values(), default=0) <= 1, f"twice: {count}")
         if store is not None:
             row = store.producers.get(PUBLISHER)
             following = row.next_sequence if row else 0
-            require(following in {self.sequence, self.sequence + bool(self.unsure)}, f"the publisher is asked for {following}")
+            require(
+                following in {self.sequence, self.sequence + bool(self.unsure)},
+                f"the publisher is asked for {following}",
+            )
 
     def moved(self) -> list[bytes]:
-        blocks: list[Block] = [block for block in self.harness.read_all() if not block.header.producer_id]
+        blocks: list[Block] = [
+            block for block in self.harness.read_all() if not block.header.producer_id
+        ]
         return [bytes(body or b"") for block in blocks for body in block.body.values()]
 
 
@@ -270,8 +309,14 @@ class RetentionLife(StoreLife):
     def check_log(self) -> None:
         harness = self.harness
         log = harness.log
-        require(log.start in self.starts, f"the log begins at {log.start}, and should at {self.starts}")
-        names = [name for name in self.files.list(harness.directory) if name[:1].isdigit() and int(name[:20]) < log.start]
+        require(
+            log.start in self.starts, f"the log begins at {log.start}, and should at {self.starts}"
+        )
+        names = [
+            name
+            for name in self.files.list(harness.directory)
+            if name[:1].isdigit() and int(name[:20]) < log.start
+        ]
         require(not names, f"files of chunks that have gone: {names}")
         self.read()
         self.check_producer([block.header.sequence for block in harness.read_all()])

@@ -1,13 +1,17 @@
-"""`scripts/prove calls`: each call of a workload fails in turn, once and for good, with each error that such a call can have.
+"""`scripts/prove calls`: each call of a workload fails in turn, once and for good, with each error
+that such a call can have.
 
     scripts/prove calls --count 10000 --seed 1 --jobs 2
     scripts/prove calls --case "log 17 EIO once lost"         # one of them again
 
-A case is a workload, the number of one of its calls, an error, a mode (see `failing.py`) and an ending: only the process dies, or the power
-goes and takes nothing or all of what was not synced. What holds in each: only errors of the storage layer come out; a call that succeeded
-is kept; a failed sync ends the store for good; else it goes on once the trouble is over; and the next process finds all that was promised.
+A case is a workload, the number of one of its calls, an error, a mode (see `failing.py`) and an
+ending: only the process dies, or the power goes and takes nothing or all of what was not synced.
+What holds in each: only errors of the storage layer come out; a call that succeeded is kept; a
+failed sync ends the store for good; else it goes on once the trouble is over; and the next process
+finds all that was promised.
 
-Cases come in rounds: each round has one for each call of each workload, and no case comes twice. Without a count, all of them.
+Cases come in rounds: each round has one for each call of each workload, and no case comes twice.
+Without a count, all of them.
 """
 
 from __future__ import annotations
@@ -35,7 +39,14 @@ from unittest import mock
 from faults.call_groups import GroupLife, MergeLife
 from faults.call_lives import ENDINGS, ClosingLife, Life, LogLife
 from faults.call_others import QueueLife, QueueStartLife, RegistryLife
-from faults.call_starts import CheckLife, CreationLife, MixedStartLife, RebuildLife, RepairLife, StartLife
+from faults.call_starts import (
+    CheckLife,
+    CreationLife,
+    MixedStartLife,
+    RebuildLife,
+    RepairLife,
+    StartLife,
+)
 from faults.call_state import ChannelLife, DelayedLife, RetentionLife
 from faults.failing import HITS, STICKY, WRITES, FailingFiles, Fault
 from support.lmdb_calls import LmdbCalls
@@ -74,7 +85,10 @@ class Case(NamedTuple):
     ending: str
 
     def __str__(self) -> str:
-        return f"{self.life} {self.fault.at} {errno.errorcode[self.fault.code]} {self.fault.mode} {self.ending}"
+        return (
+            f"{self.life} {self.fault.at} {errno.errorcode[self.fault.code]} {self.fault.mode} "
+            f"{self.ending}"
+        )
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -83,7 +97,9 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """`kind`: of the call that failed; `said`: the errors that came out of the store's calls; `trouble`: what was wrong, or empty."""
+    """`kind`: of the call that failed; `said`: the errors that came out of the store's calls;
+    `trouble`: what was wrong, or empty.
+    """
 
     kind: str
     said: tuple[str, ...]
@@ -133,11 +149,18 @@ def trace_of(life: str) -> list[str]:
 
 
 def cases(life: str, seed: int) -> Iterator[Case]:
-    """Every call with every error in every mode with every ending, in rounds: each has one case of each call that has one left."""
+    """Every call with every error in every mode with every ending, in rounds: each has one case of
+    each call that has one left.
+    """
     chance = random.Random(f"{seed} {life}")
     by_call = []
     for number, kind in enumerate(trace_of(life), 1):
-        faults = [Fault(number, code, mode) for code, kinds in HITS.items() if kind in kinds for mode in modes(kind, code)]
+        faults = [
+            Fault(number, code, mode)
+            for code, kinds in HITS.items()
+            if kind in kinds
+            for mode in modes(kind, code)
+        ]
         found = [Case(life, fault, ending) for fault in faults for ending in ENDINGS]
         chance.shuffle(found)
         by_call.append(found)
@@ -178,7 +201,11 @@ def try_all(chosen: Sequence[Case]) -> Tried:
         tried.cases += 1
         tried.failed += "StoreFailed" in outcome.said
         tried.refused += bool(outcome.said) and "StoreFailed" not in outcome.said
-        tried.said[outcome.kind, errno.errorcode[case.fault.code], outcome.said[0] if outcome.said else "nothing"] += 1
+        tried.said[
+            outcome.kind,
+            errno.errorcode[case.fault.code],
+            outcome.said[0] if outcome.said else "nothing",
+        ] += 1
         if outcome.trouble:
             tried.violations.append(f'scripts/prove calls --case "{case}"\n{outcome.trouble}')
     return tried
@@ -187,20 +214,26 @@ def try_all(chosen: Sequence[Case]) -> Tried:
 @contextlib.contextmanager
 def a_disk() -> Iterator[tuple[Path, FailingFiles]]:
     """In memory where there is such a folder."""
-    with tempfile.TemporaryDirectory(prefix="zsq-calls-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as root:
+    with tempfile.TemporaryDirectory(
+        prefix="zsq-calls-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
+    ) as root:
         disk = Path(root) / "disk"
         disk.mkdir()
         files = FailingFiles(str(disk))
 
         def examined(path: str, *_: float) -> Verdict:
-            """In this process, as there is no damage here that could kill it; but it is another one's work."""
+            """In this process, as there is no damage here that could kill it; but it is another
+            one's work.
+            """
             with files.paused():
                 return Verdict(findings(path), finished=True)
 
         with contextlib.ExitStack() as patches:
             for module in (state_rebuild, delayed_recovery):
                 patches.enter_context(mock.patch.object(module, "examine", examined))
-            patches.enter_context(mock.patch.object(fsck, "check_environment", lambda path: examined(path).findings))
+            patches.enter_context(
+                mock.patch.object(fsck, "check_environment", lambda path: examined(path).findings)
+            )
             yield disk, files
 
 
@@ -213,16 +246,25 @@ def choose(count: int, seed: int) -> list[Case]:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/prove calls", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=0, help="about so many cases; 0: all there are")
-    parser.add_argument("--seed", type=int, default=0, help="in which order the cases of a call come")
+    parser = argparse.ArgumentParser(
+        prog="scripts/prove calls",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--count", type=int, default=0, help="about so many cases; 0: all there are"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="in which order the cases of a call come"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--case", help="this one only, as a violation names it")
     given = parser.parse_args(arguments)
     if given.case:
         outcome = run(Case.parse(given.case))
         print(
-            f"{given.case}: a {outcome.kind} failed, said: {', '.join(outcome.said) or 'nothing'}\n{outcome.trouble or 'all promises held'}"
+            f"{given.case}: a {outcome.kind} failed, said: "
+            f"{', '.join(outcome.said) or 'nothing'}\n{outcome.trouble or 'all promises held'}"
         )
         return 1 if outcome.trouble else 0
     began = time.monotonic()
@@ -256,9 +298,12 @@ def tell(tried: Tried, seconds: float, seed: int) -> None:
     for violation in tried.violations[:3]:
         print(violation)
     print(
-        f"{tried.cases} failing calls, each in a life of its own: {tried.refused} were refused and went on, {tried.failed} ended the store "
-        f"for good, {tried.cases - tried.refused - tried.failed} were of no consequence; {len(tried.violations)} violations; "
-        f"{seconds:.0f} s, seed {seed}, {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
+        f"{tried.cases} failing calls, each in a life of its own: {tried.refused} were refused "
+        f"and went on, {tried.failed} ended the store "
+        f"for good, {tried.cases - tried.refused - tried.failed} were of no consequence; "
+        f"{len(tried.violations)} violations; "
+        f"{seconds:.0f} s, seed {seed}, {platform.machine()}, {os.cpu_count()} cores, Python "
+        f"{platform.python_version()}"
     )
 
 

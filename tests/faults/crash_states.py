@@ -1,9 +1,12 @@
-"""`scripts/prove crash-states`: what a power cut may leave after each step of each workload; a start on it, and all that was promised.
+"""`scripts/prove crash-states`: what a power cut may leave after each step of each workload; a
+start on it, and all that was promised.
 
-    scripts/prove crash-states --count 100000 --seed 1 --jobs 2      as many distinct disks; systematic ones first, then random ones
-    scripts/prove crash-states --replay groups/167/15                one of them, with what was on its way to the disk
+    scripts/prove crash-states --count 100000 --seed 1 --jobs 2      as many distinct disks;
+    systematic ones first, then random ones scripts/prove crash-states --replay groups/167/15
+    one of them, with what was on its way to the disk
 
-A disk is counted once, however many ways lead to it; it is checked once for each set of promises under which it may be found.
+A disk is counted once, however many ways lead to it; it is checked once for each set of promises
+under which it may be found.
 """
 
 from __future__ import annotations
@@ -33,7 +36,19 @@ from support.faulty_files import FaultyFiles, keep_none
 
 from .recording import RecordingFiles
 from .same_process import looking_in_this_process
-from .states import WHOLE, Disk, Fate, Tree, continued, digest, fates, lay_down, prefixes, random_fates, tree_of
+from .states import (
+    WHOLE,
+    Disk,
+    Fate,
+    Tree,
+    continued,
+    digest,
+    fates,
+    lay_down,
+    prefixes,
+    random_fates,
+    tree_of,
+)
 from .subject import Recorded, recorder
 from .workloads import WORKLOADS, workload
 
@@ -41,7 +56,9 @@ PR_SET_PDEATHSIG: Final = 1
 NOW: Final = "now-"
 ALL: Final = 1 << 62
 AGAIN_EACH: Final = 2  # of so many disks one loses its power again when it goes on
-RANDOM_A_ROUND: Final = 40  # random fates of what is pending, after each step, in each round behind the first
+RANDOM_A_ROUND: Final = (
+    40  # random fates of what is pending, after each step, in each round behind the first
+)
 ROUNDS_MAX: Final = 1_000
 SAY_EVERY_S: Final = 10.0
 VIOLATIONS_MAX: Final = 20
@@ -65,7 +82,8 @@ class Result:
 
     def sentence(self) -> str:
         return (
-            f"{len(self.disks)} distinct disks after a power cut, {len(self.nested)} after a crash in the recovery of one, "
+            f"{len(self.disks)} distinct disks after a power cut, {len(self.nested)} after a "
+            "crash in the recovery of one, "
             f"{self.checks} recoveries checked, {len(self.violations)} violations"
         )
 
@@ -87,12 +105,17 @@ class Prover:
         return list(prefixes(self.trace))
 
     def prove(self, disk: Disk, number: int, result: Result, stop: int = ALL) -> None:
-        """All that may be found after these steps, or some of all kinds where no more than `stop` are to be counted.
+        """All that may be found after these steps, or some of all kinds where no more than `stop`
+        are to be counted.
 
         Round 0 is the systematic one, the others are random.
         """
         counted = self.counted(result)
-        promised = self.trace.steps[disk.steps].promised if disk.steps < len(self.trace.steps) else len(self.trace.promises) - 1
+        promised = (
+            self.trace.steps[disk.steps].promised
+            if disk.steps < len(self.trace.steps)
+            else len(self.trace.promises) - 1
+        )
         numbered = enumerate(self.fates(disk, number))
         for index, fate in numbered if stop == ALL else mixed(numbered, random.Random(disk.steps)):
             if len(counted) >= stop or len(result.violations) >= VIOLATIONS_MAX:
@@ -112,7 +135,9 @@ class Prover:
                 result.violations.append((where, traceback.format_exc()))
 
     def _note(self, where: str) -> None:
-        """For whoever finds this process dead: LMDB may die of a page that is not there (SIGBUS)."""
+        """For whoever finds this process dead: LMDB may die of a page that is not there
+        (SIGBUS).
+        """
         (self.folder / f"{NOW}{os.getpid()}").write_text(where)
 
     def fates(self, disk: Disk, number: int) -> Iterator[Fate]:
@@ -137,10 +162,14 @@ class Prover:
                 subject.abandon()
 
     def nested(self, disk: Disk, fate: Fate, where: str) -> Prover:
-        """The recovery on this disk, to be broken off as well. With all that is pending there, it is only the process that has died: what
-        it has written and not synced is seen by the next one, and may still be lost."""
+        """The recovery on this disk, to be broken off as well. With all that is pending there, it
+        is only the process that has died: what it has written and not synced is seen by the next
+        one, and may still be lost.
+        """
         with self.laid(tree_of(disk, fate)) as root, looking_in_this_process():
-            subject = self.recorded.revive(RecordingFiles(str(root)), self.trace.promised(disk.steps))
+            subject = self.recorded.revive(
+                RecordingFiles(str(root)), self.trace.promised(disk.steps)
+            )
             try:
                 with recorder(subject).recording(subject.promise) as trace:
                     subject.recover()
@@ -164,12 +193,18 @@ class Prover:
             shutil.rmtree(root)
 
 
-def mixed(numbered: Iterable[tuple[int, Fate]], chance: random.Random) -> Iterator[tuple[int, Fate]]:
-    """Two that lost or kept changes as a whole for each one with a part of a change: those are many more."""
+def mixed(
+    numbered: Iterable[tuple[int, Fate]], chance: random.Random
+) -> Iterator[tuple[int, Fate]]:
+    """Two that lost or kept changes as a whole for each one with a part of a change: those are many
+    more.
+    """
     whole: list[tuple[int, Fate]] = []
     torn: list[tuple[int, Fate]] = []
     for one in numbered:
-        (whole if all(kept is None or kept.stop == WHOLE.stop for kept in one[1]) else torn).append(one)
+        (whole if all(kept is None or kept.stop == WHOLE.stop for kept in one[1]) else torn).append(
+            one
+        )
     chance.shuffle(whole)
     chance.shuffle(torn)
     while whole or torn:
@@ -196,7 +231,9 @@ def record(name: str, folder: Path) -> Recorded:
 
 
 def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> Result:
-    """So many distinct disks of a workload, picked from all over it; and so many of crashes in recovery."""
+    """So many distinct disks of a workload, picked from all over it; and so many of crashes in
+    recovery.
+    """
     prover = Prover(record(name, folder), folder, seed)
     result = Result()
     disks = prover.disks()
@@ -204,7 +241,9 @@ def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> R
     share = 1 + count // len(disks)
     for at in range(2 * len(disks)):  # first a share of each, then all of each
         disk = disks[at % len(disks)]
-        prover.prove(disk, 0, result, min(count, len(result.disks) + share) if at < len(disks) else count)
+        prover.prove(
+            disk, 0, result, min(count, len(result.disks) + share) if at < len(disks) else count
+        )
     for turn in range(1, ROUNDS_MAX):
         if len(result.nested) >= nested or result.violations:
             break
@@ -212,8 +251,12 @@ def prove_some(name: str, folder: Path, count: int, nested: int, seed: int) -> R
     return result
 
 
-def _prove_nested(prover: Prover, disks: Sequence[Disk], turn: int, result: Result, stop: int = ALL) -> None:
-    """The recovery on one of these disks. Each second time it is a process that died, not the machine."""
+def _prove_nested(
+    prover: Prover, disks: Sequence[Disk], turn: int, result: Result, stop: int = ALL
+) -> None:
+    """The recovery on one of these disks. Each second time it is a process that died, not the
+    machine.
+    """
     chance = random.Random(f"{prover.recorded.name} {prover.seed} nested {turn}")
     disk = chance.choice(disks)
     found = list(prover.fates(disk, 0))
@@ -222,13 +265,17 @@ def _prove_nested(prover: Prover, disks: Sequence[Disk], turn: int, result: Resu
     try:
         inner = prover.nested(disk, found[index], where)
     except Exception:
-        result.violations.append((f"{prover.recorded.name}/{disk.steps}/{index}", traceback.format_exc()))
+        result.violations.append(
+            (f"{prover.recorded.name}/{disk.steps}/{index}", traceback.format_exc())
+        )
         return
     states = inner.disks()[: inner.trace.recovered + 1]
     chance.shuffle(states)
     share = 1 + max(0, stop - len(result.nested)) // len(states)
     for state in states:
-        inner.prove(state, 0, result, stop if stop == ALL else min(stop, len(result.nested) + share))
+        inner.prove(
+            state, 0, result, stop if stop == ALL else min(stop, len(result.nested) + share)
+        )
 
 
 # In many processes
@@ -283,41 +330,66 @@ class Progress:
 
 
 def prove_all(count: int, nested: int, seed: int, jobs: int, names: Sequence[str]) -> Result:
-    """Every systematic disk of these workloads, crashes in recovery, and random disks until there are as many as wanted."""
+    """Every systematic disk of these workloads, crashes in recovery, and random disks until there
+    are as many as wanted.
+    """
     progress = Progress()
     with work_folder() as folder:
         for name in names:
             prover = Prover(record(name, folder), folder, seed)
             _PROVERS[name] = (prover, prover.disks())
-            print(f"{name}: {len(prover.trace.steps)} steps, {len(prover.trace.promises)} sets of promises", flush=True)
+            print(
+                (
+                    f"{name}: {len(prover.trace.steps)} steps, {len(prover.trace.promises)} "
+                    "sets of "
+                    "promises"
+                ),
+                flush=True,
+            )
 
         try:
             _prove_rounds(progress, count, nested, jobs, names)
         except BrokenProcessPool:
             where = [path.read_text() for path in folder.glob(f"{NOW}*")]
-            progress.total.violations += [(one, "a process died, of this or of what another one looked at") for one in where]
+            progress.total.violations += [
+                (one, "a process died, of this or of what another one looked at") for one in where
+            ]
     return progress.total
 
 
-def _prove_rounds(progress: Progress, count: int, nested: int, jobs: int, names: Sequence[str]) -> None:
+def _prove_rounds(
+    progress: Progress, count: int, nested: int, jobs: int, names: Sequence[str]
+) -> None:
     with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork"), _die_with_parent) as pool:
 
         def parts(number: int) -> Futures:
             return [
-                pool.submit(_prove_part, name, range(at, min(at + 8, len(_PROVERS[name][1]))), number)
+                pool.submit(
+                    _prove_part, name, range(at, min(at + 8, len(_PROVERS[name][1]))), number
+                )
                 for name in names
                 for at in range(0, len(_PROVERS[name][1]), 8)
             ]
 
         try:
-            _rounds(progress, count, nested, parts, lambda turns: [pool.submit(_prove_turns, name, turns) for name in names])
+            _rounds(
+                progress,
+                count,
+                nested,
+                parts,
+                lambda turns: [pool.submit(_prove_turns, name, turns) for name in names],
+            )
         except BaseException:
             pool.shutdown(cancel_futures=True)
             raise
 
 
 def _rounds(
-    progress: Progress, count: int, nested: int, parts: Callable[[int], Futures], turns: Callable[[Sequence[int]], Futures]
+    progress: Progress,
+    count: int,
+    nested: int,
+    parts: Callable[[int], Futures],
+    turns: Callable[[Sequence[int]], Futures],
 ) -> None:
     if progress.take(parts(0), lambda total: False):
         return
@@ -336,7 +408,12 @@ def replay(where: str, seed: int) -> int:
         prover = Prover(record(name, folder), folder, seed)
         disk, fate = _found(prover, numbers)
         if inner:
-            print("the process died here" if all(kept == WHOLE for kept in fate) else "the power was lost here", "and then in recovery:")
+            print(
+                "the process died here"
+                if all(kept == WHOLE for kept in fate)
+                else "the power was lost here",
+                "and then in recovery:",
+            )
             _tell(prover, disk, fate)
             prover = prover.nested(disk, fate, f"{outer}+")
             disk, fate = _found(prover, inner.split("/"))
@@ -353,37 +430,72 @@ def replay(where: str, seed: int) -> int:
 def _found(prover: Prover, numbers: Sequence[str]) -> tuple[Disk, Fate]:
     """By steps, number, and perhaps the round."""
     disk = prover.disks()[int(numbers[0])]
-    return disk, next(islice(prover.fates(disk, int(numbers[2]) if len(numbers) > 2 else 0), int(numbers[1]), None))
+    return disk, next(
+        islice(
+            prover.fates(disk, int(numbers[2]) if len(numbers) > 2 else 0), int(numbers[1]), None
+        )
+    )
 
 
 def _tell(prover: Prover, disk: Disk, fate: Fate) -> None:
     for step in prover.trace.steps[max(0, disk.steps - 12) : disk.steps]:
         print("done:   ", prover.trace.say(step))
     for step, kept in zip(disk.pending, fate, strict=True):
-        print("pending:", prover.trace.say(step), "->", "lost" if kept is None else "whole" if kept == WHOLE else kept)
+        print(
+            "pending:",
+            prover.trace.say(step),
+            "->",
+            "lost" if kept is None else "whole" if kept == WHOLE else kept,
+        )
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="prove crash-states", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=5_000, help="distinct disks at least (default 5000)")
-    parser.add_argument("--nested", type=int, help="distinct disks of a crash in recovery at least (default a tenth of the others)")
+    parser = argparse.ArgumentParser(
+        prog="prove crash-states",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--count", type=int, default=5_000, help="distinct disks at least (default 5000)"
+    )
+    parser.add_argument(
+        "--nested",
+        type=int,
+        help="distinct disks of a crash in recovery at least (default a tenth of the others)",
+    )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--workload", action="append", choices=sorted(WORKLOADS), help="only this; may be given again")
-    parser.add_argument("--wild", type=int, default=12, help="so many workloads more, made of the seed")
-    parser.add_argument("--replay", metavar="WHERE", help="workload/steps/number[/round], as a violation says it")
+    parser.add_argument(
+        "--workload",
+        action="append",
+        choices=sorted(WORKLOADS),
+        help="only this; may be given again",
+    )
+    parser.add_argument(
+        "--wild", type=int, default=12, help="so many workloads more, made of the seed"
+    )
+    parser.add_argument(
+        "--replay", metavar="WHERE", help="workload/steps/number[/round], as a violation says it"
+    )
     chosen = parser.parse_args(arguments)
     if chosen.replay:
         return replay(chosen.replay, chosen.seed)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that folders are removed
     began = time.monotonic()
     nested = chosen.count // 10 if chosen.nested is None else chosen.nested
-    names = chosen.workload or [*WORKLOADS, *(f"wild-{chosen.seed}-{number}" for number in range(chosen.wild))]
+    names = chosen.workload or [
+        *WORKLOADS,
+        *(f"wild-{chosen.seed}-{number}" for number in range(chosen.wild)),
+    ]
     result = prove_all(chosen.count, nested, chosen.seed, chosen.jobs, names)
     for where, what in result.violations[:3]:
-        print(f"\n{what}\nreplay: scripts/prove crash-states --seed {chosen.seed} --replay {where}", file=sys.stderr)
+        print(
+            f"\n{what}\nreplay: scripts/prove crash-states --seed {chosen.seed} --replay {where}",
+            file=sys.stderr,
+        )
     print(
-        f"{result.sentence()}; {time.monotonic() - began:.0f} s, seed {chosen.seed}, {chosen.jobs} jobs, "
+        f"{result.sentence()}; {time.monotonic() - began:.0f} s, seed {chosen.seed}, "
+        f"{chosen.jobs} jobs, "
         f"Python {platform.python_version()} on {platform.machine()}"
     )
     enough = len(result.disks) >= chosen.count and len(result.nested) >= nested

@@ -1,7 +1,8 @@
-"""`scripts/prove damage`: flip bits, cut, swap, resurrect, remove: all is detected or harmless, and told.
+"""`scripts/prove damage`: flip bits, cut, swap, resurrect, remove: all is detected or harmless, and
+told.
 
-scripts/prove damage --count 100000          so many flipped bits in files of the log; and the other kinds
-scripts/prove damage --replay '1|flip|00000000000000000000.chunk|1234' --keep
+scripts/prove damage --count 100000          so many flipped bits in files of the log; and the other
+kinds scripts/prove damage --replay '1|flip|00000000000000000000.chunk|1234' --keep
 """
 
 from __future__ import annotations
@@ -33,7 +34,12 @@ FIRST_RANDOM: Final = 4
 FLIPS_A_SPECIMEN: Final = 20_000
 TELL_S: Final = 10.0
 EVERY: Final = 16
-ALSO: Final = {0: "repair", 4: "fsck", 8: "again", 12: "fsck"}  # of so many tries; again: two more lives of the topic
+ALSO: Final = {
+    0: "repair",
+    4: "fsck",
+    8: "again",
+    12: "fsck",
+}  # of so many tries; again: two more lives of the topic
 MEMORY: Final = "/dev/shm"
 
 
@@ -64,7 +70,11 @@ class Workshop:
         if in_lmdb(case.path):
             return self._run_lmdb(specimen, tree, want)
         sound = not case.path.startswith("delayed/")
-        said = opinion(specimen, tree, self.bench.directory, sound=sound) if also in {"fsck", "repair"} else None
+        said = (
+            opinion(specimen, tree, self.bench.directory, sound=sound)
+            if also in {"fsck", "repair"}
+            else None
+        )
         seen = examine(specimen, self.bench.directory, want, again=also == "again")
         if said is not None:
             compare(said, seen, want)
@@ -76,9 +86,16 @@ class Workshop:
 
     def _run_lmdb(self, specimen: Specimen, tree: Tree, want: Expected) -> str:
         came = lives(specimen, self.bench.directory, want)
-        if came in {"rebuilt", "killed"}:  # fsck writes to a copy of the environment: asked each time, it would be most of the work
+        if (
+            came in {"rebuilt", "killed"}
+            # Fsck writes to a copy of the environment: asked each time, it would be most of the
+            # work.
+        ):
             self.bench.lay(tree)
-            need(opinion(specimen, tree, self.bench.directory, sound=False).damage, f"{came}, and fsck finds nothing")
+            need(
+                opinion(specimen, tree, self.bench.directory, sound=False).damage,
+                f"{came}, and fsck finds nothing",
+            )
         return came
 
 
@@ -91,16 +108,25 @@ def spread(total: int, count: int) -> Iterator[int]:
 
 
 def flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
-    """Every bit of the tiny one's chunks, if there are so many; then evenly of all files of all, of random ones too when there are many."""
+    """Every bit of the tiny one's chunks, if there are so many; then evenly of all files of all, of
+    random ones too when there are many.
+    """
     tiny = shop.specimen(TINY)
     first = [(path, len(tiny.tree[path]) * 8) for path in tiny.chunks()]
     chosen = _spread(TINY, first, count)
     yield from chosen
     count -= len(chosen)
-    numbers = [*BASICS, *range(FIRST_RANDOM + seed * 1000, FIRST_RANDOM + seed * 1000 + count // FLIPS_A_SPECIMEN)]
+    numbers = [
+        *BASICS,
+        *range(FIRST_RANDOM + seed * 1000, FIRST_RANDOM + seed * 1000 + count // FLIPS_A_SPECIMEN),
+    ]
     for turn, number in enumerate(numbers):
         specimen = shop.specimen(number)
-        files = [(path, len(specimen.tree[path]) * 8) for path in log_files(specimen) if number != TINY or path not in tiny.chunks()]
+        files = [
+            (path, len(specimen.tree[path]) * 8)
+            for path in log_files(specimen)
+            if number != TINY or path not in tiny.chunks()
+        ]
         chosen = _spread(number, files, count // (len(numbers) - turn))
         yield from chosen
         count -= len(chosen)
@@ -119,7 +145,9 @@ def _spread(number: int, files: Sequence[tuple[str, int]], count: int) -> list[C
 
 
 def lmdb_flips(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
-    """Two of three in a state store, the others in the delayed messages; every page of each. Of a different bit with each seed."""
+    """Two of three in a state store, the others in the delayed messages; every page of each. Of a
+    different bit with each seed.
+    """
     numbers = (RICH, KILLED, SCARRED)
     for turn, number in enumerate(numbers):
         specimen = shop.specimen(number)
@@ -139,7 +167,9 @@ def others(shop: Workshop, count: int, seed: int) -> Iterator[Case]:
         for case in cases:
             by_kind.setdefault(case.kind, []).append(case)
         share = count // (len(numbers) - turn)
-        for left, made in zip(range(len(by_kind), 0, -1), sorted(by_kind.values(), key=len), strict=True):
+        for left, made in zip(
+            range(len(by_kind), 0, -1), sorted(by_kind.values(), key=len), strict=True
+        ):
             picked = [made[at] for at in spread(len(made), share // left)]
             yield from picked
             share -= len(picked)
@@ -156,18 +186,33 @@ def work(arguments: argparse.Namespace) -> int:
     """A child: every n-th case; lines of JSON."""
     number, jobs = arguments.worker
     found: collections.Counter[str] = collections.Counter()
-    with tempfile.TemporaryDirectory(prefix="zsq-damage-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None) as folder, forking():
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="zsq-damage-", dir=MEMORY if os.access(MEMORY, os.W_OK) else None
+        ) as folder,
+        forking(),
+    ):
         shop = Workshop(folder)
         told = time.monotonic()
         for turn, case in enumerate(
-            islice(plan(shop, arguments.count, arguments.more, arguments.lmdb, arguments.seed), number, None, jobs)
+            islice(
+                plan(shop, arguments.count, arguments.more, arguments.lmdb, arguments.seed),
+                number,
+                None,
+                jobs,
+            )
         ):
             kind = f"{case.kind} in LMDB" if in_lmdb(case.path) else case.kind
             try:
                 found[f"{kind} {shop.run(case, ALSO.get(turn % EVERY, ''))}"] += 1
             except Exception as error:  # whatever the product raises: it must not
                 found[f"{kind} VIOLATION"] += 1
-                print(json.dumps({"violation": case.text(), "why": f"{type(error).__name__}: {error}"[:500]}), flush=True)
+                print(
+                    json.dumps(
+                        {"violation": case.text(), "why": f"{type(error).__name__}: {error}"[:500]}
+                    ),
+                    flush=True,
+                )
             if time.monotonic() - told > 1:
                 told = time.monotonic()
                 print(json.dumps({"found": found}), flush=True)
@@ -199,18 +244,40 @@ class Summary:
         return found
 
     def kinds(self) -> list[str]:
-        return sorted({name.rpartition(" ")[0] for counts in self.found.values() for name in counts})
+        return sorted(
+            {name.rpartition(" ")[0] for counts in self.found.values() for name in counts}
+        )
 
 
 def run(count: int, more: int, lmdb: int, seed: int, jobs: int, out: IO[str]) -> Summary:
     """In `jobs` children."""
     summary = Summary()
-    command = [sys.executable, "-P", "-m", "faults", "damage", "--count", str(count), "--more", str(more), "--seed", str(seed)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "faults",
+        "damage",
+        "--count",
+        str(count),
+        "--more",
+        str(more),
+        "--seed",
+        str(seed),
+    ]
     command += ["--lmdb", str(lmdb)]
     tests = str(Path(__file__).resolve().parents[1])
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH"))))}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (tests, os.environ.get("PYTHONPATH")))),
+    }
     children = [
-        subprocess.Popen([*command, "--worker", str(number), str(jobs)], stdout=subprocess.PIPE, text=True, env=env)
+        subprocess.Popen(
+            [*command, "--worker", str(number), str(jobs)],
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+        )
         for number in range(jobs)
     ]
     try:
@@ -242,7 +309,11 @@ def _follow(children: Sequence[subprocess.Popen[str]], summary: Summary, out: IO
                     selector.unregister(key.fileobj)
             if time.monotonic() - told > TELL_S:
                 told = time.monotonic()
-                print(f"{sum(summary.total().values())} tried, {len(summary.violations)} violations", file=out, flush=True)
+                print(
+                    f"{sum(summary.total().values())} tried, {len(summary.violations)} violations",
+                    file=out,
+                    flush=True,
+                )
     for child in children:
         child.wait()
 
@@ -253,7 +324,8 @@ def report(summary: Summary, seconds: float, seed: int, jobs: int, out: IO[str])
         said = ", ".join(f"{count} {what}" for what, count in sorted(found.items()))
         print(f"{kind}: {sum(found.values())} tried: {said}", file=out)
     print(
-        f"damage: {sum(summary.total().values())} tried, {len(summary.violations)} violations, {seconds:.0f} s, seed {seed}, {jobs} jobs, "
+        f"damage: {sum(summary.total().values())} tried, {len(summary.violations)} violations, "
+        f"{seconds:.0f} s, seed {seed}, {jobs} jobs, "
         f"{platform.machine()} with {os.cpu_count()} cores",
         file=out,
     )
@@ -276,10 +348,20 @@ def replay(text: str, keep: str) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="scripts/prove damage", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=10_000, help="flipped bits in files that are not LMDB's")
-    parser.add_argument("--more", type=int, default=-1, help="damage of other kinds (a fifth of --count)")
-    parser.add_argument("--lmdb", type=int, default=-1, help="flipped bits in LMDB's files (an eighth of --count)")
+    parser = argparse.ArgumentParser(
+        prog="scripts/prove damage",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "--count", type=int, default=10_000, help="flipped bits in files that are not LMDB's"
+    )
+    parser.add_argument(
+        "--more", type=int, default=-1, help="damage of other kinds (a fifth of --count)"
+    )
+    parser.add_argument(
+        "--lmdb", type=int, default=-1, help="flipped bits in LMDB's files (an eighth of --count)"
+    )
     parser.add_argument("--seed", type=int, default=1, help="of the larger, random stores")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--replay", default="", help="one case, as a violation names it")

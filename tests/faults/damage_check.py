@@ -1,8 +1,10 @@
-"""What must hold of a damaged directory: only what was touched is lost, that is told, nothing is wrong, and the topic lives on.
+"""What must hold of a damaged directory: only what was touched is lost, that is told, nothing is
+wrong, and the topic lives on.
 
-The yardstick is one for all kinds of damage. A block may be lost only if bytes of it differ from what was written, or its file is gone, or
-both copies of its chunk's header and the footer that repeats it. Where the process died, what lies behind the first touched block that
-nobody vouches for may be cut off too (`recovery.py` says why); everything else must be read as it was.
+The yardstick is one for all kinds of damage. A block may be lost only if bytes of it differ from
+what was written, or its file is gone, or both copies of its chunk's header and the footer that
+repeats it. Where the process died, what lies behind the first touched block that nobody vouches for
+may be cut off too (`recovery.py` says why); everything else must be read as it was.
 """
 
 from __future__ import annotations
@@ -28,7 +30,16 @@ from zsq.storage.log.transactions import Transaction
 from zsq.transport.block.block import HEADER_BYTES, Block, pack
 
 from .damage_lives import delayed_bodies, read_all, unfinished
-from .damage_specimens import APP, CHANNELS, EPOCH_NS, PRODUCERS, SeededFiles, Specimen, Tree, abandon
+from .damage_specimens import (
+    APP,
+    CHANNELS,
+    EPOCH_NS,
+    PRODUCERS,
+    SeededFiles,
+    Specimen,
+    Tree,
+    abandon,
+)
 
 SEEKS: Final = 3  # reads from the middle, after each damage
 
@@ -39,7 +50,9 @@ class ViolationError(AssertionError):
 
 @dataclass(slots=True)
 class Expected:
-    """`lost`: blocks (first offsets) that may be; `cut_from`: what may be cut off as a write that did not finish, -1: nothing."""
+    """`lost`: blocks (first offsets) that may be; `cut_from`: what may be cut off as a write that
+    did not finish, -1: nothing.
+    """
 
     lost: set[int]
     cut_from: int = -1
@@ -80,15 +93,36 @@ def expected(specimen: Specimen, tree: Tree) -> Expected:
         if new is None or not _has_header(old, new):
             lost.update(block.header.first_offset for block in mine)
         elif new != old:
-            lost.update(block.header.first_offset for block in mine if new[block.position : block.end] != old[block.position : block.end])
+            lost.update(
+                block.header.first_offset
+                for block in mine
+                if new[block.position : block.end] != old[block.position : block.end]
+            )
     cut_from = -1 if specimen.closed else _cut_from(specimen, tree)
     if cut_from >= 0:
         lost.update(offset for offset in specimen.blocks if offset >= cut_from)
-    stages = {key for key in specimen.staged if any(key.hex() in path and tree.get(path) != data for path, data in specimen.tree.items())}
-    changed = {path for path in specimen.tree.keys() | tree.keys() if tree.get(path) != specimen.tree.get(path)}
+    stages = {
+        key
+        for key in specimen.staged
+        if any(key.hex() in path and tree.get(path) != data for path, data in specimen.tree.items())
+    }
+    changed = {
+        path
+        for path in specimen.tree.keys() | tree.keys()
+        if tree.get(path) != specimen.tree.get(path)
+    }
     state = any(path.startswith("state") and path != "state.starts" for path in changed)
-    silent = len(tree.get(specimen.chunks()[-1], b"")) <= min((specimen.blocks[one].position for one in lost if one >= cut_from), default=0)
-    return Expected(lost, cut_from, silent, state=state, delayed=any(path.startswith("delayed") for path in changed), stages=stages)
+    silent = len(tree.get(specimen.chunks()[-1], b"")) <= min(
+        (specimen.blocks[one].position for one in lost if one >= cut_from), default=0
+    )
+    return Expected(
+        lost,
+        cut_from,
+        silent,
+        state=state,
+        delayed=any(path.startswith("delayed") for path in changed),
+        stages=stages,
+    )
 
 
 def _has_header(old: bytes, new: bytes) -> bool:
@@ -98,11 +132,17 @@ def _has_header(old: bytes, new: bytes) -> bool:
         return True
     if new[:4] == b"ZSQC" and new[:CHUNK_COPY_BYTES] == new[CHUNK_COPY_BYTES:CHUNK_HEADER_BYTES]:
         return False  # that of another chunk: whose bytes they are then, nobody can tell
-    return old[-FOOTER_BYTES:][:4] == b"ZSQF" and len(new) == len(old) and new[-FOOTER_BYTES:] == old[-FOOTER_BYTES:]
+    return (
+        old[-FOOTER_BYTES:][:4] == b"ZSQF"
+        and len(new) == len(old)
+        and new[-FOOTER_BYTES:] == old[-FOOTER_BYTES:]
+    )
 
 
 def _cut_from(specimen: Specimen, tree: Tree) -> int:
-    """The first offset in the last chunk that is touched and vouched for by nobody: neither the state, nor a block behind it."""
+    """The first offset in the last chunk that is touched and vouched for by nobody: neither the
+    state, nor a block behind it.
+    """
     path = specimen.chunks()[-1]
     base = parse_chunk_name(path)
     assert base is not None
@@ -113,7 +153,10 @@ def _cut_from(specimen: Specimen, tree: Tree) -> int:
     attested, at, touched = 0, CHUNK_HEADER_BYTES, []
     offset = group = base
     in_group = False
-    while at < len(old) and (header := decode_disk_header(old[at : at + HEADER_BYTES], seed)) is not None:
+    while (
+        at < len(old)
+        and (header := decode_disk_header(old[at : at + HEADER_BYTES], seed)) is not None
+    ):
         if header.flags & 16 and not in_group:
             group = offset
         in_group = bool(header.flags & 16)
@@ -122,7 +165,14 @@ def _cut_from(specimen: Specimen, tree: Tree) -> int:
         else:
             touched.append((at, group if in_group or not header.count else offset))
         at, offset = at + header.length, base + header.next_offset
-    return next((max(first, specimen.synced_end) for at, first in touched if at >= attested and offset > specimen.synced_end), -1)
+    return next(
+        (
+            max(first, specimen.synced_end)
+            for at, first in touched
+            if at >= attested and offset > specimen.synced_end
+        ),
+        -1,
+    )
 
 
 def open_copy(specimen: Specimen, directory: str) -> Store:
@@ -130,7 +180,9 @@ def open_copy(specimen: Specimen, directory: str) -> Store:
 
 
 def examine(specimen: Specimen, directory: str, want: Expected, *, again: bool = False) -> Seen:
-    """Open what lies there, hold it against what was promised, and leave it closed. `again`: a second life, and a third."""
+    """Open what lies there, hold it against what was promised, and leave it closed. `again`: a
+    second life, and a third.
+    """
     seen = Seen()
     try:
         store = open_copy(specimen, directory)
@@ -162,13 +214,22 @@ def check(specimen: Specimen, store: Store, want: Expected, seen: Seen) -> None:
     seen.told = bool(seen.read_damage or report.alarms or report.holes)
     _check_bodies(specimen, found)
     seen.lost = specimen.blocks.keys() - found.keys()
-    need(seen.lost <= want.lost, f"blocks {sorted(seen.lost - want.lost)} are lost and were not touched; touched: {sorted(want.lost)}")
+    need(
+        seen.lost <= want.lost,
+        (
+            f"blocks {sorted(seen.lost - want.lost)} are lost and were not touched; touched: "
+            f"{sorted(want.lost)}"
+        ),
+    )
     end = specimen.end if want.cut_from < 0 else want.cut_from
     need(log.end >= end, f"the log ends at {log.end}, and offsets below {end} were given before")
     seen.holes = log.holes
     for offset in seen.lost:
         if want.cut_from < 0 or offset < want.cut_from:
-            need(log.skip(offset) > offset or offset < log.start, f"offset {offset} is lost, and no hole is known there")
+            need(
+                log.skip(offset) > offset or offset < log.start,
+                f"offset {offset} is lost, and no hole is known there",
+            )
             need(seen.told, f"the loss of offset {offset} is told to nobody")
         else:
             need(
@@ -185,7 +246,10 @@ def _check_bodies(specimen: Specimen, found: dict[int, Block]) -> None:
     for offset, block in found.items():
         stored = specimen.blocks.get(offset)
         if stored is None and offset in specimen.rotten:
-            need(bytes(block.columns) == specimen.rotten[offset], f"a body at offset {offset} is wrong, which was lost before")
+            need(
+                bytes(block.columns) == specimen.rotten[offset],
+                f"a body at offset {offset} is wrong, which was lost before",
+            )
             continue
         need(stored is not None, f"offset {offset} is given, and was never given before")
         assert stored is not None
@@ -194,7 +258,9 @@ def _check_bodies(specimen: Specimen, found: dict[int, Block]) -> None:
 
 
 def _check_seeks(specimen: Specimen, log: Log, want: Expected, source: random.Random) -> bool:
-    """Reads that begin anywhere give the block that holds the offset, or say that it is lost; whether any did say so."""
+    """Reads that begin anywhere give the block that holds the offset, or say that it is lost;
+    whether any did say so.
+    """
     told = False
     offsets = sorted(specimen.blocks)
     for _ in range(SEEKS if offsets else 0):
@@ -207,22 +273,36 @@ def _check_seeks(specimen: Specimen, log: Log, want: Expected, source: random.Ra
         except Damaged as error:
             lost = range(error.offset, error.offset + error.count)
             need(wanted in lost, f"a read at {wanted} says that {lost} are lost")
-            need(stored.header.first_offset in want.lost, f"a read at {wanted} says it is lost, and it was not touched")
+            need(
+                stored.header.first_offset in want.lost,
+                f"a read at {wanted} says it is lost, and it was not touched",
+            )
             told = True
             continue
         _check_bodies(specimen, {block.first_offset: block for block in blocks})
         if stored.header.first_offset not in want.lost:
-            need(blocks and blocks[0].first_offset == stored.header.first_offset, f"a read at {wanted} gives something else")
+            need(
+                blocks and blocks[0].first_offset == stored.header.first_offset,
+                f"a read at {wanted} gives something else",
+            )
     return told
 
 
-def _check_times(specimen: Specimen, found: dict[int, Block], log: Log, source: random.Random) -> None:
+def _check_times(
+    specimen: Specimen, found: dict[int, Block], log: Log, source: random.Random
+) -> None:
     if found:
         time_ns = source.choice(list(found.values())).header.time_ns
         at = log.offset_at(time_ns)
-        first = min((offset for offset, block in found.items() if block.header.time_ns >= time_ns), default=log.end)
+        first = min(
+            (offset for offset, block in found.items() if block.header.time_ns >= time_ns),
+            default=log.end,
+        )
         need(at <= first, f"the first message of {time_ns} is {first}, not {at}")
-        need(all(block.header.time_ns < time_ns for offset, block in found.items() if offset < at), f"{at} is not the first of {time_ns}")
+        need(
+            all(block.header.time_ns < time_ns for offset, block in found.items() if offset < at),
+            f"{at} is not the first of {time_ns}",
+        )
 
 
 def _check_state(specimen: Specimen, store: Store, want: Expected, applied: bool) -> None:
@@ -230,21 +310,33 @@ def _check_state(specimen: Specimen, store: Store, want: Expected, applied: bool
     table = store.state.load()
     sequences = {producer: row.next_sequence for producer, row in table.producers.items()}
     if want.cut_from < 0 and applied:
-        need(sequences == specimen.sequences, f"producers are at {sequences}, and were at {specimen.sequences}")
+        need(
+            sequences == specimen.sequences,
+            f"producers are at {sequences}, and were at {specimen.sequences}",
+        )
         need(table.transactions == specimen.transactions, f"transactions are {table.transactions}")
     for name in CHANNELS if specimen.unfinished else ():
         need(name in table.channels, f"channel {name} is gone")
         left = unfinished(store, table, name, store.log.end)
-        missing = {offset for offset in specimen.unfinished[name] - left if want.cut_from < 0 or offset < want.cut_from}
+        missing = {
+            offset
+            for offset in specimen.unfinished[name] - left
+            if want.cut_from < 0 or offset < want.cut_from
+        }
         need(not missing, f"channel {name} takes {sorted(missing)} for finished")
         if not want.state and want.cut_from < 0:
             need(left == specimen.unfinished[name], f"channel {name} is not as it was")
     for key in specimen.staged:
-        need(key in store.staging.stages() or key in want.stages or want.state, f"stage {key!r} is gone")
+        need(
+            key in store.staging.stages() or key in want.stages or want.state,
+            f"stage {key!r} is gone",
+        )
 
 
 def _check_again(specimen: Specimen, directory: str, want: Expected, before: Seen) -> None:
-    """It is the same at the next start, and the topic lives: what is staged is committed or refused, a new message gets a new offset."""
+    """It is the same at the next start, and the topic lives: what is staged is committed or
+    refused, a new message gets a new offset.
+    """
     for _ in range(2):
         store = open_copy(specimen, directory)
         try:
@@ -252,14 +344,22 @@ def _check_again(specimen: Specimen, directory: str, want: Expected, before: See
             found, _ = read_all(log)
             given = specimen.end if want.cut_from < 0 else want.cut_from
             lost = specimen.blocks.keys() - found.keys()
-            need(lost <= before.lost, f"blocks {sorted(lost - before.lost)} are lost by starting again")
-            _check_bodies(specimen, {offset: block for offset, block in found.items() if offset < given})
+            need(
+                lost <= before.lost,
+                f"blocks {sorted(lost - before.lost)} are lost by starting again",
+            )
+            _check_bodies(
+                specimen, {offset: block for offset, block in found.items() if offset < given}
+            )
             _commit_stages(specimen, store, want)
             end = log.end
             producer = PRODUCERS[0]
             row = store.state.load().producers.get(producer)
             body = b"after %d" % end
-            offset, _ = log.append([pack([body], producer_id=producer, sequence=row.next_sequence if row else 0)], EPOCH_NS * 2)
+            offset, _ = log.append(
+                [pack([body], producer_id=producer, sequence=row.next_sequence if row else 0)],
+                EPOCH_NS * 2,
+            )
             need(offset == end, f"a new message gets offset {offset}, the end was {end}")
             log.sync()
             (block,) = log.read(offset, 1, log.end)
@@ -286,7 +386,10 @@ def _commit_stages(specimen: Specimen, store: Store, want: Expected) -> None:
                 found = store.log.read(offset, 1, store.log.end)
                 need(found, f"stage {key!r} was committed, and reads at {offset} give nothing")
                 for block in found:
-                    need(block.next_offset > offset, f"stage {key!r}: a read at {offset} gives {block.first_offset}")
+                    need(
+                        block.next_offset > offset,
+                        f"stage {key!r}: a read at {offset} gives {block.first_offset}",
+                    )
                     blocks.append(bytes(block.columns))
                     offset = block.next_offset
             except Damaged:

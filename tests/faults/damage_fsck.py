@@ -1,4 +1,6 @@
-"""`zsq fsck` and damage: it finds all that a start and reads find, changes nothing by looking, and a repair loses nothing more."""
+"""`zsq fsck` and damage: it finds all that a start and reads find, changes nothing by looking, and
+a repair loses nothing more.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ class Opinion:
 
 @contextmanager
 def sound_environments(sound: bool) -> Iterator[None]:
-    """LMDB's files were not touched: they need not be looked through again, which takes three processes each."""
+    """LMDB's files were not touched: they need not be looked through again, which takes three
+    processes each.
+    """
     if not sound:
         yield
         return
@@ -37,7 +41,9 @@ def sound_environments(sound: bool) -> Iterator[None]:
 
 
 def look(specimen: Specimen, directory: str, *, repair: bool = False) -> TopicReport:
-    return check_topic(SeededFiles(random.Random(3)), directory, specimen.identity, EPOCH_NS * 2, repair=repair)
+    return check_topic(
+        SeededFiles(random.Random(3)), directory, specimen.identity, EPOCH_NS * 2, repair=repair
+    )
 
 
 def opinion(specimen: Specimen, tree: Tree, directory: str, *, sound: bool) -> Opinion:
@@ -47,21 +53,30 @@ def opinion(specimen: Specimen, tree: Tree, directory: str, *, sound: bool) -> O
     need(capture(directory) == tree, "looking has changed something")
     said = Opinion()
     for finding in report.findings:
-        (said.damage if finding.level == DAMAGE else said.notes).append(f"{finding.path}: {finding.text}")
+        (said.damage if finding.level == DAMAGE else said.notes).append(
+            f"{finding.path}: {finding.text}"
+        )
     return said
 
 
 def compare(said: Opinion, seen: Seen, want: Expected) -> None:
     """What was met must have been found."""
     found = said.damage or said.notes
-    need(not seen.refused or said.damage, f"the start is refused, and fsck finds nothing: {seen.refused}")
+    need(
+        not seen.refused or said.damage,
+        f"the start is refused, and fsck finds nothing: {seen.refused}",
+    )
     need(not seen.alarms or found, f"fsck finds nothing, and a start says {seen.alarms}")
     lost = {offset for offset in seen.lost if want.cut_from < 0 or offset < want.cut_from}
     need(not lost or found, f"blocks {sorted(lost)} are lost, and fsck finds nothing")
-    need(not seen.read_damage or said.damage, f"a read found damage that fsck did not: {said.notes}")
+    need(
+        not seen.read_damage or said.damage, f"a read found damage that fsck did not: {said.notes}"
+    )
 
 
-def repair(specimen: Specimen, tree: Tree, bench: Bench, want: Expected, before: Seen, *, sound: bool) -> None:
+def repair(
+    specimen: Specimen, tree: Tree, bench: Bench, want: Expected, before: Seen, *, sound: bool
+) -> None:
     """Repaired, it gives no less than it did, and what is repaired is not damaged the next time."""
     bench.lay(tree)
     with sound_environments(sound):
@@ -73,7 +88,12 @@ def repair(specimen: Specimen, tree: Tree, bench: Bench, want: Expected, before:
         left = {finding.text for finding in look(specimen, bench.directory).damaged}
     known = {finding.text for finding in report.damaged}
     need(left <= known or not left, f"after the repair there is damage: {left - known}")
-    after = examine(specimen, bench.directory, replace(want, silent=True))  # what was cut off the repair has told
+    after = examine(
+        specimen, bench.directory, replace(want, silent=True)
+    )  # what was cut off the repair has told
     need(after.lost <= before.lost, f"the repair lost blocks {sorted(after.lost - before.lost)}")
-    need(not after.refused or before.refused, f"after the repair the start is refused: {after.refused}")
+    need(
+        not after.refused or before.refused,
+        f"after the repair the start is refused: {after.refused}",
+    )
     need(not after.read_damage or report.damaged, "a read finds damage after the repair")

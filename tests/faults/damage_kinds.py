@@ -1,4 +1,5 @@
-"""Kinds of damage: each makes a tree from a tree, by a name, a path and a few numbers, so that any of them can be done again.
+"""Kinds of damage: each makes a tree from a tree, by a name, a path and a few numbers, so that any
+of them can be done again.
 
 SPECIMEN/KIND/PATH/NUMBERS...     as text, for a replay
 """
@@ -9,7 +10,13 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Final, NamedTuple
 
-from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, FOOTER_BYTES, chunk_name, index_name, parse_chunk_name
+from zsq.storage.log.log_format import (
+    CHUNK_HEADER_BYTES,
+    FOOTER_BYTES,
+    chunk_name,
+    index_name,
+    parse_chunk_name,
+)
 
 from .damage_lives import log_files
 from .damage_specimens import Specimen, Tree
@@ -56,13 +63,19 @@ def cut(specimen: Specimen, path: str, size: int) -> Tree:
 
 def zero(specimen: Specimen, path: str, start: int, end: int) -> Tree:
     data = specimen.tree[path]
-    return changed(specimen.tree, path, data[:start] + bytes(min(end, len(data)) - start) + data[end:])
+    return changed(
+        specimen.tree, path, data[:start] + bytes(min(end, len(data)) - start) + data[end:]
+    )
 
 
 def garbage(specimen: Specimen, path: str, start: int, size: int) -> Tree:
     """Over what is there, and beyond its end."""
     data = specimen.tree[path]
-    return changed(specimen.tree, path, data[:start] + random.Random(start * 8191 + size).randbytes(size) + data[start + size :])
+    return changed(
+        specimen.tree,
+        path,
+        data[:start] + random.Random(start * 8191 + size).randbytes(size) + data[start + size :],
+    )
 
 
 def longer(specimen: Specimen, path: str, size: int) -> Tree:
@@ -84,7 +97,9 @@ def swap(specimen: Specimen, path: str, number: int) -> Tree:
     """A block and the one behind it change places."""
     data = specimen.tree[path]
     (start, middle), (_, end) = places(specimen, path)[number : number + 2]
-    return changed(specimen.tree, path, data[:start] + data[middle:end] + data[start:middle] + data[end:])
+    return changed(
+        specimen.tree, path, data[:start] + data[middle:end] + data[start:middle] + data[end:]
+    )
 
 
 def copy(specimen: Specimen, path: str, source: int, target: int) -> Tree:
@@ -114,7 +129,11 @@ def stale(specimen: Specimen, path: str, number: int) -> Tree:
 
 
 def gone(specimen: Specimen, path: str) -> Tree:
-    return {name: data for name, data in specimen.tree.items() if name != path and not (path.endswith("/") and name.startswith(path))}
+    return {
+        name: data
+        for name, data in specimen.tree.items()
+        if name != path and not (path.endswith("/") and name.startswith(path))
+    }
 
 
 def double(specimen: Specimen, path: str, base: int) -> Tree:
@@ -124,7 +143,9 @@ def double(specimen: Specimen, path: str, base: int) -> Tree:
 
 
 def foreign(specimen: Specimen, path: str, size: int) -> Tree:
-    """The same of another topic, whose uuid ends in another way: 16 bytes are others, wherever the file says them, and checksums agree."""
+    """The same of another topic, whose uuid ends in another way: 16 bytes are others, wherever the
+    file says them, and checksums agree.
+    """
     del size
     return changed(specimen.tree, path, _other(specimen).tree[path])
 
@@ -139,7 +160,9 @@ def footer(specimen: Specimen, path: str, number: int) -> Tree:
 def header(specimen: Specimen, path: str, number: int) -> Tree:
     """That of another chunk, both copies."""
     other = specimen.tree[specimen.chunks()[number]]
-    return changed(specimen.tree, path, other[:CHUNK_HEADER_BYTES] + specimen.tree[path][CHUNK_HEADER_BYTES:])
+    return changed(
+        specimen.tree, path, other[:CHUNK_HEADER_BYTES] + specimen.tree[path][CHUNK_HEADER_BYTES:]
+    )
 
 
 FOREIGN: dict[int, Specimen] = {}
@@ -152,7 +175,23 @@ def _other(specimen: Specimen) -> Specimen:
 
 KINDS: Final[dict[str, Callable[..., Tree]]] = {
     made.__name__: made
-    for made in (flip, cut, zero, garbage, longer, swap, copy, again, without, stale, gone, double, foreign, footer, header)
+    for made in (
+        flip,
+        cut,
+        zero,
+        garbage,
+        longer,
+        swap,
+        copy,
+        again,
+        without,
+        stale,
+        gone,
+        double,
+        foreign,
+        footer,
+        header,
+    )
 }
 
 
@@ -161,19 +200,27 @@ def damaged(specimen: Specimen, case: Case) -> Tree:
 
 
 def may_refuse(specimen: Specimen, case: Case) -> bool:
-    """Where a person must look before the topic starts: it is another topic's, or not there at all."""
+    """Where a person must look before the topic starts: it is another topic's, or not there at
+    all.
+    """
     last = specimen.chunks()[-1]
     if case.kind == "foreign":
-        return not case.path.endswith((".index", ".part", "state.snapshot")) and (parse_chunk_name(case.path) is None or case.path == last)
+        return not case.path.endswith((".index", ".part", "state.snapshot")) and (
+            parse_chunk_name(case.path) is None or case.path == last
+        )
     if case.kind == "double":
-        return case.numbers[0] > (parse_chunk_name(last) or 0) or chunk_name(case.numbers[0]) == last
+        return (
+            case.numbers[0] > (parse_chunk_name(last) or 0) or chunk_name(case.numbers[0]) == last
+        )
     if case.kind == "header":
         return case.path == last
     return case.kind == "gone" and case.path == "delayed/data.mdb"
 
 
 def structured(specimen: Specimen) -> Iterator[Case]:
-    """All damage that is no flipped bit, of one specimen: many thousands; who wants fewer takes some."""
+    """All damage that is no flipped bit, of one specimen: many thousands; who wants fewer takes
+    some.
+    """
     chunks = specimen.chunks()
     bases = [base for path in chunks if (base := parse_chunk_name(path)) is not None]
     for path in log_files(specimen):
@@ -181,38 +228,97 @@ def structured(specimen: Specimen) -> Iterator[Case]:
         yield from (Case(specimen.number, "cut", path, (to,)) for to in range(size))
         for start in range(0, size, 8):
             yield Case(specimen.number, "zero", path, (start, size))
-            yield from (Case(specimen.number, "zero", path, (start, start + length)) for length in (8, 64, 512))
-            yield from (Case(specimen.number, "garbage", path, (start, length)) for length in (8, 64, 512))
-        yield from (Case(specimen.number, kind, path, (n,)) for kind in ("longer",) for n in (1, 7, 8, 64, 500, 4096))
-        yield from (Case(specimen.number, "garbage", path, (size, n)) for n in (1, 7, 8, 64, 500, 4096))
-        yield from (Case(specimen.number, "stale", path, (n,)) for n, tree in enumerate(specimen.past) if path in tree)
+            yield from (
+                Case(specimen.number, "zero", path, (start, start + length))
+                for length in (8, 64, 512)
+            )
+            yield from (
+                Case(specimen.number, "garbage", path, (start, length)) for length in (8, 64, 512)
+            )
+        yield from (
+            Case(specimen.number, kind, path, (n,))
+            for kind in ("longer",)
+            for n in (1, 7, 8, 64, 500, 4096)
+        )
+        yield from (
+            Case(specimen.number, "garbage", path, (size, n)) for n in (1, 7, 8, 64, 500, 4096)
+        )
+        yield from (
+            Case(specimen.number, "stale", path, (n,))
+            for n, tree in enumerate(specimen.past)
+            if path in tree
+        )
         yield from (Case(specimen.number, kind, path, ()) for kind in ("gone",))
     for path in chunks:
         count = len(places(specimen, path))
         yield from (Case(specimen.number, "swap", path, (n,)) for n in range(count - 1))
-        yield from (Case(specimen.number, kind, path, (n,)) for kind in ("again", "without") for n in range(count))
-        yield from (Case(specimen.number, "copy", path, (n, to)) for n in range(count) for to in range(count) if n != to)
+        yield from (
+            Case(specimen.number, kind, path, (n,))
+            for kind in ("again", "without")
+            for n in range(count)
+        )
+        yield from (
+            Case(specimen.number, "copy", path, (n, to))
+            for n in range(count)
+            for to in range(count)
+            if n != to
+        )
         others = [n for n, other in enumerate(chunks) if other != path]
-        yield from (Case(specimen.number, "footer", path, (n,)) for n in others if specimen.tree[path][-FOOTER_BYTES:][:4] == b"ZSQF")
+        yield from (
+            Case(specimen.number, "footer", path, (n,))
+            for n in others
+            if specimen.tree[path][-FOOTER_BYTES:][:4] == b"ZSQF"
+        )
         yield from (Case(specimen.number, "header", path, (n,)) for n in others)
         for name in (path, path.replace(".chunk", ".index")):
             if name in specimen.tree:
-                yield from (Case(specimen.number, "double", name, (base,)) for base in _names(bases, parse_chunk_name(path) or 0))
+                yield from (
+                    Case(specimen.number, "double", name, (base,))
+                    for base in _names(bases, parse_chunk_name(path) or 0)
+                )
                 yield Case(specimen.number, "foreign", name, (0,))
     for path in LMDB_FILES if LMDB_FILES[1] in specimen.tree else LMDB_FILES[:1]:
         size = len(specimen.tree[path])
-        yield from (Case(specimen.number, "cut", path, (to,)) for to in (*range(0, 512, 64), *range(512, size, 512), size - 1))
-        yield from (Case(specimen.number, "zero", path, (start, start + 4096)) for start in range(0, size, 4096))
-        yield from (Case(specimen.number, "zero", path, (start, size)) for start in range(0, size, 4096))
-        yield from (Case(specimen.number, "garbage", path, (start, length)) for start in range(0, size, 2048) for length in (64, 4096))
+        yield from (
+            Case(specimen.number, "cut", path, (to,))
+            for to in (*range(0, 512, 64), *range(512, size, 512), size - 1)
+        )
+        yield from (
+            Case(specimen.number, "zero", path, (start, start + 4096))
+            for start in range(0, size, 4096)
+        )
+        yield from (
+            Case(specimen.number, "zero", path, (start, size)) for start in range(0, size, 4096)
+        )
+        yield from (
+            Case(specimen.number, "garbage", path, (start, length))
+            for start in range(0, size, 2048)
+            for length in (64, 4096)
+        )
         yield from (Case(specimen.number, "longer", path, (n,)) for n in (1, 4095, 4096, 65536))
-        yield from (Case(specimen.number, "stale", path, (n,)) for n, tree in enumerate(specimen.past) if path in tree)
-        yield from (Case(specimen.number, "gone", name) for name in (path, path[: path.index("/") + 1]))
+        yield from (
+            Case(specimen.number, "stale", path, (n,))
+            for n, tree in enumerate(specimen.past)
+            if path in tree
+        )
+        yield from (
+            Case(specimen.number, "gone", name) for name in (path, path[: path.index("/") + 1])
+        )
         yield Case(specimen.number, "foreign", path, (0,))
-    for path in ("topic", "state.snapshot", *(name for name in specimen.tree if name.endswith(".part"))):
+    for path in (
+        "topic",
+        "state.snapshot",
+        *(name for name in specimen.tree if name.endswith(".part")),
+    ):
         yield Case(specimen.number, "foreign", path, (0,))
 
 
 def _names(bases: list[int], own: int) -> list[int]:
-    """Offsets that a chunk may be named by: another one's, one in the middle of one, one behind the last."""
-    return [base for base in (*bases, bases[-1] + 1, bases[-1] + 10_000, *(base + 1 for base in bases[:-1])) if base != own]
+    """Offsets that a chunk may be named by: another one's, one in the middle of one, one behind the
+    last.
+    """
+    return [
+        base
+        for base in (*bases, bases[-1] + 1, bases[-1] + 10_000, *(base + 1 for base in bases[:-1]))
+        if base != own
+    ]

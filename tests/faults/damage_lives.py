@@ -1,4 +1,6 @@
-"""Which lives the specimens have led, and what is promised about each: read from an undamaged copy, once."""
+"""Which lives the specimens have led, and what is promised about each: read from an undamaged copy,
+once.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,18 @@ from zsq.storage.log.log import Log
 from zsq.storage.state.state import Table
 from zsq.transport.block.block import Block
 
-from .damage_specimens import CHANNELS, OPTIONS, TINY_OPTIONS, Bench, Maker, SeededFiles, Specimen, capture, still_clock, stored_blocks
+from .damage_specimens import (
+    CHANNELS,
+    OPTIONS,
+    TINY_OPTIONS,
+    Bench,
+    Maker,
+    SeededFiles,
+    Specimen,
+    capture,
+    still_clock,
+    stored_blocks,
+)
 
 TINY: Final = 0
 """Few and small blocks in two chunks: each bit of it is tried."""
@@ -28,7 +41,9 @@ READS_MAX: Final = 1_000
 def make(number: int, directory: str, *, foreign: bool = False) -> Specimen:
     """The same each time. `foreign`: the same life under another uuid."""
     with still_clock():
-        maker = Maker(directory, number, TINY_OPTIONS if number == TINY else OPTIONS, foreign=foreign)
+        maker = Maker(
+            directory, number, TINY_OPTIONS if number == TINY else OPTIONS, foreign=foreign
+        )
         if number == TINY:
             for _ in range(5):
                 maker.publish(count=1, size=2)
@@ -50,7 +65,16 @@ def _live(maker: Maker, steps: int) -> None:
     maker.move()
     maker.consume()
     maker.remember()
-    kinds = [maker.publish, maker.publish, lambda: maker.publish(3), maker.checkpoint, maker.consume, maker.group, maker.delay, maker.move]
+    kinds = [
+        maker.publish,
+        maker.publish,
+        lambda: maker.publish(3),
+        maker.checkpoint,
+        maker.consume,
+        maker.group,
+        maker.delay,
+        maker.move,
+    ]
     if maker.identity.base_offset:
         kinds.append(maker.retain)
     for step in range(steps):
@@ -90,7 +114,11 @@ def _finish(maker: Maker, number: int, *, closed: bool) -> Specimen:
     specimen.sequences = {producer: row.next_sequence for producer, row in table.producers.items()}
     assert specimen.sequences == maker.sequences
     specimen.transactions = dict(table.transactions)
-    specimen.unfinished = {name: unfinished(store, table, name, specimen.end) for name in CHANNELS if name in table.channels}
+    specimen.unfinished = {
+        name: unfinished(store, table, name, specimen.end)
+        for name in CHANNELS
+        if name in table.channels
+    }
     specimen.delayed = delayed_bodies(store)
     store.close()
     return specimen
@@ -102,7 +130,9 @@ def reopen(specimen: Specimen, directory: str) -> Store:
 
 
 def read_all(log: Log) -> tuple[dict[int, Block], list[tuple[int, int]]]:
-    """Every block by its offset, in the order of reads; and (offset, count) of what a read said is lost."""
+    """Every block by its offset, in the order of reads; and (offset, count) of what a read said is
+    lost.
+    """
     found: dict[int, Block] = {}
     damage: list[tuple[int, int]] = []
     offset = log.start
@@ -114,10 +144,14 @@ def read_all(log: Log) -> tuple[dict[int, Block], list[tuple[int, int]]]:
             assert len(damage) < READS_MAX, "reads do not get past damage"
             continue
         if not blocks:
-            assert log.skip(offset) >= log.end, f"a read at {offset} gives nothing, and the end is {log.end}"
+            assert log.skip(offset) >= log.end, (
+                f"a read at {offset} gives nothing, and the end is {log.end}"
+            )
             break
         for block in blocks:
-            assert block.first_offset >= offset or not found, f"offset {block.first_offset} comes behind {offset}"
+            assert block.first_offset >= offset or not found, (
+                f"offset {block.first_offset} comes behind {offset}"
+            )
             found[block.first_offset] = block
             offset = block.next_offset
     return found, damage
@@ -125,9 +159,14 @@ def read_all(log: Log) -> tuple[dict[int, Block], list[tuple[int, int]]]:
 
 def unfinished(store: Store, table: Table, name: str, end: int) -> frozenset[int]:
     """All that a channel is still to get."""
-    rows = [*table.holes.get(name, ()), *(store.state.deferred_rows(name) if name in table.deferred else ())]
+    rows = [
+        *table.holes.get(name, ()),
+        *(store.state.deferred_rows(name) if name in table.deferred else ()),
+    ]
     following = table.channels[name].next_offset
-    return frozenset(offset for one in rows for offset in range(one.start, one.start + one.count)) | set(range(following, end))
+    return frozenset(
+        offset for one in rows for offset in range(one.start, one.start + one.count)
+    ) | set(range(following, end))
 
 
 def delayed_bodies(store: Store) -> dict[str, bytes]:
@@ -137,5 +176,9 @@ def delayed_bodies(store: Store) -> dict[str, bytes]:
 
 
 def log_files(specimen: Specimen) -> list[str]:
-    """All files but LMDB's: chunks, indexes, what was set aside, snapshot, identity, notes, staged parts."""
-    return [path for path in specimen.tree if not path.endswith("/") and Path(path).name != "data.mdb"]
+    """All files but LMDB's: chunks, indexes, what was set aside, snapshot, identity, notes, staged
+    parts.
+    """
+    return [
+        path for path in specimen.tree if not path.endswith("/") and Path(path).name != "data.mdb"
+    ]

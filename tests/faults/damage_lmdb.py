@@ -1,7 +1,9 @@
-"""Damage in LMDB's own files. It may die of that (SIGBUS, SIGSEGV), so each start is a forked process, and another one follows a death.
+"""Damage in LMDB's own files. It may die of that (SIGBUS, SIGSEGV), so each start is a forked
+process, and another one follows a death.
 
-Five starts at most, as the supervisor would make them. What the product has done in a process of its own (the examination of an
-environment, the steps of a rescue) is done in a forked one here as well: an interpreter that starts anew takes fifty times as long.
+Five starts at most, as the supervisor would make them. What the product has done in a process of
+its own (the examination of an environment, the steps of a rescue) is done in a forked one here as
+well: an interpreter that starts anew takes fifty times as long.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ def _examine(path: str, timeout_s: float) -> state_check.Verdict:
     del timeout_s
     code, found = forked(lambda: state_check.findings(path))
     if code < 0:
-        return state_check.Verdict([f"{path}: LMDB crashed when it read this ({signal.Signals(-code).name})"], finished=True)
+        return state_check.Verdict(
+            [f"{path}: LMDB crashed when it read this ({signal.Signals(-code).name})"],
+            finished=True,
+        )
     if code:
         return state_check.Verdict([f"{path} could not be checked: {found}"], finished=False)
     return state_check.Verdict([str(one) for one in found], finished=True)
@@ -96,12 +101,17 @@ def _run(step: str, *arguments: str) -> dict[str, Any] | None:
 @contextmanager
 def forking() -> Iterator[None]:
     """In this process and those that it forks."""
-    with mock.patch.object(state_check, "_examine", _examine), mock.patch.object(delayed_rescue, "_run", _run):
+    with (
+        mock.patch.object(state_check, "_examine", _examine),
+        mock.patch.object(delayed_rescue, "_run", _run),
+    ):
         yield
 
 
 def start(specimen: Specimen, directory: str, want: Expected) -> tuple[int, str]:
-    """One life of the topic's process: open, look, commit some, look again, and end in order or not. The exit code, and a word."""
+    """One life of the topic's process: open, look, commit some, look again, and end in order or
+    not. The exit code, and a word.
+    """
     try:
         store = open_copy(specimen, directory)
     except StorageError as error:
@@ -127,14 +137,19 @@ def _churn(store: Store) -> None:
         batch = StateBatch()
         for name in CHANNELS:
             if name in table.channels:
-                batch.channel_puts[name] = table.channels[name].changed({"filler": bytes(1500 * turn)})
+                batch.channel_puts[name] = table.channels[name].changed(
+                    {"filler": bytes(1500 * turn)}
+                )
         store.state.commit(batch)
 
 
 def _check_delayed(specimen: Specimen, store: Store) -> None:
     """What was put is there, or counted as lost; nothing else is, and nothing is there twice."""
     if store.delayed is None:
-        need(not specimen.delayed or any(GONE in alarm for alarm in store.report.alarms), "the delayed messages are gone")
+        need(
+            not specimen.delayed or any(GONE in alarm for alarm in store.report.alarms),
+            "the delayed messages are gone",
+        )
         return
     rows = store.delayed.due(EPOCH_NS * 4, DUE_MAX, DUE_MAX)
     found: dict[str, bytes | None] = {}
@@ -157,7 +172,9 @@ def _check_delayed(specimen: Specimen, store: Store) -> None:
 
 
 def _emptied(directory: str) -> str:
-    """There once a life has taken the delayed messages out, so that one which dies later leaves none to the next."""
+    """There once a life has taken the delayed messages out, so that one which dies later leaves
+    none to the next.
+    """
     return f"{directory}.emptied"
 
 
@@ -180,7 +197,9 @@ def lives(specimen: Specimen, directory: str, want: Expected) -> str:
     names = os.listdir(directory)
     if codes[-1] == REFUSED:
         return "refused"
-    aside = any(name.startswith(("state.bad", "delayed.bad")) for name in names) or os.path.exists(f"{directory}/delayed/head.bad-0")
+    aside = any(name.startswith(("state.bad", "delayed.bad")) for name in names) or os.path.exists(
+        f"{directory}/delayed/head.bad-0"
+    )
     if any(code < 0 for code in codes):
         return "killed"
     return "rebuilt" if aside else "again" if len(codes) > 1 else str(text)

@@ -1,6 +1,8 @@
-"""Directories of topics that are to be damaged, made from a number: every kind of block, chunk and row, and what is promised about them.
+"""Directories of topics that are to be damaged, made from a number: every kind of block, chunk and
+row, and what is promised about them.
 
-A specimen is a tree (relative path -> bytes) in memory, so that each try lays down a fresh copy and damage is a function of trees.
+A specimen is a tree (relative path -> bytes) in memory, so that each try lays down a fresh copy and
+damage is a function of trees.
 """
 
 from __future__ import annotations
@@ -37,7 +39,13 @@ CHANNELS: Final = ("archive", "billing", "search")
 PRODUCERS: Final = (77, 78, 2**63 + 5)
 LATE_PRODUCER: Final = 99  # of what is published with a delay
 OPTIONS: Final = StoreOptions(
-    chunk_bytes=1400, index_every_bytes=256, map_bytes=1 << 20, reserve_bytes=0, adopt_bytes=500, group_append_bytes=900, ring_bytes=0
+    chunk_bytes=1400,
+    index_every_bytes=256,
+    map_bytes=1 << 20,
+    reserve_bytes=0,
+    adopt_bytes=500,
+    group_append_bytes=900,
+    ring_bytes=0,
 )
 TINY_OPTIONS: Final = replace(OPTIONS, chunk_bytes=460, index_every_bytes=1)
 
@@ -57,7 +65,9 @@ class Stored(NamedTuple):
 
 @dataclass(slots=True)
 class Specimen:
-    """`past`: the tree at earlier moments. `closed`: in order, so that the state knows all of the log."""
+    """`past`: the tree at earlier moments. `closed`: in order, so that the state knows all of the
+    log.
+    """
 
     number: int
     identity: TopicIdentity
@@ -116,7 +126,9 @@ def capture(directory: str) -> Tree:
 
 
 class Bench:
-    """A directory in which one tree after the other is laid down; files that nobody has changed since stay."""
+    """A directory in which one tree after the other is laid down; files that nobody has changed
+    since stay.
+    """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -141,7 +153,12 @@ class Bench:
             elif self._laid.get(name) != (data, there.get(name)):
                 fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
                 os.write(fd, data)
-                os.utime(fd, (0, 0))  # the clock of a file system ticks in milliseconds: what is written within one shall be seen
+                os.utime(
+                    fd,
+                    (0, 0),
+                    # The clock of a file system ticks in milliseconds: what is written within one
+                    # shall be seen.
+                )
                 os.close(fd)
                 self._laid[name] = data, _stamp(os.stat(path))
 
@@ -173,13 +190,17 @@ def still_clock() -> Iterator[None]:
 class Maker:
     """One topic's life, told by seeded random numbers."""
 
-    def __init__(self, directory: str, number: int, options: StoreOptions, *, foreign: bool = False) -> None:
+    def __init__(
+        self, directory: str, number: int, options: StoreOptions, *, foreign: bool = False
+    ) -> None:
         self.random = random.Random(number)
         self.directory = directory
         self.files = SeededFiles(random.Random(number + 1))
         self.options = options
         self.base = self.random.choice((0, 0, 1000))
-        self.identity = TopicIdentity("clicks", f"{number + 1 + 0xF000_0000 * foreign:032x}", self.base)
+        self.identity = TopicIdentity(
+            "clicks", f"{number + 1 + 0xF000_0000 * foreign:032x}", self.base
+        )
         shutil.rmtree(directory, ignore_errors=True)
         create_store(self.files, directory, self.identity, options)
         self.store = self.open()
@@ -209,7 +230,10 @@ class Maker:
         count = count or source.randrange(1, 5)
 
         def column(limit: int) -> list[bytes | None]:
-            return [None if source.random() < 0.3 else source.randbytes(source.randrange(limit)) for _ in range(count)]
+            return [
+                None if source.random() < 0.3 else source.randbytes(source.randrange(limit))
+                for _ in range(count)
+            ]
 
         made = pack(
             [source.randbytes(source.randrange(size)) for _ in range(count)],
@@ -236,13 +260,20 @@ class Maker:
         for block in made:
             header = block.header
             known = self.producers.get(header.producer_id)
-            self.producers[header.producer_id] = producer_after(known, header.sequence, offset, time_ns)
+            self.producers[header.producer_id] = producer_after(
+                known, header.sequence, offset, time_ns
+            )
             offset += block.count
 
     def checkpoint(self, **more: object) -> None:
         """Sync, and commit what the storage commits a few times a second."""
         end = self.store.log.sync()
-        self.store.state.commit(replace(StateBatch(synced_end=end, applied_offset=end, producers=dict(self.producers)), **more))  # type: ignore[arg-type]
+        self.store.state.commit(
+            replace(
+                StateBatch(synced_end=end, applied_offset=end, producers=dict(self.producers)),
+                **more,  # type: ignore[arg-type]
+            )
+        )
 
     def consume(self) -> None:
         """Channels move on, and leave holes: some live, some deferred."""
@@ -250,8 +281,13 @@ class Maker:
         table = self.store.state.load()
         for name in CHANNELS:
             row = table.channels.get(name, ChannelRow(log.start, counters={"turn": 0}))
-            before, after = row.next_offset, self.random.randrange(row.next_offset, log.synced_end + 1)
-            batch.channel_puts[name] = replace(row, next_offset=after, counters={"turn": row.counters["turn"] + 1})
+            before, after = (
+                row.next_offset,
+                self.random.randrange(row.next_offset, log.synced_end + 1),
+            )
+            batch.channel_puts[name] = replace(
+                row, next_offset=after, counters={"turn": row.counters["turn"] + 1}
+            )
             if after > before and self.random.random() < 0.6:
                 at = self.random.randrange(before, after)
                 due_ns = self.random.choice((0, self.now_ns + 10**15))
@@ -277,13 +313,25 @@ class Maker:
     def group(self) -> None:
         """Appended, adopted, or both."""
         self.version += 1
-        shapes = [self.random.choice(((1, 10), (2, 20), (5, 60))) for _ in range(self.random.randrange(1, 4))]
-        keys = [self.stage(f"v{self.version}p{number}", *shape) for number, shape in enumerate(shapes)]
+        shapes = [
+            self.random.choice(((1, 10), (2, 20), (5, 60)))
+            for _ in range(self.random.randrange(1, 4))
+        ]
+        keys = [
+            self.stage(f"v{self.version}p{number}", *shape) for number, shape in enumerate(shapes)
+        ]
         parts = [self.store.staging.part(key) for key in keys]
-        group = self.store.log.append_group(Transaction(APP, self.version, "app"), parts, self.tick())
+        group = self.store.log.append_group(
+            Transaction(APP, self.version, "app"), parts, self.tick()
+        )
         row = TransactionRow(self.version, "app", *group)
         end = self.store.log.end
-        batch = StateBatch(transactions={APP: row}, applied_offset=end, synced_end=end, producers=dict(self.producers))
+        batch = StateBatch(
+            transactions={APP: row},
+            applied_offset=end,
+            synced_end=end,
+            producers=dict(self.producers),
+        )
         self.store.staging.drop(keys, batch)
         self.store.state.commit(batch)
         self.store.staging.purge(batch)
@@ -318,7 +366,9 @@ class Maker:
         for name, row in self.store.state.load().channels.items():
             batch.channel_puts[name] = replace(row, next_offset=max(start, row.next_offset))
             batch.deferred_clears.append(name)
-            batch.hole_gones += [(name, hole.start) for hole in self.store.state.holes(name) if hole.start < start]
+            batch.hole_gones += [
+                (name, hole.start) for hole in self.store.state.holes(name) if hole.start < start
+            ]
         self.checkpoint()
         self.store.state.commit(batch)
         log.forget(start)
@@ -329,7 +379,9 @@ class Maker:
         for block in self.store.log.read(self.store.log.start, 1, self.store.log.end):
             self.rotten[block.first_offset] = bytes(block.columns)
         self.store.close()
-        path = next(name for name in sorted(capture(self.directory)) if parse_chunk_name(name) is not None)
+        path = next(
+            name for name in sorted(capture(self.directory)) if parse_chunk_name(name) is not None
+        )
         file = Path(self.directory) / path
         data = bytearray(file.read_bytes())
         data[CHUNK_HEADER_BYTES + HEADER_BYTES + 9] ^= 16
@@ -359,7 +411,9 @@ def abandon(store: Store) -> None:
 
 
 def stored_blocks(tree: Tree, seen: dict[int, Block]) -> dict[int, Stored]:
-    """Where each block that a reader gets lies: the files are whole, so lengths lead from one to the next."""
+    """Where each block that a reader gets lies: the files are whole, so lengths lead from one to
+    the next.
+    """
     found: dict[int, Stored] = {}
     for path in tree:
         base = parse_chunk_name(path)
@@ -370,7 +424,11 @@ def stored_blocks(tree: Tree, seen: dict[int, Block]) -> dict[int, Stored]:
             offset = base + int.from_bytes(data[position + 16 : position + 24], "little")
             block = seen.get(offset)
             length = int.from_bytes(data[position + 8 : position + 12], "little")
-            if block is not None and data[position + 12 : position + 16] != bytes(4) and block.length == length:
+            if (
+                block is not None
+                and data[position + 12 : position + 16] != bytes(4)
+                and block.length == length
+            ):
                 found[offset] = Stored(path, position, block.header, bytes(block.columns))
             position += length
         assert position in {len(data), len(data) - FOOTER_BYTES}

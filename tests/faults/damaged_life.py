@@ -1,4 +1,6 @@
-"""Two misfortunes at once: after the power cut the state store is of no use, and is made again from its snapshot and the log."""
+"""Two misfortunes at once: after the power cut the state store is of no use, and is made again from
+its snapshot and the log.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from .life import Facts, Life
 
 
 class DamagedLife(Life):
-    """What must hold then: redeliveries, and no losses. No channel comes or goes, no pause, no chunk that was given up."""
+    """What must hold then: redeliveries, and no losses. No channel comes or goes, no pause, no
+    chunk that was given up.
+    """
 
     destroyed = False
 
@@ -38,7 +42,9 @@ class DamagedLife(Life):
         for name, row in before["channels"].items():
             lost = self._unfinished(before, name) - self._unfinished(now, name)
             if lost or row.paused != now["channels"][name].paused:
-                return f"channel {name}: {sorted(lost)} are taken for finished, or its pause changed"
+                return (
+                    f"channel {name}: {sorted(lost)} are taken for finished, or its pause changed"
+                )
         return ""
 
     def _unfinished(self, facts: Facts, name: str) -> set[int]:

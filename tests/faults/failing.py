@@ -1,6 +1,8 @@
-"""A disk whose n-th call fails, whatever kind of call that is: of the seam, or one that LMDB makes past it.
+"""A disk whose n-th call fails, whatever kind of call that is: of the seam, or one that LMDB makes
+past it.
 
-All calls are numbered together, in the order in which they come. A plan names one of them, what it says (an errno) and how:
+All calls are numbered together, in the order in which they come. A plan names one of them, what it
+says (an errno) and how:
 
     once     that call does nothing and fails
     sticky   it does, and from then on each call that such an error can come from, until `lift`
@@ -8,8 +10,9 @@ All calls are numbered together, in the order in which they come. A plan names o
     half     a write: half of its bytes arrive, and it fails
     short    a write: half of its bytes arrive, and it says so
 
-What a failed sync has covered never reaches the disk, whatever is synced later: of the log, as `FaultyFiles` does it, and of LMDB's file as
-well, for which a model of what is certain is kept here by inode (its folder is renamed while it is open).
+What a failed sync has covered never reaches the disk, whatever is synced later: of the log, as
+`FaultyFiles` does it, and of LMDB's file as well, for which a model of what is certain is kept here
+by inode (its folder is renamed while it is open).
 """
 
 from __future__ import annotations
@@ -29,7 +32,19 @@ WRITES: Final = frozenset({"writev", "lmdb_write", "lmdb_meta"})
 SYNCS: Final = frozenset({"sync", "sync_folder", "lmdb_sync"})
 NAMES: Final = frozenset({"open_new", "make_folder", "rename", "remove", "note"})
 CHANGES: Final = WRITES | SYNCS | NAMES | {"truncate", "lock", "lmdb_truncate"}
-OPENS: Final = frozenset({"open_new", "open_append", "open_read", "sync_folder", "list", "lock", "lock_folder", "note", "read_note"})
+OPENS: Final = frozenset(
+    {
+        "open_new",
+        "open_append",
+        "open_read",
+        "sync_folder",
+        "list",
+        "lock",
+        "lock_folder",
+        "note",
+        "read_note",
+    }
+)
 LOOKS: Final = frozenset({"pread", "size", "size_of", "exists", "free_bytes", "total_bytes"})
 SEAM: Final = (
     "open_new", "open_append", "open_read", "writev", "pread", "sync", "sync_folder", "truncate", "size", "size_of", "rename", "remove",
@@ -44,12 +59,20 @@ HITS: Final[dict[int, frozenset[str]]] = {
     errno.EMFILE: OPENS,
     errno.EINTR: WRITES | SYNCS | {"truncate", "open_new", "open_append", "open_read"},
 }
-"""Which calls may say what. (Python begins an interrupted call again, so EINTR comes from LMDB's only, or from a handler that raises.)"""
+"""Which calls may say what. (Python begins an interrupted call again, so EINTR comes from LMDB's
+only, or from a handler that raises.)
+"""
 
 
 FULL: Final = frozenset({"writev", "open_new", "make_folder", "note", "lmdb_write", "lmdb_meta"})
-STICKY: Final = HITS | {errno.ENOSPC: FULL, errno.EDQUOT: FULL, errno.EINTR: frozenset(SEAM) & HITS[errno.EINTR]}
-"""Which go on saying it: a disk that is full lets files be cut, removed and synced; what was interrupted LMDB begins again, for ever."""
+STICKY: Final = HITS | {
+    errno.ENOSPC: FULL,
+    errno.EDQUOT: FULL,
+    errno.EINTR: frozenset(SEAM) & HITS[errno.EINTR],
+}
+"""Which go on saying it: a disk that is full lets files be cut, removed and synced; what was
+interrupted LMDB begins again, for ever.
+"""
 
 
 class Fault(NamedTuple):
@@ -76,7 +99,9 @@ class Image:
 
 
 class FailingFiles(FaultyFiles):
-    """`trace`: the kinds of all calls since `arm`. `met`: the kind of the call that failed first; empty: none did. `hits`: how many did."""
+    """`trace`: the kinds of all calls since `arm`. `met`: the kind of the call that failed first;
+    empty: none did. `hits`: how many did.
+    """
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -125,7 +150,11 @@ class FailingFiles(FaultyFiles):
     def reads_work(self) -> bool:
         """While it still fails."""
         fault = self._fault
-        return fault is None or fault.mode != "sticky" or not STICKY[fault.code] & {"open_read", "pread"}
+        return (
+            fault is None
+            or fault.mode != "sticky"
+            or not STICKY[fault.code] & {"open_read", "pread"}
+        )
 
     def meet(self, kind: str) -> Fault | None:
         """The fault that this call is to have."""
@@ -136,13 +165,21 @@ class FailingFiles(FaultyFiles):
         if fault is None:
             return None
         number = len(self.trace)
-        if number == fault.at or (number > fault.at and fault.mode == "sticky" and kind in STICKY[fault.code]):
+        if number == fault.at or (
+            number > fault.at and fault.mode == "sticky" and kind in STICKY[fault.code]
+        ):
             self.met = self.met or kind
             self.hits += 1
             return fault
         return None
 
-    def faulty(self, kind: str, call: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    def faulty(
+        self,
+        kind: str,
+        call: Callable[..., Any],
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+    ) -> Any:
         """One call of the seam."""
         fault = self.meet(kind)
         if fault is None:
@@ -188,7 +225,9 @@ class FailingFiles(FaultyFiles):
     def _note_write(self, call: LmdbCall, image: Image, fault: Fault | None) -> None:
         taken = len(call.data)
         if fault is not None:
-            taken = {"late": taken, "half": taken // 2, "short": max(taken // 2, 1)}.get(fault.mode, 0)
+            taken = {"late": taken, "half": taken // 2, "short": max(taken // 2, 1)}.get(
+                fault.mode, 0
+            )
         data = call.data[:taken]
         if fault is not None and fault.mode in {"late", "half"}:
             fd = os.open(call.path, os.O_WRONLY)
@@ -223,7 +262,9 @@ def _faulty(kind: str) -> Callable[..., Any]:
     below = getattr(FaultyFiles, kind)
 
     def method(self: FailingFiles, *arguments: Any, **keywords: Any) -> Any:
-        return self.faulty(kind, lambda *given, **named: below(self, *given, **named), arguments, keywords)
+        return self.faulty(
+            kind, lambda *given, **named: below(self, *given, **named), arguments, keywords
+        )
 
     method.__name__ = kind
     return method

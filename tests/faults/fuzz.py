@@ -1,7 +1,9 @@
-"""`scripts/prove fuzz`: nearly right inputs to all that reads what others wrote. Allowed: a value, or the documented error.
+"""`scripts/prove fuzz`: nearly right inputs to all that reads what others wrote. Allowed: a value,
+or the documented error.
 
-Fault model: a peer that says anything, a file whose bytes are anything. For an input of up to 1 MiB there is never another exception, never
-more than `MEMORY_MAX` of memory, never more than a second of computing. Inputs come in batches; seed, target and batch name them all.
+Fault model: a peer that says anything, a file whose bytes are anything. For an input of up to 1 MiB
+there is never another exception, never more than `MEMORY_MAX` of memory, never more than a second
+of computing. Inputs come in batches; seed, target and batch name them all.
 """
 
 from __future__ import annotations
@@ -36,19 +38,35 @@ def run_batches(name: str, seed: int, first: int, count: int) -> tuple[str, Trie
 
 def _replay(target: Target, seed: int, batch: int) -> int:
     found = run_batch(target, seed, batch)
-    print(f"{target.name}, batch {batch} of seed {seed}: {found.inputs} inputs, {found.taken} taken")
+    print(
+        f"{target.name}, batch {batch} of seed {seed}: {found.inputs} inputs, {found.taken} taken"
+    )
     for violation in found.violations:
         print(f"input {violation.number}: {violation.what}")
     return 1 if found.violations else 0
 
 
 def main(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser("scripts/prove fuzz", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "scripts/prove fuzz",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--count", type=int, default=1_000_000, help="inputs in all (1,000,000)")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count())
-    parser.add_argument("--target", choices=sorted(TARGETS), action="append", help="only this one (may be given again)")
-    parser.add_argument("--batch", type=int, default=-1, help="try this batch of --target again, and show what fails")
+    parser.add_argument(
+        "--target",
+        choices=sorted(TARGETS),
+        action="append",
+        help="only this one (may be given again)",
+    )
+    parser.add_argument(
+        "--batch",
+        type=int,
+        default=-1,
+        help="try this batch of --target again, and show what fails",
+    )
     given = parser.parse_args(arguments)
     targets = [TARGETS[name] for name in given.target or TARGETS]
     if given.batch >= 0:
@@ -62,7 +80,9 @@ def _try_all(targets: Sequence[Target], count: int, seed: int, jobs: int) -> int
     orders = []
     for name, batches in plan(targets, count).items():
         size = max(1, min(100, batches // (4 * jobs)))
-        orders += [(name, seed, first, min(size, batches - first)) for first in range(0, batches, size)]
+        orders += [
+            (name, seed, first, min(size, batches - first)) for first in range(0, batches, size)
+        ]
     Random(seed).shuffle(orders)
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(jobs, mp_context=context) as pool:
@@ -80,14 +100,22 @@ def _try_all(targets: Sequence[Target], count: int, seed: int, jobs: int) -> int
 def _summary(found: dict[str, Tried], seed: int, jobs: int, seconds: float) -> int:
     for name, tried in sorted(found.items()):
         share = 100 * tried.taken // max(1, tried.inputs)
-        print(f"  {name:<16} {tried.inputs:>11,} inputs, {share:>3}% taken, the others refused; {len(tried.violations)} violations")
+        print(
+            f"  {name:<16} {tried.inputs:>11,} inputs, {share:>3}% taken, the others refused; "
+            f"{len(tried.violations)} violations"
+        )
     violations = [violation for tried in found.values() for violation in tried.violations]
     for violation in violations[:5]:
-        print(f"\n{violation.target}, batch {violation.batch}, input {violation.number}: {violation.what}\nagain: {violation.replay(seed)}")
+        print(
+            f"\n{violation.target}, batch {violation.batch}, input {violation.number}: "
+            f"{violation.what}\nagain: {violation.replay(seed)}"
+        )
     inputs = sum(tried.inputs for tried in found.values())
     print(
-        f"\nfuzz: {inputs:,} inputs to {len(found)} targets, {len(violations)} violations; {seconds:.0f} s with {jobs} processes"
-        f" ({inputs / max(seconds, 0.001):,.0f}/s), seed {seed}, Python {platform.python_version()}, {platform.machine()}"
+        f"\nfuzz: {inputs:,} inputs to {len(found)} targets, {len(violations)} violations; "
+        f"{seconds:.0f} s with {jobs} processes"
+        f" ({inputs / max(seconds, 0.001):,.0f}/s), seed {seed}, Python "
+        f"{platform.python_version()}, {platform.machine()}"
     )
     return 1 if violations else 0
 

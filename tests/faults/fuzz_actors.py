@@ -1,7 +1,9 @@
-"""Fuzz targets that are actors: a topic and a channel with strangers as peers, who say anything, beside those who do as they should.
+"""Fuzz targets that are actors: a topic and a channel with strangers as peers, who say anything,
+beside those who do as they should.
 
-An actor ends with whatever it raises, and all its clients with it: so of what strangers say nothing may be raised but what the loop
-answers, a `ZsqError`. The storage that they talk to is a small one that is always right.
+An actor ends with whatever it raises, and all its clients with it: so of what strangers say nothing
+may be raised but what the loop answers, a `ZsqError`. The storage that they talk to is a small one
+that is always right.
 """
 
 from __future__ import annotations
@@ -26,11 +28,18 @@ from zsq.transport.wire import protocol as p
 from zsq.transport.wire.codec import encode
 
 Said = tuple[tuple[bytes, ...], bytes, tuple[bytes, ...]]
-PEERS: Final[Sequence[tuple[bytes, ...]]] = ((b"a",), (b"b",), (b"gateway-5", b"client"), (b"gateway-5", b"other"))
+PEERS: Final[Sequence[tuple[bytes, ...]]] = (
+    (b"a",),
+    (b"b",),
+    (b"gateway-5", b"client"),
+    (b"gateway-5", b"other"),
+)
 NOW: Final = 10**18
 
 
-def rig(actor: Actor[Any], mutator: Mutator, deaf: Sequence[str] = ("front",)) -> dict[str, FakePort]:
+def rig(
+    actor: Actor[Any], mutator: Mutator, deaf: Sequence[str] = ("front",)
+) -> dict[str, FakePort]:
     """The actor with fake ports, by endpoint, which are made as it opens them."""
     ports: dict[str, FakePort] = {}
     raw: list[Any] = []
@@ -61,7 +70,9 @@ class TopicRig:
         self.mutator = mutator
         self.actor = TopicActor(7, "topic t", TopicStart(front="front", storage=STORAGE))
         self.ports = rig(self.actor, mutator)
-        self.storage = FakeStorage(Recovered({77: (3, ((2, 100),)), 88: (1, ((0, NOW, 5),))}, 1000, -1))
+        self.storage = FakeStorage(
+            Recovered({77: (3, ((2, 100),)), 88: (1, ((0, NOW, 5),))}, 1000, -1)
+        )
         vars(self.actor)["_open_storage"] = lambda: self.storage
         self.actor.on_start()
         self.head = 1000
@@ -74,15 +85,32 @@ class TopicRig:
             producer = mutator.one((77, 88, 99))
             row = self.actor.ordering._producers.get(producer)
             sequence = row.expected if row is not None else 0
-            block = pack([b"x"] * (1 + mutator.below(4)), producer_id=producer, sequence=max(0, sequence - mutator.below(2)))
+            block = pack(
+                [b"x"] * (1 + mutator.below(4)),
+                producer_id=producer,
+                sequence=max(0, sequence - mutator.below(2)),
+            )
             words: Sequence[p.Wire] = (
                 p.Hello(p.PROTOCOL_VERSION, producer, 30_000), p.Pub(), p.Pub(), p.PubDelayed(1 + mutator.below(1_000)), p.Bye(),
                 p.Attach("c", self.head - mutator.below(20), 10**6), p.Credit(10**6 + mutator.below(10**6)),
             )  # fmt: skip
             message = mutator.one(words)
-            return peer, encode(message), own_frames(block) if isinstance(message, (p.Pub, p.PubDelayed)) else ()
-        known = {"version": (1,), "producer_id": (77, 88, 99), "next_offset": (self.head, self.head - 3, 0), "credit_bytes": (10**6, 10**7)}
-        return peer, *stranger_says(mutator, (*by_name(self.ports["front"].routes), *(p.Pub, p.PubDelayed, p.Attach) * 3), known)
+            return (
+                peer,
+                encode(message),
+                own_frames(block) if isinstance(message, (p.Pub, p.PubDelayed)) else (),
+            )
+        known = {
+            "version": (1,),
+            "producer_id": (77, 88, 99),
+            "next_offset": (self.head, self.head - 3, 0),
+            "credit_bytes": (10**6, 10**7),
+        }
+        return peer, *stranger_says(
+            mutator,
+            (*by_name(self.ports["front"].routes), *(p.Pub, p.PubDelayed, p.Attach) * 3),
+            known,
+        )
 
     def hear(self, said: Said) -> bool:
         answered = len(self.ports["front"].sent)
@@ -115,7 +143,9 @@ class TopicRig:
             if self.mutator.chance(10):
                 self.actor.delayed_failed(request, "E_DISK_FULL", "full")
                 continue
-            self.actor.delayed_stored(request, [(NOW, self.serial + number) for number in range(len(blocks))])
+            self.actor.delayed_stored(
+                request, [(NOW, self.serial + number) for number in range(len(blocks))]
+            )
             self.serial += sum(block.count for block in blocks)
         if self.mutator.chance(20):
             self.head += 5
@@ -127,10 +157,19 @@ class ChannelRig:
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
-        settings: dict[str, Any] = mutator.one(({}, {}, {"ordered": True}, {"tags": "a||b"}, {"max_attempts": 2}, {"max_age_s": 5.0}))
+        settings: dict[str, Any] = mutator.one(
+            ({}, {}, {"ordered": True}, {"tags": "a||b"}, {"max_attempts": 2}, {"max_age_s": 5.0})
+        )
         self.blocks = self._log()
         row = {"next": 5, "paused": False, "counters": {}, "settings": settings}
-        data = {"row": row, "end": 90, "start": 0, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
+        data = {
+            "row": row,
+            "end": 90,
+            "start": 0,
+            "deferred": (0, 0, 0),
+            "holes": ((2, 2, 1, 0),),
+            "more": False,
+        }
         told = ChannelStart(
             channel="c", closed=False, topic_name="t", uuid="00" * 16, front="front", topic="topic", storage="storage", scan="scan"
         )  # fmt: skip
@@ -143,7 +182,10 @@ class ChannelRig:
 
     @staticmethod
     def _log() -> list[Block]:
-        keys, tags = [b"k%d" % (n % 3) for n in range(10)], [(b"a", b"b", None)[n % 3] for n in range(10)]
+        keys, tags = (
+            [b"k%d" % (n % 3) for n in range(10)],
+            [(b"a", b"b", None)[n % 3] for n in range(10)],
+        )
         made = [pack([b"body %d" % n for n in range(10)], keys=keys, tags=tags) for _ in range(9)]
         return [with_place(block, number * 10, time.time_ns()) for number, block in enumerate(made)]
 
@@ -151,8 +193,13 @@ class ChannelRig:
         mutator = self.mutator
         peer, token = mutator.one(self.leases) if mutator.chance(2) else (mutator.one(PEERS), 5)
         if not mutator.chance(3):
-            start = mutator.whole()  # of all of them, now and then: what two have in common is refused in the second
-            ranges = tuple((start if mutator.chance(2) else mutator.whole(), mutator.whole()) for _ in range(1 + mutator.below(4)))
+            start = (
+                mutator.whole()
+            )  # of all of them, now and then: what two have in common is refused in the second
+            ranges = tuple(
+                (start if mutator.chance(2) else mutator.whole(), mutator.whole())
+                for _ in range(1 + mutator.below(4))
+            )
             known = {
                 "ranges": (ranges,),
                 "token": (token,),
@@ -161,7 +208,9 @@ class ChannelRig:
                 "ready": (1, 100),
                 "sample_rate": (0, 0, 50),
             }
-            return peer, *stranger_says(mutator, (*by_name(self.ports["front"].routes), *(p.Fin, p.Req, p.Touch) * 5), known)
+            return peer, *stranger_says(
+                mutator, (*by_name(self.ports["front"].routes), *(p.Fin, p.Req, p.Touch) * 5), known
+            )
         ranges = tuple((mutator.below(90), mutator.below(5)) for _ in range(mutator.below(4)))
         delay_ms = mutator.one((0, 0, 1, 1_000, p.BACKOFF, p.DEAD))
         words: Sequence[p.Wire] = (
@@ -169,7 +218,11 @@ class ChannelRig:
             p.Touch(mutator.below(2), token), p.Ready(mutator.below(20)), p.Beat(), p.Scan(1), p.Bye(),
         )  # fmt: skip
         if peer not in self.actor.core.consumers or mutator.chance(20):
-            return peer, encode(p.Sub(1, p.PROTOCOL_VERSION, mutator.below(20), 0, 30_000, "me")), ()
+            return (
+                peer,
+                encode(p.Sub(1, p.PROTOCOL_VERSION, mutator.below(20), 0, 30_000, "me")),
+                (),
+            )
         return peer, encode(mutator.one(words)), ()
 
     def hear(self, said: Said) -> bool:
@@ -199,9 +252,15 @@ class ChannelRig:
             _, message, _ = self.storage.sent.popleft()
             if isinstance(message, p.Fetch):
                 found = [block for block in self.blocks if block.next_offset > message.offset][:3]
-                self.storage.say((), p.Blocks(message.request, 0, 90, found[-1].next_offset if found else 90), found)
+                self.storage.say(
+                    (),
+                    p.Blocks(message.request, 0, 90, found[-1].next_offset if found else 90),
+                    found,
+                )
             elif isinstance(message, p.Due):
-                self.storage.say((), p.Done(message.request, {"rows": (), "next_due_ns": 0, "deferred": 0}))
+                self.storage.say(
+                    (), p.Done(message.request, {"rows": (), "next_due_ns": 0, "deferred": 0})
+                )
             elif isinstance(message, p.Save) and not message.more:
                 self.storage.say((), p.Done(message.request, {}))
         drain(self.actor, self.storage)

@@ -35,11 +35,15 @@ class GatewayRig:
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
-        self.actor = ZeroMqGateway(5, "gateway", ZeroMqStart(listen="x:1", push="x:2", supervisor="supervisor-front"))
+        self.actor = ZeroMqGateway(
+            5, "gateway", ZeroMqStart(listen="x:1", push="x:2", supervisor="supervisor-front")
+        )
         self.ports = rig(self.actor, mutator, ("front",))
         self.actor.context = zmq.Context()
         bound = iter(("front", "push"))
-        parts: dict[str, Any] = {"_bind": lambda port, listen, option: self._bound(port, next(bound))}
+        parts: dict[str, Any] = {
+            "_bind": lambda port, listen, option: self._bound(port, next(bound))
+        }
         vars(self.actor).update(parts)
         self.actor.on_start()
         self.front, self.pushes = self.ports["front"], self.ports["push"]
@@ -53,14 +57,25 @@ class GatewayRig:
     def draw(self) -> tuple[str, list[bytes]]:
         mutator = self.mutator
         client = mutator.one(self.clients)
-        words: list[type[p.Wire]] = [p.Open, p.Open, *(p.WORDS[op] for ops in gateway_shell.ALLOWED.values() for op in sorted(ops))]
-        known = {"kind": (*gateway_shell.ALLOWED, "x"), "topic": ("clicks", "c#ephemeral"), "channel": ("archive", "")}
+        words: list[type[p.Wire]] = [
+            p.Open,
+            p.Open,
+            *(p.WORDS[op] for ops in gateway_shell.ALLOWED.values() for op in sorted(ops)),
+        ]
+        known = {
+            "kind": (*gateway_shell.ALLOWED, "x"),
+            "topic": ("clicks", "c#ephemeral"),
+            "channel": ("archive", ""),
+        }
         control, frames = stranger_says(mutator, words, known)
         if mutator.chance(5):
             control = word_frame(mutator)
         parts = [client, b"", control, *frames]
         if mutator.chance(10):
-            parts = [client, *(mutator.random.randbytes(mutator.below(5)) for _ in range(mutator.below(6)))]
+            parts = [
+                client,
+                *(mutator.random.randbytes(mutator.below(5)) for _ in range(mutator.below(6))),
+            ]
         if mutator.chance(8):
             return "push", [mutator.one((*self.actor.routes, b"5", b"")), *parts[1:]]
         return "front", parts
@@ -75,15 +90,23 @@ class GatewayRig:
         while asking.sent:
             _, message, _ = asking.sent.popleft()
             if isinstance(message, p.Lookup):
-                where = {kind: f"ipc:///nowhere/{kind}" for kind in ("topic", "reader", "stage", "push", "channel")}
+                where = {
+                    kind: f"ipc:///nowhere/{kind}"
+                    for kind in ("topic", "reader", "stage", "push", "channel")
+                }
                 refused = self.mutator.chance(5)
                 asking.say(
-                    (), p.Failed(message.request, "E_NOT_FOUND", "x") if refused else p.Done(message.request, where | {"uuid": "00" * 16})
+                    (),
+                    p.Failed(message.request, "E_NOT_FOUND", "x")
+                    if refused
+                    else p.Done(message.request, where | {"uuid": "00" * 16}),
                 )
         drain(self.actor, asking)
         for endpoint, other in self.ports.items():
             if endpoint.startswith("ipc:") and self.mutator.chance(20):
-                other.raw.append([zmq.Frame(part) for part in (self.clients[0], b"", encode(p.Beat()))])
+                other.raw.append(
+                    [zmq.Frame(part) for part in (self.clients[0], b"", encode(p.Beat()))]
+                )
                 drain(self.actor, other)
         self.actor.on_turn()
         if self.mutator.chance(200):
@@ -96,7 +119,9 @@ class GatewayRig:
 
 
 class FakeTable:
-    """Processes that are only rows: each is born when it is asked for, and dies when it is killed."""
+    """Processes that are only rows: each is born when it is asked for, and dies when it is
+    killed.
+    """
 
     def __init__(self) -> None:
         self.children: dict[int, Child] = {}
@@ -129,7 +154,9 @@ class SupervisorRig:
         self.folder = tempfile.mkdtemp(prefix="zsq-fuzz-", dir=SHM)
         registry = Registry(Files(), Path(self.folder), 0)
         registry.open()
-        self.supervisor = Supervisor(ServeOptions(Path(self.folder)), registry, f"{self.folder}/run")
+        self.supervisor = Supervisor(
+            ServeOptions(Path(self.folder)), registry, f"{self.folder}/run"
+        )
         self.supervisor.port.close()
         self.port = FakePort(mutator, "supervisor", deaf=True)
         self.table = FakeTable()
@@ -195,7 +222,11 @@ class SupervisorRig:
                 data: dict[str, Any] = (
                     {"channels": [], "alarms": []}
                     if child.spec.kind == "topic"
-                    else {"settings": child.spec.start.made_with if isinstance(child.spec.start, ChannelStart) else {}}
+                    else {
+                        "settings": child.spec.start.made_with
+                        if isinstance(child.spec.start, ChannelStart)
+                        else {}
+                    }
                 )
                 self.port.say(envelope, p.Born(child.spec.key, child.spec.key, data | {"head": 5}))
             elif child.state == "stopping" or self.mutator.chance(200):
@@ -204,7 +235,12 @@ class SupervisorRig:
             envelope, message, _ = self.port.sent.popleft()
             key = int(envelope[0][6:]) if envelope and envelope[0].startswith(b"child-") else 0
             if isinstance(message, p.Order) and not self.mutator.chance(10):
-                self.port.say(envelope, p.Failed(message.request, "E_X", "x") if self.mutator.chance(8) else _answer(message))
+                self.port.say(
+                    envelope,
+                    p.Failed(message.request, "E_X", "x")
+                    if self.mutator.chance(8)
+                    else _answer(message),
+                )
             elif isinstance(message, p.Ask):
                 kind = self.table.children[key].spec.kind if key in self.table.children else ""
                 self.port.say(envelope, p.Pulse(key, message.request, _stats(kind), {}))
@@ -222,11 +258,19 @@ def _answer(order: p.Order[Any]) -> p.Wire:
         return p.BehindPause(order.request, 5, 10)
     if isinstance(order, p.WhereDeadLettersGo):
         return p.DeadLettersGo(order.request, "t.c.dead")
-    return p.ChannelConfigured(order.request, {}) if isinstance(order, p.ConfigureChannel) else p.Done(order.request, {"retention": {}})
+    return (
+        p.ChannelConfigured(order.request, {})
+        if isinstance(order, p.ConfigureChannel)
+        else p.Done(order.request, {"retention": {}})
+    )
 
 
 def _stats(kind: str) -> dict[str, Any]:
-    return {} if kind != "topic" else {"head": 10, "end": 10, "storage": {"head": 10, "start": 0, "waiting": 10}}
+    return (
+        {}
+        if kind != "topic"
+        else {"head": 10, "end": 10, "storage": {"head": 10, "start": 0, "waiting": 10}}
+    )
 
 
 TARGETS: Final[Sequence[Target]] = (

@@ -1,6 +1,8 @@
-"""Fuzz targets that are clients: the sessions of a producer, a consumer and a stage's writer, to whom a broker says anything.
+"""Fuzz targets that are clients: the sessions of a producer, a consumer and a stage's writer, to
+whom a broker says anything.
 
-A link takes `UsageError` and `CorruptBlock` as its end and opens anew; all else ends the thread that a person's program waits for.
+A link takes `UsageError` and `CorruptBlock` as its end and opens anew; all else ends the thread
+that a person's program waits for.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ Said = tuple[bytes, tuple[bytes, ...]]
 
 
 class ClientRig:
-    """What all of them have in common: words come in, the link begins anew where one has no place."""
+    """What all of them have in common: words come in, the link begins anew where one has no
+    place.
+    """
 
     words: tuple[type[p.Wire], ...]
 
@@ -54,7 +58,12 @@ class ClientRig:
         if self.mutator.chance(2):
             message, blocks = self.right()
             return encode(message), tuple(bytes(part) for part in frames_of(blocks))
-        known = {"expected": (0, 1, 2), "token": (5, 6), "request": (1, 2, 3), "sequence": (0, 1, 2)}
+        known = {
+            "expected": (0, 1, 2),
+            "token": (5, 6),
+            "request": (1, 2, 3),
+            "sequence": (0, 1, 2),
+        }
         control, frames = stranger_says(self.mutator, self.words, known)
         return control, frames or (block_frames(self.mutator) if self.mutator.chance(2) else ())
 
@@ -84,7 +93,9 @@ class ProducerRig(ClientRig):
 
     def right(self) -> tuple[p.Wire, Sequence[Block]]:
         first = next(iter(self.session.window), 0)
-        message: p.Wire = self.mutator.one((p.Welcome(1, first, 10**6, 30_000), p.Stored(((first, 5),)), p.Delayed(first, 5, 5)))
+        message: p.Wire = self.mutator.one(
+            (p.Welcome(1, first, 10**6, 30_000), p.Stored(((first, 5),)), p.Delayed(first, 5, 5))
+        )
         return message, ()
 
     def take(self, message: p.Wire, blocks: list[Block]) -> None:
@@ -115,7 +126,9 @@ class ConsumerRig(ClientRig):
             return p.Subscribed(2, 1, 60_000, 30_000), ()
         if self.mutator.chance(2):
             return p.Answer(request, 5, ()), ()
-        return p.Deliver(5 + self.mutator.below(2), ((10, 2, 1), (20, 1, 2)), 60_000), (pack([b"a", b"b", b"c"]),)
+        return p.Deliver(5 + self.mutator.below(2), ((10, 2, 1), (20, 1, 2)), 60_000), (
+            pack([b"a", b"b", b"c"]),
+        )
 
     def take(self, message: p.Wire, blocks: list[Block]) -> None:
         self.session.on_word(message, blocks, self.now_ns)

@@ -1,7 +1,9 @@
-"""Fuzz targets for what lies on disk: the formats of the log, of the state store's rows, of small files, of the registry, and NSQ's.
+"""Fuzz targets for what lies on disk: the formats of the log, of the state store's rows, of small
+files, of the registry, and NSQ's.
 
-Many are checked by a checksum first. A changed file then shows little but that; so half of the inputs get a checksum that agrees: not what
-a disk does, but a file of another make or an older version may, and what is documented of it must hold.
+Many are checked by a checksum first. A changed file then shows little but that; so half of the
+inputs get a checksum that agrees: not what a disk does, but a file of another make or an older
+version may, and what is documented of it must hold.
 """
 
 from __future__ import annotations
@@ -26,7 +28,16 @@ from zsq.storage.errors import Damaged, ForeignDirectory
 from zsq.storage.files import Files
 from zsq.storage.log import damage, log_format
 from zsq.storage.log.index import Index
-from zsq.storage.log.transactions import Adopted, Mark, StagedFile, StageRow, Transaction, TransactionRow, decode_mark, encode_mark
+from zsq.storage.log.transactions import (
+    Adopted,
+    Mark,
+    StagedFile,
+    StageRow,
+    Transaction,
+    TransactionRow,
+    decode_mark,
+    encode_mark,
+)
 from zsq.storage.nsq import disk_queue_format
 from zsq.storage.state import snapshot, state_rows
 from zsq.storage.state.state_keeper import Starts
@@ -45,8 +56,17 @@ def _disk_header(mutator: Mutator) -> bytes:
     header = mutator.one(BLOCKS).header
     if mutator.chance(2):
         header = changed_header(mutator, header)
-    offset, time_ns = (max(-(1 << 63), min((1 << 63) - 1, mutator.whole())) if mutator.chance(4) else 5 for _ in range(2))
-    made = log_format.encode_disk_header(header._replace(length=header.length & 0xFFFF_FFFF), offset, time_ns, mutator.below(1 << 36), SEED)
+    offset, time_ns = (
+        max(-(1 << 63), min((1 << 63) - 1, mutator.whole())) if mutator.chance(4) else 5
+        for _ in range(2)
+    )
+    made = log_format.encode_disk_header(
+        header._replace(length=header.length & 0xFFFF_FFFF),
+        offset,
+        time_ns,
+        mutator.below(1 << 36),
+        SEED,
+    )
     return mutator.changed(made) if mutator.chance(3) else made
 
 
@@ -79,7 +99,11 @@ def _sealed(mutator: Mutator, data: bytes) -> bytes:
         head = data[:16] + crc32c(data[32:]).to_bytes(4, "little") + data[20:28]
         return head + crc32c(head).to_bytes(4, "little") + data[32:]
     head = data[:60]
-    return head + crc32c(head, SEED if data[:4] == log_format.FOOTER_MAGIC else 0).to_bytes(4, "little") + data[64:]
+    return (
+        head
+        + crc32c(head, SEED if data[:4] == log_format.FOOTER_MAGIC else 0).to_bytes(4, "little")
+        + data[64:]
+    )
 
 
 def _try_piece(data: bytes) -> bool:
@@ -104,7 +128,10 @@ def _try_piece(data: bytes) -> bool:
 _MARK: Final = Mark(
     Transaction("q", 7, "app"), 1000, 8, 2, (UUID,), (Adopted(UUID, 3, SEED, 1002, 6, 1024),), (1000, 256, 10**18)
 )  # fmt: skip
-_MARKS: Final = [encode_mark(_MARK), encode_mark(_MARK._replace(adopted=(), unsealed=(), appended=8))]
+_MARKS: Final = [
+    encode_mark(_MARK),
+    encode_mark(_MARK._replace(adopted=(), unsealed=(), appended=8)),
+]
 
 
 def _mark(mutator: Mutator) -> bytes:
@@ -147,11 +174,16 @@ class OneFile:
 
 
 def _stage() -> dict[str, Any]:
-    return StageRow("q", 7, "app", 0, 3, 30, 4096, 77, True, (StagedFile(0, SEED, 3, 30, 640),), 10**18)._asdict()
+    return StageRow(
+        "q", 7, "app", 0, 3, 30, 4096, 77, True, (StagedFile(0, SEED, 3, 30, 640),), 10**18
+    )._asdict()
 
 
 ROWS: Final[list[tuple[bytes, bytes]]] = [
-    (state_rows.CHANNEL + b"archive", pack_value({"next": 5, "paused": False, "counters": {"finish_count": 3}, "settings": {}})),
+    (
+        state_rows.CHANNEL + b"archive",
+        pack_value({"next": 5, "paused": False, "counters": {"finish_count": 3}, "settings": {}}),
+    ),
     (state_rows.hole_key("archive", 2), state_rows.HOLE_ROW.pack(2, 1, 0)),
     (state_rows.total_key("archive"), state_rows.TOTAL_ROW.pack(3, 30, 12345)),
     (state_rows.GENERATION + b"archive", state_rows.U64.pack(2)),
@@ -161,7 +193,9 @@ ROWS: Final[list[tuple[bytes, bytes]]] = [
     (state_rows.META, pack_value(state_rows.new_meta(UUID, 1000))),
 ]
 _WRAPPED: Final = [(key, state_rows.wrap(key, data)) for key, data in ROWS]
-_SNAPSHOT: Final = snapshot.encode_snapshot(UUID, 10**18, _WRAPPED, {"archive": state_rows.DeferredTotal(3, 30, 100)})
+_SNAPSHOT: Final = snapshot.encode_snapshot(
+    UUID, 10**18, _WRAPPED, {"archive": state_rows.DeferredTotal(3, 30, 100)}
+)
 
 
 def _checked_line(mutator: Mutator, good: bytes, tail: Callable[[bytes], bytes]) -> bytes:
@@ -177,8 +211,16 @@ def _checked_line(mutator: Mutator, good: bytes, tail: Callable[[bytes], bytes])
 def _snapshot(mutator: Mutator) -> bytes:
     if mutator.chance(2):
         return mutator.bytes_like([_SNAPSHOT])
-    rows = [(mutator.changed(key), mutator.changed(value)) if mutator.chance(40) else (key, value) for key, value in _WRAPPED]
-    made = snapshot.encode_snapshot(UUID, 10**18, _wrapped_well(mutator, rows), {"archive": state_rows.DeferredTotal(3, 30, 100)})
+    rows = [
+        (mutator.changed(key), mutator.changed(value)) if mutator.chance(40) else (key, value)
+        for key, value in _WRAPPED
+    ]
+    made = snapshot.encode_snapshot(
+        UUID,
+        10**18,
+        _wrapped_well(mutator, rows),
+        {"archive": state_rows.DeferredTotal(3, 30, 100)},
+    )
     line, _, rest = made.partition(b"\n")
     body = rest[9:]
     if mutator.chance(8):
@@ -187,12 +229,21 @@ def _snapshot(mutator: Mutator) -> bytes:
     if mutator.chance(3):
         line = json.dumps(head).encode()
         return b"%s\n%08x\n%s" % (line, crc32c(line), body)
-    return _checked_line(mutator, json.dumps(head).encode(), lambda line: b"\n%08x\n%s" % (crc32c(line), body))
+    return _checked_line(
+        mutator, json.dumps(head).encode(), lambda line: b"\n%08x\n%s" % (crc32c(line), body)
+    )
 
 
-def _wrapped_well(mutator: Mutator, rows: Sequence[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Rows whose values may be anything, but for the checkpoint, which is read when a snapshot is made."""
-    return [(key, value) if dict(_WRAPPED).get(key) == value else (b"x" + key, value) for key, value in rows]
+def _wrapped_well(
+    mutator: Mutator, rows: Sequence[tuple[bytes, bytes]]
+) -> list[tuple[bytes, bytes]]:
+    """Rows whose values may be anything, but for the checkpoint, which is read when a snapshot is
+    made.
+    """
+    return [
+        (key, value) if dict(_WRAPPED).get(key) == value else (b"x" + key, value)
+        for key, value in rows
+    ]
 
 
 def _try_snapshot(data: bytes) -> bool:
@@ -208,9 +259,18 @@ def _try_snapshot(data: bytes) -> bool:
     return not problems
 
 
-_IDENTITY: Final = b'{"zsq": "topic", "version": 1, "name": "clicks", "uuid": "%s", "base_offset": 1000}' % UUID.hex().encode()
-_BAD: Final = damage.encode_bad_head(damage.BadHead(damage.Bad(1000, 128, 640, 1002, 3, "a checksum"), 10**18, 640, 77))
-_NOTES: Final = [_IDENTITY + b"\n%08x\n" % crc32c(_IDENTITY), _BAD, b'{"unproven": 2, "starts": [5, 6]}']
+_IDENTITY: Final = (
+    b'{"zsq": "topic", "version": 1, "name": "clicks", "uuid": "%s", "base_offset": 1000}'
+    % UUID.hex().encode()
+)
+_BAD: Final = damage.encode_bad_head(
+    damage.BadHead(damage.Bad(1000, 128, 640, 1002, 3, "a checksum"), 10**18, 640, 77)
+)
+_NOTES: Final = [
+    _IDENTITY + b"\n%08x\n" % crc32c(_IDENTITY),
+    _BAD,
+    b'{"unproven": 2, "starts": [5, 6]}',
+]
 _PROGRESS: Final = b'{"commits": 5, "serial": 70, "messages": 3}'
 
 
@@ -246,7 +306,9 @@ def _try_small(data: bytes) -> bool:
 
 def _registry_content() -> bytes:
     content = registry_format.Content("00" * 16, 5, 9)
-    content.topics["clicks"] = registry_format.TopicRow(1, "01" * 16, "always", 0, "live", {"max_age_s": 60}, "")
+    content.topics["clicks"] = registry_format.TopicRow(
+        1, "01" * 16, "always", 0, "live", {"max_age_s": 60}, ""
+    )
     content.topics["orders"] = registry_format.TopicRow(2, "02" * 16, "interval", 100, "new")
     content.ended["old"] = 1234
     content.imports["ab" * 32] = {"state": "begun", "numbers": [3, 4]}
@@ -284,7 +346,9 @@ def _try_registry(data: bytes) -> bool:
 
 
 _DELAYED: Final = [
-    delayed_format.encode_row(delayed_format.DelayedRow(delayed_format.DelayedKey(10**18, serial), block))
+    delayed_format.encode_row(
+        delayed_format.DelayedRow(delayed_format.DelayedKey(10**18, serial), block)
+    )
     for serial, block in enumerate(BLOCKS)
 ]
 
@@ -323,12 +387,15 @@ def _try_row(row: tuple[bytes, bytes]) -> bool:
 
 # NSQ's
 
-_NSQ_MESSAGE: Final = disk_queue_format.encode_message(disk_queue_format.NsqMessage(1_700_000_000 * 10**9, 3, b"0123456789abcdef", b"body"))
+_NSQ_MESSAGE: Final = disk_queue_format.encode_message(
+    disk_queue_format.NsqMessage(1_700_000_000 * 10**9, 3, b"0123456789abcdef", b"body")
+)
 NSQ_FILES: Final = [
     disk_queue_format.encode_meta(disk_queue_format.Meta(5, 1, 100, 2, 300)),
     disk_queue_format.encode_record(_NSQ_MESSAGE) * 3,
     disk_queue_format.encode_record(b"x" * 40),
-    b'{"topics":[{"name":"a","paused":false,"channels":[{"name":"c","paused":true}]},{"name":"b","paused":true,"channels":null}],"version":"1.3"}',
+    b'{"topics":[{"name":"a","paused":false,"channels":[{"name":"c","paused":true}]},'
+    b'{"name":"b","paused":true,"channels":null}],"version":"1.3"}',
 ]
 
 
@@ -350,14 +417,20 @@ def _try_nsq(data: bytes) -> bool:
     return taken
 
 
-def _plain(make: Callable[[Mutator], Any], run: Callable[[Any], bool]) -> Callable[[Mutator], Trial]:
+def _plain(
+    make: Callable[[Mutator], Any], run: Callable[[Any], bool]
+) -> Callable[[Mutator], Trial]:
     return lambda mutator: Trial(lambda: make(mutator), run)
 
 
 CORPUS: Final = [*_PIECES, _SNAPSHOT, *_NOTES, _REGISTRY]
 TARGETS: Final[Sequence[Target]] = (
     Target("disk-headers", _plain(_disk_header, _try_disk_header), 6),
-    Target("chunk-pieces", _plain(lambda mutator: _sealed(mutator, mutator.bytes_like(_PIECES)), _try_piece), 8),
+    Target(
+        "chunk-pieces",
+        _plain(lambda mutator: _sealed(mutator, mutator.bytes_like(_PIECES)), _try_piece),
+        8,
+    ),
     Target("marks", _plain(_mark, _try_mark), 6),
     Target("snapshots", _plain(_snapshot, _try_snapshot), 6),
     Target("small-files", _plain(_small, _try_small), 6),

@@ -1,6 +1,7 @@
 """Fuzz targets that read whole files from a folder, or whole messages from a socket.
 
-NSQ's queue is opened on what somebody left, `zsq dump` reads any file, and a real port takes what comes on a real pair of sockets.
+NSQ's queue is opened on what somebody left, `zsq dump` reads any file, and a real port takes what
+comes on a real pair of sockets.
 """
 
 from __future__ import annotations
@@ -31,15 +32,32 @@ from zsq.storage.nsq.disk_queue_format import Meta, data_name, encode_meta, enco
 from zsq.transport.errors import ZsqError
 
 NAME: Final = "clicks:archive"
-_RECORDS: Final = [b"".join(encode_record(b"body %d" % number) for number in range(count)) for count in (0, 1, 6)]
-_METAS = [encode_meta(Meta(12, 0, 0, 1, 66)), encode_meta(Meta(6, 1, 11, 1, 66)), encode_meta(Meta()), b"\n", b""]
+_RECORDS: Final = [
+    b"".join(encode_record(b"body %d" % number) for number in range(count)) for count in (0, 1, 6)
+]
+_METAS = [
+    encode_meta(Meta(12, 0, 0, 1, 66)),
+    encode_meta(Meta(6, 1, 11, 1, 66)),
+    encode_meta(Meta()),
+    b"\n",
+    b"",
+]
 _METAS += [
-    encode_meta(Meta(6, *numbers)) for numbers in ((-1, 0, 1, 66), (0, -11, 1, 66), (0, 0, -1, 0), (0, 11, 0, -5), (10**18, 0, 10**18, 0))
+    encode_meta(Meta(6, *numbers))
+    for numbers in (
+        (-1, 0, 1, 66),
+        (0, -11, 1, 66),
+        (0, 0, -1, 0),
+        (0, 11, 0, -5),
+        (10**18, 0, 10**18, 0),
+    )
 ]
 
 
 class QueueRig:
-    """A disk queue is opened on what was left, read to its end, written to, closed, and opened again."""
+    """A disk queue is opened on what was left, read to its end, written to, closed, and opened
+    again.
+    """
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -50,9 +68,15 @@ class QueueRig:
         left = {}
         for number in range(mutator.below(3)):
             name = data_name(NAME, number if mutator.chance(2) else mutator.below(3))
-            left[name] = mutator.changed(mutator.one(_RECORDS)) if mutator.chance(2) else mutator.one(_RECORDS)
+            left[name] = (
+                mutator.changed(mutator.one(_RECORDS))
+                if mutator.chance(2)
+                else mutator.one(_RECORDS)
+            )
         if not mutator.chance(4):
-            left[meta_name(NAME)] = mutator.changed(mutator.one(_METAS)) if mutator.chance(2) else mutator.one(_METAS)
+            left[meta_name(NAME)] = (
+                mutator.changed(mutator.one(_METAS)) if mutator.chance(2) else mutator.one(_METAS)
+            )
         return left
 
     def hear(self, left: dict[str, bytes]) -> bool:
@@ -88,7 +112,9 @@ def _chunk() -> bytes:
 
 
 class DumpRig:
-    """Files that are taken for each kind there is; an environment is LMDB's own affair, and tried by its flips."""
+    """Files that are taken for each kind there is; an environment is LMDB's own affair, and tried
+    by its flips.
+    """
 
     def __init__(self, mutator: Mutator) -> None:
         self.mutator = mutator
@@ -138,7 +164,9 @@ class PortRig:
     def hear(self, parts: tuple[bytes, ...]) -> bool:
         if parts:
             self.peer.send_multipart(parts, zmq.NOBLOCK)
-        self.peer.send_multipart([b"", b"\x91\x01"], zmq.NOBLOCK)  # a Beat: nothing of the message before may be left in its way
+        self.peer.send_multipart(
+            [b"", b"\x91\x01"], zmq.NOBLOCK
+        )  # a Beat: nothing of the message before may be left in its way
         mails = list(self.port.receive(3))
         assert isinstance(mails[-1], Mail)
         assert mails[-1].frames == []

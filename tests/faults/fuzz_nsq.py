@@ -1,7 +1,8 @@
-"""Fuzz targets of NSQ's protocol: a client's connection, from its magic to its end, with what lies between it and the session.
+"""Fuzz targets of NSQ's protocol: a client's connection, from its magic to its end, with what lies
+between it and the session.
 
-One input is one read of the socket: right commands, commands with a few bytes changed, or bytes packed by the layer that was agreed on. The
-backend answers now, later, with no, or not at all.
+One input is one read of the socket: right commands, commands with a few bytes changed, or bytes
+packed by the layer that was agreed on. The backend answers now, later, with no, or not at all.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from faults.mutation import Mutator
 
 from zsq.transport.nsq.backend import Authorized
 from zsq.transport.nsq.identify import ClientIdentity
-from zsq.transport.nsq.layers import DeflateLayer, Layer, LayerError, Layers, SnappyLayer, snappy_is_here
+from zsq.transport.nsq.layers import (
+    DeflateLayer,
+    Layer,
+    LayerError,
+    Layers,
+    SnappyLayer,
+    snappy_is_here,
+)
 from zsq.transport.nsq.limits import NsqLimits
 from zsq.transport.nsq.lookup import LookupFailed, parse_channels
 from zsq.transport.nsq.permissions import BadAuthorization, parse_state
@@ -57,8 +65,14 @@ _COMMANDS: Final = (
     b"SUB t#ephemeral c#ephemeral\n", b"FIN " + b"z" * 16 + b"\r\n",
 )  # fmt: skip
 _AUTH: Final = (
-    b'{"ttl": 60, "identity": "i", "authorizations": [{"topic": "t.*", "channels": [".*"], "permissions": ["publish"]}]}',
-    b'{"ttl": 1e9, "authorizations": [{"topic": "(a|b)+$", "channels": ["[a-z]{1,3}"], "permissions": ["subscribe", "publish"]}]}',
+    (
+        b'{"ttl": 60, "identity": "i", "authorizations": [{"topic": "t.*", "channels": [".*"], '
+        b'"permissions": ["publish"]}]}'
+    ),
+    (
+        b'{"ttl": 1e9, "authorizations": [{"topic": "(a|b)+$", "channels": ["[a-z]{1,3}"], '
+        b'"permissions": ["subscribe", "publish"]}]}'
+    ),
 )
 
 
@@ -108,10 +122,16 @@ class ConnectionRig:
             except LayerError:
                 self.close()
         else:
-            assert self.waiting or self.closed or self.session.state is State.ENDED, "it waits for nobody and does not read"
+            assert self.waiting or self.closed or self.session.state is State.ENDED, (
+                "it waits for nobody and does not read"
+            )
         while self.waiting and not self.mutator.chance(3):
             answer = self.waiting.pop(self.mutator.below(len(self.waiting)))
-            answer("" if self.mutator.chance(4) else self.mutator.one(("", "no", "E_AUTH_FAILED", "ä\n")))
+            answer(
+                ""
+                if self.mutator.chance(4)
+                else self.mutator.one(("", "no", "E_AUTH_FAILED", "ä\n"))
+            )
             self._go_on()
         if self.mutator.chance(20):
             self.now_ns += self.mutator.one((1, 10**9, 31 * 10**9, 200 * 10**9))
@@ -146,14 +166,18 @@ class ConnectionRig:
 
     # The session's backend
 
-    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
+    def publish(
+        self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]
+    ) -> None:
         assert bodies
         assert all(type(body) is bytes and 0 < len(body) <= _LIMITS.max_msg_size for body in bodies)
         assert 0 <= defer_ms <= _LIMITS.max_req_timeout_ms
         assert topic
         self._later(answer)
 
-    def subscribe(self, topic: str, channel: str, identity: ClientIdentity, answer: Callable[[str], None]) -> None:
+    def subscribe(
+        self, topic: str, channel: str, identity: ClientIdentity, answer: Callable[[str], None]
+    ) -> None:
         self._later(answer)
 
     def set_ready(self, count: int) -> None:
@@ -176,14 +200,24 @@ class ConnectionRig:
     def leave(self) -> None:
         pass
 
-    def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
+    def authenticate(
+        self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]
+    ) -> None:
         answer(_Grant() if self.mutator.chance(2) else "no")
 
-    def permitted(self, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
+    def permitted(
+        self, permission: str, topic: str, channel: str, answer: Callable[[str], None]
+    ) -> None:
         self._later(answer)
 
-    def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]) -> None:
-        made, own = (SnappyLayer(), SnappyLayer()) if layer == "snappy" else (DeflateLayer(6), DeflateLayer(6))
+    def upgrade(
+        self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]
+    ) -> None:
+        made, own = (
+            (SnappyLayer(), SnappyLayer())
+            if layer == "snappy"
+            else (DeflateLayer(6), DeflateLayer(6))
+        )
         self.layers.push(made)
         self.packers.append(own)
         answer("")
@@ -206,7 +240,9 @@ class AnswersRig:
     def draw(self) -> tuple[Callable[[bytes], Any], bytes]:
         if self.mutator.chance(2):
             return parse_state, self.mutator.bytes_like(_AUTH)
-        return parse_channels, self.mutator.bytes_like((b'{"channels": ["a", "b#ephemeral"]}', b'{"data": {"channels": []}}', b"[]"))
+        return parse_channels, self.mutator.bytes_like(
+            (b'{"channels": ["a", "b#ephemeral"]}', b'{"data": {"channels": []}}', b"[]")
+        )
 
     def hear(self, given: tuple[Callable[[bytes], Any], bytes]) -> bool:
         parse, data = given

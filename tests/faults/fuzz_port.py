@@ -1,4 +1,6 @@
-"""Ports for fuzzed actors: what comes in is put there as frames, and decoded as a real port does; what goes out is really encoded."""
+"""Ports for fuzzed actors: what comes in is put there as frames, and decoded as a real port does;
+what goes out is really encoded.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,13 @@ class FakePort(Routed):
         self.sent: deque[tuple[Envelope, Wire, Sequence[Block]]] = deque(maxlen=SENT_MAX)
 
     def put(self, envelope: Envelope, control: bytes, frames: Sequence[bytes] = ()) -> None:
-        self.waiting.append((envelope, control, [part if n % 2 == 0 else Part(part) for n, part in enumerate(frames)]))
+        self.waiting.append(
+            (
+                envelope,
+                control,
+                [part if n % 2 == 0 else Part(part) for n, part in enumerate(frames)],
+            )
+        )
 
     def say(self, envelope: Envelope, message: Wire, blocks: Sequence[Block] = ()) -> None:
         """A word of somebody who says the right thing."""
@@ -88,15 +96,20 @@ class FakePort(Routed):
 
 
 def stranger_says(
-    mutator: Mutator, allowed: Sequence[type[Wire]], known: Mapping[str, Sequence[Any]] | None = None
+    mutator: Mutator,
+    allowed: Sequence[type[Wire]],
+    known: Mapping[str, Sequence[Any]] | None = None,
 ) -> tuple[bytes, tuple[bytes, ...]]:
-    """A control frame and its block frames: mostly a word that may be said there, with anything in its fields, or what is `known` of them:
-    a stranger who has looked on."""
+    """A control frame and its block frames: mostly a word that may be said there, with anything in
+    its fields, or what is `known` of them: a stranger who has looked on.
+    """
     dice = mutator.below(10)
     if dice < 7:
         message = typed_word(mutator, mutator.one(allowed).op)
         fitting = {
-            field.name: mutator.one(known[field.name]) for field in fields(message) if known and field.name in known and mutator.chance(2)
+            field.name: mutator.one(known[field.name])
+            for field in fields(message)
+            if known and field.name in known and mutator.chance(2)
         }
         control = said(replace(message, **fitting))
     elif dice < 8:
@@ -110,8 +123,12 @@ def stranger_says(
 
 
 def said(message: Wire) -> bytes:
-    """The control frame of a word, also of one that no client of ours would send because it is too large."""
-    return bytes(msgpack.packb((message.op, *(getattr(message, field.name) for field in fields(message)))))
+    """The control frame of a word, also of one that no client of ours would send because it is too
+    large.
+    """
+    return bytes(
+        msgpack.packb((message.op, *(getattr(message, field.name) for field in fields(message))))
+    )
 
 
 def own_frames(block: Block) -> tuple[bytes, bytes]:

@@ -1,4 +1,6 @@
-"""The fuzz target that is a storage: its actor with a real store and its threads, strangers beside a topic, channels and writers."""
+"""The fuzz target that is a storage: its actor with a real store and its threads, strangers beside
+a topic, channels and writers.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ class StorageRig:
             port.on_readable = take
             return port
 
-        vars(self.host).update({"listen_raw": listen, "ignore_raw": self.poller.unregister, "open_pull": open_pull})
+        vars(self.host).update(
+            {"listen_raw": listen, "ignore_raw": self.poller.unregister, "open_pull": open_pull}
+        )
         self.topic = Listener()
         self.actor = self.host.storage = StorageActor(self.host, self.told, self.topic)
 
@@ -117,7 +121,9 @@ class StorageRig:
         return name, (peer, *stranger_says(mutator, words, known))
 
     def _right(self, name: str) -> Said:
-        """What topic, channels and writers say. A topic has checked the columns of its blocks, not all of their headers."""
+        """What topic, channels and writers say. A topic has checked the columns of its blocks, not
+        all of their headers.
+        """
         mutator, peer = self.mutator, PEERS[0]
         self.requests += 1
         request = self.requests
@@ -139,12 +145,30 @@ class StorageRig:
             )  # fmt: skip
             return peer, encode(mutator.one(words)), ()
         if name == "reader":
-            return peer, encode(mutator.one((p.Fetch(request, 0, 4_096), p.OffsetAt(request, NOW), p.Measure(request, 0, -1, 1_000)))), ()
+            return (
+                peer,
+                encode(
+                    mutator.one(
+                        (
+                            p.Fetch(request, 0, 4_096),
+                            p.OffsetAt(request, NOW),
+                            p.Measure(request, 0, -1, 1_000),
+                        )
+                    )
+                ),
+                (),
+            )
         if name == "topic":
-            block = pack([b"x"] * (1 + mutator.below(5)), producer_id=producer, sequence=self.sequences[producer])
+            block = pack(
+                [b"x"] * (1 + mutator.below(5)),
+                producer_id=producer,
+                sequence=self.sequences[producer],
+            )
             if mutator.chance(3):
                 block = mutator.one(BLOCKS)
-                header = changed_header(mutator, block.header)._replace(length=block.length, columns_crc=block.header.columns_crc)
+                header = changed_header(mutator, block.header)._replace(
+                    length=block.length, columns_crc=block.header.columns_crc
+                )
                 return (), b"", (encode_header(header), bytes(block.columns))
             self.sequences[producer] += 1
             return (), b"", own_frames(block)
@@ -163,7 +187,9 @@ class StorageRig:
             if do < 5:
                 self.actor.append(self.requests, frames_blocks(list(frames)))
             elif do == 5:
-                self.actor.append_delayed(self.requests, frames_blocks(list(frames)), [1 + self.mutator.below(2_000)])
+                self.actor.append_delayed(
+                    self.requests, frames_blocks(list(frames)), [1 + self.mutator.below(2_000)]
+                )
             elif do == 6:
                 self.actor.pause(self.mutator.chance(2), lambda end: None)
             else:
@@ -203,7 +229,11 @@ class StorageRig:
     def _wait(self) -> None:
         """Until the threads have nothing to do."""
         end = time.monotonic() + 10
-        while self.actor._state.thread.pending or self.actor._stages.thread.pending or self.actor._sync_thread.pending:
+        while (
+            self.actor._state.thread.pending
+            or self.actor._stages.thread.pending
+            or self.actor._sync_thread.pending
+        ):
             for source, _ in self.poller.poll(100):
                 self.raw[source]()
             self.actor.turn()

@@ -1,4 +1,6 @@
-"""Fuzz targets for what comes by the wire: control frames, messages of frames, blocks, packed headers, names and URLs."""
+"""Fuzz targets for what comes by the wire: control frames, messages of frames, blocks, packed
+headers, names and URLs.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ from zsq.apps.spark.planning import StreamPosition
 from zsq.storage.delayed.delayed_format import parse_key
 from zsq.storage.log.log_format import parse_bad_name, parse_chunk_name
 from zsq.storage.nsq.disk_queue_format import parse_data_name, parse_meta_name
-from zsq.transport.block.block import Block, Header, check_block, check_columns, cut, decode_header, encode_header, gather, pack
+from zsq.transport.block.block import (
+    Block,
+    Header,
+    check_block,
+    check_columns,
+    cut,
+    decode_header,
+    encode_header,
+    gather,
+    pack,
+)
 from zsq.transport.block.block_format import HEADER_BYTES, HEADERS_BYTES_MAX, WIRE_MAGIC
 from zsq.transport.client.core import message as stored
 from zsq.transport.errors import UsageError, ZsqError
@@ -44,13 +56,23 @@ _NAMED: Final[dict[str, Any]] = {  # what fields of these names hold in life
     "options": {"offset": 5, "sync": "always", "retention": {"max_age_s": 5.0}, "do": "list", "limit": 10, "to": "publishers"},
     "data": {"uuid": "00" * 16, "head": 5, "rows": ((5, 1, 1, 10**18),), "producers": {7: (3, ((2, 100),))}},
 }  # fmt: skip
-_DEFAULTS: Final[dict[type, Any]] = {int: 5, str: "text", bytes: b"bytes", bool: True, float: 0.5, tuple: ((1, 2),), dict: {"a": 1}}
+_DEFAULTS: Final[dict[type, Any]] = {
+    int: 5,
+    str: "text",
+    bytes: b"bytes",
+    bool: True,
+    float: 0.5,
+    tuple: ((1, 2),),
+    dict: {"a": 1},
+}
 
 
 def usual_fields(message: type[Wire]) -> list[Any]:
     """What the fields of such a word hold in life."""
     kinds = codec.field_kinds(message).items()
-    return [_NAMED[name] if type(_NAMED.get(name)) is kind else _DEFAULTS[kind] for name, kind in kinds]
+    return [
+        _NAMED[name] if type(_NAMED.get(name)) is kind else _DEFAULTS[kind] for name, kind in kinds
+    ]
 
 
 USUAL: Final = {op: usual_fields(message) for op, message in WORDS.items()}
@@ -89,8 +111,12 @@ def _try_word(frame: bytes) -> bool:
         return _refused(error)
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
-        if type(value) is dict:  # such are passed on as they are, and shown; rows are looked at by who takes them
-            assert codec.pack_value(codec.unpack_value(codec.pack_value(value))) == codec.pack_value(value)
+        if (
+            type(value) is dict
+        ):  # such are passed on as they are, and shown; rows are looked at by who takes them
+            assert codec.pack_value(
+                codec.unpack_value(codec.pack_value(value))
+            ) == codec.pack_value(value)
             repr(value)
     return True
 
@@ -127,12 +153,17 @@ def _try_message(parts: Buffers) -> bool:
 
 def message_frames(mutator: Mutator) -> Buffers:
     """A whole message, nearly: envelope, empty frame, control frame, blocks."""
-    parts = [b"client"] * mutator.below(3) + [b"", mutator.one(FRAMES) if mutator.chance(2) else word_frame(mutator)]
+    parts = [b"client"] * mutator.below(3) + [
+        b"",
+        mutator.one(FRAMES) if mutator.chance(2) else word_frame(mutator),
+    ]
     for _ in range(mutator.below(3)):
         parts += block_frames(mutator)
     while mutator.chance(3):
         at = mutator.below(len(parts) + 1)
-        parts[at:at] = [mutator.random.randbytes(mutator.below(70))] * (1 if not mutator.chance(50) else mutator.below(1_100))
+        parts[at:at] = [mutator.random.randbytes(mutator.below(70))] * (
+            1 if not mutator.chance(50) else mutator.below(1_100)
+        )
     while mutator.chance(3) and parts:
         del parts[mutator.below(len(parts))]
     return tuple(parts)
@@ -142,12 +173,21 @@ def message_frames(mutator: Mutator) -> Buffers:
 
 
 def _corpus() -> list[Block]:
-    headers = [codec.pack_headers({"a": 1, "zsq-channel": "archive"}), None, codec.pack_headers({"zsq-dead-topic": "x"})]
+    headers = [
+        codec.pack_headers({"a": 1, "zsq-channel": "archive"}),
+        None,
+        codec.pack_headers({"zsq-dead-topic": "x"}),
+    ]
     return [
         pack([b"hello"]),
         pack([b"hello", b"zsq"], keys=[b"k", None], producer_id=77, sequence=5),
         pack([b"", b"x" * 100, b"y"], tags=[b"a", None, b"b"], headers=headers, times=[1, 2, 3]),
-        pack([b"%d" % i for i in range(40)], keys=[b"%d" % i for i in range(40)], tags=[None] * 40, times=list(range(40))),
+        pack(
+            [b"%d" % i for i in range(40)],
+            keys=[b"%d" % i for i in range(40)],
+            tags=[None] * 40,
+            times=list(range(40)),
+        ),
         pack([b"same"] * 17, headers=headers[:1] * 17),
         cut(pack([b"%d" % i for i in range(30)], keys=[None, b"k"] * 15), 7, 25),
     ]
@@ -158,7 +198,9 @@ BLOCK_FRAMES: Final = [(block.wire_header(), bytes(block.columns)) for block in 
 
 
 def block_frames(mutator: Mutator) -> tuple[bytes, bytes]:
-    """Header and columns, nearly; mostly with checksums that agree, so that what lies behind them is tried too."""
+    """Header and columns, nearly; mostly with checksums that agree, so that what lies behind them
+    is tried too.
+    """
     head, columns = mutator.one(BLOCK_FRAMES)
     if mutator.chance(3):
         columns = mutator.changed(columns)
@@ -171,16 +213,27 @@ def block_frames(mutator: Mutator) -> tuple[bytes, bytes]:
     if mutator.chance(6):
         return _head(header), columns
     length = HEADER_BYTES + len(columns)
-    columns = columns[:-8] + struct.pack("<II", length, 0x42515A5F) if len(columns) >= 8 else columns
+    columns = (
+        columns[:-8] + struct.pack("<II", length, 0x42515A5F) if len(columns) >= 8 else columns
+    )
     return _head(header._replace(length=length, columns_crc=crc32c(columns[:-8]))), columns
 
 
 def changed_header(mutator: Mutator, header: Header) -> Header:
     name = mutator.one(header._fields)
-    bits = {"columns": 0xFF, "flags": 0xFFFF, "first_offset": 1 << 63, "time_ns": 1 << 63, "producer_id": 1 << 64, "sequence": 1 << 64}
+    bits = {
+        "columns": 0xFF,
+        "flags": 0xFFFF,
+        "first_offset": 1 << 63,
+        "time_ns": 1 << 63,
+        "producer_id": 1 << 64,
+        "sequence": 1 << 64,
+    }
     limit: int = bits.get(name, 0xFFFF_FFFF)
     if name in ("columns", "flags"):
-        return header._replace(**{name: getattr(header, name) ^ 1 << mutator.below(limit.bit_length())})
+        return header._replace(
+            **{name: getattr(header, name) ^ 1 << mutator.below(limit.bit_length())}
+        )
     return header._replace(**{name: mutator.whole() % limit})
 
 
@@ -189,7 +242,9 @@ def _head(header: Header) -> bytes:
 
 
 def read_all(block: Block) -> list[tuple[Any, ...]]:
-    """Every value of a block whose check has passed, by both ways that there are; they must agree."""
+    """Every value of a block whose check has passed, by both ways that there are; they must
+    agree.
+    """
     columns = [block.body, block.key, block.tag, block.headers]
     rows = [[None] * block.count if column is None else column.values() for column in columns]
     for column, values in zip(columns, rows, strict=True):
@@ -233,13 +288,24 @@ def _blocks(mutator: Mutator) -> Trial:
 
 HEADERS: Final = [
     codec.pack_headers({"a": 1, "b": b"x", "c": "ä", "d": None, "e": 1.5}),
-    codec.pack_headers({"zsq-dead-topic": "t", "zsq-dead-error": "x" * 400, "zsq-channel": "c", "zsq-redriven-topic": "t"}),
+    codec.pack_headers(
+        {
+            "zsq-dead-topic": "t",
+            "zsq-dead-error": "x" * 400,
+            "zsq-channel": "c",
+            "zsq-redriven-topic": "t",
+        }
+    ),
     codec.pack_headers({str(i): i for i in range(64)}),
     bytes(msgpack.packb({"a": {"b": (1, 2, {"c": None})}})),
     bytes(msgpack.packb({b"bytes": 1, "zsq-channel": 5})),
     b"",
 ]
-_ABOUT: Final[dict[str, codec.HeaderValue]] = {"zsq-dead-topic": "t", "zsq-dead-error": "ä" * 512, "zsq-dead-offset": 5}
+_ABOUT: Final[dict[str, codec.HeaderValue]] = {
+    "zsq-dead-topic": "t",
+    "zsq-dead-error": "ä" * 512,
+    "zsq-dead-offset": 5,
+}
 
 
 def _try_headers(data: bytes) -> bool:
@@ -259,7 +325,11 @@ def packed_headers(mutator: Mutator) -> bytes:
     if mutator.chance(2):
         return mutator.bytes_like(HEADERS)
     with contextlib.suppress(ValueError):
-        return bytes(msgpack.packb(mutator.like({"a": 1, "zsq-channel": "c", "b": b"x", "zsq-dead-error": "e"})))
+        return bytes(
+            msgpack.packb(
+                mutator.like({"a": 1, "zsq-channel": "c", "b": b"x", "zsq-dead-error": "e"})
+            )
+        )
     return b"\x81\xa1a" + b"\x91" * mutator.below(1_030) + b"\x80"
 
 
@@ -275,14 +345,24 @@ _NAMES: Final = [
 
 
 def _names(mutator: Mutator) -> Trial:
-    return Trial(lambda: mutator.bytes_like(_NAMES).decode(errors="surrogateescape" if mutator.chance(2) else "replace"), _try_name)
+    return Trial(
+        lambda: mutator.bytes_like(_NAMES).decode(
+            errors="surrogateescape" if mutator.chance(2) else "replace"
+        ),
+        _try_name,
+    )
 
 
 def _try_name(text: str) -> bool:
     for parse in (parse_chunk_name, parse_bad_name, parse_data_name, parse_meta_name, parse_key):
         parse(text)
     refused = 0
-    for check in (check_name, address.parse, stored.parse_id, lambda name: check_transaction(name, 1, "app")):
+    for check in (
+        check_name,
+        address.parse,
+        stored.parse_id,
+        lambda name: check_transaction(name, 1, "app"),
+    ):
         try:
             check(text)
         except UsageError:

@@ -1,4 +1,6 @@
-"""How a fuzz target is tried: a batch of inputs from a seed, each watched for what it raises, the time and the memory that it takes."""
+"""How a fuzz target is tried: a batch of inputs from a seed, each watched for what it raises, the
+time and the memory that it takes.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,9 @@ def _nothing() -> None:
 
 
 class Trial(NamedTuple):
-    """One batch of a target: `make` draws an input, `run` tries it and says whether it was taken (or refused by the documented error); all
-    that it raises is a violation. `close` at the end."""
+    """One batch of a target: `make` draws an input, `run` tries it and says whether it was taken
+    (or refused by the documented error); all that it raises is a violation. `close` at the end.
+    """
 
     make: Make
     run: Run
@@ -35,7 +38,9 @@ class Trial(NamedTuple):
 
 
 class Target(NamedTuple):
-    """`begin` is called for each batch. `share`: how many inputs are for this one, among those of all."""
+    """`begin` is called for each batch. `share`: how many inputs are for this one, among those of
+    all.
+    """
 
     name: str
     begin: Callable[[Mutator], Trial]
@@ -60,7 +65,9 @@ class Tried(NamedTuple):
     violations: tuple[Violation, ...] = ()
 
     def plus(self, other: Tried) -> Tried:
-        return Tried(self.inputs + other.inputs, self.taken + other.taken, self.violations + other.violations)
+        return Tried(
+            self.inputs + other.inputs, self.taken + other.taken, self.violations + other.violations
+        )
 
 
 class TooSlowError(Exception):
@@ -72,7 +79,9 @@ class TooLargeError(Exception):
 
 
 class Guard:
-    """Notices an input that computes too long (CPU time, so that a busy machine is no reason), without work for each input."""
+    """Notices an input that computes too long (CPU time, so that a busy machine is no reason),
+    without work for each input.
+    """
 
     def __init__(self) -> None:
         self.number = -1
@@ -94,7 +103,9 @@ class Guard:
 
 
 class Lines(logging.Handler):
-    """Takes the log's lines, and minds their size: what a stranger says must not fill a disk by being told."""
+    """Takes the log's lines, and minds their size: what a stranger says must not fill a disk by
+    being told.
+    """
 
     def emit(self, record: logging.LogRecord) -> None:
         length = len(self.format(record))
@@ -126,7 +137,9 @@ def forget_peak() -> None:
 
 
 def run_batch(target: Target, seed: int, batch: int, inputs: int = BATCH) -> Tried:
-    """One batch, up to its first violation. Where memory grew in it, once more, looking after each input."""
+    """One batch, up to its first violation. Where memory grew in it, once more, looking after each
+    input.
+    """
     forget_peak()
     before = peak_bytes()
     found = _run(target, seed, batch, inputs, watch=False)
@@ -135,7 +148,11 @@ def run_batch(target: Target, seed: int, batch: int, inputs: int = BATCH) -> Tri
         return found
     found = _run(target, seed, batch, inputs, watch=True)
     text = f"memory grew by {grown >> 20} MiB within a batch, by all its inputs together"
-    return found if found.violations else found._replace(violations=(Violation(target.name, batch, -1, text),))
+    return (
+        found
+        if found.violations
+        else found._replace(violations=(Violation(target.name, batch, -1, text),))
+    )
 
 
 def _run(target: Target, seed: int, batch: int, inputs: int, *, watch: bool) -> Tried:
@@ -164,7 +181,10 @@ def _try(target: Target, trial: Trial, batch: int, inputs: int, *, watch: bool) 
             except Exception as error:
                 guard.number = -1
                 where = "".join(traceback.format_exception(error)[-9:])
-                text = f"{type(error).__name__}: {str(error)[:_SHOWN]}\ninput: {_short(given)}\n{where}"
+                text = (
+                    f"{type(error).__name__}: {str(error)[:_SHOWN]}\ninput: {_short(given)}\n"
+                    f"{where}"
+                )
                 return Tried(number + 1, taken, (Violation(target.name, batch, number, text),))
             finally:
                 guard.number = -1

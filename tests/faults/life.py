@@ -1,4 +1,6 @@
-"""A topic's store with more that is promised: channels, producers, delayed messages, retention. Recorded and checked."""
+"""A topic's store with more that is promised: channels, producers, delayed messages, retention.
+Recorded and checked.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ from zsq.transport.block.block import Block, pack
 from .recording import RecordingFiles
 
 PUBLISHER: Final = 99  # of delayed messages
-_NOT_PROMISED: Final = frozenset({"files", "store", "root", "directory", "options", "facts", "lagging", "damage", "rig"})  # or not copied
+_NOT_PROMISED: Final = frozenset(
+    {"files", "store", "root", "directory", "options", "facts", "lagging", "damage", "rig"}
+)  # or not copied
 
 Facts = dict[str, Any]
 
 
 class Life(StorageHarness):
-    """`facts`: what the state held after each commit, the first one before any; shared by all promises of one recording."""
+    """`facts`: what the state held after each commit, the first one before any; shared by all
+    promises of one recording.
+    """
 
     def __init__(self, root: Path, options: StoreOptions = SMALL) -> None:
         self.facts: list[Facts] = []
@@ -39,7 +45,7 @@ class Life(StorageHarness):
         self.put: dict[bytes, int] = {}
         """Body -> due time, of delayed messages whose publish or cancel was answered."""
         self.perhaps: list[tuple[bytes, ...]] = []
-        """Bodies that are there all or not at all: a publish or a cancel that was not answered yet."""
+        """Bodies that are all there or not at all: of unanswered publishes and cancels."""
         self.gone: set[bytes] = set()
         """Their cancel was answered."""
         self.moved_ns = 0
@@ -58,15 +64,29 @@ class Life(StorageHarness):
     # Being recorded, and being found again
 
     def promise(self) -> dict[str, Any]:
-        found = {name: copy.deepcopy(value) for name, value in self.__dict__.items() if name not in _NOT_PROMISED}
+        found = {
+            name: copy.deepcopy(value)
+            for name, value in self.__dict__.items()
+            if name not in _NOT_PROMISED
+        }
         return {**found, "facts": self.facts}
 
     @classmethod
     def revived(cls, files: FaultyFiles, promise: dict[str, Any], options: StoreOptions) -> Self:
         """On a disk that is there already, with what was promised."""
         made = cls.__new__(cls)
-        made.__dict__.update({name: value if name == "facts" else copy.deepcopy(value) for name, value in promise.items()})
-        made.root, made.directory, made.options, made.files = files.root, f"{files.root}/clicks", options, files
+        made.__dict__.update(
+            {
+                name: value if name == "facts" else copy.deepcopy(value)
+                for name, value in promise.items()
+            }
+        )
+        made.root, made.directory, made.options, made.files = (
+            files.root,
+            f"{files.root}/clicks",
+            options,
+            files,
+        )
         made.store = made.lagging = None
         made.damage = []
         return made
@@ -102,9 +122,21 @@ class Life(StorageHarness):
         self.facts.append(self.facts_now())
         self.commits += 1
 
-    def save_channel(self, name: str, following: int, holes: Sequence[tuple[int, int, int, int]] = (), *, paused: bool = False) -> None:
+    def save_channel(
+        self,
+        name: str,
+        following: int,
+        holes: Sequence[tuple[int, int, int, int]] = (),
+        *,
+        paused: bool = False,
+    ) -> None:
         """`holes`: (start, count, attempts, due time)."""
-        self.commit_state(StateBatch(channel_puts={name: ChannelRow(following, paused)}, hole_puts=[(name, *hole) for hole in holes]))
+        self.commit_state(
+            StateBatch(
+                channel_puts={name: ChannelRow(following, paused)},
+                hole_puts=[(name, *hole) for hole in holes],
+            )
+        )
 
     def checkpoint(self) -> None:
         """With the producers, and without what was moved and is not forgotten yet."""
@@ -114,11 +146,13 @@ class Life(StorageHarness):
         super().commit_dropped(self.counted(batch))
 
     def counted(self, batch: StateBatch) -> StateBatch:
-        """With the offset that it counts up to, and with the producers as of there: what recovery replays begins at that offset.
+        """With the offset that it counts up to, and with the producers as of there: what recovery
+        replays begins at that offset.
 
-        So all that is below must be in the rows, also what nobody has asked to be synced: the storage actor answers it, and notes it
-        for the rows, at the begin of each turn, and commits at its end. (A commit which left that out would make any recovery ask
-        for blocks that are there. That the actor does not is shown by tests/actors/storage/test_storage_commits.py.)
+        So all that is below must be in the rows, also what nobody has asked to be synced: the
+        storage actor answers it, and notes it for the rows, at the begin of each turn, and commits
+        at its end. (A commit which left that out would make any recovery ask for blocks that are
+        there. That the actor does not is shown by tests/actors/storage/test_storage_commits.py.)
         """
         assert self.store is not None
         self.answer_durable()
@@ -143,14 +177,22 @@ class Life(StorageHarness):
     def retain(self, start: int) -> None:
         """Give up what lies below, in the order of retention."""
         assert self.store is not None
-        self.given_up.update(body for block in self.read_all() if block.first_offset < start for body in block.body.values() if body)
+        self.given_up.update(
+            body
+            for block in self.read_all()
+            if block.first_offset < start
+            for body in block.body.values()
+            if body
+        )
         self.store.keeper.write()
         self.commit_state(StateBatch(start=start))
         self.log.forget(start)
         remove_below(self.files, self.directory, start)
 
     def removed(self) -> set[int]:
-        return self.lost | {sequence for sequence, offset in self.offsets.items() if offset < self.log.start}
+        return self.lost | {
+            sequence for sequence, offset in self.offsets.items() if offset < self.log.start
+        }
 
     # Delayed messages
 
@@ -161,13 +203,21 @@ class Life(StorageHarness):
 
     def waiting(self) -> list[bytes]:
         assert self.store is not None
-        return [] if self.store.delayed is None else [one.body for one in self.store.delayed.listed(None, 999, 999)]
+        return (
+            []
+            if self.store.delayed is None
+            else [one.body for one in self.store.delayed.listed(None, 999, 999)]
+        )
 
     def publish_delayed(self, *due: int, count: int = 2) -> list[DelayedKey]:
         """A block for each due time, by one commit."""
         made: list[tuple[Block, int]] = []
         bodies: dict[bytes, int] = {}
-        first = self.delayed.producers[PUBLISHER].next_sequence if PUBLISHER in self.delayed.producers else 0
+        first = (
+            self.delayed.producers[PUBLISHER].next_sequence
+            if PUBLISHER in self.delayed.producers
+            else 0
+        )
         for number, due_ns in enumerate(due, first):
             mine = tuple(b"delayed %d/%d" % (number, index) for index in range(count))
             bodies.update(dict.fromkeys(mine, due_ns))
@@ -225,7 +275,9 @@ class Life(StorageHarness):
     def lose(self, sequence: int) -> None:
         """A block that was acknowledged is hit by a flipped bit."""
         body = self.sent[sequence][0]
-        self.damage_while_closed(chunk_name(0), lambda data: data.replace(body, bytes([body[0] ^ 1]) + body[1:]))
+        self.damage_while_closed(
+            chunk_name(0), lambda data: data.replace(body, bytes([body[0] ^ 1]) + body[1:])
+        )
         self.lost.add(sequence)
 
     def lose_delayed(self, *bodies: bytes) -> None:
@@ -245,7 +297,9 @@ class Life(StorageHarness):
         table = self.store.state.load()
         mine = table.producers.get(PRODUCER)
         for sequence, offset in mine.recent if mine is not None else ():
-            assert self.offsets.get(sequence, offset) == offset, f"block {sequence} sent again would be answered with another offset"
+            assert self.offsets.get(sequence, offset) == offset, (
+                f"block {sequence} sent again would be answered with another offset"
+            )
         now = facts_of(table, self.store)
         self.check_facts(now, self.facts[self.commits : self.commits + 2])
         bases = self.log.chunks
@@ -256,41 +310,66 @@ class Life(StorageHarness):
         return found
 
     def check_facts(self, now: Facts, allowed: list[Facts]) -> None:
-        """`allowed`: after the last commit that was confirmed, and after the one that was under way, if there was one."""
-        assert now in allowed, f"the state is neither {' nor '.join(map(repr, allowed))} but {now!r}"
+        """`allowed`: after the last commit that was confirmed, and after the one that was under
+        way, if there was one.
+        """
+        assert now in allowed, (
+            f"the state is neither {' nor '.join(map(repr, allowed))} but {now!r}"
+        )
 
     def _check_delayed(self) -> None:
         assert self.store is not None
-        logged = [body for block in self.read_all() for body in block.body.values() if body is not None and body.startswith(b"delayed ")]
+        logged = [
+            body
+            for block in self.read_all()
+            for body in block.body.values()
+            if body is not None and body.startswith(b"delayed ")
+        ]
         waiting = self.waiting()
         found = logged + waiting
         assert len(set(found)) == len(found), f"delayed messages are there twice: {sorted(found)}"
-        missing = self.put.keys() - set(found) - self.given_up  # what had moved to the log may be retention's by now
+        missing = (
+            self.put.keys() - set(found) - self.given_up
+        )  # what had moved to the log may be retention's by now
         assert not missing, f"delayed messages {sorted(missing)} are lost"
         assert not self.gone & set(found), "cancelled messages are there again"
         known = {*self.put, *(body for bodies in self.perhaps for body in bodies)}
         assert set(found) <= known, f"nobody published {set(found) - known}"
         for bodies in self.perhaps:
-            assert set(bodies) <= set(found) or not set(bodies) & set(found), "a part of a block is there"
-        assert all(self.put.get(body, 0) <= self.moved_ns for body in logged), "a delayed message came early"
+            assert set(bodies) <= set(found) or not set(bodies) & set(found), (
+                "a part of a block is there"
+            )
+        assert all(self.put.get(body, 0) <= self.moved_ns for body in logged), (
+            "a delayed message came early"
+        )
         summary = None if self.store.delayed is None else self.store.delayed.summary
-        assert summary is None or self.damaged or (summary.messages, summary.lost) == (len(waiting), 0)
+        assert (
+            summary is None or self.damaged or (summary.messages, summary.lost) == (len(waiting), 0)
+        )
 
     def settle(self) -> None:
         """What is there after a crash is what holds from now on."""
         found = self.check()
         following = self._following()
         last = max({*found, *self.lost}, default=following - 1)
-        assert following == last + 1, f"block {last} was the last one, and the producer would be asked for {following}"
-        assert following >= self.acknowledged, f"block {following} is there and would be taken once more"
+        assert following == last + 1, (
+            f"block {last} was the last one, and the producer would be asked for {following}"
+        )
+        assert following >= self.acknowledged, (
+            f"block {following} is there and would be taken once more"
+        )
         waiting = set(self.waiting())
         for bodies in self.perhaps:
-            self.put.update(dict.fromkeys((body for body in bodies if body in waiting), self.moved_ns))
+            self.put.update(
+                dict.fromkeys((body for body in bodies if body in waiting), self.moved_ns)
+            )
             self.gone.update(body for body in bodies if body not in waiting)
         self.perhaps.clear()
         self.facts, self.commits = [self.facts_now()], 0
         self.sent = self.sent[:following]
-        self.offsets = {sequence: offset for sequence, offset in self.offsets.items() if sequence < following}
+        self.offsets = {
+            sequence: offset for sequence, offset in self.offsets.items() if sequence < following
+        }
         self.acknowledged = following
 
     def _following(self) -> int:
@@ -303,7 +382,9 @@ def facts_of(table: Table, store: Store) -> Facts:
     return {
         "channels": table.channels,
         "holes": table.holes,
-        "deferred": {name: list[HoleRow](store.state.deferred_rows(name)) for name in table.deferred},
+        "deferred": {
+            name: list[HoleRow](store.state.deferred_rows(name)) for name in table.deferred
+        },
         "start": table.start,
         "dropped": table.dropped,
         "paused": table.paused_end,

@@ -1,7 +1,9 @@
-"""Inputs that are nearly right: bytes of real packers with a few changes, and values of the words' own types at their borders.
+"""Inputs that are nearly right: bytes of real packers with a few changes, and values of the words'
+own types at their borders.
 
-All of it follows from one `random.Random`, so a seed and a number name an input for good. What is all noise is refused at the first
-byte and proves little; so an input begins as a good one, and most changes are small.
+All of it follows from one `random.Random`, so a seed and a number name an input for good. What is
+all noise is refused at the first byte and proves little; so an input begins as a good one, and most
+changes are small.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Mutator:
         )  # fmt: skip
 
     def below(self, limit: int) -> int:
-        """0 to `limit` - 1; `limit` above 0. Twice as fast as `randrange`, and near enough to even."""
+        """0 to `limit` - 1; `limit` above 0. Twice as fast as `randrange`, and near enough to
+        even.
+        """
         return int(self.random.random() * limit)
 
     def one(self, of: Sequence[Any]) -> Any:
@@ -107,7 +111,9 @@ class Mutator:
         at = self.below(len(data) - width + 1)
         at -= at % width if self.chance(2) else 0
         value = self.one(EDGES) if self.chance(2) else self.below(len(data) + 16)
-        data[at : at + width] = (value & _WIDTHS[width]).to_bytes(width, "little" if self.chance(2) else "big")
+        data[at : at + width] = (value & _WIDTHS[width]).to_bytes(
+            width, "little" if self.chance(2) else "big"
+        )
 
     def _cut(self, data: bytearray) -> None:
         start = self.below(len(data) + 1)
@@ -126,19 +132,26 @@ class Mutator:
         """Two pieces change places."""
         one, other = sorted((self.below(len(data) + 1), self.below(len(data) + 1)))
         size = self.below(min(other - one, 32) + 1)
-        data[one : one + size], data[other : other + size] = data[other : other + size], data[one : one + size]
+        data[one : one + size], data[other : other + size] = (
+            data[other : other + size],
+            data[one : one + size],
+        )
 
     # Values
 
     def whole(self) -> int:
-        """A number that msgpack can carry; often one that was used just now, for many conditions are about two that are the same."""
+        """A number that msgpack can carry; often one that was used just now, for many conditions
+        are about two that are the same.
+        """
         if self.chance(4):
             return self._again
         if self.chance(2):
             self._again = int(self.one(EDGES))
         else:
             self._again = (
-                self.below(12) if self.chance(2) else max(-(1 << 63), min((1 << 64) - 1, int(self.one(EDGES)) + self.below(5) - 2))
+                self.below(12)
+                if self.chance(2)
+                else max(-(1 << 63), min((1 << 64) - 1, int(self.one(EDGES)) + self.below(5) - 2))
             )
         return self._again
 
@@ -161,7 +174,10 @@ class Mutator:
         if dice < 5 or depth > 3:
             return self.leaf()
         if dice == 5:
-            return {self.leaf() if self.chance(4) else self.text(): self.value(depth + 1) for _ in range(self.below(4))}
+            return {
+                self.leaf() if self.chance(4) else self.text(): self.value(depth + 1)
+                for _ in range(self.below(4))
+            }
         if dice == 6 and self.chance(30):
             return self.deep()
         return tuple(self.value(depth + 1) for _ in range(self.below(4)))
@@ -188,11 +204,20 @@ class Mutator:
             return value if self.chance(2) else self.one(_BYTES)
         if kind is tuple:
             if self.chance(4):
-                value = (self.like(value[0], depth + 1),) * self.below(4) if value else value  # the same thing again
+                value = (
+                    (self.like(value[0], depth + 1),) * self.below(4) if value else value
+                )  # the same thing again
             parts = [self.like(part, depth + 1) for part in value if not self.chance(12)]
-            return tuple(parts + ([self.like(self.one(parts), depth + 1)] if parts and self.chance(4) else []))
+            return tuple(
+                parts
+                + ([self.like(self.one(parts), depth + 1)] if parts and self.chance(4) else [])
+            )
         if kind is dict:
-            kept = {key: self.like(part, depth + 1) for key, part in value.items() if not self.chance(10)}
+            kept = {
+                key: self.like(part, depth + 1)
+                for key, part in value.items()
+                if not self.chance(10)
+            }
             return kept if not self.chance(6) else {**kept, self.leaf(): self.value(depth + 1)}
         return value if self.chance(2) else self.leaf()
 

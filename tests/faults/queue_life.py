@@ -1,4 +1,6 @@
-"""A disk queue that is recorded, and found again after a crash: what was put is there, what was got does not come again."""
+"""A disk queue that is recorded, and found again after a crash: what was put is there, what was got
+does not come again.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _PROMISED: Final = ("sync_every", "put_begun", "put_safe", "got_begun", "got_saf
 
 
 class QueueLife:
-    """Messages are numbered from 0 as they are put. `begun`: called for; `safe`: promised to outlive a power cut."""
+    """Messages are numbered from 0 as they are put. `begun`: called for; `safe`: promised to
+    outlive a power cut.
+    """
 
     def __init__(self, files: FaultyFiles, sync_every: int = 1) -> None:
         self.files = files
@@ -39,7 +43,12 @@ class QueueLife:
 
     def recover(self) -> None:
         self.queue = DiskQueue(
-            self.files.root, NAME, max_bytes_per_file=40, sync_every=self.sync_every, sync_timeout=3600.0, files=self.files
+            self.files.root,
+            NAME,
+            max_bytes_per_file=40,
+            sync_every=self.sync_every,
+            sync_timeout=3600.0,
+            files=self.files,
         )
 
     @property
@@ -82,7 +91,9 @@ class QueueLife:
         self.sync()
 
     def verify(self) -> None:
-        """A record has no checksum: what was not synced may come with zeros in it, and then hides what lies behind it."""
+        """A record has no checksum: what was not synced may come with zeros in it, and then hides
+        what lies behind it.
+        """
         queue = self.open_queue
         depth = queue.depth()
         before = (self.got_begun, self.got_safe)
@@ -91,16 +102,25 @@ class QueueLife:
         queue.sync()
         self.got_safe = self.put_begun
         assert depth == len(messages) or queue.report.notes
-        torn = next((at for at, one in enumerate(messages) if not re.fullmatch(rb"message \d+", one)), len(messages))
+        torn = next(
+            (at for at, one in enumerate(messages) if not re.fullmatch(rb"message \d+", one)),
+            len(messages),
+        )
         found = [int(one.split()[1]) for one in messages[:torn]]
         if found:
             assert found == list(range(found[0], found[0] + len(found))), "out of order"
-            assert before[1] <= found[0] <= before[0], "what was got comes again, or what was not got is lost"
-            assert self.put_safe <= found[-1] + 1 <= self.put_begun, "what was put is lost, or nobody put it"
+            assert before[1] <= found[0] <= before[0], (
+                "what was got comes again, or what was not got is lost"
+            )
+            assert self.put_safe <= found[-1] + 1 <= self.put_begun, (
+                "what was put is lost, or nobody put it"
+            )
         else:
             assert before[0] >= self.put_safe, "what was put is lost"
         names = self.files.list(self.files.root)
-        assert len([name for name in names if not name.endswith(".bad")]) <= 2, "files that were read are removed"
+        assert len([name for name in names if not name.endswith(".bad")]) <= 2, (
+            "files that were read are removed"
+        )
 
     def abandon(self) -> None:
         if self.queue is not None:

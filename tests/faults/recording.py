@@ -1,11 +1,13 @@
-"""What a workload does to the disk, in one order: the calls of the seam and LMDB's own, and what had been promised before each of them.
+"""What a workload does to the disk, in one order: the calls of the seam and LMDB's own, and what
+had been promised before each of them.
 
     files = RecordingFiles(root)
     subject = Life(files)                       # opened as ever
     with files.recording(subject.promise) as trace:
         work(subject)                           # trace.steps: every write, cut, name and sync
 
-A step says nothing about success: it is what reached the page cache. `session.py` makes disks of it as a power cut may leave them.
+A step says nothing about success: it is what reached the page cache. `session.py` makes disks of it
+as a power cut may leave them.
 """
 
 from __future__ import annotations
@@ -21,9 +23,11 @@ from support.lmdb_calls import LmdbCall, LmdbCalls
 
 
 class Step(NamedTuple):
-    """`kind`: write, cut (a truncate), names, sync, sync_folder. `node`: the file or folder. `durable`: a write that syncs itself.
+    """`kind`: write, cut (a truncate), names, sync, sync_folder. `node`: the file or folder.
+    `durable`: a write that syncs itself.
 
-    `entries` of names: (folder, name, node now of that name or -1). `promised`: what held before it, a number in the trace.
+    `entries` of names: (folder, name, node now of that name or -1). `promised`: what held before
+    it, a number in the trace.
     """
 
     kind: str
@@ -37,7 +41,9 @@ class Step(NamedTuple):
 
 @dataclass(slots=True)
 class Trace:
-    """`files` and `folders`: what was certainly on disk at the beginning, by node. `promises`: distinct ones, in order."""
+    """`files` and `folders`: what was certainly on disk at the beginning, by node. `promises`:
+    distinct ones, in order.
+    """
 
     root: int
     files: dict[int, bytes]
@@ -54,20 +60,33 @@ class Trace:
 
     def promised(self, prefix: int) -> Any:
         """What had been promised when so many steps were done."""
-        return self.promises[self.steps[prefix].promised] if prefix < len(self.steps) else self.promises[-1]
+        return (
+            self.promises[self.steps[prefix].promised]
+            if prefix < len(self.steps)
+            else self.promises[-1]
+        )
 
     def say(self, step: Step) -> str:
         """For people."""
         if step.kind == "names":
-            return "names " + ", ".join(f"{folder}/{name}={'none' if node < 0 else node}" for folder, name, node in step.entries)
+            return "names " + ", ".join(
+                f"{folder}/{name}={'none' if node < 0 else node}"
+                for folder, name, node in step.entries
+            )
         what = (
-            f" at {step.position}, {len(step.data)} bytes" if step.kind == "write" else f" to {step.position}" if step.kind == "cut" else ""
+            f" at {step.position}, {len(step.data)} bytes"
+            if step.kind == "write"
+            else f" to {step.position}"
+            if step.kind == "cut"
+            else ""
         )
         return f"{step.kind} {step.node}{what}{', durable' if step.durable else ''}"
 
 
 class RecordingFiles(FaultyFiles):
-    """The seam as `FaultyFiles` has it, and LMDB beside it. Only inside `recording` anything is noted."""
+    """The seam as `FaultyFiles` has it, and LMDB beside it. Only inside `recording` anything is
+    noted.
+    """
 
     def __init__(self, root: str) -> None:
         super().__init__(os.path.realpath(root))
@@ -77,7 +96,9 @@ class RecordingFiles(FaultyFiles):
 
     @contextmanager
     def recording(self, promise: Callable[[], Any]) -> Iterator[Trace]:
-        """What was changed before is taken as certain. `promise` is asked for before each step; what it gives is not changed any more."""
+        """What was changed before is taken as certain. `promise` is asked for before each step;
+        what it gives is not changed any more.
+        """
         assert not self._nodes, "files are open, of which it is not known what they are"
         self.reset()
         self._numbers = {}
@@ -100,7 +121,9 @@ class RecordingFiles(FaultyFiles):
         if not node.folder:
             trace.files[number] = self._whole(path)
             return
-        trace.folders[number] = {name: self._number(child) for name, child in node.names_now.items()}
+        trace.folders[number] = {
+            name: self._number(child) for name, child in node.names_now.items()
+        }
         for name, child in node.names_now.items():
             self._note_tree(trace, f"{path}/{name}", child)
 
@@ -147,7 +170,8 @@ class RecordingFiles(FaultyFiles):
     def _name(self, kind: str, *entries: tuple[str, FaultyNode | None]) -> None:
         super()._name(kind, *entries)
         found = tuple(
-            (self._number(folder), name, -1 if node is None else self._number(node)) for folder, name, node in self.pending[-1].entries
+            (self._number(folder), name, -1 if node is None else self._number(node))
+            for folder, name, node in self.pending[-1].entries
         )
         for _, _, node in self.pending[-1].entries:
             if self.trace is not None and node is not None and node.folder:

@@ -1,4 +1,6 @@
-"""The registry and the topics' directories that it names: made, set, deleted and made again, recorded and found again after a crash."""
+"""The registry and the topics' directories that it names: made, set, deleted and made again,
+recorded and found again after a crash.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ Facts = dict[str, Any]
 
 
 class RegistryLife:
-    """`facts`: what the registry said after each change, shared by all promises; `changes`: so many were confirmed."""
+    """`facts`: what the registry said after each change, shared by all promises; `changes`: so many
+    were confirmed.
+    """
 
     def __init__(self, files: FaultyFiles) -> None:
         self.files = files
@@ -40,7 +44,11 @@ class RegistryLife:
     @classmethod
     def revived(cls, files: FaultyFiles, promise: dict[str, Any]) -> Self:
         made = cls(files)
-        made.facts, made.changes, made.ends = promise["facts"], promise["changes"], dict(promise["ends"])
+        made.facts, made.changes, made.ends = (
+            promise["facts"],
+            promise["changes"],
+            dict(promise["ends"]),
+        )
         return made
 
     @property
@@ -51,7 +59,9 @@ class RegistryLife:
     def facts_now(self) -> Facts:
         found = self.open_registry
         topics = {name: asdict(row) for name, row in found.topics.items()}
-        return copy.deepcopy({"topics": topics, "ended": found.ended, "next": found.next_number, "uuid": found.uuid})
+        return copy.deepcopy(
+            {"topics": topics, "ended": found.ended, "next": found.next_number, "uuid": found.uuid}
+        )
 
     def changed(self) -> None:
         self.facts.append(self.facts_now())
@@ -66,7 +76,9 @@ class RegistryLife:
         now = self.facts_now()
         allowed = self.facts[max(self.changes - 1, 0) : self.changes + 1]
         fresh = not self.changes and not now["topics"] and not now["ended"]
-        assert fresh or now in allowed, f"the registry says neither {' nor '.join(map(repr, allowed))} but {now}"
+        assert fresh or now in allowed, (
+            f"the registry says neither {' nor '.join(map(repr, allowed))} but {now}"
+        )
         if not self.facts:  # the first start of all
             self.changed()
             return
@@ -89,7 +101,9 @@ class RegistryLife:
         if row.state == "new":
             self.open_registry.set_state(name, "live")
             self.changed()
-        store.log.append([pack([b"one", b"two"], producer_id=1, sequence=number) for number in range(blocks)], 5)
+        store.log.append(
+            [pack([b"one", b"two"], producer_id=1, sequence=number) for number in range(blocks)], 5
+        )
         store.log.sync()
         self.ends[row.uuid] = store.log.end
         store.close()
@@ -122,11 +136,15 @@ class RegistryLife:
             try:
                 assert not store.report.alarms
                 assert store.log.start == row.base_offset
-                assert store.log.end >= self.ends.get(row.uuid, row.base_offset), "what was published is lost"
+                assert store.log.end >= self.ends.get(row.uuid, row.base_offset), (
+                    "what was published is lost"
+                )
             finally:
                 store.close()
         known = {f"{row.number:06d}" for row in registry.topics.values()}
-        assert set(self.files.list(str(self.data_dir / "topics"))) == known, "directories and rows do not agree"
+        assert set(self.files.list(str(self.data_dir / "topics"))) == known, (
+            "directories and rows do not agree"
+        )
         assert not self.files.list(str(self.data_dir / "trash"))
 
     def live(self) -> None:
@@ -138,7 +156,9 @@ class RegistryLife:
         for name in ("clicks", "one more"):
             if name not in registry.topics:
                 self.topic(name.replace(" ", "-"), 1)
-        assert len(numbers | {row.number for row in registry.topics.values()}) == len(registry.topics), "a number is given twice"
+        assert len(numbers | {row.number for row in registry.topics.values()}) == len(
+            registry.topics
+        ), "a number is given twice"
 
     def abandon(self) -> None:
         self.registry = None

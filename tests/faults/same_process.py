@@ -1,4 +1,6 @@
-"""What recovery has done by another process for fear of flipped bits, done in this one: here are none, and that takes 100 times as long."""
+"""What recovery has done by another process for fear of flipped bits, done in this one: here are
+none, and that takes 100 times as long.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,10 @@ from zsq.storage.state import state_check
 
 @contextmanager
 def looking_in_this_process() -> Iterator[None]:
-    with mock.patch.object(state_check, "_examine", _examine), mock.patch.object(delayed_rescue, "_run", _run):
+    with (
+        mock.patch.object(state_check, "_examine", _examine),
+        mock.patch.object(delayed_rescue, "_run", _run),
+    ):
         yield
 
 
@@ -25,7 +30,9 @@ def _examine(path: str, timeout_s: float) -> state_check.Verdict:
 
 def _run(step: str, path: str, *rest: str) -> dict[str, Any] | None:
     if step in {"check", "meta"}:
-        return dict(delayed_rescue.counted(path) if step == "check" else delayed_rescue.meta_of(path))
+        return dict(
+            delayed_rescue.counted(path) if step == "check" else delayed_rescue.meta_of(path)
+        )
     new, _, rows_max, border = rest
     delayed_rescue.take_step(step, path, new, os.getppid(), int(rows_max), bytes.fromhex(border))
     return {}

@@ -1,10 +1,15 @@
-"""A topic whose channel an operator moves while its consumers finish: real channel and storage, on a disk that forgets.
+"""A topic whose channel an operator moves while its consumers finish: real channel and storage, on
+a disk that forgets.
 
-Requests reach the channel in one order, and the state store commits in that order. So this is promised of a seek and a finish:
+Requests reach the channel in one order, and the state store commits in that order. So this is
+promised of a seek and a finish:
 
-1. A finish that was confirmed stays, unless a seek that was asked for goes back behind it: answered, or perhaps in effect.
-2. A seek that was answered is in effect. One that was asked for and not answered is in effect as a whole, or not at all.
-3. What no consumer has seen of a seek may be undone by a cut, and nothing else: once a message of the new place was delivered, it stays.
+1. A finish that was confirmed stays, unless a seek that was asked for goes back behind it:
+answered, or perhaps in effect.
+2. A seek that was answered is in effect. One that was asked for and not answered is in effect as a
+whole, or not at all.
+3. What no consumer has seen of a seek may be undone by a cut, and nothing else: once a message of
+the new place was delivered, it stays.
 """
 
 from __future__ import annotations
@@ -86,7 +91,9 @@ class Jobs:
 
 
 class Rig:
-    """The channel and the parts of its storage. Commits are as slow as possible: everything else happens before them."""
+    """The channel and the parts of its storage. Commits are as slow as possible: everything else
+    happens before them.
+    """
 
     def __init__(self, life: SeekLife) -> None:
         assert life.store is not None
@@ -118,7 +125,9 @@ class Rig:
 
     def seek(self, request: int, offset: int) -> None:
         log = self.life.log
-        self.lines["supervisor"].hear(p.Seek(request, offset, log.start, log.synced_end, clamp=False, forward=False), ())
+        self.lines["supervisor"].hear(
+            p.Seek(request, offset, log.start, log.synced_end, clamp=False, forward=False), ()
+        )
 
     def turn(self) -> None:
         """All that can happen without a commit."""
@@ -146,9 +155,13 @@ class Rig:
         for message, _ in self.lines["storage"].take():
             found = True
             if isinstance(message, p.Fetch):
-                blocks = [block for block in self.life.read_all() if block.next_offset > message.offset]
+                blocks = [
+                    block for block in self.life.read_all() if block.next_offset > message.offset
+                ]
                 end = self.life.log.synced_end
-                self.say(p.Blocks(message.request, self.life.log.start, end, end), "storage", blocks)
+                self.say(
+                    p.Blocks(message.request, self.life.log.start, end, end), "storage", blocks
+                )
             else:
                 self.back.hear(message)
         self._heard()
@@ -215,7 +228,7 @@ class SeekLife(Life):
         self.leases: dict[int, int] = {}
         """Offset -> token, of the last delivery."""
         self.attempts: dict[int, int] = {}
-        """Offset -> the highest attempt number that was seen, since a seek that was answered went back behind it."""
+        """Offset -> the highest attempt number seen since an answered seek went back behind it."""
         self.told: set[int] = set()
         """Their finish was asked for: they may come again or not."""
         self.confirmed: set[int] = set()
@@ -282,20 +295,26 @@ class SeekLife(Life):
         self.told -= set(offsets) - taken
 
     def was_moved(self, place: int) -> None:
-        """The oldest of the seeks was answered. What was told before may have been before it or behind it."""
+        """The oldest of the seeks was answered. What was told before may have been before it or
+        behind it.
+        """
         assert self.seeks.pop(0) == place
         self._moved(place)
 
     def _moved(self, place: int) -> None:
         self.confirmed = {offset for offset in self.confirmed if offset < place}
         self.told = {offset for offset in self.told if offset < place}
-        self.attempts = {offset: attempts for offset, attempts in self.attempts.items() if offset < place}
+        self.attempts = {
+            offset: attempts for offset, attempts in self.attempts.items() if offset < place
+        }
         self.floor, self.seen = place, False
 
     # What must hold
 
     def given(self) -> dict[int, int]:
-        """What the channel would give out from here on: offset -> attempt number. Nothing is written."""
+        """What the channel would give out from here on: offset -> attempt number. Nothing is
+        written.
+        """
         assert self.store is not None
         table = self.store.state.load()
         if NAME not in table.channels:
@@ -314,7 +333,11 @@ class SeekLife(Life):
             for block in blocks if delivery.supply.wanted else ():
                 delivery.supply.shelve(block)
             while (pending := delivery.next_delivery(1, 1)) is not None:
-                found.update((offset, attempts) for start, count, attempts in pending.runs for offset in range(start, start + count))
+                found.update(
+                    (offset, attempts)
+                    for start, count, attempts in pending.runs
+                    for offset in range(start, start + count)
+                )
             if not delivery.supply.wanted and not delivery.supply.held:
                 return found
         raise AssertionError("the channel holds back what it should give out")
@@ -325,7 +348,9 @@ class SeekLife(Life):
         return found
 
     def moves_in_effect(self) -> int:
-        """How many of the seeks that were not answered are in effect; an assertion where no number explains what the channel gives out."""
+        """How many of the seeks that were not answered are in effect; an assertion where no number
+        explains what the channel gives out.
+        """
         assert self.store is not None
         if NAME not in self.store.state.load().channels:
             assert not self.attempts, "the channel is gone"
@@ -333,9 +358,14 @@ class SeekLife(Life):
         given = self.given()
         wrong = []
         for number in range(len(self.seeks), 0, -1):
-            if given.keys() == set(range(self.seeks[number - 1], self.log.synced_end)) and set(given.values()) <= {1, 2}:
+            if given.keys() == set(range(self.seeks[number - 1], self.log.synced_end)) and set(
+                given.values()
+            ) <= {1, 2}:
                 return number
-        wrong += [f"{offset} comes again (attempt {given[offset]}), its finish was confirmed" for offset in self.confirmed & given.keys()]
+        wrong += [
+            f"{offset} comes again (attempt {given[offset]}), its finish was confirmed"
+            for offset in self.confirmed & given.keys()
+        ]
         wrong += [
             f"{offset} comes as attempt {given[offset]} after {attempts}"
             for offset, attempts in self.attempts.items()
@@ -356,9 +386,13 @@ class SeekLife(Life):
 
 
 def moved(life: Life) -> None:
-    """Finishes and seeks that overlap in each way: before it, behind it, in one commit with it, while a commit is on its way."""
+    """Finishes and seeks that overlap in each way: before it, behind it, in one commit with it,
+    while a commit is on its way.
+    """
     assert isinstance(life, SeekLife)
-    with mock.patch.object(options, "SAVE_INTERVAL_MS", 1 << 40):  # commits begin when they are asked for, not by the clock
+    with mock.patch.object(
+        options, "SAVE_INTERVAL_MS", 1 << 40
+    ):  # commits begin when they are asked for, not by the clock
         life.publish(blocks=4)
         life.sync()
         rig = life.start()

@@ -1,9 +1,12 @@
-"""Every disk that a power cut may leave, of a recorded workload: after each step, with any part of what was not synced.
+"""Every disk that a power cut may leave, of a recorded workload: after each step, with any part of
+what was not synced.
 
-The model (what `storage/log/recovery.py` promises to survive): writes and cuts of a file are certain once that file is synced, names once
-their folder is; a rename is one change, but of a file that goes to another folder the old name may be there too until that folder is
-synced. Of what is not certain anything may be on disk: each change whole, or not at all, or a write torn at the border of a sector (512),
-of a page (4096) or anywhere, at either end, and the file as long as if it were whole or not.
+The model (what `storage/log/recovery.py` promises to survive): writes and cuts of a file are
+certain once that file is synced, names once their folder is; a rename is one change, but of a file
+that goes to another folder the old name may be there too until that folder is synced. Of what is
+not certain anything may be on disk: each change whole, or not at all, or a write torn at the border
+of a sector (512), of a page (4096) or anywhere, at either end, and the file as long as if it were
+whole or not.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ _END: Final = 1 << 62
 
 
 class Kept(NamedTuple):
-    """What is on disk of a change: bytes [start, stop) of a write; `grown`: the file is as long as with all of it, zeros in the gap.
+    """What is on disk of a change: bytes [start, stop) of a write; `grown`: the file is as long as
+    with all of it, zeros in the gap.
 
     `twice`: of a rename between folders, the new name and the old one.
     """
@@ -53,15 +57,29 @@ class Disk:
 
     def copy(self) -> Disk:
         return Disk(
-            self.root, dict(self.files), {number: dict(names) for number, names in self.folders.items()}, list(self.pending), self.steps
+            self.root,
+            dict(self.files),
+            {number: dict(names) for number, names in self.folders.items()},
+            list(self.pending),
+            self.steps,
         )
 
     def take(self, step: Step) -> None:
         self.steps += 1
         if step.kind == "sync":
-            self._settle([one for one in self.pending if one.node == step.node and one.kind in {"write", "cut"}])
+            self._settle(
+                [
+                    one
+                    for one in self.pending
+                    if one.node == step.node and one.kind in {"write", "cut"}
+                ]
+            )
         elif step.kind == "sync_folder":
-            mine = [one for one in self.pending if one.kind == "names" and any(entry[0] == step.node for entry in one.entries)]
+            mine = [
+                one
+                for one in self.pending
+                if one.kind == "names" and any(entry[0] == step.node for entry in one.entries)
+            ]
             self._settle(mine)
         elif step.durable:
             change(self.files, self.folders, step, WHOLE)
@@ -75,7 +93,9 @@ class Disk:
         self.pending = [step for step in self.pending if id(step) not in gone]
 
 
-def change(files: dict[int, bytes], folders: dict[int, dict[str, int]], step: Step, kept: Kept) -> None:
+def change(
+    files: dict[int, bytes], folders: dict[int, dict[str, int]], step: Step, kept: Kept
+) -> None:
     if step.kind == "names":
         for folder, name, node in step.entries:
             if node >= 0:
@@ -89,7 +109,11 @@ def change(files: dict[int, bytes], folders: dict[int, dict[str, int]], step: St
         return
     data = step.data[kept.start : kept.stop]
     begin = step.position + kept.start
-    length = max(len(content), begin + len(data) if data else 0, step.position + len(step.data) if kept.grown else 0)
+    length = max(
+        len(content),
+        begin + len(data) if data else 0,
+        step.position + len(step.data) if kept.grown else 0,
+    )
     changed = bytearray(content.ljust(length, b"\0"))
     changed[begin : begin + len(data)] = data
     files[step.node] = bytes(changed)
@@ -97,7 +121,12 @@ def change(files: dict[int, bytes], folders: dict[int, dict[str, int]], step: St
 
 def prefixes(trace: Trace) -> Iterator[Disk]:
     """The disk before the first step, and after each."""
-    disk = Disk(trace.root, dict(trace.files), {number: dict(names) for number, names in trace.folders.items()}, list(trace.pending))
+    disk = Disk(
+        trace.root,
+        dict(trace.files),
+        {number: dict(names) for number, names in trace.folders.items()},
+        list(trace.pending),
+    )
     yield disk.copy()
     for step in trace.steps:
         disk.take(step)
@@ -123,24 +152,45 @@ def paths(disk: Disk) -> dict[str, int]:
 
 
 def continued(disk: Disk, trace: Trace) -> Trace:
-    """`trace` was recorded on all of this disk, by the next process: together, with what is not certain since before."""
+    """`trace` was recorded on all of this disk, by the next process: together, with what is not
+    certain since before.
+    """
     known = paths(disk)
     numbers = {node: known[path] for path, node in trace.paths.items()}
-    first_new = max((*disk.files, *disk.folders, *known.values(), *(step.node for step in disk.pending))) + 1
+    first_new = (
+        max((*disk.files, *disk.folders, *known.values(), *(step.node for step in disk.pending)))
+        + 1
+    )
 
     def of(node: int) -> int:
         return node if node < 0 else numbers.setdefault(node, first_new + len(numbers))
 
     steps = [
-        step._replace(node=of(step.node), entries=tuple((of(folder), name, of(node)) for folder, name, node in step.entries))
+        step._replace(
+            node=of(step.node),
+            entries=tuple((of(folder), name, of(node)) for folder, name, node in step.entries),
+        )
         for step in trace.steps
     ]
-    folders = {**disk.folders, **{of(number): {} for number in trace.folders if of(number) >= first_new}}
-    return Trace(disk.root, disk.files, folders, steps, trace.promises, pending=list(disk.pending), recovered=trace.recovered)
+    folders = {
+        **disk.folders,
+        **{of(number): {} for number in trace.folders if of(number) >= first_new},
+    }
+    return Trace(
+        disk.root,
+        disk.files,
+        folders,
+        steps,
+        trace.promises,
+        pending=list(disk.pending),
+        recovered=trace.recovered,
+    )
 
 
 def fates(disk: Disk, chance: random.Random) -> Iterator[Fate]:
-    """What may have become of what is pending: each way of losing or keeping one thing, whole or in part, and of losing what came first."""
+    """What may have become of what is pending: each way of losing or keeping one thing, whole or in
+    part, and of losing what came first.
+    """
     pending = disk.pending
     count = len(pending)
     everything: Fate = (WHOLE,) * count
@@ -170,15 +220,24 @@ def random_fates(disk: Disk, chance: random.Random, count: int) -> Iterator[Fate
 def parts(step: Step, chance: random.Random, disk: Disk) -> list[Kept]:
     """In which ways a change may be there in part."""
     if step.kind == "names":
-        moved = len({folder for folder, _, _ in step.entries}) > 1 and not any(node in disk.folders for _, _, node in step.entries)
+        moved = len({folder for folder, _, _ in step.entries}) > 1 and not any(
+            node in disk.folders for _, _, node in step.entries
+        )
         return [TWICE] if moved else []
     size = len(step.data)
     if step.kind != "write" or size < 2:
         return []
     cuts: set[int] = {chance.randrange(1, size)}
     for border in BORDERS:
-        found = [at - step.position for at in range(step.position // border * border + border, step.position + size, border)]
-        cuts.update(found if len(found) <= TEARS_MAX else [*found[:2], *found[-2:], *chance.sample(found[2:-2], TEARS_MAX - 4)])
+        found = [
+            at - step.position
+            for at in range(step.position // border * border + border, step.position + size, border)
+        ]
+        cuts.update(
+            found
+            if len(found) <= TEARS_MAX
+            else [*found[:2], *found[-2:], *chance.sample(found[2:-2], TEARS_MAX - 4)]
+        )
     ways = [LENGTH_ONLY]
     for cut in sorted(cuts):
         ways += [Kept(0, cut), Kept(0, cut, grown=True), Kept(cut)]
@@ -202,7 +261,10 @@ Tree = dict[str, bytes | None]
 def tree_of(disk: Disk, fate: Fate) -> Tree:
     """The disk as it is found when the power is back."""
     if disk.pending:
-        files, folders = dict(disk.files), {number: dict(names) for number, names in disk.folders.items()}
+        files, folders = (
+            dict(disk.files),
+            {number: dict(names) for number, names in disk.folders.items()},
+        )
         for step, kept in zip(disk.pending, fate, strict=True):
             if kept is not None:
                 change(files, folders, step, kept)

@@ -13,7 +13,9 @@ from .recording import RecordingFiles, Trace
 
 
 class Subject(Protocol):
-    """A topic's store, a queue, a registry. `live`: what recovery found is checked, holds from now on, and more is done with it."""
+    """A topic's store, a queue, a registry. `live`: what recovery found is checked, holds from now
+    on, and more is done with it.
+    """
 
     files: FaultyFiles
 

@@ -1,4 +1,6 @@
-"""Calls of the operating system that fail, at the n-th call of a workload for every n: the first round of `scripts/prove calls`."""
+"""Calls of the operating system that fail, at the n-th call of a workload for every n: the first
+round of `scripts/prove calls`.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,10 @@ SIGNAL_EVERY_S = 0.0005
 def test_each_call_of_a_workload_fails(life: str) -> None:
     count = len(calls.trace_of(life))
     tried = calls.try_all(list(islice(calls.cases(life, seed=0), count)))
-    print(f"{life}: {tried.cases} failing calls, {tried.refused} were refused, {tried.failed} ended the store")
+    print(
+        f"{life}: {tried.cases} failing calls, {tried.refused} were refused, {tried.failed} "
+        "ended the store"
+    )
     assert not tried.violations, tried.violations[0]
     assert tried.cases == count
 
@@ -37,13 +42,19 @@ def test_a_case_comes_once_and_can_be_named() -> None:
     found = list(calls.cases("creation", seed=1))
     assert len(set(found)) == len(found) > 300
     assert [calls.Case.parse(str(case)) for case in found] == found
-    assert {case.fault.at for case in found[: len(calls.trace_of("creation"))]} == set(range(1, len(calls.trace_of("creation")) + 1))
+    assert {case.fault.at for case in found[: len(calls.trace_of("creation"))]} == set(
+        range(1, len(calls.trace_of("creation")) + 1)
+    )
 
 
 def test_a_promise_that_is_not_kept_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """The log's cut-back left out: what was refused is found by a reader."""
     monkeypatch.setattr(FailingFiles, "truncate", lambda *_: None)
-    short = [case for case in calls.cases("log", seed=0) if case.fault.code == errno.ENOSPC and case.fault.mode == "short"]
+    short = [
+        case
+        for case in calls.cases("log", seed=0)
+        if case.fault.code == errno.ENOSPC and case.fault.mode == "short"
+    ]
     assert calls.try_all(short[:20]).violations
 
 

@@ -1,4 +1,6 @@
-"""5,000 distinct disks that a power cut may leave, in every continuous integration run; `scripts/prove crash-states` tries more."""
+"""5,000 distinct disks that a power cut may leave, in every continuous integration run;
+`scripts/prove crash-states` tries more.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ from .life import Life
 from .workloads import WORKLOADS, TopicWork, groups, publishes
 
 SHARE: Final = (200, 20)  # disks after a power cut, and after a crash in recovery
-SHARES: Final = {name: {"queue": (160, 10), "queue-4": (140, 20)}.get(name, SHARE) for name in WORKLOADS}
+SHARES: Final = {
+    name: {"queue": (160, 10), "queue-4": (140, 20)}.get(name, SHARE) for name in WORKLOADS
+}
 
 
 def test_the_shares_are_all_that_is_said() -> None:
@@ -28,7 +32,9 @@ def test_the_shares_are_all_that_is_said() -> None:
 
 
 class Forgetful(Life):
-    """Its commits count blocks of which their rows of producers do not know, as if what a roll or a group has synced were not noted."""
+    """Its commits count blocks of which their rows of producers do not know, as if what a roll or a
+    group has synced were not noted.
+    """
 
     def counted(self, batch: StateBatch) -> StateBatch:
         batch = super().counted(batch)
@@ -36,8 +42,12 @@ class Forgetful(Life):
         return batch
 
 
-@pytest.mark.parametrize("work", [TopicWork(publishes, kind=Forgetful), TopicWork(groups, GROUPS, kind=Forgetful)])
-def test_a_producer_that_would_be_asked_for_what_is_there_is_found(work: TopicWork, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "work", [TopicWork(publishes, kind=Forgetful), TopicWork(groups, GROUPS, kind=Forgetful)]
+)
+def test_a_producer_that_would_be_asked_for_what_is_there_is_found(
+    work: TopicWork, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(WORKLOADS, "forgetful", work)
     with work_folder() as folder:
         result = prove_some("forgetful", folder, 60, 0, seed=1)
@@ -46,7 +56,9 @@ def test_a_producer_that_would_be_asked_for_what_is_there_is_found(work: TopicWo
 
 def _without_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The channel delivers from the new place of a seek before that seek is committed."""
-    monkeypatch.setattr(Supply, "moving", property(lambda supply: False, lambda supply, value: None), raising=False)
+    monkeypatch.setattr(
+        Supply, "moving", property(lambda supply: False, lambda supply, value: None), raising=False
+    )
 
 
 def _answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +102,9 @@ def _with_its_old_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         (_with_its_old_rows, "comes again (attempt"),
     ],
 )
-def test_a_defect_of_seeks_is_found(defect: Callable[[pytest.MonkeyPatch], None], complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_of_seeks_is_found(
+    defect: Callable[[pytest.MonkeyPatch], None], complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     defect(monkeypatch)
     with work_folder() as folder:
         result = prove_some("moved", folder, 400, 0, seed=1)
@@ -99,7 +113,9 @@ def test_a_defect_of_seeks_is_found(defect: Callable[[pytest.MonkeyPatch], None]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SHARES)
-def test_every_promise_holds_after_a_power_cut(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_promise_holds_after_a_power_cut(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     disks, nested = SHARES[name]
     with work_folder() as folder:
         result = prove_some(name, folder, disks, nested, seed=1)

@@ -1,4 +1,6 @@
-"""Ten thousand flipped bits and much else that a disk, or a person with a shell, can do to a topic's files."""
+"""Ten thousand flipped bits and much else that a disk, or a person with a shell, can do to a
+topic's files.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,14 @@ def test_ten_thousand_flipped_bits_break_no_promise() -> None:
     assert sum(summary.total("flip ").values()) >= FLIPS
     assert sum(summary.total("flip in LMDB ").values()) >= LMDB_FLIPS - 20
     assert sum(summary.total().values()) >= FLIPS + LMDB_FLIPS + OTHERS - 100
-    assert set(summary.total()) >= {"harmless", "lost", "told", "rebuilt", "refused"}, "not all that can come of damage was seen"
+    assert set(summary.total()) >= {"harmless", "lost", "told", "rebuilt", "refused"}, (
+        "not all that can come of damage was seen"
+    )
 
 
-def test_a_specimen_has_all_kinds_and_is_the_same_each_time(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_specimen_has_all_kinds_and_is_the_same_each_time(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
     folder = tmp_path_factory.mktemp("specimens")
     rich, again = (make(RICH, f"{folder}/{number}") for number in range(2))
     assert rich.tree == again.tree
@@ -36,7 +42,12 @@ def test_a_specimen_has_all_kinds_and_is_the_same_each_time(tmp_path_factory: py
     assert rich.unfinished
     assert rich.transactions
     assert len(rich.chunks()) > 4
-    bits = {1 << bit for block in rich.blocks.values() for bit in range(7) if block.header.columns >> bit & 1}
+    bits = {
+        1 << bit
+        for block in rich.blocks.values()
+        for bit in range(7)
+        if block.header.columns >> bit & 1
+    }
     assert bits == {1, 2, 4, 8, 16, 32}, "columns and bitmaps"
     flags = {rich.tree[block.path][block.position + 6] for block in rich.blocks.values()}
     assert {0, 16, 64} <= flags, "groups, and what was published with a delay"
@@ -46,19 +57,30 @@ def test_a_specimen_has_all_kinds_and_is_the_same_each_time(tmp_path_factory: py
 @pytest.mark.parametrize(
     "case",
     [
-        "1|cut|00000000000000000049.chunk|74",  # an adopted chunk that ends within its own header: the start was refused
-        "0|again|00000000000000000000.chunk|0",  # a block twice: read twice, and the log's end set back
+        # An adopted chunk that ends within its own header: the start was refused.
+        "1|cut|00000000000000000049.chunk|74",
+        # A block twice: read twice, and the log's end set back.
+        "0|again|00000000000000000000.chunk|0",
         "0|copy|00000000000000000000.chunk|0|1",  # a write that went astray
-        "0|double|00000000000000000000.chunk|3",  # a chunk under a name in the middle of another: its messages were taken for lost
+        # A chunk under a name in the middle of another: its messages were taken for lost.
+        "0|double|00000000000000000000.chunk|3",
         "3|copy|00000000000000000000.chunk|0|1",  # fsck took it for the damage that it knew
-        "1|garbage|00000000000000000049.chunk|792|512",  # a bad block before a bad end of an adopted chunk
+        # A bad block before a bad end of an adopted chunk.
+        "1|garbage|00000000000000000049.chunk|792|512",
         "1|gone|delayed/",  # nobody missed it
         "1|stale|state/data.mdb|2",  # a start made it again, and fsck found nothing
-        "1|flip|state/data.mdb|123273",  # in the name of a deferred row: it and those behind it were left out where they are read by offset
-        "2|flip|state/data.mdb|98306",  # in a page's own number: a start died of it, and fsck found nothing
-        "2|flip|delayed/data.mdb|191496",  # in the size of a row: to delete it failed, in each life again
-        "3|flip|delayed/data.mdb|98424",  # in the head of a page: an error of the binding that says nothing of damage came out
+        # In the name of a deferred row: it and those behind it were left out where they are read by
+        # offset.
+        "1|flip|state/data.mdb|123273",
+        # In a page's own number: a start died of it, and fsck found nothing.
+        "2|flip|state/data.mdb|98306",
+        # In the size of a row: to delete it failed, in each life again.
+        "2|flip|delayed/data.mdb|191496",
+        # In the head of a page: an error of the binding that says nothing of damage came out.
+        "3|flip|delayed/data.mdb|98424",
     ],
 )
-def test_each_damage_that_once_broke_a_promise_is_handled_now(case: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_each_damage_that_once_broke_a_promise_is_handled_now(
+    case: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     assert damage.replay(case, str(tmp_path_factory.mktemp("damage"))) == 0

@@ -1,4 +1,6 @@
-"""The fuzz targets, a bounded number of inputs each, and what they found once; more by `scripts/prove fuzz`."""
+"""The fuzz targets, a bounded number of inputs each, and what they found once; more by
+`scripts/prove fuzz`.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ SEED = 6
 
 @pytest.fixture(scope="module")
 def child() -> Iterator[ProcessPoolExecutor]:
-    """What a strange word leaves behind in a process must not meet the tests that come after these."""
+    """What a strange word leaves behind in a process must not meet the tests that come after
+    these.
+    """
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
         yield pool
 
@@ -29,10 +33,14 @@ def child() -> Iterator[ProcessPoolExecutor]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", TARGETS)
-def test_each_target_returns_values_or_documented_errors(name: str, child: ProcessPoolExecutor) -> None:
+def test_each_target_returns_values_or_documented_errors(
+    name: str, child: ProcessPoolExecutor
+) -> None:
     batches = plan(list(TARGETS.values()), INPUTS)[name]
     _, found = child.submit(run_batches, name, SEED, 0, batches).result()
-    assert not found.violations, f"{found.violations[0].what}\nagain: {found.violations[0].replay(SEED)}"
+    assert not found.violations, (
+        f"{found.violations[0].what}\nagain: {found.violations[0].replay(SEED)}"
+    )
     print(f"{name}: {found.inputs} inputs, {found.taken} taken, the others refused")
     assert found.inputs == batches * BATCH
     assert 0 < found.taken < found.inputs, "they are nearly right: some are taken, some are not"
@@ -59,11 +67,27 @@ FOUND: list[tuple[str, Any]] = [
     ("nsq-files", b'{"topics":' + b"[" * 5_000),
     *(
         ("snapshots", checked(line))
-        for line in (b"5", b"[]", b"{", b"[" * 5_000, b'{"zsq": "state snapshot", "version": 1, "bytes": 0, "crc": 0}')
+        for line in (
+            b"5",
+            b"[]",
+            b"{",
+            b"[" * 5_000,
+            b'{"zsq": "state snapshot", "version": 1, "bytes": 0, "crc": 0}',
+        )
     ),
-    ("snapshots", checked(b'{"zsq": "state snapshot", "version": 1, "bytes": 3, "crc": %d}' % crc32c(b"abc")) + b"abc"),
-    *(("small-files", checked(line)) for line in (b"5", b"{", b"[" * 5_000, b'{"zsq": "topic", "version": 1}')),
-    *(("small-files", checked(line.ljust(502), b"%s %08x\n")) for line in (b"5", b'{"zsq": "bad", "version": 1, "chunk": 5}')),
+    (
+        "snapshots",
+        checked(b'{"zsq": "state snapshot", "version": 1, "bytes": 3, "crc": %d}' % crc32c(b"abc"))
+        + b"abc",
+    ),
+    *(
+        ("small-files", checked(line))
+        for line in (b"5", b"{", b"[" * 5_000, b'{"zsq": "topic", "version": 1}')
+    ),
+    *(
+        ("small-files", checked(line.ljust(502), b"%s %08x\n"))
+        for line in (b"5", b'{"zsq": "bad", "version": 1, "chunk": 5}')
+    ),
     ("small-files", checked(b'{"commits": "5", "serial": 70, "messages": 3}', b"%s %08x\n")),
     ("small-files", b'{"unproven": 1e999, "starts": []}'),
     ("small-files", b'{"unproven":' + b"[" * 300),
@@ -95,7 +119,9 @@ def test_an_undocumented_error_is_found_and_named() -> None:
 
 
 def test_too_much_memory_is_found() -> None:
-    found = run_batch(_broken(lambda number: len(bytearray(b"x") * (2 * MEMORY_MAX)) > 0), 1, 0, inputs=2)
+    found = run_batch(
+        _broken(lambda number: len(bytearray(b"x") * (2 * MEMORY_MAX)) > 0), 1, 0, inputs=2
+    )
     assert "memory grew by" in found.violations[0].what
 
 

@@ -1,4 +1,6 @@
-"""The ledger of the soak complains of what has no explanation, and only of that; and so does the look for growth."""
+"""The ledger of the soak complains of what has no explanation, and only of that; and so does the
+look for growth.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Book:
 
     def publish(self, count: int = 4, offset: int = 0, due_s: float = 0.0) -> list[int]:
         """Acknowledged, and read in the log unless it is delayed."""
-        numbers = list(self.ledger.sent(self.topic, count, self.now_ns + int(due_s * S) if due_s else 0))
+        numbers = list(
+            self.ledger.sent(self.topic, count, self.now_ns + int(due_s * S) if due_s else 0)
+        )
         self.ledger.acknowledged(numbers, -1 if due_s else offset)
         if not due_s:
             self.log(numbers, offset)
@@ -83,7 +87,9 @@ def test_a_lost_message_is_found(book: Book) -> None:
     book.ledger.acknowledged(numbers)
     assert book.ledger.missing() == numbers
     assert book.ledger.unexplained()["unexplained"] == 2
-    assert book.complaint() == "acknowledged, and neither in the log nor cancelled nor removed: 0, 1"
+    assert (
+        book.complaint() == "acknowledged, and neither in the log nor cancelled nor removed: 0, 1"
+    )
 
 
 def test_a_gap_in_the_log_is_found(book: Book) -> None:
@@ -277,7 +283,9 @@ def test_a_seek_forward_passes_what_waits_and_only_that(book: Book) -> None:
     assert "the channel begins behind it" in book.complaint()
 
 
-def test_while_a_seek_is_under_way_nothing_is_compared_and_what_was_told_may_count(book: Book) -> None:
+def test_while_a_seek_is_under_way_nothing_is_compared_and_what_was_told_may_count(
+    book: Book,
+) -> None:
     for number in book.publish():
         book.finish(number, number)
     book.ledger.seek_begins(book.channel, turbulent=True)
@@ -296,7 +304,11 @@ def test_a_deletion_explains_missing_messages(book: Book) -> None:
     book.ledger.delete_channel(book.channel)
     book.ledger.removed(book.topic, 2)
     book.ledger.delete_topic(book.topic)
-    assert book.ledger.unexplained() == {"unexplained": 0, "messages": 4, "deleted with their topic": 4}
+    assert book.ledger.unexplained() == {
+        "unexplained": 0,
+        "messages": 4,
+        "deleted with their topic": 4,
+    }
     assert book.ledger.complaints == []
 
 
@@ -305,14 +317,22 @@ def looks(after: dict[str, float], title: str = "zsq: storage t") -> list[Sample
     plain = {"descriptors": 20.0, "threads": 5.0, "memory": 9.0 * MIB}
     whole = {**plain, "files": 60.0, "bytes": 5.0 * MIB}
     last = {"all": whole, title: plain}
-    last = {who: {figure: after.get(f"{who} {figure}", value) for figure, value in row.items()} for who, row in last.items()}
+    last = {
+        who: {figure: after.get(f"{who} {figure}", value) for figure, value in row.items()}
+        for who, row in last.items()
+    }
     found = [Sample(number, {title: plain}, whole) for number in range(20)]
-    return [*found, *(Sample(number, {title: last[title]}, last["all"]) for number in range(20, 30))]
+    return [
+        *found,
+        *(Sample(number, {title: last[title]}, last["all"]) for number in range(20, 30)),
+    ]
 
 
 def test_a_constant_value_is_no_growth() -> None:
     assert flat.growths(looks({}), 0, 30) == []
-    assert flat.growths(looks({"zsq: storage t memory": 10.0 * MIB, "all files": 70.0}), 0, 30) == [], "within what is allowed"
+    assert (
+        flat.growths(looks({"zsq: storage t memory": 10.0 * MIB, "all files": 70.0}), 0, 30) == []
+    ), "within what is allowed"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""The disks that a power cut may leave are those of the model, and a promise that is not kept is found among them."""
+"""The disks that a power cut may leave are those of the model, and a promise that is not kept is
+found among them.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,23 @@ def test_a_file_that_was_written_is_there_in_part_or_not(tmp_path: Path) -> None
         files.close(fd)
     assert trees(trace, 0) == [{}]
     found = trees(trace, 2)
-    for content in (b"x" * 600, b"", bytes(600), b"x" * 512, b"x" * 512 + bytes(88), bytes(512) + b"x" * 88):
+    for content in (
+        b"x" * 600,
+        b"",
+        bytes(600),
+        b"x" * 512,
+        b"x" * 512 + bytes(88),
+        bytes(512) + b"x" * 88,
+    ):
         assert {"/a": content} in found
     assert {} in found
     assert {tuple(tree.items()) for tree in trees(trace, 3)} == {(), (("/a", b"x" * 600),)}
     assert trees(trace, 4) == [{"/a": b"x" * 600}]
 
 
-def test_a_rename_is_one_change_and_may_leave_the_old_name_in_another_folder(tmp_path: Path) -> None:
+def test_a_rename_is_one_change_and_may_leave_the_old_name_in_another_folder(
+    tmp_path: Path,
+) -> None:
     files = RecordingFiles(str(tmp_path))
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a").write_bytes(b"a")
@@ -58,7 +69,9 @@ def test_a_commit_of_lmdb_is_there_or_not(tmp_path: Path) -> None:
     with files.recording(lambda: None) as trace, lmdb.open(f"{files.root}/env", lock=False) as env:
         files.sync_folder(f"{files.root}/env")
         with env.begin(write=True) as transaction:
-            transaction.put(b"first", b"")  # the heads of a new environment are not synced before that
+            transaction.put(
+                b"first", b""
+            )  # the heads of a new environment are not synced before that
         before = len(trace.steps)
         with env.begin(write=True) as transaction:
             transaction.put(b"k", b"v" * 9_000)

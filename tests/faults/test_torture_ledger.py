@@ -12,7 +12,9 @@ from support.torture.audit import Audit
 from support.torture.ledger import SLOT, Ledger, Shape
 
 C, D = 0, 1
-SHAPE = Shape(slots=4, lanes=2, topics=("t", "u"), channels=((0, "c"), (1, "d")), consumers=2, ordered=D)
+SHAPE = Shape(
+    slots=4, lanes=2, topics=("t", "u"), channels=((0, "c"), (1, "d")), consumers=2, ordered=D
+)
 
 
 @pytest.fixture
@@ -26,7 +28,9 @@ def bodies(ledger: Ledger) -> list[bytes]:
     return ledger.open_slot(1, l.BLOCK, 0, 10)
 
 
-def get(ledger: Ledger, bodies: list[bytes], consumer: int = 0, attempts: int = 1, first: int = 0) -> tuple[list[int], list[int]]:
+def get(
+    ledger: Ledger, bodies: list[bytes], consumer: int = 0, attempts: int = 1, first: int = 0
+) -> tuple[list[int], list[int]]:
     return ledger.got(C, consumer, [(first, len(bodies), attempts)], bodies)
 
 
@@ -52,7 +56,9 @@ def test_expected_events_are_no_complaint(ledger: Ledger, bodies: list[bytes]) -
     assert set(ledger.finished[C][SLOT : SLOT + 10]) == {l.NOT_FINISHED}
     ledger.told(C, numbers)
     ledger.confirmed(C, 1, numbers)
-    assert get(ledger, bodies)[1] == list(range(10)), "an old delivery in a slow client's hands: to be refused"
+    assert get(ledger, bodies)[1] == list(range(10)), (
+        "an old delivery in a slow client's hands: to be refused"
+    )
     totals = audit.settled()
     assert (totals["acknowledged"], totals["lost"]) == (10, 0)
     assert ledger.complained() == []
@@ -99,13 +105,17 @@ def test_an_offset_with_two_messages_is_reported(ledger: Ledger, bodies: list[by
     assert "offset 1 named 513, and now c gets 512" in complaint(ledger)
 
 
-def test_a_message_comes_again_after_its_own_confirmed_finish(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_message_comes_again_after_its_own_confirmed_finish(
+    ledger: Ledger, bodies: list[bytes]
+) -> None:
     ledger.confirmed(C, 0, get(ledger, bodies)[0])
     get(ledger, bodies, attempts=2)
     assert "came again (attempt 2) to consumer 0, which had finished it" in complaint(ledger)
 
 
-def test_a_finish_confirmed_to_two_consumers_is_reported(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_a_finish_confirmed_to_two_consumers_is_reported(
+    ledger: Ledger, bodies: list[bytes]
+) -> None:
     for consumer in (0, 1):
         numbers, _ = get(ledger, bodies, consumer)
         ledger.confirmed(C, consumer, numbers)
@@ -147,7 +157,9 @@ def test_a_transaction_stored_in_part_is_reported(ledger: Ledger) -> None:
     assert any("transaction 7 is stored in part: 1 of 2" in text for text in ledger.complained())
 
 
-def test_blocks_of_a_producer_out_of_order_are_reported(ledger: Ledger, bodies: list[bytes]) -> None:
+def test_blocks_of_a_producer_out_of_order_are_reported(
+    ledger: Ledger, bodies: list[bytes]
+) -> None:
     audit = Audit(ledger, "")
     store(audit, ledger.open_slot(2, l.BLOCK, 0, 1))
     store(audit, bodies, first=1)
@@ -163,12 +175,18 @@ def test_messages_never_finished_are_reported(ledger: Ledger, bodies: list[bytes
     assert "2 of block 1 (10 messages, 10 delivered) were never finished" in complaint(ledger)
 
 
-def test_a_message_that_overtakes_its_predecessor_is_returned_as_out_of_order(ledger: Ledger) -> None:
+def test_a_message_that_overtakes_its_predecessor_is_returned_as_out_of_order(
+    ledger: Ledger,
+) -> None:
     bodies = ledger.open_slot(1, l.BLOCK, 1, l.KEYS + 6)
     assert ledger.keys(1) == [f"0-{index % l.KEYS}" for index in range(l.KEYS + 6)]
     assert ledger.got(D, 0, [(0, l.KEYS, 1)], bodies[: l.KEYS])[1] == []
-    assert ledger.got(D, 0, [(l.KEYS, 2, 1)], bodies[l.KEYS : l.KEYS + 2])[1] == [], "their predecessors are in the same hands"
-    assert ledger.got(D, 1, [(l.KEYS + 2, 2, 1)], bodies[l.KEYS + 2 : l.KEYS + 4])[1] == [0, 1], "somebody else has theirs"
+    assert ledger.got(D, 0, [(l.KEYS, 2, 1)], bodies[l.KEYS : l.KEYS + 2])[1] == [], (
+        "their predecessors are in the same hands"
+    )
+    assert ledger.got(D, 1, [(l.KEYS + 2, 2, 1)], bodies[l.KEYS + 2 : l.KEYS + 4])[1] == [0, 1], (
+        "somebody else has theirs"
+    )
     ledger.told(D, range(SLOT, SLOT + l.KEYS))
     assert ledger.got(D, 1, [(l.KEYS + 4, 2, 1)], bodies[l.KEYS + 4 :])[1] == []
     assert ledger.complained() == []

@@ -1,4 +1,6 @@
-"""Small workloads whose every crash is looked at: what they do, and how a disk that they left is checked."""
+"""Small workloads whose every crash is looked at: what they do, and how a disk that they left is
+checked.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ class TopicWork:
             trace.recovered = len(trace.steps)
             self.work(life)
         life.abandon()
-        return Recorded(name, trace, lambda files, promise: self.kind.revived(files, promise, self.options))
+        return Recorded(
+            name, trace, lambda files, promise: self.kind.revived(files, promise, self.options)
+        )
 
 
 def publishes(life: Life) -> None:
@@ -96,7 +100,9 @@ def channels(life: Life) -> None:
 
 
 def groups(life: Life) -> None:
-    """Staged in parts, committed by being appended, adopted, both; behind a publish that nothing else has synced."""
+    """Staged in parts, committed by being appended, adopted, both; behind a publish that nothing
+    else has synced.
+    """
     life.publish(blocks=2)
     life.sync()
     small = life.stage("small", 1)
@@ -147,7 +153,9 @@ def retention(life: Life) -> None:
 
 
 def staging(life: Life) -> None:
-    """Stages that go on after a seal, are dropped, are left; a commit whose state lags; small parts merged before the commit."""
+    """Stages that go on after a seal, are dropped, are left; a commit whose state lags; small parts
+    merged before the commit.
+    """
     a = life.stage("a", 1, blocks=2)
     life.seal(a, final=False)
     life.stage("a", 1, blocks=3, size=80)
@@ -190,7 +198,9 @@ def deferred(life: Life) -> None:
     life.checkpoint()
     life.save_channel("one", 12, [(1, 2, 1, 50), (4, 1, 1, 60), (7, 3, 2, 0)])
     life.save_channel("two", 6, [(0, 3, 1, 70)])
-    life.commit_state(StateBatch(hole_gones=[("one", 4)], hole_puts=[("one", 1, 1, 2, 90), ("one", 2, 1, 1, 0)]))
+    life.commit_state(
+        StateBatch(hole_gones=[("one", 4)], hole_puts=[("one", 1, 1, 2, 90), ("one", 2, 1, 1, 0)])
+    )
     life.commit_state(StateBatch(deferred_clears=["one"], channel_puts={"one": ChannelRow(1)}))
     life.commit_state(StateBatch(channel_drops=["two"]))
     life.save_channel("two", 12)
@@ -280,7 +290,9 @@ def wild(seed: str) -> Callable[[Life], None]:
 
 
 def _publish(life: Life, chance: random.Random) -> None:
-    life.publish(blocks=chance.randint(1, 3), count=chance.randint(1, 4), size=chance.choice((3, 20, 90)))
+    life.publish(
+        blocks=chance.randint(1, 3), count=chance.randint(1, 4), size=chance.choice((3, 20, 90))
+    )
 
 
 def _channel(life: Life, chance: random.Random) -> None:
@@ -288,14 +300,19 @@ def _channel(life: Life, chance: random.Random) -> None:
     end = life.log.synced_end
     following = chance.randint(life.log.start, end) if end > life.log.start else end
     holes = [
-        (start, 1, chance.randint(1, 3), chance.choice((0, 0, 500))) for start in range(life.log.start, following) if chance.random() < 0.2
+        (start, 1, chance.randint(1, 3), chance.choice((0, 0, 500)))
+        for start in range(life.log.start, following)
+        if chance.random() < 0.2
     ]
     life.save_channel(chance.choice(("one", "two")), following, holes)
 
 
 def _delayed(life: Life, chance: random.Random) -> None:
     life.sync()
-    life.publish_delayed(*(life.now_ns + chance.randint(1, 60) for _ in range(chance.randint(1, 2))), count=chance.randint(1, 3))
+    life.publish_delayed(
+        *(life.now_ns + chance.randint(1, 60) for _ in range(chance.randint(1, 2))),
+        count=chance.randint(1, 3),
+    )
 
 
 def _move(life: Life, chance: random.Random) -> None:

@@ -1,10 +1,12 @@
 """`scripts/mutate`: removes each promise-keeping line in turn and asks the tests.
 
-The sites are found in the source by the detectors (tests/mutate/detectors.py): every sync, folder sync, truncation, rename, lock, kill,
-comparison of checksums, identities, leases and sequences, and every bound of storage/, actors/, transport/ and apps/ (but for what
-measures, shows or advises). First each test runs once with all switches on: which sites it passes is kept in the folder. Then each site
-is switched off, and the tests that pass it run, the nearest and fastest first, until one fails; that test must pass again when nothing
-is removed. Answers are kept as they come, so --resume goes on.
+The sites are found in the source by the detectors (tests/mutate/detectors.py): every sync, folder
+sync, truncation, rename, lock, kill, comparison of checksums, identities, leases and sequences, and
+every bound of storage/, actors/, transport/ and apps/ (but for what measures, shows or advises).
+First each test runs once with all switches on: which sites it passes is kept in the folder. Then
+each site is switched off, and the tests that pass it run, the nearest and fastest first, until one
+fails; that test must pass again when nothing is removed. Answers are kept as they come, so --resume
+goes on.
 """
 
 from __future__ import annotations
@@ -34,21 +36,64 @@ _SLOW_S: Final = 2.0  # above it tests run file by file, so that those that shar
 
 
 def main(arguments: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser("scripts/mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        "scripts/mutate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--list", action="store_true", help="the sites, and nothing else")
     parser.add_argument(
-        "--only", action="append", default=[], metavar="TEXT", help="sites of this class, or with this in `path:line` or code"
+        "--only",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="sites of this class, or with this in `path:line` or code",
     )
-    parser.add_argument("--tests", action="append", default=[], metavar="TEXT", help="ask the tests of these files only")
-    parser.add_argument("--again", action="store_true", help="record also the tests that are known, of the files asked")
-    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "zsq-mutate", help="for the copy and the answers")
+    parser.add_argument(
+        "--tests",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="ask the tests of these files only",
+    )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="record also the tests that are known, of the files asked",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "zsq-mutate",
+        help="for the copy and the answers",
+    )
     parser.add_argument("--commit", default="HEAD")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--resume", action="store_true", help="keep what is known of unchanged code: tests' ways and caught sites")
-    parser.add_argument("--quick", action="store_true", help="record no tests that are marked slow; without it, another time, they are")
-    parser.add_argument("--other", action="store_true", help="the comparisons only, each with the other answer: as if it always fired")
-    parser.add_argument("--full", action="store_true", help="ask with as many examples as in CI, not with the few of --fast")
-    parser.add_argument("--budget", type=float, default=120.0, metavar="S", help="ask at most as many tests about a site as took this long")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="keep what is known of unchanged code: tests' ways and caught sites",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="record no tests that are marked slow; without it, another time, they are",
+    )
+    parser.add_argument(
+        "--other",
+        action="store_true",
+        help="the comparisons only, each with the other answer: as if it always fired",
+    )
+    parser.add_argument(
+        "--full",
+        action="store_true",
+        help="ask with as many examples as in CI, not with the few of --fast",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=120.0,
+        metavar="S",
+        help="ask at most as many tests about a site as took this long",
+    )
     given = parser.parse_args(arguments)
     if given.list:
         return _list(given.only, other=given.other)
@@ -61,7 +106,10 @@ def main(arguments: Sequence[str]) -> int:
     shutil.rmtree(given.folder / "tree", ignore_errors=True)
     tree = Tree(given.folder / "tree", other=given.other)
     commit = tree.make(given.commit)
-    print(f"{len(tree.sites)} sites in {commit[:10]}; what happens is kept in {given.folder}", flush=True)
+    print(
+        f"{len(tree.sites)} sites in {commit[:10]}; what happens is kept in {given.folder}",
+        flush=True,
+    )
     tests = _record(tree, given)
     _try(tree, tests, given)
     return _tell(tree, tests, given)
@@ -69,34 +117,66 @@ def main(arguments: Sequence[str]) -> int:
 
 def _list(only: list[str], *, other: bool) -> int:
     found = [
-        site for path in sources(ROOT) for site in switched(path.read_text(), path.relative_to(ROOT).as_posix(), 0, "", other=other)[1]
+        site
+        for path in sources(ROOT)
+        for site in switched(
+            path.read_text(), path.relative_to(ROOT).as_posix(), 0, "", other=other
+        )[1]
     ]
     found = [site for site in found if _wanted(site, only)]
     for site in found:
         print(f"{site.kind:10} {site.how:9} {site.path}:{site.line}: {site.code}")
-    print(f"{len(found)} sites:", ", ".join(f"{kind} {count}" for kind, count in Counter(site.kind for site in found).items()))
+    print(
+        f"{len(found)} sites:",
+        ", ".join(
+            f"{kind} {count}" for kind, count in Counter(site.kind for site in found).items()
+        ),
+    )
     return 0
 
 
 def _wanted(site: Site, only: list[str]) -> bool:
-    return not only or any(text == site.kind or text in f"{site.path}:{site.line}: {site.code}" for text in only)
+    return not only or any(
+        text == site.kind or text in f"{site.path}:{site.line}: {site.code}" for text in only
+    )
 
 
 def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Each test's seconds, whether it passed, and the keys of the sites it passes; recorded for files that are new or have changed."""
+    """Each test's seconds, whether it passed, and the keys of the sites it passes; recorded for
+    files that are new or have changed.
+    """
     store = given.folder / "record.jsonl"
     known = {row["test"]: row for line in _lines(store) for row in [json.loads(line)]}
-    known = {name: row for name, row in known.items() if row["hash"] == tree.hash_of(name.partition("::")[0])}
-    files = {name.partition("::")[0] for name, row in known.items() if given.quick or not row["quick"]}
-    wanted = [name for name in tree.test_files(given.tests) if given.again or f"tests/{name}" not in files]
-    wanted.sort(key=lambda name: (name.startswith(("process/", "compat/", "apps/", "faults/")), name))
+    known = {
+        name: row
+        for name, row in known.items()
+        if row["hash"] == tree.hash_of(name.partition("::")[0])
+    }
+    files = {
+        name.partition("::")[0] for name, row in known.items() if given.quick or not row["quick"]
+    }
+    wanted = [
+        name for name in tree.test_files(given.tests) if given.again or f"tests/{name}" not in files
+    ]
+    wanted.sort(
+        key=lambda name: (name.startswith(("process/", "compat/", "apps/", "faults/")), name)
+    )
     out, log = given.folder / "recording", given.folder / "record.log"
     if wanted:
         print(f"recording {len(wanted)} files of tests", flush=True)
         begin_s = time.monotonic()
-        shards = [[str(tree.product / "tests" / name) for name in wanted[at :: given.jobs]] for at in range(given.jobs)]
+        shards = [
+            [str(tree.product / "tests" / name) for name in wanted[at :: given.jobs]]
+            for at in range(given.jobs)
+        ]
         runs = [
-            tree.pytest("--mutate-record", f"{out}.{at}", *(["-m", "not slow"] if given.quick else []), *shard, log=log)
+            tree.pytest(
+                "--mutate-record",
+                f"{out}.{at}",
+                *(["-m", "not slow"] if given.quick else []),
+                *shard,
+                log=log,
+            )
             for at, shard in enumerate(shards)
             if shard
         ]
@@ -106,15 +186,22 @@ def _record(tree: Tree, given: argparse.Namespace) -> dict[str, dict[str, Any]]:
         known |= {row["test"]: row for row in rows}
         red = sorted(row["test"] for row in rows if not row["passed"])
         print(
-            f"recorded {len(rows)} tests in {time.monotonic() - begin_s:.0f} s; not asked, as they fail as it is: {red or 'none'}",
+            (
+                f"recorded {len(rows)} tests in {time.monotonic() - begin_s:.0f} s; not asked, as "
+                f"they fail as it is: {red or 'none'}"
+            ),
             flush=True,
         )
     asked = {f"tests/{name}" for name in tree.test_files(given.tests)}
     return {name: row for name, row in known.items() if name.partition("::")[0] in asked}
 
 
-def _gathered(tree: Tree, folder: Path, *, whole: bool = True, quick: bool = False) -> list[dict[str, Any]]:
-    """What was recorded, with keys in place of numbers; of a recording that was broken off, what was not its last file."""
+def _gathered(
+    tree: Tree, folder: Path, *, whole: bool = True, quick: bool = False
+) -> list[dict[str, Any]]:
+    """What was recorded, with keys in place of numbers; of a recording that was broken off, what
+    was not its last file.
+    """
     rows = []
     for path in folder.glob("recording.*"):
         if path.suffix != ".seen":
@@ -153,10 +240,16 @@ def _try(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace
                 passing[key].append(row)
     orders = []
     for number, site in enumerate(tree.sites):
-        if known.get(site.key, {}).get("caught") or not _wanted(site, given.only) or site.key in EQUIVALENT:
+        if (
+            known.get(site.key, {}).get("caught")
+            or not _wanted(site, given.only)
+            or site.key in EQUIVALENT
+        ):
             continue
         asked, left = _ordered(site, passing[site.key], given.budget)
-        orders.append({"number": number, "key": site.key, "full": given.full, "left": left, "tests": asked})
+        orders.append(
+            {"number": number, "key": site.key, "full": given.full, "left": left, "tests": asked}
+        )
     folder = given.folder / "orders"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
@@ -168,7 +261,11 @@ def _try(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace
     print(f"{len(orders)} sites to try, with {len(files)} files of tests", flush=True)
     paths = [str(tree.product / name) for name in files if (tree.product / name).exists()]
     runs = [
-        tree.pytest("--mutate-try", str(folder), *paths, log=given.folder / "try.log", full=given.full) for _ in range(given.jobs) if paths
+        tree.pytest(
+            "--mutate-try", str(folder), *paths, log=given.folder / "try.log", full=given.full
+        )
+        for _ in range(given.jobs)
+        if paths
     ]
     told, names = 0, {site.key: site for site in tree.sites}
     with (given.folder / "answers.jsonl").open("a") as kept:
@@ -187,7 +284,13 @@ def _try(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace
                     if row["caught"]
                     else f"SURVIVED {row['ran']} tests, {row['left']} not asked"
                 )
-                print(f"{told}/{len(orders)} {site.kind} {site.path}:{site.line}: {site.code[:80]}: {by}, {row['s']:.1f} s", flush=True)
+                print(
+                    (
+                        f"{told}/{len(orders)} {site.kind} {site.path}:{site.line}: "
+                        f"{site.code[:80]}: {by}, {row['s']:.1f} s"
+                    ),
+                    flush=True,
+                )
             if over:
                 return
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -197,9 +300,12 @@ def _try(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespace
 _TOLD: Final[set[str]] = set()
 
 
-def _ordered(site: Site, rows: list[dict[str, Any]], budget_s: float) -> tuple[list[tuple[str, float]], int]:
-    """(the tests to ask, how many are left out). First those whose name is near in less than a moment, then by what they take, the slow
-    ones file by file."""
+def _ordered(
+    site: Site, rows: list[dict[str, Any]], budget_s: float
+) -> tuple[list[tuple[str, float]], int]:
+    """(the tests to ask, how many are left out). First those whose name is near in less than a
+    moment, then by what they take, the slow ones file by file.
+    """
     near = re.split(r"[_.]", Path(site.path).stem)
     file_s = Counter[str]()
     for row in rows:
@@ -213,7 +319,11 @@ def _ordered(site: Site, rows: list[dict[str, Any]], budget_s: float) -> tuple[l
 
     rows = sorted(rows, key=rank)
     until = list(itertools.accumulate(row["s"] for row in rows))
-    asked = [(row["test"], row["s"]) for row, s in zip(rows, until, strict=True) if s <= budget_s or row["s"] == s]
+    asked = [
+        (row["test"], row["s"])
+        for row, s in zip(rows, until, strict=True)
+        if s <= budget_s or row["s"] == s
+    ]
     return asked, len(rows) - len(asked)
 
 
@@ -224,14 +334,23 @@ def _tell(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespac
     survivors = []
     for site in wanted:
         row = answers.get(site.key)
-        state = "equivalent" if site.key in EQUIVALENT else "caught" if row and row["caught"] else "survived" if row else "not tried"
+        state = (
+            "equivalent"
+            if site.key in EQUIVALENT
+            else "caught"
+            if row and row["caught"]
+            else "survived"
+            if row
+            else "not tried"
+        )
         kinds[site.kind][state] += 1
         if state in {"survived", "not tried"}:
             survivors.append(site)
     for site in survivors:
         over = [name for name, one in tests.items() if site.key in one["seen"] and one["passed"]]
         print(
-            f"SURVIVOR {site.kind} {site.path}:{site.line} in {site.function}: {site.code}\n    {len(over)} tests run over it: {over[:5]}"
+            f"SURVIVOR {site.kind} {site.path}:{site.line} in {site.function}: {site.code}\n    "
+            f"{len(over)} tests run over it: {over[:5]}"
         )
     for kind, states in kinds.items():
         print(
@@ -240,7 +359,10 @@ def _tell(tree: Tree, tests: dict[str, dict[str, Any]], given: argparse.Namespac
         )
     caught, total = sum(states["caught"] for states in kinds.values()), len(wanted)
     equivalent = sum(states["equivalent"] for states in kinds.values())
-    print(f"{caught} of {total - equivalent} removals caught by a test; {equivalent} more cannot be observed (tests/mutate/equivalents.py)")
+    print(
+        f"{caught} of {total - equivalent} removals caught by a test; {equivalent} more cannot "
+        "be observed (tests/mutate/equivalents.py)"
+    )
     return 0 if caught == total - equivalent else 1
 
 

@@ -1,10 +1,13 @@
-"""What `scripts/mutate` removes: each class of promise-keeping code is found by a small function over the syntax tree.
+"""What `scripts/mutate` removes: each class of promise-keeping code is found by a small function
+over the syntax tree.
 
-A detector takes one node and its parents and says how the node would be taken away, or None. It knows no file and no line, so a
-new sync, a new limit or a new comparison of checksums is found without anybody listing it. The ways to take something away:
+A detector takes one node and its parents and says how the node would be taken away, or None. It
+knows no file and no line, so a new sync, a new limit or a new comparison of checksums is found
+without anybody listing it. The ways to take something away:
 
 * `drop`: the call is not made (it stands alone as a statement, so nothing uses its value);
-* `false`, `true`: the comparison is made, and its answer is this one: the side on which the check never fires;
+* `false`, `true`: the comparison is made, and its answer is this one: the side on which the check
+  never fires;
 * `unbounded`: `min(value, LIMIT)` and its like become the value;
 * `unsynced`: an environment of LMDB is opened so that its commits are not synced;
 * `elsewhere`: a lock is taken, on a file of its own, so that it keeps nobody out.
@@ -20,11 +23,28 @@ from typing import Final
 Parents = dict[ast.AST, ast.AST]
 Detector = Callable[[ast.AST, Parents], str | None]
 
-_LIMIT: Final = re.compile(r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|_?\w+_(max|min|limit)|_?limit|_?credit_bytes|room")
+_LIMIT: Final = re.compile(
+    r"_?[A-Z][A-Z0-9]*(_[A-Z0-9]+)+|_?\w+_(max|min|limit)|_?limit|_?credit_bytes|room"
+)
 _LEAST: Final = re.compile(r"\w*(_MIN|_LOW|_min|_low)")
 _MEASURE: Final = re.compile(r"\w*(HEADER|TRAILER|FOOTER|LENGTH|HEAD|COPY|ENTRY)_BYTES|\w*DIGITS")
-_LEASES: Final = frozenset({"token", "tokens", "lease", "leases", "incarnation", "epoch", "holder", "request", "requests", "peer"})
-_SEQUENCES: Final = frozenset({"sequence", "expected", "next_sequence", "next_offset", "first_offset"})
+_LEASES: Final = frozenset(
+    {
+        "token",
+        "tokens",
+        "lease",
+        "leases",
+        "incarnation",
+        "epoch",
+        "holder",
+        "request",
+        "requests",
+        "peer",
+    }
+)
+_SEQUENCES: Final = frozenset(
+    {"sequence", "expected", "next_sequence", "next_offset", "first_offset"}
+)
 _IDENTITIES: Final = frozenset({"uuid", "seed", "magic", "version"})
 _CHECKSUMS: Final = frozenset({"crc", "crc32c", "checksum", "checksums"})
 
@@ -59,7 +79,11 @@ def outer_names(node: ast.AST) -> Iterator[str]:
 
 def words(node: ast.AST) -> set[str]:
     """All names below, and their words: `columns_crc` gives `columns_crc`, `columns` and `crc`."""
-    found = {one.id if isinstance(one, ast.Name) else one.attr for one in ast.walk(node) if isinstance(one, ast.Name | ast.Attribute)}
+    found = {
+        one.id if isinstance(one, ast.Name) else one.attr
+        for one in ast.walk(node)
+        if isinstance(one, ast.Name | ast.Attribute)
+    }
     return found | {word for name in found for word in name.split("_")}
 
 
@@ -77,7 +101,12 @@ def refuses(node: ast.AST, parents: Parents) -> bool:
     while isinstance(outer := parents.get(inner), ast.BoolOp | ast.UnaryOp):
         turned ^= isinstance(outer, ast.UnaryOp)
         inner = outer
-    return isinstance(outer, ast.If) and outer.test is inner and isinstance(outer.body[-1], ast.Raise) and not turned
+    return (
+        isinstance(outer, ast.If)
+        and outer.test is inner
+        and isinstance(outer.body[-1], ast.Raise)
+        and not turned
+    )
 
 
 def silenced(node: ast.Compare, parents: Parents) -> str:
@@ -90,30 +119,59 @@ def silenced(node: ast.Compare, parents: Parents) -> str:
 
 
 def sync(node: ast.AST, parents: Parents) -> str | None:
-    """A call that makes bytes durable, and the opening of an LMDB environment whose commits shall be durable."""
-    if isinstance(node, ast.Call) and ast.unparse(node.func) == "lmdb.open" and not any(one.arg == "sync" for one in node.keywords):
-        readonly = any(one.arg == "readonly" and isinstance(one.value, ast.Constant) and one.value.value is True for one in node.keywords)
+    """A call that makes bytes durable, and the opening of an LMDB environment whose commits shall
+    be durable.
+    """
+    if (
+        isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "lmdb.open"
+        and not any(one.arg == "sync" for one in node.keywords)
+    ):
+        readonly = any(
+            one.arg == "readonly"
+            and isinstance(one.value, ast.Constant)
+            and one.value.value is True
+            for one in node.keywords
+        )
         return None if readonly else "unsynced"
-    if isinstance(node, ast.Call) and re.fullmatch(r"_?(sync|sync_all|fsync|fdatasync)", name_of(node)) and is_statement(node, parents):
+    if (
+        isinstance(node, ast.Call)
+        and re.fullmatch(r"_?(sync|sync_all|fsync|fdatasync)", name_of(node))
+        and is_statement(node, parents)
+    ):
         return "drop"
     return None
 
 
 def folder(node: ast.AST, parents: Parents) -> str | None:
     """A call that makes names durable."""
-    return "drop" if isinstance(node, ast.Call) and name_of(node) == "sync_folder" and is_statement(node, parents) else None
+    return (
+        "drop"
+        if isinstance(node, ast.Call)
+        and name_of(node) == "sync_folder"
+        and is_statement(node, parents)
+        else None
+    )
 
 
 def truncation(node: ast.AST, parents: Parents) -> str | None:
     """A call that cuts off what must not be read again."""
-    if isinstance(node, ast.Call) and re.fullmatch(r"_?(f?truncate|cut|cut_(back|off))", name_of(node)) and is_statement(node, parents):
+    if (
+        isinstance(node, ast.Call)
+        and re.fullmatch(r"_?(f?truncate|cut|cut_(back|off))", name_of(node))
+        and is_statement(node, parents)
+    ):
         return "drop"
     return None
 
 
 def rename(node: ast.AST, parents: Parents) -> str | None:
     """A rename, by which something takes effect as a whole."""
-    return "drop" if isinstance(node, ast.Call) and name_of(node) == "rename" and is_statement(node, parents) else None
+    return (
+        "drop"
+        if isinstance(node, ast.Call) and name_of(node) == "rename" and is_statement(node, parents)
+        else None
+    )
 
 
 def lock(node: ast.AST, parents: Parents) -> str | None:
@@ -128,8 +186,14 @@ def lock(node: ast.AST, parents: Parents) -> str | None:
 
 
 def fate(node: ast.AST, parents: Parents) -> str | None:
-    """What ends a process that shares the fate of another, or must be gone before the next one starts."""
-    if isinstance(node, ast.Call) and name_of(node) in {"kill", "pidfd_send_signal", "prctl", "_exit"} and is_statement(node, parents):
+    """What ends a process that shares the fate of another, or must be gone before the next one
+    starts.
+    """
+    if (
+        isinstance(node, ast.Call)
+        and name_of(node) in {"kill", "pidfd_send_signal", "prctl", "_exit"}
+        and is_statement(node, parents)
+    ):
         return "drop"
     return None
 
@@ -144,16 +208,25 @@ def checksum(node: ast.AST, parents: Parents) -> str | None:
 def identity(node: ast.AST, parents: Parents) -> str | None:
     """A comparison that tells whose bytes these are, and of which form."""
     if isinstance(node, ast.Compare) and not _only_none(node):
-        found = {word for one in operands(node) for name in outer_names(one) for word in name.lower().split("_")}
+        found = {
+            word
+            for one in operands(node)
+            for name in outer_names(one)
+            for word in name.lower().split("_")
+        }
         if found & _IDENTITIES:
             return silenced(node, parents)
     return None
 
 
 def lease(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison that refuses who does not hold it (any more): tokens, incarnations, epochs, requests."""
+    """A comparison that refuses who does not hold it (any more): tokens, incarnations, epochs,
+    requests.
+    """
     if isinstance(node, ast.Compare) and not _only_none(node):
-        found = {word for one in operands(node) for name in outer_names(one) for word in name.split("_")}
+        found = {
+            word for one in operands(node) for name in outer_names(one) for word in name.split("_")
+        }
         if found & _LEASES:
             return silenced(node, parents)
     return None
@@ -168,13 +241,18 @@ def sequence(node: ast.AST, parents: Parents) -> str | None:
 
 
 def bound(node: ast.AST, parents: Parents) -> str | None:
-    """A comparison with a limit: a named constant, or a name that ends in `_max`, `_min` or `limit`."""
+    """A comparison with a limit: a named constant, or a name that ends in `_max`, `_min` or
+    `limit`.
+    """
     if not isinstance(node, ast.Compare) or _at_import(node, parents):
         return None
     ordered = [isinstance(op, ast.Lt | ast.LtE | ast.Gt | ast.GtE) for op in node.ops]
     limits = [limit_of(one) for one in operands(node)]
     lengths = any(isinstance(one, ast.Call) and name_of(one) == "len" for one in operands(node))
-    if not any(limits) or not (all(ordered) or (lengths and not any(isinstance(op, ast.In | ast.NotIn | ast.Is) for op in node.ops))):
+    if not any(limits) or not (
+        all(ordered)
+        or (lengths and not any(isinstance(op, ast.In | ast.NotIn | ast.Is) for op in node.ops))
+    ):
         return None
     if refuses(node, parents) or not all(ordered):
         return silenced(node, parents)
@@ -182,21 +260,33 @@ def bound(node: ast.AST, parents: Parents) -> str | None:
         return "true"
     less = isinstance(node.ops[0], ast.Lt | ast.LtE)
     limit = limits[1] or limits[0]
-    if _MEASURE.fullmatch(limit):  # the size of a structure: what refuses is strict (`len(data) < HEADER_BYTES`), what accepts is not
+    if _MEASURE.fullmatch(
+        limit
+        # The size of a structure: what refuses is strict (`len(data) < HEADER_BYTES`), what accepts
+        # is not.
+    ):
         return "true" if isinstance(node.ops[0], ast.LtE | ast.GtE) else "false"
-    # `value < LIMIT_MAX` is within, `value > LIMIT_MAX` beyond; a limit on the left or a least one turns it round.
+    # `value < LIMIT_MAX` is within, `value > LIMIT_MAX` beyond; a limit on the left or a least one
+    # turns it round.
     turned = (not limits[1]) ^ bool(_LEAST.fullmatch(limit))
     return "true" if less ^ turned else "false"
 
 
 def clamp(node: ast.AST, parents: Parents) -> str | None:
     """`min(value, LIMIT)` and `max(value, LEAST)`."""
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in {"min", "max"} and len(node.args) == 2:
+    if (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"min", "max"}
+        and len(node.args) == 2
+    ):
         if node.keywords or _at_import(node, parents):
             return None
         limits = [limit_of(one) for one in node.args]
         value = node.args[1] if limits[0] else node.args[0]
-        if sum(map(bool, limits)) == 1 and not isinstance(value, ast.Constant):  # `max(1, X_MAX // 20)` bounds nothing that comes in
+        if sum(map(bool, limits)) == 1 and not isinstance(
+            value, ast.Constant
+        ):  # `max(1, X_MAX // 20)` bounds nothing that comes in
             return "unbounded"
     return None
 
@@ -211,7 +301,9 @@ def _only_none(node: ast.Compare) -> bool:
 
 
 def _at_import(node: ast.AST, parents: Parents) -> bool:
-    """Outside of every function, where constants are related to each other; and asserts, which are for our own mistakes."""
+    """Outside of every function, where constants are related to each other; and asserts, which are
+    for our own mistakes.
+    """
     one: ast.AST | None = node
     while one is not None:
         if isinstance(one, ast.Assert):

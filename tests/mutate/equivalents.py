@@ -1,4 +1,6 @@
-"""Sites whose removal nothing can observe, each with its reason. As few as possible: a line that does nothing is better taken out."""
+"""Sites whose removal nothing can observe, each with its reason. As few as possible: a line that
+does nothing is better taken out.
+"""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""The plugin of pytest behind `scripts/mutate`: notes which test passes which switch, or tries removals, each in a fork of this process.
+"""The plugin of pytest behind `scripts/mutate`: notes which test passes which switch, or tries
+removals, each in a fork of this process.
 
-    pytest -p mutate.plugin --mutate-record FILE       a line of JSON for each test: its name, seconds, whether it passed, the switches
-    pytest -p mutate.plugin --mutate-try FOLDER        takes one order after the other from FOLDER and answers there
+    pytest -p mutate.plugin --mutate-record FILE       a line of JSON for each test: its name,
+    seconds, whether it passed, the switches pytest -p mutate.plugin --mutate-try FOLDER
+    takes one order after the other from FOLDER and answers there
 
-An order is a removal and the tests to ask. The tests were collected once; a fork has all modules imported, sets the switch, and runs the
-tests until one fails. What it leaves running, a broker of a test that was cut off for instance, is found by its descent and killed.
+An order is a removal and the tests to ask. The tests were collected once; a fork has all modules
+imported, sets the switch, and runs the tests until one fails. What it leaves running, a broker of a
+test that was cut off for instance, is found by its descent and killed.
 """
 
 from __future__ import annotations
@@ -36,7 +39,9 @@ _WHY_CHARS: Final = 300
 def switch() -> Any:
     import zsq
 
-    assert Path(zsq.__file__).parent == Path(__file__).resolve().parents[2], f"{zsq.__file__} is not the copy"
+    assert Path(zsq.__file__).parent == Path(__file__).resolve().parents[2], (
+        f"{zsq.__file__} is not the copy"
+    )
     import zsq.storage.files  # loads the switches
 
     return sys.modules["_switch"]
@@ -63,7 +68,11 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.failed:
         why = str(call.excinfo.value) if call.excinfo is not None else ""
         item.config.stash[_FAILED].append(
-            (item.nodeid, report.when or "", f"{type(call.excinfo.value).__name__ if call.excinfo else ''}: {why}")
+            (
+                item.nodeid,
+                report.when or "",
+                f"{type(call.excinfo.value).__name__ if call.excinfo else ''}: {why}",
+            )
         )
     return report  # type: ignore[return-value]
 
@@ -80,8 +89,15 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     begin, begin_s = path.stat().st_size if path.exists() else 0, time.monotonic()
     result = yield
     others = path.read_bytes()[begin:] if path.exists() else b""
-    found = switches.seen | {int.from_bytes(others[at : at + 4], "little") for at in range(0, len(others) - 3, 4)}
-    row = {"test": item.nodeid, "s": round(time.monotonic() - begin_s, 3), "passed": not failed, "seen": sorted(found)}
+    found = switches.seen | {
+        int.from_bytes(others[at : at + 4], "little") for at in range(0, len(others) - 3, 4)
+    }
+    row = {
+        "test": item.nodeid,
+        "s": round(time.monotonic() - begin_s, 3),
+        "passed": not failed,
+        "seen": sorted(found),
+    }
     with open(f"{where}.{os.getpid()}", "a") as out:
         out.write(json.dumps(row) + "\n")
     return result
@@ -114,7 +130,9 @@ def _next_order(folder: Path) -> dict[str, Any] | None:
     return found
 
 
-def _tried(session: pytest.Session, items: dict[str, pytest.Item], order: dict[str, Any]) -> dict[str, Any]:
+def _tried(
+    session: pytest.Session, items: dict[str, pytest.Item], order: dict[str, Any]
+) -> dict[str, Any]:
     """Runs the order's tests, until one fails that passes again when nothing is removed."""
     begin_s = time.monotonic()
     waiting = [(name, took_s) for name, took_s in order["tests"] if name in items]
@@ -128,10 +146,26 @@ def _tried(session: pytest.Session, items: dict[str, pytest.Item], order: dict[s
         took_s = dict(waiting)[name]
         again = _run(session, items, [(name, took_s)], -1)
         if not again[0]:
-            return {**_head(order), "caught": name, "when": when, "why": why[:_WHY_CHARS], "ran": ran, "shaky": shaky, "s": _since(begin_s)}
+            return {
+                **_head(order),
+                "caught": name,
+                "when": when,
+                "why": why[:_WHY_CHARS],
+                "ran": ran,
+                "shaky": shaky,
+                "s": _since(begin_s),
+            }
         shaky.append(name)
         waiting = waiting[[one for one, _ in waiting].index(name) + 1 :]
-    return {**_head(order), "caught": "", "when": "", "why": "", "ran": ran, "shaky": shaky, "s": _since(begin_s)}
+    return {
+        **_head(order),
+        "caught": "",
+        "when": "",
+        "why": "",
+        "ran": ran,
+        "shaky": shaky,
+        "s": _since(begin_s),
+    }
 
 
 def _head(order: dict[str, Any]) -> dict[str, Any]:
@@ -142,8 +176,15 @@ def _since(begin_s: float) -> float:
     return round(time.monotonic() - begin_s, 2)
 
 
-def _run(session: pytest.Session, items: dict[str, pytest.Item], tests: list[tuple[str, float]], number: int) -> tuple[str, str, str, int]:
-    """(the test that failed or hung, at what, how it failed, how many passed before) with switch `number` off, in a fork."""
+def _run(
+    session: pytest.Session,
+    items: dict[str, pytest.Item],
+    tests: list[tuple[str, float]],
+    number: int,
+) -> tuple[str, str, str, int]:
+    """(the test that failed or hung, at what, how it failed, how many passed before) with switch
+    `number` off, in a fork.
+    """
     reading, writing = os.pipe()
     folder = tempfile.mkdtemp(prefix="mutate-")
     pid = os.fork()
@@ -202,7 +243,9 @@ def _child(session: pytest.Session, items: list[pytest.Item], number: int, writi
         failed.clear()
         for at, item in enumerate(items):
             say("begin", item.nodeid)
-            session.config.hook.pytest_runtest_protocol(item=item, nextitem=items[at + 1] if at + 1 < len(items) else None)
+            session.config.hook.pytest_runtest_protocol(
+                item=item, nextitem=items[at + 1] if at + 1 < len(items) else None
+            )
             if failed:
                 say("failed", *failed[0])
                 with contextlib.suppress(BaseException):
@@ -242,6 +285,9 @@ def children(parent: int) -> list[int]:
     for entry in os.listdir("/proc"):
         if entry.isdigit():
             with contextlib.suppress(OSError):
-                if int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                if (
+                    int(Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[1])
+                    == parent
+                ):
                     found.append(int(entry))
     return found

@@ -1,9 +1,11 @@
-"""The sites of a source: what the detectors find in it, and the source again with a switch at each of them.
+"""The sites of a source: what the detectors find in it, and the source again with a switch at each
+of them.
 
-All removals go into one tree: a removed call is `(None if switch.off(17) else CALL)`, a silenced comparison `switch.false(17, COMPARISON)`.
-Which one is off is told by a variable of the environment, so that every process of a broker under test knows it; and the same switches
-tell which test runs over which site, without a tracer. So a removal costs no copy and no new import, only a fork of a process that has
-collected the tests.
+All removals go into one tree: a removed call is `(None if switch.off(17) else CALL)`, a silenced
+comparison `switch.false(17, COMPARISON)`. Which one is off is told by a variable of the
+environment, so that every process of a broker under test knows it; and the same switches tell which
+test runs over which site, without a tracer. So a removal costs no copy and no new import, only a
+fork of a process that has collected the tests.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ SPARED: Final = ("apps/doctor",)
 
 
 class Site(NamedTuple):
-    """`key` names it in any version of the source: file, function, class, code, and which of several alike."""
+    """`key` names it in any version of the source: file, function, class, code, and which of
+    several alike.
+    """
 
     key: str
     path: str
@@ -42,7 +46,12 @@ class _Found:
 
 
 def sources(root: Path) -> list[Path]:
-    found = [path for layer in LAYERS for path in sorted((root / layer).rglob("*.py")) if "__pycache__" not in path.parts]
+    found = [
+        path
+        for layer in LAYERS
+        for path in sorted((root / layer).rglob("*.py"))
+        if "__pycache__" not in path.parts
+    ]
     return [path for path in found if not path.relative_to(root).as_posix().startswith(SPARED)]
 
 
@@ -50,9 +59,11 @@ OTHER: Final = {"true": "false", "false": "true"}
 
 
 def find(source: str, *, other: bool = False) -> list[_Found]:
-    """In the order of the text. Where detectors agree on a node, the first one in their table has it.
+    """In the order of the text. Where detectors agree on a node, the first one in their table has
+    it.
 
-    `other`: only the comparisons, each with the answer on whose side it always fires. A detector may be wrong about which side that is.
+    `other`: only the comparisons, each with the answer on whose side it always fires. A detector
+    may be wrong about which side that is.
     """
     tree = ast.parse(source)
     parents: Parents = {}
@@ -61,7 +72,9 @@ def find(source: str, *, other: bool = False) -> list[_Found]:
     waiting: list[ast.AST] = [tree]
     while waiting:  # parents before children
         node = waiting.pop()
-        if isinstance(node, ast.JoinedStr | ast.Assert):  # positions in f-strings are known from 3.12 on; asserts are for our own mistakes
+        if isinstance(
+            node, ast.JoinedStr | ast.Assert
+        ):  # positions in f-strings are known from 3.12 on; asserts are for our own mistakes
             continue
         name = names[node]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -71,12 +84,27 @@ def find(source: str, *, other: bool = False) -> list[_Found]:
             names[child] = name
             waiting.append(child)
         if isinstance(node, ast.Call | ast.Compare):
-            hit = next(((kind, how) for kind, detect in DETECTORS.items() if (how := detect(node, parents)) is not None), None)
+            hit = next(
+                (
+                    (kind, how)
+                    for kind, detect in DETECTORS.items()
+                    if (how := detect(node, parents)) is not None
+                ),
+                None,
+            )
             if hit is not None and other:
                 hit = (f"{hit[0]} (other)", OTHER[hit[1]]) if hit[1] in OTHER else None
             if hit is not None:
                 found.append(_Found(node, *hit, name))
-    return sorted(found, key=lambda one: (one.node.lineno, one.node.col_offset, -_end(one.node)[0], -_end(one.node)[1]))
+    return sorted(
+        found,
+        key=lambda one: (
+            one.node.lineno,
+            one.node.col_offset,
+            -_end(one.node)[0],
+            -_end(one.node)[1],
+        ),
+    )
 
 
 def _end(node: ast.expr) -> tuple[int, int]:
@@ -91,13 +119,19 @@ def _span(node: ast.expr, starts: list[int]) -> tuple[int, int]:
     return starts[node.lineno - 1] + node.col_offset, starts[line - 1] + column
 
 
-def switched(source: str, path: str, first: int, head: str, *, other: bool = False) -> tuple[str, list[Site]]:
-    """(the source with switches numbered from `first` on, its sites). `head` makes the name `_switch`; it goes to the imports."""
+def switched(
+    source: str, path: str, first: int, head: str, *, other: bool = False
+) -> tuple[str, list[Site]]:
+    """(the source with switches numbered from `first` on, its sites). `head` makes the name
+    `_switch`; it goes to the imports.
+    """
     data = source.encode()
     starts = [0]
     for line in data.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
-    edits: list[tuple[int, int, int, str]] = []  # position; closing before opening; inner before outer, or outer before inner; text
+    edits: list[
+        tuple[int, int, int, str]
+    ] = []  # position; closing before opening; inner before outer, or outer before inner; text
     sites: list[Site] = []
     seen = Counter[str]()
     for one in find(source, other=other):
@@ -112,7 +146,9 @@ def switched(source: str, path: str, first: int, head: str, *, other: bool = Fal
         edits += [(begin, 1, begin - end, before), (end, 0, end - begin, after)]
         key = f"{path}:{one.function}:{one.kind}:{code}"
         seen[key] += 1
-        sites.append(Site(f"{key}:{seen[key]}", path, one.node.lineno, one.function, one.kind, one.how, code))
+        sites.append(
+            Site(f"{key}:{seen[key]}", path, one.node.lineno, one.function, one.kind, one.how, code)
+        )
     for position, _, _, text in sorted(edits, reverse=True):
         data = data[:position] + text.encode() + data[position:]
     return _with_head(data.decode(), head) if sites else source, sites
@@ -138,10 +174,16 @@ def kept(node: ast.Call) -> ast.expr:
 
 
 def _with_head(source: str, head: str) -> str:
-    """`head` stands where imports may stand, on a line that is there already: the lines keep their numbers."""
+    """`head` stands where imports may stand, on a line that is there already: the lines keep their
+    numbers.
+    """
     lines = source.split("\n")
     tree = ast.parse(source)
-    future = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    future = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
     assert future, "every file of the product begins with `from __future__ import annotations`"
     last = future[-1].end_lineno or future[-1].lineno
     lines[last - 1] += f"; {head}"

@@ -1,7 +1,9 @@
-"""The switches in the product's code under test: one of them may be off, and each says once that it was passed.
+"""The switches in the product's code under test: one of them may be off, and each says once that it
+was passed.
 
-It is loaded by itself, in every process of a broker, before anything of the product; so it needs nothing but the standard library.
-`ZSQ_SWITCH_OFF`: the number that is off. `ZSQ_SWITCH_SEEN`: a file that takes the numbers passed, four bytes each.
+It is loaded by itself, in every process of a broker, before anything of the product; so it needs
+nothing but the standard library. `ZSQ_SWITCH_OFF`: the number that is off. `ZSQ_SWITCH_SEEN`: a
+file that takes the numbers passed, four bytes each.
 """
 
 import os

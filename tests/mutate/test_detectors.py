@@ -1,4 +1,6 @@
-"""Each detector finds what it is for, leaves the rest, and knows the side on which a check never fires."""
+"""Each detector finds what it is for, leaves the rest, and knows the side on which a check never
+fires.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ def found(code: str) -> list[tuple[str, str]]:
     ],
 )
 def test_a_detector_finds_what_it_is_for(kind: str, how: str, code: str) -> None:
-    assert found(code.replace(": ", ":\n    ", 1) if code.startswith(("if", "while")) else code) == [(kind, how)]
+    assert found(
+        code.replace(": ", ":\n    ", 1) if code.startswith(("if", "while")) else code
+    ) == [(kind, how)]
     assert kind in DETECTORS
 
 
@@ -87,8 +91,14 @@ def test_a_detector_leaves_the_rest(code: str) -> None:
 
 
 def test_the_other_answer_of_comparisons_alone() -> None:
-    code = "def f(self):\n    self._files.sync(fd)\n    if header.uuid != uuid: raise Refused(1)\n    return len(x) < X_MAX\n"
-    assert [(one.kind, one.how) for one in find(code, other=True)] == [("identity (other)", "true"), ("bound (other)", "false")]
+    code = (
+        "def f(self):\n    self._files.sync(fd)\n    if header.uuid != uuid: raise Refused(1)\n"
+        "    return len(x) < X_MAX\n"
+    )
+    assert [(one.kind, one.how) for one in find(code, other=True)] == [
+        ("identity (other)", "true"),
+        ("bound (other)", "false"),
+    ]
 
 
 def test_constants_are_related_at_import() -> None:
@@ -118,7 +128,12 @@ BYTES_MAX, TEXT_MAX, crc32c = 4, 2, sum
 """
     calls: list[int] = []
     files = SimpleNamespace(sync=calls.append)
-    assert [site.kind for site in switched(HEAD + source, "a.py", 0, "")[1]] == ["bound", "checksum", "sync", "clamp"]
+    assert [site.kind for site in switched(HEAD + source, "a.py", 0, "")[1]] == [
+        "bound",
+        "checksum",
+        "sync",
+        "clamp",
+    ]
     assert call(source, -1, monkeypatch, files, b"\1\2", "four") == 3
     assert calls == [2]
     assert call(source, -1, monkeypatch, files, b"\1\1", "four") == "refused"
@@ -134,7 +149,10 @@ BYTES_MAX, TEXT_MAX, crc32c = 4, 2, sum
 
 
 def test_lmdb_is_opened_without_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    source = "\nimport types\nlmdb = types.SimpleNamespace(open=lambda path, sync=True: sync)\ndef f(path):\n    return lmdb.open(path)\n"
+    source = (
+        "\nimport types\nlmdb = types.SimpleNamespace(open=lambda path, sync=True: sync)\ndef "
+        "f(path):\n    return lmdb.open(path)\n"
+    )
     assert call(source, -1, monkeypatch, "a") is True
     assert call(source, 0, monkeypatch, "a") is False
 
@@ -149,7 +167,9 @@ def test_a_lock_is_taken_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_product_is_switched_everywhere_and_keeps_its_lines() -> None:
-    """Each class is there, keys are unique, and what was switched is a program with as many lines."""
+    """Each class is there, keys are unique, and what was switched is a program with as many
+    lines.
+    """
     keys: set[str] = set()
     kinds: set[str] = set()
     for path in sources(ROOT):

@@ -1,4 +1,6 @@
-"""The program around the switches: which tests are asked, what is kept of their answers, and one removal from end to end."""
+"""The program around the switches: which tests are asked, what is kept of their answers, and one
+removal from end to end.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,19 @@ def row(test: str, s: float) -> dict[str, Any]:
 
 
 def test_near_and_fast_tests_are_asked_first() -> None:
-    rows = [row("a/test_z.py::slow", 9), row("a/test_z.py::fast", 0.1), row("a/test_log.py::near", 0.4), row("a/test_log.py::far", 1.0)]
+    rows = [
+        row("a/test_z.py::slow", 9),
+        row("a/test_z.py::fast", 0.1),
+        row("a/test_log.py::near", 0.4),
+        row("a/test_log.py::far", 1.0),
+    ]
     asked, left = _ordered(SITE, rows, 100)
-    assert [test for test, _ in asked] == ["a/test_log.py::near", "a/test_z.py::fast", "a/test_log.py::far", "a/test_z.py::slow"]
+    assert [test for test, _ in asked] == [
+        "a/test_log.py::near",
+        "a/test_z.py::fast",
+        "a/test_log.py::far",
+        "a/test_z.py::slow",
+    ]
     assert left == 0
 
 
@@ -34,26 +46,41 @@ def test_what_a_site_may_cost_is_bounded_and_one_test_is_always_asked() -> None:
 
 
 def test_a_caught_site_stays_caught(tmp_path: Path) -> None:
-    rows = [{"key": "a", "caught": ""}, {"key": "a", "caught": "test"}, {"key": "a", "caught": ""}, {"key": "b", "caught": ""}]
+    rows = [
+        {"key": "a", "caught": ""},
+        {"key": "a", "caught": "test"},
+        {"key": "a", "caught": ""},
+        {"key": "b", "caught": ""},
+    ]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
     assert {key: one["caught"] for key, one in _answers(tmp_path).items()} == {"a": "test", "b": ""}
 
 
 def test_each_equivalent_names_a_site_that_is_there_and_says_why() -> None:
-    keys = {site.key for path in sources(ROOT) for site in switched(path.read_text(), path.relative_to(ROOT).as_posix(), 0, "")[1]}
+    keys = {
+        site.key
+        for path in sources(ROOT)
+        for site in switched(path.read_text(), path.relative_to(ROOT).as_posix(), 0, "")[1]
+    }
     assert set(EQUIVALENT) <= keys
     assert all(len(why) > 20 for why in EQUIVALENT.values())
 
 
 @pytest.mark.slow
-def test_a_removal_is_caught_and_one_that_no_test_asked_sees_survives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """`test_files.py` looks at the seam: it catches the removal of its syncs, and runs over none of its folders' `remove_tree`."""
+def test_a_removal_is_caught_and_one_that_no_test_asked_sees_survives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`test_files.py` looks at the seam: it catches the removal of its syncs, and runs over none of
+    its folders' `remove_tree`.
+    """
     common = ["--folder", str(tmp_path), "--tests", "storage/test_files.py", "--jobs", "1"]
     assert main([*common, "--only", "os.fdatasync(fd)"]) == 0
     said = capsys.readouterr().out
     assert "caught by tests/storage/test_files.py::test_" in said
     assert "1 of 1 removals caught by a test" in said
-    assert main([*common, "--resume", "--only", "storage/space.py", "--only", "os.fdatasync(fd)"]) == 1
+    assert (
+        main([*common, "--resume", "--only", "storage/space.py", "--only", "os.fdatasync(fd)"]) == 1
+    )
     said = capsys.readouterr().out
     assert "SURVIVOR" in said
     assert "0 tests run over it" in said

@@ -1,4 +1,6 @@
-"""A private copy of a commit in which every site of the product has its switch, and what runs Python in it."""
+"""A private copy of a commit in which every site of the product has its switch, and what runs
+Python in it.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SITES_NAME: Final = "sites.json"
 
 
 class Tree:
-    """`base`/zsq is the copy, `base`/switch what it loads its switches from; the working directory of all that runs is `base`."""
+    """`base`/zsq is the copy, `base`/switch what it loads its switches from; the working directory
+    of all that runs is `base`.
+    """
 
     def __init__(self, base: Path, *, other: bool = False) -> None:
         self.base = base
@@ -33,20 +37,40 @@ class Tree:
     def make(self, commit: str) -> str:
         """The full name of the commit."""
         self.product.mkdir(parents=True)
-        archive = subprocess.run(["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True).stdout
+        archive = subprocess.run(
+            ["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True
+        ).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-            packed.extractall(self.product, filter="fully_trusted")  # links of typings/ included: it is our own commit
-        shutil.copytree(Path(__file__).parent, self.product / "tests/mutate", dirs_exist_ok=True)  # this program, as it is
+            packed.extractall(
+                self.product, filter="fully_trusted"
+            )  # links of typings/ included: it is our own commit
+        shutil.copytree(
+            Path(__file__).parent, self.product / "tests/mutate", dirs_exist_ok=True
+        )  # this program, as it is
         folder = self.base / "switch"
         folder.mkdir()
         (folder / "_switch.py").write_text((self.product / "tests/mutate/switch.py").read_text())
-        head = f"import sys as _sys; _sys.path.append({str(folder)!r}); import _switch; _sys.path.remove({str(folder)!r})"
+        head = (
+            f"import sys as _sys; _sys.path.append({str(folder)!r}); import _switch; "
+            f"_sys.path.remove({str(folder)!r})"
+        )
         for path in sources(self.product):
-            text, found = switched(path.read_text(), path.relative_to(self.product).as_posix(), len(self.sites), head, other=self.other)
+            text, found = switched(
+                path.read_text(),
+                path.relative_to(self.product).as_posix(),
+                len(self.sites),
+                head,
+                other=self.other,
+            )
             path.write_text(text)
             self.sites += found
         (self.base / SITES_NAME).write_text(json.dumps(self.sites))
-        name = subprocess.run(["git", "-C", str(ROOT), "rev-parse", commit], check=True, capture_output=True, text=True).stdout
+        name = subprocess.run(
+            ["git", "-C", str(ROOT), "rev-parse", commit],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         return name.strip()
 
     def load(self) -> Tree:
@@ -60,12 +84,27 @@ class Tree:
         return hashlib.sha256(found.read_bytes()).hexdigest()[:16] if found.exists() else ""
 
     def pytest(self, *arguments: str, log: Path, full: bool = False) -> subprocess.Popen[bytes]:
-        """A run of pytest on the copy. The editable install must not win: its `zsq` comes behind every path, and PYTHONPATH is one."""
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("ZSQ_") or name == "ZSQ_VENV"}
-        environment |= {"PYTHONPATH": f"{self.base}{os.pathsep}{self.product / 'tests'}", "CI": "1"} | (
-            {} if full else {"ZSQ_TEST_FAST": "1"}
-        )
-        command = [sys.executable, "-m", "pytest", "-c", str(self.product / "pyproject.toml"), "--rootdir", str(self.product)]
+        """A run of pytest on the copy. The editable install must not win: its `zsq` comes behind
+        every path, and PYTHONPATH is one.
+        """
+        environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith("ZSQ_") or name == "ZSQ_VENV"
+        }
+        environment |= {
+            "PYTHONPATH": f"{self.base}{os.pathsep}{self.product / 'tests'}",
+            "CI": "1",
+        } | ({} if full else {"ZSQ_TEST_FAST": "1"})
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-c",
+            str(self.product / "pyproject.toml"),
+            "--rootdir",
+            str(self.product),
+        ]
         with log.open("ab") as out:
             return subprocess.Popen(
                 [*command, "-q", "-p", "no:cacheprovider", "-p", "mutate.plugin", *arguments],
@@ -84,4 +123,11 @@ class Tree:
 
 
 # These look at the source, not at what it does; or need a cluster; or test this program.
-NOT_ASKED: Final = ("test_tidy", "test_layers", "test_packaging", "mutate/", "spark_cluster/", "simulation/")
+NOT_ASKED: Final = (
+    "test_tidy",
+    "test_layers",
+    "test_packaging",
+    "mutate/",
+    "spark_cluster/",
+    "simulation/",
+)

@@ -1,4 +1,6 @@
-"""Backlog alarms on a real broker: raised, told by webhook and command, shown, cleared; nobody waits for a receiver that hangs."""
+"""Backlog alarms on a real broker: raised, told by webhook and command, shown, cleared; nobody
+waits for a receiver that hangs.
+"""
 
 from __future__ import annotations
 
@@ -55,33 +57,53 @@ def stats(broker: Broker, *of: str) -> dict[str, Any]:
         return admin.stats(*of)
 
 
-def test_webhook_and_command_get_each_alarm_raised_and_cleared(starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_webhook_and_command_get_each_alarm_raised_and_cleared(
+    starts: Starts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ZSQ_ALARM_WEBHOOK_TOKEN", "s3cret")
     out = tmp_path / "told"
     code = (
         "import os, signal, sys; out = open(sys.argv[1], 'a'); out.write(sys.stdin.read());"
-        "print('ZSQ_ALARM_WEBHOOK_TOKEN' in os.environ, signal.getsignal(signal.SIGTERM).name, file=out)"
+        "print('ZSQ_ALARM_WEBHOOK_TOKEN' in os.environ, signal.getsignal(signal.SIGTERM).name, "
+        "file=out)"
     )
     with Hook() as hook:
-        broker = starts("--alarm-webhook", hook.url, "--alarm-command", f"{sys.executable} -c \"{code}\" '{out}'")
+        broker = starts(
+            "--alarm-webhook",
+            hook.url,
+            "--alarm-command",
+            f"{sys.executable} -c \"{code}\" '{out}'",
+        )
         channel_of(broker, "clicks", "c", alarm_depth=10)
         channel_of(broker, "clicks", "quiet")
         publish(broker, "clicks", 11)
         headers, told = hook.got.get(timeout=30)
         assert headers["Authorization"] == "Bearer s3cret"
         (event,) = told["events"]
-        assert (event["event"], event["topic"], event["channel"], event["figure"]) == ("raised", "clicks", "c", "depth")
+        assert (event["event"], event["topic"], event["channel"], event["figure"]) == (
+            "raised",
+            "clicks",
+            "c",
+            "depth",
+        )
         assert (event["value"], event["threshold"]) == (11, 10)
         assert abs(event["time_ns"] - time.time_ns()) < 60e9
         assert told["text"] == "raised: clicks/c: depth 11 (alarm above 10)"
         assert told["broker"]["data_dir"] == str(broker.data_dir)
-        wait_for(lambda: out.exists() and out.read_text().count("\n") >= 2, 30, "the command's output")
+        wait_for(
+            lambda: out.exists() and out.read_text().count("\n") >= 2, 30, "the command's output"
+        )
         first, inherited = out.read_text().splitlines()[:2]
         assert json.loads(first)["events"] == [event]
         assert inherited == "False SIG_DFL", "commands inherit no secret, and can be told to end"
 
         (row,) = stats(broker)["alarms"]
-        assert (row["topic"], row["channel"], row["value"], row["threshold"]) == ("clicks", "c", 11, 10)
+        assert (row["topic"], row["channel"], row["value"], row["threshold"]) == (
+            "clicks",
+            "c",
+            11,
+            10,
+        )
         assert not stats(broker, "clicks", "quiet")["alarms"]
         assert "alarm: clicks/c: depth 11 (alarm above 10)" in stats(broker)["topics"][0]["health"]
         assert stats(broker)["health"] == "OK", "the broker itself is well"
@@ -92,7 +114,11 @@ def test_webhook_and_command_get_each_alarm_raised_and_cleared(starts: Starts, t
         assert not found["alarms"]
         assert found["topics"][0]["health"] == "OK"
         assert [event["event"] for event in found["recent_alarms"]] == ["raised", "cleared"]
-        wait_for(lambda: all(row["told_count"] == 2 for row in stats(broker)["alarm_receivers"]), 30, "both are told")
+        wait_for(
+            lambda: all(row["told_count"] == 2 for row in stats(broker)["alarm_receivers"]),
+            30,
+            "both are told",
+        )
         assert "s3cret" not in broker.log.read_text()
         assert "secret-path" not in json.dumps(stats(broker)), "of a webhook only its host is shown"
 
@@ -124,7 +150,9 @@ def test_an_age_alarm_is_raised_and_cleared(starts: Starts) -> None:
     broker = starts()
     channel_of(broker, "t", "c", alarm_age_s=1.5)
     publish(broker, "t", 1)
-    wait_for(lambda: [row["figure"] for row in stats(broker)["alarms"]] == ["age_s"], 30, "the alarm")
+    wait_for(
+        lambda: [row["figure"] for row in stats(broker)["alarms"]] == ["age_s"], 30, "the alarm"
+    )
     (row,) = stats(broker)["alarms"]
     assert 1.5 < row["value"] < 60
     drain(broker, "t", "c", 1)
@@ -159,7 +187,9 @@ def test_a_killed_teller_is_started_again(starts: Starts) -> None:
         channel_of(broker, "t", "c", alarm_depth=0)
         (pid,) = broker.pids("alarm_teller")
         kill(pid)
-        wait_for(lambda: (now := broker.pids("alarm_teller")) and now != [pid], 30, "another teller")
+        wait_for(
+            lambda: (now := broker.pids("alarm_teller")) and now != [pid], 30, "another teller"
+        )
         wait_for(lambda: stats(broker)["alarm_receivers"], 30, "its first pulse")
         publish(broker, "t", 1)
         assert hook.got.get(timeout=30)[1]["events"][0]["event"] == "raised"
@@ -183,4 +213,8 @@ def test_a_command_that_hangs_ends_with_the_broker(starts: Starts, tmp_path: Pat
     wait_for(noted.exists, 30, "the command")
     pids = [int(pid) for pid in noted.read_text().split()]
     assert broker.stop() == 0
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), 20, "the end of all it started")
+    wait_for(
+        lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids),
+        20,
+        "the end of all it started",
+    )

@@ -31,7 +31,10 @@ def rule(broker: Broker) -> str:
 
 
 def test_consumers_make_no_topic(broker: Broker) -> None:
-    with pytest.raises(zsq.NotFound, match="check the name, or create it"), zsq.Consumer("oders", "c", url=broker.ipc) as consumer:
+    with (
+        pytest.raises(zsq.NotFound, match="check the name, or create it"),
+        zsq.Consumer("oders", "c", url=broker.ipc) as consumer,
+    ):
         consumer.receive(10)
     with Client(broker.nsq) as client:
         client.identify()
@@ -46,16 +49,26 @@ def test_publishers_create_topics_only_if_permitted(broker: Broker) -> None:
         if allowed:
             producer.publish("orders", b"one")
         else:
-            with pytest.raises(zsq.NotFound, match=r"--auto-create never: check the name, or create it \(zsq topic create orders"):
+            with pytest.raises(
+                zsq.NotFound,
+                match=r"--auto-create never: check the name, "
+                r"or create it \(zsq topic create orders",
+            ):
                 producer.publish("orders", b"one")
     status = 200
     try:
-        urllib.request.urlopen(f"http://127.0.0.1:{broker.http}/pub?topic=web", b"one", timeout=10).close()
+        urllib.request.urlopen(
+            f"http://127.0.0.1:{broker.http}/pub?topic=web", b"one", timeout=10
+        ).close()
     except urllib.error.HTTPError as error:
         status = error.code
         error.close()
     assert status == (200 if allowed else 404)
-    answer = httpx.post(f"http://127.0.0.1:{broker.http}/api/topic/publish?topic=page", json={"body": "one"}, timeout=10)
+    answer = httpx.post(
+        f"http://127.0.0.1:{broker.http}/api/topic/publish?topic=page",
+        json={"body": "one"},
+        timeout=10,
+    )
     assert answer.status_code == (200 if allowed else 404), answer.text
     with zsq.Admin(broker.ipc) as admin:
         assert sorted(admin.topics()) == (["orders", "page", "web"] if allowed else [])
@@ -74,10 +87,15 @@ def test_channels_of_a_topic_that_is_there(broker: Broker) -> None:
             assert message is not None
             message.finish(sync=True)
         if rule(broker) == "publishers":
-            with zsq.Consumer("orders", "new", url=broker.ipc, timeout=10, start="earliest") as consumer:
+            with zsq.Consumer(
+                "orders", "new", url=broker.ipc, timeout=10, start="earliest"
+            ) as consumer:
                 assert consumer.receive(10) is not None
         else:
-            with pytest.raises(zsq.NotFound, match="zsq channel create"), zsq.Consumer("orders", "new", url=broker.ipc) as consumer:
+            with (
+                pytest.raises(zsq.NotFound, match="zsq channel create"),
+                zsq.Consumer("orders", "new", url=broker.ipc) as consumer,
+            ):
                 consumer.receive(10)
             assert admin.topics() == {"orders": ["made"]}
 
@@ -86,7 +104,10 @@ def test_topics_of_dead_letters_are_made_in_any_case(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic("orders")
         admin.create_channel("orders", "c", max_attempts=1, dead_letter_topic="dead")
-        with zsq.Producer(broker.ipc) as producer, zsq.Consumer("orders", "c", url=broker.ipc) as consumer:
+        with (
+            zsq.Producer(broker.ipc) as producer,
+            zsq.Consumer("orders", "c", url=broker.ipc) as consumer,
+        ):
             producer.publish("orders", b"bad")
             message = consumer.receive(10)
             assert message is not None
@@ -105,23 +126,34 @@ def test_sub_and_tail_make_no_topic_unless_told(tmp_path: Path) -> None:
         broker.start()
         with zsq.Producer(broker.ipc) as producer, zsq.Admin(broker.ipc) as admin:
             producer.publish("orders", b"one")
-            for arguments in (("sub", "oders", "c", "-n", "1"), ("tail", "oders", "-n", "1"), ("seek", "oders", "c", "0")):
+            for arguments in (
+                ("sub", "oders", "c", "-n", "1"),
+                ("tail", "oders", "-n", "1"),
+                ("seek", "oders", "c", "0"),
+            ):
                 ended = run(*arguments)
                 assert ended.returncode == 1
                 assert "E_NOT_FOUND topic 'oders' does not exist" in ended.stderr
             assert "Did you mean 'orders'?" in run("sub", "oders", "c").stderr
             assert admin.topics() == {"orders": []}
             first = run("sub", "orders", "c", "-n", "1")
-            assert (first.stdout, first.stderr) == ("one\n", "zsq: channel 'c' of topic 'orders' does not exist; creating it\n")
+            assert (first.stdout, first.stderr) == (
+                "one\n",
+                "zsq: channel 'c' of topic 'orders' does not exist; creating it\n",
+            )
             producer.publish("orders", b"two")
             again = run("sub", "orders", "c", "-n", "1")
             assert (again.stdout, again.stderr) == ("two\n", "")
             assert run("topic", "list").stdout == "orders\n"
             assert run("channel", "list", "orders").stdout == "c\n"
-            assert run("topic", "list", "--json").stdout == '{"topic": "orders", "channels": ["c"]}\n'
+            assert (
+                run("topic", "list", "--json").stdout == '{"topic": "orders", "channels": ["c"]}\n'
+            )
             ended = run("channel", "list", "oders")
             assert (ended.returncode, "Did you mean 'orders'?" in ended.stderr) == (1, True)
-            with subprocess.Popen([sys.executable, "-m", "zsq", "--url", broker.ipc, "sub", "fresh", "c", "--create"]) as waiting:
+            with subprocess.Popen(
+                [sys.executable, "-m", "zsq", "--url", broker.ipc, "sub", "fresh", "c", "--create"]
+            ) as waiting:
                 wait_for(lambda: admin.topics().get("fresh") == ["c"], 20, "the new topic")
                 waiting.terminate()
     finally:

@@ -1,4 +1,6 @@
-"""Consumers stop, producers go on: it costs disk, never memory; and a topic with a bound makes producers wait or fail, as they chose."""
+"""Consumers stop, producers go on: it costs disk, never memory; and a topic with a bound makes
+producers wait or fail, as they chose.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ def private(broker: Broker) -> dict[str, int]:
 
 
 def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
-    """It subscribed, took what its credit allows, and answers nothing more; a second channel has no consumer at all."""
+    """It subscribed, took what its credit allows, and answers nothing more; a second channel has no
+    consumer at all.
+    """
     bodies = [b"%0*d" % (BODY, number) for number in range(BLOCK)]
     with (
         zsq.Admin(broker.ipc) as admin,
@@ -32,7 +36,11 @@ def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
         for _ in range(20):  # what every process needs once
             producer.publish_many("t", bodies)
         assert stuck.receive_batch(20) is not None
-        wait_for(lambda: admin.stats("t", "stuck")["topics"][0]["channels"][0]["in_flight_count"] == 100, 20, "all of its credit is out")
+        wait_for(
+            lambda: admin.stats("t", "stuck")["topics"][0]["channels"][0]["in_flight_count"] == 100,
+            20,
+            "all of its credit is out",
+        )
         before = private(broker)
         for _ in range(300):  # 300 MB
             producer.publish_many("t", bodies, wait=False)
@@ -40,10 +48,16 @@ def test_a_consumer_that_stops_costs_no_memory(broker: Broker) -> None:
 
         def grown() -> dict[str, int]:
             now = private(broker)
-            return {name: (now[name] - size) // MIB for name, size in before.items() if now[name] - size > 10 * MIB}
+            return {
+                name: (now[name] - size) // MIB
+                for name, size in before.items()
+                if now[name] - size > 10 * MIB
+            }
 
         wait_for(lambda: not grown(), 20, f"memory within 10 MB of before: {grown()}")
-        rows = {row["channel_name"]: row["depth"] for row in admin.stats("t")["topics"][0]["channels"]}
+        rows = {
+            row["channel_name"]: row["depth"] for row in admin.stats("t")["topics"][0]["channels"]
+        }
         assert rows == {"stuck": 320 * BLOCK - 100, "idle": 320 * BLOCK}
 
 
@@ -54,7 +68,9 @@ def full(broker: Broker, admin: zsq.Admin) -> int:
     taken = 0
     with zsq.Producer(broker.ipc) as producer:
         while taken < 10 * BOUND // BODY:
-            receipt = producer.publish_many("t", [b"%0*d" % (BODY, taken + number) for number in range(BLOCK)], wait=False)
+            receipt = producer.publish_many(
+                "t", [b"%0*d" % (BODY, taken + number) for number in range(BLOCK)], wait=False
+            )
             wait_for(lambda receipt=receipt: receipt.done, 20, "an answer")  # type: ignore[misc]
             if receipt.error is not None:
                 break
@@ -74,10 +90,22 @@ def test_a_producer_that_waits_goes_on_when_there_is_room(broker: Broker) -> Non
             zsq.Consumer("t", "c", url=broker.ipc, ready=5_000) as consumer,
         ):
             receipts = [
-                patient.publish_many("t", [b"%0*d" % (BODY, taken + i * BLOCK + n) for n in range(BLOCK)], wait=False) for i in range(10)
+                patient.publish_many(
+                    "t", [b"%0*d" % (BODY, taken + i * BLOCK + n) for n in range(BLOCK)], wait=False
+                )
+                for i in range(10)
             ]
-            threading.Thread(target=lambda: [patient.publish_many("t", _bodies(taken, i)) for i in range(10, more)], daemon=True).start()
-            wait_for(lambda: admin.stats("t")["topics"][0]["refused_count"] >= 3, 20, "asked again, and refused")
+            threading.Thread(
+                target=lambda: [
+                    patient.publish_many("t", _bodies(taken, i)) for i in range(10, more)
+                ],
+                daemon=True,
+            ).start()
+            wait_for(
+                lambda: admin.stats("t")["topics"][0]["refused_count"] >= 3,
+                20,
+                "asked again, and refused",
+            )
             assert not any(receipt.done for receipt in receipts)
             got: list[int] = []
             while len(got) < taken + more * BLOCK:

@@ -1,4 +1,6 @@
-"""zsq backup of a broker at work, and what a broker restored from it has: compared message by message."""
+"""zsq backup of a broker at work, and what a broker restored from it has: compared message by
+message.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,11 @@ def run(*arguments: object, code: int = 0) -> str:
 
 
 class Load:
-    """Publishers and consumers that go on until they are told to end, and what was promised to them.
+    """Publishers and consumers that go on until they are told to end, and what was promised to
+    them.
 
-    `jobs`: a consumer publishes `done N` to `results` for each message N, and finishes it then. `later`: delayed by a second or so.
+    `jobs`: a consumer publishes `done N` to `results` for each message N, and finishes it then.
+    `later`: delayed by a second or so.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -54,7 +58,10 @@ class Load:
         self.tried: set[bytes] = set()
         """What a consumer may have finished: `finish` was called, or is about to be."""
         self.errors: list[Exception] = []
-        self.threads = [threading.Thread(target=self.guarded, args=(work,)) for work in (self.publish, self.delay, self.consume)]
+        self.threads = [
+            threading.Thread(target=self.guarded, args=(work,))
+            for work in (self.publish, self.delay, self.consume)
+        ]
 
     def guarded(self, work: object) -> None:
         try:
@@ -80,7 +87,10 @@ class Load:
                 number += 1
 
     def consume(self) -> None:
-        with zsq.Producer(self.broker.ipc) as producer, zsq.Consumer("jobs", "c", url=self.broker.ipc, ready=200) as consumer:
+        with (
+            zsq.Producer(self.broker.ipc) as producer,
+            zsq.Consumer("jobs", "c", url=self.broker.ipc, ready=200) as consumer,
+        ):
             while not self.over.is_set():
                 message = consumer.receive(0.2)
                 if message is not None:
@@ -104,7 +114,9 @@ class Load:
 @pytest.fixture(scope="module")
 def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """Small chunks that go as soon as they are finished: so a backup meets rolls and removals."""
-    one = Broker(tmp_path_factory.mktemp("busy") / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "0")
+    one = Broker(
+        tmp_path_factory.mktemp("busy") / "data", "--chunk-bytes", str(MIB), "--keep-bytes", "0"
+    )
     try:
         yield one.start()
     finally:
@@ -116,9 +128,14 @@ def left_behind(broker: Broker) -> list[Path]:
 
 
 def drained(broker: Broker, topic: str, channel: str) -> set[bytes]:
-    """All that a channel has not finished, delayed messages too: until the topic's own numbers say that it is empty."""
+    """All that a channel has not finished, delayed messages too: until the topic's own numbers say
+    that it is empty.
+    """
     found: set[bytes] = set()
-    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(topic, channel, url=broker.ipc, ready=2000) as consumer:
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Consumer(topic, channel, url=broker.ipc, ready=2000) as consumer,
+    ):
         while True:
             message = consumer.receive(1.0)
             if message is not None:
@@ -126,13 +143,17 @@ def drained(broker: Broker, topic: str, channel: str) -> set[bytes]:
                 message.finish()
                 continue
             [row] = admin.stats(topic)["topics"]
-            if not row["delayed_count"] and not any(one["depth"] + one["in_flight_count"] for one in row["channels"]):
+            if not row["delayed_count"] and not any(
+                one["depth"] + one["in_flight_count"] for one in row["channels"]
+            ):
                 return found
 
 
 def test_a_backup_under_load_has_all_that_was_acknowledged(busy: Broker, tmp_path: Path) -> None:
     with zsq.Admin(busy.ipc) as admin:
-        admin.create_topic("results", keep_bytes=-1)  # the first: were topics taken one after the other, its log came before jobs' state
+        admin.create_topic(
+            "results", keep_bytes=-1
+        )  # the first: were topics taken one after the other, its log came before jobs' state
         admin.create_channel("jobs", "c")
         admin.create_channel("later", "c")
     with Load(busy) as load:
@@ -152,10 +173,14 @@ def test_a_backup_under_load_has_all_that_was_acknowledged(busy: Broker, tmp_pat
     try:
         again.start()
         results = Topic(again, "results").bodies()
-        assert results == live[: len(results)], "a topic's log is a prefix of the one that was copied"
+        assert results == live[: len(results)], (
+            "a topic's log is a prefix of the one that was copied"
+        )
         redelivered = drained(again, "jobs", "c")
         assert promised - redelivered <= tried, "acknowledged, finished by nobody, and not there"
-        assert promised - redelivered <= set(results), "finished, and what its consumer published before that is not there"
+        assert promised - redelivered <= set(results), (
+            "finished, and what its consumer published before that is not there"
+        )
         assert delayed <= drained(again, "later", "c")
         with zsq.Admin(again.ipc) as admin:
             said = [topic["health"] for topic in admin.stats()["topics"]]
@@ -169,9 +194,14 @@ def test_a_backup_that_is_killed_leaves_nothing_wrong(busy: Broker, tmp_path: Pa
         producer.publish_many("large", [os.urandom(500_000) for _ in range(12)]).wait(20)
     target = tmp_path / "b"
     partial = tmp_path / "b.partial"
-    copying = subprocess.Popen(command("backup", busy.data_dir, target, "--rate", "1MiB"), stderr=subprocess.PIPE)
+    copying = subprocess.Popen(
+        command("backup", busy.data_dir, target, "--rate", "1MiB"), stderr=subprocess.PIPE
+    )
     try:
-        wait_for(lambda: partial.exists() and any(partial.glob("data/topics/*/*.chunk")), what="the copying")
+        wait_for(
+            lambda: partial.exists() and any(partial.glob("data/topics/*/*.chunk")),
+            what="the copying",
+        )
         second = run("backup", busy.data_dir, tmp_path / "other", code=1)
         assert "another backup" in second
         assert str(copying.pid) in second
@@ -188,10 +218,18 @@ def test_a_backup_that_is_killed_leaves_nothing_wrong(busy: Broker, tmp_path: Pa
     assert "already exists" in run("backup", busy.data_dir, target, code=2)
 
 
-def test_a_backup_fails_whole_where_a_storage_is_started_again(busy: Broker, tmp_path: Path) -> None:
-    copying = subprocess.Popen(command("backup", busy.data_dir, tmp_path / "b", "--rate", "4MiB"), stderr=subprocess.PIPE, text=True)
+def test_a_backup_fails_whole_where_a_storage_is_started_again(
+    busy: Broker, tmp_path: Path
+) -> None:
+    copying = subprocess.Popen(
+        command("backup", busy.data_dir, tmp_path / "b", "--rate", "4MiB"),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
-        wait_for(lambda: any((tmp_path / "b.partial").glob("data/topics/*/*.chunk")), what="the copying")
+        wait_for(
+            lambda: any((tmp_path / "b.partial").glob("data/topics/*/*.chunk")), what="the copying"
+        )
         [pid] = [actor["pid"] for actor in busy.actors() if actor["name"] == "topic large"]
         kill(pid)
         wait_for(lambda: pid not in busy.pids("topic"), what="its end")
@@ -204,13 +242,19 @@ def test_a_backup_fails_whole_where_a_storage_is_started_again(busy: Broker, tmp
     wait_for(lambda: not left_behind(busy), what="the storages let go")
 
 
-def test_a_backup_leaves_out_deleted_ephemeral_and_excluded_topics(busy: Broker, tmp_path: Path) -> None:
-    """One that is deleted is left out, one in memory is none of it, one that is named is left out."""
+def test_a_backup_leaves_out_deleted_ephemeral_and_excluded_topics(
+    busy: Broker, tmp_path: Path
+) -> None:
+    """One that is deleted is left out, one in memory is none of it, one that is named is left
+    out.
+    """
     with zsq.Admin(busy.ipc) as admin, zsq.Producer(busy.ipc) as producer:
         for topic in ("short", "memory#ephemeral", "kept", "unwanted"):
             producer.publish(topic, b"x").wait(20)
         admin.delete_topic("short", force=True)
-        told = json.loads(run("backup", busy.data_dir, tmp_path / "b", "--without", "unwanted", "--json"))
+        told = json.loads(
+            run("backup", busy.data_dir, tmp_path / "b", "--without", "unwanted", "--json")
+        )
         assert {"kept"} == {"short", "memory#ephemeral", "kept", "unwanted"} & set(told["topics"])
         assert told["left_out"] == ["unwanted"]
         assert told["topics"]["kept"]["end"] == 1
@@ -220,7 +264,9 @@ def test_a_backup_leaves_out_deleted_ephemeral_and_excluded_topics(busy: Broker,
             admin._carry_out(manage("backup", "kept", None, {"do": "log", "id": "x"}))
     run("restore", tmp_path / "b", tmp_path / "data")
     assert "is not empty" in run("restore", tmp_path / "b", tmp_path / "data", code=2)
-    assert "does not exist" in run("backup", busy.data_dir, tmp_path / "c", "--without", "nothing", code=1)
+    assert "does not exist" in run(
+        "backup", busy.data_dir, tmp_path / "c", "--without", "nothing", code=1
+    )
 
 
 def test_a_stopped_broker_is_copied_as_it_lies(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A disk that fails: full, then with space again; syncs that return an error. Nothing acknowledged is lost, and it goes on by itself."""
+"""A disk that fails: full, then with space again; syncs that return an error. Nothing acknowledged
+is lost, and it goes on by itself.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,19 @@ class SmallDiskBroker(Broker):
 
     def start(self, timeout_s: float = 30.0) -> Broker:
         self.data_dir.mkdir(exist_ok=True)
-        serve = f"exec {sys.executable} -m zsq serve --data-dir {self.data_dir} --listen 127.0.0.1:{self.port} {' '.join(self.extra)}"
+        serve = (
+            f"exec {sys.executable} -m zsq serve --data-dir {self.data_dir} --listen "
+            f"127.0.0.1:{self.port} {' '.join(self.extra)}"
+        )
         script = f"mount -t tmpfs -o size=64m,mode=700 none {self.data_dir} && {serve}"
         with self.log.open("ab") as log:
             command = ["unshare", "--map-root-user", "--mount", "sh", "-c", script]
             self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        wait_for(lambda: b" ready: " in self.log.read_bytes() or self._exited(), timeout_s, "the broker's ready line")
+        wait_for(
+            lambda: b" ready: " in self.log.read_bytes() or self._exited(),
+            timeout_s,
+            "the broker's ready line",
+        )
         assert not self._exited(), self.log.read_text()[-2000:]
         return self
 
@@ -51,7 +60,16 @@ def has_namespaces() -> bool:
     return (
         shutil.which("unshare") is not None
         and not subprocess.run(
-            ["unshare", "--map-root-user", "--mount", "sh", "-c", "mount -t tmpfs -o size=1m none /mnt"], capture_output=True, check=False
+            [
+                "unshare",
+                "--map-root-user",
+                "--mount",
+                "sh",
+                "-c",
+                "mount -t tmpfs -o size=1m none /mnt",
+            ],
+            capture_output=True,
+            check=False,
         ).returncode
     )
 
@@ -107,12 +125,20 @@ def test_delayed_messages_wait_for_space_and_say_so(small: SmallDiskBroker) -> N
         for _ in range(3):
             producer.publish_many("t", [BODY] * 1000, delay=3)
         fill(ballast, 3 * MIB)
-        stored = 3000 + publish_until_refused(producer, count=100, delay=3)  # free space is asked for ten times a second
-        wait_for(lambda: "wait for space" in str(admin.stats("t")["topics"][0]["health"]), 20, "the alarm")
+        stored = 3000 + publish_until_refused(
+            producer, count=100, delay=3
+        )  # free space is asked for ten times a second
+        wait_for(
+            lambda: "wait for space" in str(admin.stats("t")["topics"][0]["health"]),
+            20,
+            "the alarm",
+        )
         assert admin.delayed_count("t")["messages"] > 0
         ballast.unlink()
         consume(small, stored)
-        wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "the end of the alarm")
+        wait_for(
+            lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "the end of the alarm"
+        )
         assert admin.delayed_count("t")["messages"] == 0
         assert sorted(actor["pid"] for actor in small.actors()) == pids, "nobody died of it"
 
@@ -172,7 +198,9 @@ def sabotaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
         one.close()
 
 
-def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_append(sabotaged: tuple[Broker, Path]) -> None:
+def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_append(
+    sabotaged: tuple[Broker, Path],
+) -> None:
     broker, flag = sabotaged
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, timeout=30) as producer:
         admin.create_channel("t", "c")
@@ -183,10 +211,18 @@ def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_app
         broker.wait_gone([before])
         assert not receipt.done, "nothing is acknowledged that no sync vouches for"
         flag.unlink()
-        wait_for(lambda: "sync" in str(admin.stats("t")["topics"][0]["health"]) or receipt.done, 30, "bad health, or good again")
+        wait_for(
+            lambda: "sync" in str(admin.stats("t")["topics"][0]["health"]) or receipt.done,
+            30,
+            "bad health, or good again",
+        )
         receipt.wait(30)
         producer.publish("t", b"200")
-        wait_for(lambda: admin.stats("t")["topics"][0]["health"] == "OK", 10, "good health after an append")
+        wait_for(
+            lambda: admin.stats("t")["topics"][0]["health"] == "OK",
+            10,
+            "good health after an append",
+        )
         with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
             seen: list[int] = []
             while len(seen) < 201:
@@ -194,11 +230,15 @@ def test_after_a_failed_sync_the_log_is_read_anew_and_health_is_bad_until_an_app
                 assert message is not None
                 seen.append(int(message.body))
                 message.finish()
-    assert seen == list(range(201)), "each once, in order: the resent ones were known by their sequence"
+    assert seen == list(range(201)), (
+        "each once, in order: the resent ones were known by their sequence"
+    )
 
 
 def test_a_failed_storage_ends_at_once_each_time(sabotaged: tuple[Broker, Path]) -> None:
-    """Not by an abort inside ZeroMQ, and it does not hang: its threads still wait on their sockets then."""
+    """Not by an abort inside ZeroMQ, and it does not hang: its threads still wait on their sockets
+    then.
+    """
     broker, flag = sabotaged
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, timeout=30) as producer:
         admin.create_topic("t")
@@ -227,7 +267,10 @@ def ping(port: int) -> tuple[int, str]:
 def metrics(port: int) -> dict[str, float]:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
-    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line and line[0] != "#")}
+    return {
+        name: float(value)
+        for name, _, value in (line.rpartition(" ") for line in lines if line and line[0] != "#")
+    }
 
 
 def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBroker) -> None:
@@ -254,7 +297,10 @@ def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBr
         assert said.count("Free space on this file system") == 1
         assert said.startswith("NOK - the disk is full: publishes to topic t are refused: ")
         [topic] = admin.stats()["topics"]
-        assert (topic["health"], topic["full"]) == ("publishes are refused: the disk is full", "disk")
+        assert (topic["health"], topic["full"]) == (
+            "publishes are refused: the disk is full",
+            "disk",
+        )
         found = metrics(port)
         assert found["zsq_healthy"] == 0
         assert found["zsq_disk_full"] == 1
@@ -267,23 +313,39 @@ def test_a_full_disk_is_seen_in_health_metrics_alarms_and_log(small: SmallDiskBr
         assert stats["disk"]["refused_count"] >= 1
         assert [row["figure"] for row in stats["alarms"]] == ["free_bytes"]
         assert admin.overview()["broker"]["disk_full"]
-        assert small.log.read_text().count("the disk is full") == 1, "once at its begin, and then once a minute"
+        assert small.log.read_text().count("the disk is full") == 1, (
+            "once at its begin, and then once a minute"
+        )
         ballast.unlink()
         wait_for(lambda: ping(port)[0] == 200, 20, "good health again")
         assert metrics(port)["zsq_disk_full"] == 0
-        wait_for(lambda: "the disk has space again" in small.log.read_text(), 10, "the line about the end")
+        wait_for(
+            lambda: "the disk has space again" in small.log.read_text(),
+            10,
+            "the line about the end",
+        )
         recent = admin.stats()["recent_alarms"]
         assert [event["event"] for event in recent] == ["raised", "cleared"]
 
 
-def test_publishes_to_a_topic_that_was_deleted_to_make_room_stay_counted(small: SmallDiskBroker) -> None:
+def test_publishes_to_a_topic_that_was_deleted_to_make_room_stay_counted(
+    small: SmallDiskBroker,
+) -> None:
     with zsq.Admin(small.tcp) as admin, zsq.Producer(small.tcp, timeout=20) as producer:
         publish_until_refused(producer)
         for _ in range(29):
             with pytest.raises(Refused, match=E_DISK_FULL):
                 producer.publish_many("t", [BODY] * 1000)
-        wait_for(lambda: admin.stats()["disk"]["full"] and admin.stats()["disk"]["refused_count"] == 30, 20, "a count of 30")
+        wait_for(
+            lambda: admin.stats()["disk"]["full"] and admin.stats()["disk"]["refused_count"] == 30,
+            20,
+            "a count of 30",
+        )
         admin.delete_topic("t", force=True)
-        wait_for(lambda: "the disk has space again" in small.log.read_text(), 20, "the line about the end")
+        wait_for(
+            lambda: "the disk has space again" in small.log.read_text(),
+            20,
+            "the line about the end",
+        )
         assert "; 30 publishes were refused in that time" in small.log.read_text()
         assert admin.stats()["disk"]["refused_count"] == 30

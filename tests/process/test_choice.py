@@ -1,4 +1,6 @@
-"""Tags, age, samples and addresses on real processes: who gets what, what is counted, and that it survives restarts."""
+"""Tags, age, samples and addresses on real processes: who gets what, what is counted, and that it
+survives restarts.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def test_a_channel_gets_its_tags_and_nothing_else(broker: Broker) -> None:
     assert broker.stop() == 0
     broker.start()
     stats = row(broker, "ab")
-    assert (stats["tag_skipped_count"], stats["depth"]) == (2_010, 0), "where the cursor is, and what was counted, is durable"
+    assert (stats["tag_skipped_count"], stats["depth"]) == (2_010, 0), (
+        "where the cursor is, and what was counted, is durable"
+    )
 
 
 def test_a_backlog_of_other_tags_is_passed_while_the_channel_answers(broker: Broker) -> None:
@@ -68,7 +72,9 @@ def test_a_backlog_of_other_tags_is_passed_while_the_channel_answers(broker: Bro
         assert row(broker, "c")["depth"] == 0
         assert broker.stop() == 0
         broker.start()
-        assert row(broker, "c")["depth"] == 0, "the cursor is committed though nothing of it was delivered"
+        assert row(broker, "c")["depth"] == 0, (
+            "the cursor is committed though nothing of it was delivered"
+        )
 
 
 def test_old_messages_are_not_delivered_and_counted(broker: Broker) -> None:
@@ -85,7 +91,12 @@ def test_old_messages_are_not_delivered_and_counted(broker: Broker) -> None:
             message.requeue(delay=2.0)
             assert consumer.receive(3.5) is None, "when it is due it is too old"
         stats = row(broker, "c")
-        assert (stats["expired_count"], stats["depth"], stats["deferred_count"], stats["in_flight_count"]) == (11, 0, 0, 0)
+        assert (
+            stats["expired_count"],
+            stats["depth"],
+            stats["deferred_count"],
+            stats["in_flight_count"],
+        ) == (11, 0, 0, 0)
 
 
 def test_a_sample_is_taken_and_the_rest_is_counted(broker: Broker) -> None:
@@ -97,12 +108,18 @@ def test_a_sample_is_taken_and_the_rest_is_counted(broker: Broker) -> None:
             found = len(drained(consumer))
             stats = row(broker, "c")
             assert stats["clients"][0]["sample_rate"] == 25
-    assert (stats["sampled_count"], stats["finish_count"], stats["depth"]) == (count - found, found, 0)
+    assert (stats["sampled_count"], stats["finish_count"], stats["depth"]) == (
+        count - found,
+        found,
+        0,
+    )
     assert abs(found - count * 0.25) < 5 * (count * 0.25 * 0.75) ** 0.5
 
 
 @pytest.mark.parametrize("rate", [-1, 100, 10_000])
-def test_a_sample_rate_that_is_none_is_refused(broker: Broker, rate: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sample_rate_that_is_none_is_refused(
+    broker: Broker, rate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(zsq.UsageError):
         zsq.Consumer("t", "c", url=broker.ipc, sample_rate=rate)
     consumer = zsq.Consumer("t", "c", url=broker.ipc)
@@ -114,9 +131,15 @@ def test_a_sample_rate_that_is_none_is_refused(broker: Broker, rate: int, monkey
     consumer.close()
 
 
-def test_an_addressed_message_comes_to_its_channel_only_also_delayed_and_after_a_restart(broker: Broker) -> None:
+def test_an_addressed_message_comes_to_its_channel_only_also_delayed_and_after_a_restart(
+    broker: Broker,
+) -> None:
     address: dict[str, HeaderValue] = {CHANNEL_HEADER: "one", "n": 1}
-    with zsq.Producer(broker.ipc) as producer, zsq.Producer(broker.ipc, linger_ms=5) as lingering, zsq.Admin(broker.ipc) as admin:
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Producer(broker.ipc, linger_ms=5) as lingering,
+        zsq.Admin(broker.ipc) as admin,
+    ):
         for channel in ("one", "two"):
             admin.create_channel("t", channel)
         producer.publish("t", b"single", headers=address)
@@ -126,19 +149,33 @@ def test_an_addressed_message_comes_to_its_channel_only_also_delayed_and_after_a
         producer.publish("t", b"delayed", headers=address, delay=1.0)
         assert broker.stop() == 0
         broker.start()
-        with zsq.Consumer("t", "two", url=broker.ipc) as two, zsq.Consumer("t", "one", url=broker.tcp) as one:
-            assert sorted(drained(one, 2.5)) == [b"delayed", b"for all", b"lingering", b"many", b"single"]
+        with (
+            zsq.Consumer("t", "two", url=broker.ipc) as two,
+            zsq.Consumer("t", "one", url=broker.tcp) as one,
+        ):
+            assert sorted(drained(one, 2.5)) == [
+                b"delayed",
+                b"for all",
+                b"lingering",
+                b"many",
+                b"single",
+            ]
             assert drained(two) == [b"for all"]
         assert row(broker, "two")["addressed_skipped_count"] == 4
         assert row(broker, "one")["addressed_skipped_count"] == 0
 
 
-@pytest.mark.parametrize(("flags", "stored"), [(ADDRESSED, True), (ADDRESSED | IN_GROUP, False), (1 << 8, False)])
+@pytest.mark.parametrize(
+    ("flags", "stored"), [(ADDRESSED, True), (ADDRESSED | IN_GROUP, False), (1 << 8, False)]
+)
 def test_the_topic_takes_that_flag_and_no_other(broker: Broker, flags: int, stored: bool) -> None:
     """A flag on a block without addresses does no harm."""
     block = pack([b"x"])
     block = Block(block.header._replace(flags=flags), block.payload, block.columns)
-    with zsq.Producer(broker.ipc, timeout=10) as producer, zsq.Consumer("t", "c", url=broker.ipc) as consumer:
+    with (
+        zsq.Producer(broker.ipc, timeout=10) as producer,
+        zsq.Consumer("t", "c", url=broker.ipc) as consumer,
+    ):
         consumer.subscribe(10)
         drive = producer._drive()
         pending = PendingBlock(block)

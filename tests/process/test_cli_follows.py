@@ -64,7 +64,9 @@ class Running:
 @contextmanager
 def running(url: str, *arguments: str) -> Iterator[Running]:
     line = [sys.executable, "-P", "-m", "zsq", *arguments, "--url", url]
-    with subprocess.Popen(line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
         try:
             yield Running(process)
         finally:
@@ -79,7 +81,9 @@ def publish(broker: Broker, body: bytes) -> None:
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
 @pytest.mark.parametrize("over", ["tcp", "ipc"])
-def test_sub_and_tail_continue_after_a_restart_however_long_it_took(broker: Broker, arguments: tuple[str, ...], over: str) -> None:
+def test_sub_and_tail_continue_after_a_restart_however_long_it_took(
+    broker: Broker, arguments: tuple[str, ...], over: str
+) -> None:
     url = broker.tcp if over == "tcp" else broker.ipc
     publish(broker, b"before")
     with running(url, *arguments) as one:
@@ -106,7 +110,9 @@ def test_a_time_out_that_is_given_ends_it(broker: Broker, arguments: tuple[str, 
 
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
-def test_a_signal_ends_it_while_the_broker_is_gone(broker: Broker, arguments: tuple[str, ...]) -> None:
+def test_a_signal_ends_it_while_the_broker_is_gone(
+    broker: Broker, arguments: tuple[str, ...]
+) -> None:
     publish(broker, b"before")
     with running(broker.tcp, *arguments) as one:
         one.until(out=b"before\n")
@@ -117,7 +123,9 @@ def test_a_signal_ends_it_while_the_broker_is_gone(broker: Broker, arguments: tu
 
 
 @pytest.mark.parametrize("arguments", FOLLOWING)
-def test_sub_and_tail_fail_at_once_if_nothing_listens(broker: Broker, arguments: tuple[str, ...]) -> None:
+def test_sub_and_tail_fail_at_once_if_nothing_listens(
+    broker: Broker, arguments: tuple[str, ...]
+) -> None:
     broker.stop()
     begun = time.monotonic()
     with running(broker.tcp, *arguments) as one:

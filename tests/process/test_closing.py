@@ -1,4 +1,6 @@
-"""Topics closed and opened on a real broker: publishers, stages and consumers see it, restarts keep it, nothing acknowledged is lost."""
+"""Topics closed and opened on a real broker: publishers, stages and consumers see it, restarts keep
+it, nothing acknowledged is lost.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ def bodies(url: str, topic: str, channel: str, count: int) -> list[bytes]:
 
 
 def test_closed_to_publishers_is_drained_and_opened_again(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, zsq.Producer(broker.tcp) as remote:
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Producer(broker.tcp) as remote,
+    ):
         admin.create_channel("t", "c")
         producer.publish("t", b"1")
         producer.publish("t", b"2", delay=1.0)
@@ -42,15 +48,24 @@ def test_closed_to_publishers_is_drained_and_opened_again(broker: Broker) -> Non
             for delay in (None, 5.0):
                 with pytest.raises(Refused, match="E_CLOSED"):
                     one.publish("t", b"no", delay=delay)
-        assert bodies(broker.tcp, "t", "c", 2) == [b"1", b"2"], "consumers go on, and what was delayed before still becomes due"
+        assert bodies(broker.tcp, "t", "c", 2) == [b"1", b"2"], (
+            "consumers go on, and what was delayed before still becomes due"
+        )
         assert admin.open_topic("t") == {"closed": ""}
         producer.publish("t", b"3")
         assert bodies(broker.ipc, "t", "c", 1) == [b"3"]
 
 
-def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_stored(broker: Broker) -> None:
-    """Closed under load: what was answered is there, what was refused is not, and each receipt knows which it is."""
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc, linger_ms=1, batch_count=10) as producer:
+def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_stored(
+    broker: Broker,
+) -> None:
+    """Closed under load: what was answered is there, what was refused is not, and each receipt
+    knows which it is.
+    """
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Producer(broker.ipc, linger_ms=1, batch_count=10) as producer,
+    ):
         admin.create_topic("t")
         receipts: list[zsq.Receipt] = []
         closed = threading.Event()
@@ -72,9 +87,13 @@ def test_a_lingering_producer_hears_of_all_that_waited_and_nothing_is_half_store
         with pytest.raises(Refused, match="E_CLOSED"):
             producer.flush()
         assert all(receipt.done for receipt in receipts)
-        stored = {receipt.offset: index for index, receipt in enumerate(receipts) if receipt.error is None}
+        stored = {
+            receipt.offset: index for index, receipt in enumerate(receipts) if receipt.error is None
+        }
         assert {getattr(receipt.error, "code", "") for receipt in receipts} == {"", E_CLOSED}
-        assert admin.stats("t")["topics"][0]["head"] == head == len(stored), "nothing came behind the answer to close"
+        assert admin.stats("t")["topics"][0]["head"] == head == len(stored), (
+            "nothing came behind the answer to close"
+        )
         assert stored.keys() == set(range(head))
         with zsq.Reader("t", url=broker.ipc) as reader:
             for offset in (0, head // 2, head - 1):
@@ -134,7 +153,9 @@ def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
             with pytest.raises(Refused, match="E_CLOSED"):
                 zsq.Consumer("t", "new", url=url).subscribe()
         (row,) = admin.stats("t")["topics"][0]["channels"]
-        assert (row["client_count"], row["depth"], row["in_flight_count"]) == (0, 1, 0), "what it held waits"
+        assert (row["client_count"], row["depth"], row["in_flight_count"]) == (0, 1, 0), (
+            "what it held waits"
+        )
         held.finish()
         assert admin.open_topic("t", to="consumers") == {"closed": "publishers"}
         again = consumers[1].receive(20)
@@ -146,7 +167,9 @@ def test_closed_to_consumers_ends_those_that_are_there(broker: Broker) -> None:
 
 
 def test_a_consumer_that_had_found_the_channel_is_refused_by_it(broker: Broker) -> None:
-    """Found before the closing, subscribed after it: the supervisor was asked in time, the channel knows better."""
+    """Found before the closing, subscribed after it: the supervisor was asked in time, the channel
+    knows better.
+    """
     with zsq.Admin(broker.ipc) as admin, zmq.Context() as context:
         admin.create_channel("t", "c")
         with context.socket(zmq.DEALER) as supervisor, context.socket(zmq.DEALER) as channel:
@@ -175,7 +198,9 @@ def test_a_handler_that_runs_ends_with_the_error(broker: Broker) -> None:
 
         def run() -> None:
             try:
-                zsq.Consumer("t", "c", url=broker.ipc).run(lambda message: handled.set(), concurrency=2, signals=False)
+                zsq.Consumer("t", "c", url=broker.ipc).run(
+                    lambda message: handled.set(), concurrency=2, signals=False
+                )
             except Refused as error:
                 ended.append(error)
 
@@ -222,7 +247,9 @@ def test_a_closed_topic_refuses_new_commits_and_answers_repeated_ones(broker: Br
         for url in (broker.ipc, broker.tcp):
             with pytest.raises(Refused, match="E_CLOSED"):
                 staged(url, 3)
-            assert staged(url, 1) is None, "a repeated transaction is known at its first push, as Spark needs it"
+            assert staged(url, 1) is None, (
+                "a repeated transaction is known at its first push, as Spark needs it"
+            )
         admin.open_topic("t")
         assert committer.commit("app", 2, [second])["messages"] == 1
 

@@ -1,4 +1,6 @@
-"""The console's back end on a real broker: what it shows is so, it is live, and what it does is done."""
+"""The console's back end on a real broker: what it shows is so, it is live, and what it does is
+done.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,12 @@ from zsq.actors.gateways.http.console.answers import ShownPeek
 from zsq.actors.gateways.http.console.losses import ChannelPage, Preview, TopicPage
 from zsq.actors.gateways.http.web.limits import HttpLimits
 
-SHAPES: Final = {"/channel": ChannelPage, "/topic": TopicPage, "/preview": Preview, "/peek": ShownPeek}
+SHAPES: Final = {
+    "/channel": ChannelPage,
+    "/topic": TopicPage,
+    "/preview": Preview,
+    "/peek": ShownPeek,
+}
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +49,9 @@ def get(web: httpx.Client, path: str, **query: Any) -> Any:
     assert answer.status_code == 200, answer.text
     found = answer.json()
     if path in SHAPES:
-        assert not misfits({name: value for name, value in found.items() if name != "now_ms"}, SHAPES[path])
+        assert not misfits(
+            {name: value for name, value in found.items() if name != "now_ms"}, SHAPES[path]
+        )
     return found
 
 
@@ -57,7 +66,9 @@ def publish(node: Broker, topic: str, *bodies: bytes, **more: Any) -> None:
         producer.publish_many(topic, bodies, **more)
 
 
-def consume(node: Broker, topic: str, channel: str, answer: Callable[[Any], object], count: int) -> None:
+def consume(
+    node: Broker, topic: str, channel: str, answer: Callable[[Any], object], count: int
+) -> None:
     with zsq.Consumer(topic, channel, url=node.ipc) as consumer:
         for _ in range(count):
             message = consumer.receive(20)
@@ -71,11 +82,22 @@ def test_messages_are_binary_safe_and_found_each_way(node: Broker, web: httpx.Cl
     publish(node, "shown", *bodies, keys=[b"\xfe"] * 3, tags=["x"] * 3, headers=[{"n": 1}] * 3)
     found = get(web, "/messages", topic="shown", latest=1, body_max=100)
     first, second, third = found["messages"]
-    assert (first["body"]["text"], first["tag"], first["headers"], first["key"]["base64"]) == ("text \u00e9", "x", {"n": 1}, "/g==")
-    assert (second["body"]["size"], second["body"]["cut"], "text" in second["body"]) == (10_000, True, False)
+    assert (first["body"]["text"], first["tag"], first["headers"], first["key"]["base64"]) == (
+        "text \u00e9",
+        "x",
+        {"n": 1},
+        "/g==",
+    )
+    assert (second["body"]["size"], second["body"]["cut"], "text" in second["body"]) == (
+        10_000,
+        True,
+        False,
+    )
     assert base64.b64decode(second["body"]["base64"]) == bodies[1][:100]
     assert (third["body"], found["head"]) == ({"size": 0, "base64": "", "text": ""}, 3)
-    assert get(web, "/messages", topic="shown", id=second["id"], count=1)["messages"][0]["offset"] == 1
+    assert (
+        get(web, "/messages", topic="shown", id=second["id"], count=1)["messages"][0]["offset"] == 1
+    )
     assert get(web, "/messages", topic="shown", time_ms=first["time_ms"], count=1)["from"] == 0
     assert web.get("/body", params={"topic": "shown", "offset": 1}).content == bodies[1]
     assert web.get("/messages", params={"topic": "none"}).status_code == 404
@@ -92,19 +114,32 @@ def test_a_channel_is_shown_with_what_its_consumer_holds(node: Broker, web: http
         shown = get(web, "/channel", topic="held", channel="c")
         (client,) = shown["clients"]
         assert client["name"].startswith("me")
-        assert (client["finished"], client["ready"], shown["channel"]["settings"]["max_attempts"]) == (1, 5, 3)
+        assert (
+            client["finished"],
+            client["ready"],
+            shown["channel"]["settings"]["max_attempts"],
+        ) == (1, 5, 3)
         assert shown["channel"]["latency"]["count"] == 1
         held = get(web, "/peek", topic="held", channel="c", count=100)
         states = {row["state"] for row in held["messages"]}
         assert states == {"in flight", "new"}
-        assert sum(row["state"] == "in flight" for row in held["messages"]) == held["counts"]["in flight"] == client["in_flight"]
-        assert {row["message"]["body"]["text"] for row in held["messages"]} == {str(number) for number in range(1, 20)}
+        assert (
+            sum(row["state"] == "in flight" for row in held["messages"])
+            == held["counts"]["in flight"]
+            == client["in_flight"]
+        )
+        assert {row["message"]["body"]["text"] for row in held["messages"]} == {
+            str(number) for number in range(1, 20)
+        }
     before = get(web, "/preview", topic="held", channel="c", action="channel.seek", to="latest")
     assert before["seek"]["to"] == 20
     assert do(web, "/channel/seek", {"to": "latest"}, topic="held", channel="c")["offset"] == 20
     assert get(web, "/preview", topic="held", channel="c", action="channel.empty")["harmless"]
     shown = get(web, "/topic", topic="held")
-    assert (shown["retire"], shown["topic"]["channels"]["c"]["depth"] >= 0) == ({"state": "", "left": [], "drained": True}, True)
+    assert (shown["retire"], shown["topic"]["channels"]["c"]["depth"] >= 0) == (
+        {"state": "", "left": [], "drained": True},
+        True,
+    )
 
 
 def test_delayed_messages_are_listed_and_cancelled(node: Broker, web: httpx.Client) -> None:
@@ -113,32 +148,67 @@ def test_delayed_messages_are_listed_and_cancelled(node: Broker, web: httpx.Clie
     assert (found["count"], [one["size"] for one in found["messages"]]) == (2, [300, 1])
     assert found["messages"][0]["body"]["cut"]
     keys = [one["key"] for one in found["messages"]]
-    assert get(web, "/delayed", topic="later", after=keys[0], limit=1)["messages"][0]["key"] == keys[1]
+    assert (
+        get(web, "/delayed", topic="later", after=keys[0], limit=1)["messages"][0]["key"] == keys[1]
+    )
     assert do(web, "/delayed/cancel", {"keys": [keys[0], keys[0]]}, topic="later")["cancelled"] == 1
     assert do(web, "/delayed/cancel", {"all": True}, topic="later")["cancelled"] == 1
     assert get(web, "/delayed", topic="later")["count"] == 0
 
 
 def test_messages_are_published_with_all_that_one_can_have(node: Broker, web: httpx.Client) -> None:
-    wanted = {"key": "k", "tag": "x", "headers": {"n": 1, "s": "t"}, "headers_base64": {"b": "/w=="}}
-    assert do(web, "/topic/publish", {"body_base64": "AP8=", **wanted}, topic="sent") == {"done": True, "count": 1, "offset": 0, "keys": []}
-    assert do(web, "/topic/publish", {"bodies": ["a", "b"], "tag": "y"}, topic="sent")["offset"] == 1
+    wanted = {
+        "key": "k",
+        "tag": "x",
+        "headers": {"n": 1, "s": "t"},
+        "headers_base64": {"b": "/w=="},
+    }
+    assert do(web, "/topic/publish", {"body_base64": "AP8=", **wanted}, topic="sent") == {
+        "done": True,
+        "count": 1,
+        "offset": 0,
+        "keys": [],
+    }
+    assert (
+        do(web, "/topic/publish", {"bodies": ["a", "b"], "tag": "y"}, topic="sent")["offset"] == 1
+    )
     with zsq.Reader("sent", url=node.ipc) as reader:
         first, second, third = (reader.message(offset) for offset in range(3))
-    assert (first.body, first.key, first.tag, first.headers) == (b"\x00\xff", b"k", "x", {"n": 1, "s": "t", "b": b"\xff"})
-    assert [(one.body, one.tag, one.key) for one in (second, third)] == [(b"a", "y", None), (b"b", "y", None)]
-    later = do(web, "/topic/publish", {"body": "later", "delay_s": 30 * 86_400, "tag": "z"}, topic="sent")
+    assert (first.body, first.key, first.tag, first.headers) == (
+        b"\x00\xff",
+        b"k",
+        "x",
+        {"n": 1, "s": "t", "b": b"\xff"},
+    )
+    assert [(one.body, one.tag, one.key) for one in (second, third)] == [
+        (b"a", "y", None),
+        (b"b", "y", None),
+    ]
+    later = do(
+        web, "/topic/publish", {"body": "later", "delay_s": 30 * 86_400, "tag": "z"}, topic="sent"
+    )
     listed = get(web, "/delayed", topic="sent")["messages"]
     assert [(one["key"], one["tag"]) for one in listed] == [(later["keys"][0], "z")]
-    assert (later["offset"], abs(listed[0]["due_ms"] / 1000 - time.time() - 30 * 86_400) < 600) == (None, True)
-    wrong = (({"delay_s": 367 * 86_400}, "366 days"), ({"key": "k" * 70_000}, "over the limit"), ({"delay_s": -1}, "must be 0 to"))
+    assert (later["offset"], abs(listed[0]["due_ms"] / 1000 - time.time() - 30 * 86_400) < 600) == (
+        None,
+        True,
+    )
+    wrong = (
+        ({"delay_s": 367 * 86_400}, "366 days"),
+        ({"key": "k" * 70_000}, "over the limit"),
+        ({"delay_s": -1}, "must be 0 to"),
+    )
     for options, text in wrong:
         answer = web.post("/topic/publish", params={"topic": "sent"}, json={"body": "a", **options})
         assert (answer.status_code // 100, answer.status_code != 500) == (4, True), answer.text
-        assert text in answer.json()["message"] or answer.json()["message"] == "MSG_TOO_BIG", answer.text
+        assert text in answer.json()["message"] or answer.json()["message"] == "MSG_TOO_BIG", (
+            answer.text
+        )
     with zsq.Admin(node.ipc) as admin:
         admin.close_topic("sent")
-    assert web.post("/topic/publish", params={"topic": "sent"}, json={"body": "a"}).status_code == 503
+    assert (
+        web.post("/topic/publish", params={"topic": "sent"}, json={"body": "a"}).status_code == 503
+    )
 
 
 def test_dead_letters_go_back(node: Broker, web: httpx.Client) -> None:
@@ -146,7 +216,11 @@ def test_dead_letters_go_back(node: Broker, web: httpx.Client) -> None:
     do(web, "/channel/create", topic="dying", channel="c")
     publish(node, "dying", *[b"%d" % number for number in range(5)])
     consume(node, "dying", "c", lambda message: message.reject("why"), 5)
-    wait_for(lambda: web.get("/topic", params={"topic": "dying.c.dead"}).status_code == 200, 20, "dead letters")
+    wait_for(
+        lambda: web.get("/topic", params={"topic": "dying.c.dead"}).status_code == 200,
+        20,
+        "dead letters",
+    )
     wait_for(lambda: get(web, "/messages", topic="dying.c.dead")["head"] == 5, 20, "five of them")
     assert get(web, "/preview", topic="dying.c.dead", action="redrive")["count"] == 5
     job = do(web, "/redrive", {"count": 2}, topic="dying.c.dead")["job"]
@@ -171,7 +245,11 @@ def test_a_topic_is_removed_step_by_step(node: Broker, web: httpx.Client) -> Non
     assert do(web, "/topic/close", {"to": "publishers"}, topic="old")["closed"] == "publishers"
     assert web.post("/topic/delete", params={"topic": "old"}, json={}).status_code == 503
     retire = get(web, "/topic", topic="old")["retire"]
-    assert (retire["state"], retire["drained"], "1 waiting" in retire["left"][0]) == ("publishers", False, True)
+    assert (retire["state"], retire["drained"], "1 waiting" in retire["left"][0]) == (
+        "publishers",
+        False,
+        True,
+    )
     consume(node, "old", "c", lambda message: message.finish(), 1)
     wait_for(lambda: get(web, "/topic", topic="old")["retire"]["drained"], 20, "drained")
     assert do(web, "/topic/close", {"to": "consumers"}, topic="old")["closed"] == "consumers"
@@ -186,7 +264,9 @@ def test_changes_reach_an_open_page_and_are_kept(node: Broker, web: httpx.Client
     over = threading.Event()
 
     def listen() -> None:
-        with httpx.stream("GET", f"http://127.0.0.1:{node.http}/api/live", params={"topic": "live"}, timeout=30) as events:
+        with httpx.stream(
+            "GET", f"http://127.0.0.1:{node.http}/api/live", params={"topic": "live"}, timeout=30
+        ) as events:
             kind = ""
             for line in events.iter_lines():
                 kind = line.removeprefix("event: ") if line.startswith("event: ") else kind
@@ -211,7 +291,11 @@ def test_changes_reach_an_open_page_and_are_kept(node: Broker, web: httpx.Client
         listener.join(30)
     assert not listener.is_alive()
     metrics = f"http://127.0.0.1:{node.http}/metrics"
-    wait_for(lambda: "zsq_http_requests_active 1.0" in httpx.get(metrics).text, 20, "the end of the stream, whose reader has left")
+    wait_for(
+        lambda: "zsq_http_requests_active 1.0" in httpx.get(metrics).text,
+        20,
+        "the end of the stream, whose reader has left",
+    )
     channel = get(web, "/history", topic="live", channel="c")["series"]
     assert max(value or 0 for value in channel["depth"]) == 50
     assert max(value or 0 for value in channel["out"]) > 0
@@ -221,11 +305,16 @@ def test_changes_reach_an_open_page_and_are_kept(node: Broker, web: httpx.Client
 
 def seen(heard: list[tuple[str, Any]], field: str) -> Any:
     """The channel's newest value."""
-    values = [data["topics"].get("live", {}).get("channels", {}).get("c", {}).get(field) for _, data in heard]
+    values = [
+        data["topics"].get("live", {}).get("channels", {}).get("c", {}).get(field)
+        for _, data in heard
+    ]
     return next((value for value in reversed(values) if value is not None), None)
 
 
-def test_the_console_serves_processes_chunks_alarms_and_its_page(node: Broker, web: httpx.Client) -> None:
+def test_the_console_serves_processes_chunks_alarms_and_its_page(
+    node: Broker, web: httpx.Client
+) -> None:
     publish(node, "filed", b"x" * 1_000)
     rows = get(web, "/processes")["processes"]
     assert {row["pid"] for row in rows} == {actor["pid"] for actor in node.actors()}
@@ -238,8 +327,12 @@ def test_the_console_serves_processes_chunks_alarms_and_its_page(node: Broker, w
 
 
 def test_an_open_page_does_not_delay_the_end_of_the_broker(node: Broker, web: httpx.Client) -> None:
-    """A stream is no request that must end in time, and the broker's end does not wait for it. The last test: it ends the broker."""
-    with httpx.stream("GET", f"http://127.0.0.1:{node.http}/api/live", timeout=HttpLimits().request_s) as events:
+    """A stream is no request that must end in time, and the broker's end does not wait for it. The
+    last test: it ends the broker.
+    """
+    with httpx.stream(
+        "GET", f"http://127.0.0.1:{node.http}/api/live", timeout=HttpLimits().request_s
+    ) as events:
         lines = events.iter_lines()
         assert next(lines) == "event: snapshot"
         stopping = threading.Thread(target=node.stop)

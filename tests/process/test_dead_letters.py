@@ -1,4 +1,6 @@
-"""Dead letters on a real broker: by attempts, by rejection, while their topic takes none, and over kills."""
+"""Dead letters on a real broker: by attempts, by rejection, while their topic takes none, and over
+kills.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ def row(broker: Broker, topic: str = "t", channel: str = "c") -> dict[str, Any]:
 
 
 def dead(broker: Broker, count: int) -> None:
-    wait_for(lambda: row(broker)["dead_letter_count"] == count and row(broker)["dying_count"] == 0, 20, f"{count} dead letters")
+    wait_for(
+        lambda: row(broker)["dead_letter_count"] == count and row(broker)["dying_count"] == 0,
+        20,
+        f"{count} dead letters",
+    )
 
 
 def read(broker: Broker, topic: str = "t.c.dead") -> list[tuple[bytes, dict[str, Any]]]:
@@ -34,7 +40,9 @@ def read(broker: Broker, topic: str = "t.c.dead") -> list[tuple[bytes, dict[str,
 
 def publish(broker: Broker, count: int) -> None:
     with zsq.Producer(broker.ipc) as producer:
-        producer.publish_many("t", [b"%d" % i for i in range(count)], headers=[{"own": i} for i in range(count)])
+        producer.publish_many(
+            "t", [b"%d" % i for i in range(count)], headers=[{"own": i} for i in range(count)]
+        )
 
 
 def take(consumer: zsq.Consumer, count: int) -> list[zsq.Message]:
@@ -67,13 +75,24 @@ def test_messages_that_a_handler_gives_up_become_dead_letters(broker: Broker) ->
     with zsq.Admin(broker.ipc) as admin:
         uuid = admin.stats("t")["topics"][0]["uuid"]
     where = {"topic": "t", "uuid": uuid, "offset": 2, "channel": "c"}
-    assert told == {"own": 2, **where, "attempts": 3, "reason": "max_attempts", "error": "KeyError('k')"}
-    assert (letters[b"1"]["zsq-dead-reason"], letters[b"1"]["zsq-dead-error"]) == ("rejected", "ValueError('poison')")
+    assert told == {
+        "own": 2,
+        **where,
+        "attempts": 3,
+        "reason": "max_attempts",
+        "error": "KeyError('k')",
+    }
+    assert (letters[b"1"]["zsq-dead-reason"], letters[b"1"]["zsq-dead-error"]) == (
+        "rejected",
+        "ValueError('poison')",
+    )
     assert row(broker)["depth"] == 0
 
 
 def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
-    """Each kill of the channel is a lost delivery. What had its last one dies when the channel is there again, with nobody to take it."""
+    """Each kill of the channel is a lost delivery. What had its last one dies when the channel is
+    there again, with nobody to take it.
+    """
     broker = Broker(tmp_path / "data").start()
     try:
         publish(broker, 3)
@@ -81,14 +100,21 @@ def test_attempts_count_over_kills_and_a_restart(tmp_path: Path) -> None:
             take(consumer, 3)[0].finish(sync=True)  # so the others are rows
             kill(channel_pid(broker))
             again = take(consumer, 2)
-            assert sorted((message.body, message.attempts) for message in again) == [(b"1", 2), (b"2", 2)]
+            assert sorted((message.body, message.attempts) for message in again) == [
+                (b"1", 2),
+                (b"2", 2),
+            ]
             kill(channel_pid(broker))
             wait_for(lambda: row(broker).get("dead_letter_count") == 2, 20, "dead letters")
         assert sorted(body for body, _ in read(broker)) == [b"1", b"2"]
         assert broker.stop() == 0
         broker.start()
         wait_for(lambda: row(broker)["health"] == "OK", 10, "up")
-        assert (row(broker)["dead_letter_count"], row(broker)["depth"], len(read(broker))) == (2, 0, 2), "once"
+        assert (row(broker)["dead_letter_count"], row(broker)["depth"], len(read(broker))) == (
+            2,
+            0,
+            2,
+        ), "once"
     finally:
         broker.close()
 
@@ -97,7 +123,11 @@ def channel_pid(broker: Broker, name: str = "channel t/c") -> int:
     found: list[int] = []
 
     def up() -> bool:
-        found[:] = [actor["pid"] for actor in broker.actors() if actor["name"] == name and actor.get("state") == "up"]
+        found[:] = [
+            actor["pid"]
+            for actor in broker.actors()
+            if actor["name"] == name and actor.get("state") == "up"
+        ]
         return bool(found)
 
     wait_for(up, 20, name)
@@ -126,12 +156,16 @@ def test_a_full_dead_letter_topic_is_waited_for_and_said(broker: Broker) -> None
                 message.reject()
             last.finish(sync=True)  # so it is committed that they are rejected
         wait_for(lambda: "E_TOPIC_FULL" in row(broker)["health"], 20, "health")
-        assert row(broker)["health"].startswith("50 messages wait for the dead-letter topic: E_TOPIC_FULL")
+        assert row(broker)["health"].startswith(
+            "50 messages wait for the dead-letter topic: E_TOPIC_FULL"
+        )
         assert (row(broker)["dying_count"], row(broker)["dead_letter_count"]) == (50, 0)
         with pytest.raises(zsq.ZsqError, match="E_NOT_EMPTY"):
             admin.delete_channel("t", "c")
         kill(channel_pid(broker))
-        wait_for(lambda: row(broker)["dying_count"] == 50, 20, "rejected is rejected, after a kill too")
+        wait_for(
+            lambda: row(broker)["dying_count"] == 50, 20, "rejected is rejected, after a kill too"
+        )
         admin.configure_topic("full", max_bytes=-1)
         dead(broker, 50)
         wait_for(lambda: row(broker)["health"] == "OK", 10, "health")
@@ -160,7 +194,11 @@ def test_kills_during_the_move_of_dead_letters_lose_none(broker: Broker, kind: s
     publish(broker, count)
     with zsq.Consumer("t", "c", url=broker.ipc, ready=50) as consumer:
         for stored in (1, count // 2):
-            wait_for(lambda stored=stored: reject(broker, consumer)["dead_letter_count"] >= stored, 30, "letters")  # type: ignore[misc]
+            wait_for(
+                lambda stored=stored: reject(broker, consumer)["dead_letter_count"] >= stored,  # type: ignore[misc]
+                30,
+                "letters",
+            )
             kill(channel_pid(broker, kind))
         wait_for(lambda: reject(broker, consumer)["unfinished"] == 0, 60, "all dead")
     found = Counter(body for body, _ in read(broker))
@@ -177,7 +215,11 @@ def reject(broker: Broker, consumer: zsq.Consumer) -> dict[str, Any]:
         for message in batch:
             message.reject("all of them")
     found = row(broker)
-    left = found["depth"] + found["in_flight_count"] + found["dying_count"] if found["health"] != "starting" else -1
+    left = (
+        found["depth"] + found["in_flight_count"] + found["dying_count"]
+        if found["health"] != "starting"
+        else -1
+    )
     return {"dead_letter_count": 0, **found, "unfinished": left}
 
 
@@ -198,7 +240,10 @@ def test_ten_thousand_rejected_messages_all_become_dead_letters(broker: Broker) 
 
 def test_the_brokers_backoff_doubles_and_follows_the_setting(broker: Broker) -> None:
     publish(broker, 1)
-    with zsq.Admin(broker.ipc) as admin, zsq.Consumer("t", "c", url=broker.ipc, backoff_s=0.2, backoff_max_s=0.4) as consumer:
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Consumer("t", "c", url=broker.ipc, backoff_s=0.2, backoff_max_s=0.4) as consumer,
+    ):
         pauses = []
         for _ in range(4):
             (message,) = take(consumer, 1)
@@ -209,7 +254,9 @@ def test_the_brokers_backoff_doubles_and_follows_the_setting(broker: Broker) -> 
             if len(pauses) == 3:
                 admin.configure_channel("t", "c", backoff_s=2.0, backoff_max_s=2.0)
             message.requeue()
-        assert [pause >= shortest for pause, shortest in zip(pauses, (0.2, 0.4, 0.4, 2.0), strict=True)] == [True] * 4, pauses
+        assert [
+            pause >= shortest for pause, shortest in zip(pauses, (0.2, 0.4, 0.4, 2.0), strict=True)
+        ] == [True] * 4, pauses
         assert pauses[0] < 2.0
 
 
@@ -223,7 +270,9 @@ def test_in_an_ordered_channel_what_follows_waits_for_the_letter(broker: Broker)
             message.requeue(error="no")
         (message,) = take(consumer, 1)
         assert message.body == b"1"
-        assert [body for body, _ in read(broker)] == [b"0"], "it is there before the next one is handed out"
+        assert [body for body, _ in read(broker)] == [b"0"], (
+            "it is there before the next one is handed out"
+        )
         message.reject()
         (message,) = take(consumer, 1)
         assert message.body == b"2"
@@ -261,7 +310,10 @@ def test_a_topic_in_memory_is_refused_for_a_durable_channel(broker: Broker) -> N
     with zsq.Admin(broker.ipc) as admin:
         with pytest.raises(zsq.UsageError, match="name a topic on disk"):
             admin.create_channel("t", "c", **lost)
-        with pytest.raises(zsq.UsageError, match="name a topic on disk"), zsq.Consumer("t", "c", url=broker.ipc, **lost):
+        with (
+            pytest.raises(zsq.UsageError, match="name a topic on disk"),
+            zsq.Consumer("t", "c", url=broker.ipc, **lost),
+        ):
             pass
         assert not admin.stats("t")["topics"][0]["channels"]
         admin.create_channel("t", "c")
@@ -270,5 +322,9 @@ def test_a_topic_in_memory_is_refused_for_a_durable_channel(broker: Broker) -> N
         assert row(broker)["settings"]["dead_letter_topic"] == ""
     with zsq.Consumer("t", "e#ephemeral", url=broker.ipc, start="earliest", **lost) as consumer:
         take(consumer, 1)[0].reject("no")
-        wait_for(lambda: row(broker, channel="e#ephemeral")["dead_letter_count"] == 1, 20, "the dead letter")
+        wait_for(
+            lambda: row(broker, channel="e#ephemeral")["dead_letter_count"] == 1,
+            20,
+            "the dead letter",
+        )
     assert [body for body, _ in read(broker, "d#ephemeral")] == [b"0"]

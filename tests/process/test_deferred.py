@@ -1,4 +1,6 @@
-"""Requeues with a delay lie on disk: they survive kills with their attempts, cost the channel no memory, and are cleared with it."""
+"""Requeues with a delay lie on disk: they survive kills with their attempts, cost the channel no
+memory, and are cleared with it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def row(broker: Broker, topic: str) -> dict[str, Any]:
 
 
 def anonymous_bytes(pid: int) -> int:
-    """Memory that no file stands behind: LMDB's pages are mapped, and go when the system wants them back."""
+    """Memory that no file stands behind: LMDB's pages are mapped, and go when the system wants them
+    back.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) * 1024
 
@@ -36,7 +40,10 @@ def anonymous_bytes(pid: int) -> int:
 def defer(broker: Broker, topic: str, count: int, delay: float) -> None:
     """Publish so many more, and requeue each one singly."""
     before = row(broker, topic)["deferred_count"] if topic in topics(broker) else 0
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(topic, "c", url=broker.ipc, ready=5_000) as consumer:
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer(topic, "c", url=broker.ipc, ready=5_000) as consumer,
+    ):
         for at in range(0, count, 1_000):
             producer.publish_many(topic, [b"%d" % (at + i) for i in range(min(1_000, count - at))])
         left = count
@@ -81,7 +88,9 @@ def test_deferred_messages_survive_kills_with_their_attempts(broker: Broker, kin
     else:
         for pid in broker.pids(kind):
             kill(pid)
-    wait_for(lambda: row(broker, "t").get("deferred_count") == 300, 5, "the deferred ones of before")
+    wait_for(
+        lambda: row(broker, "t").get("deferred_count") == 300, 5, "the deferred ones of before"
+    )
     found = take(broker, "t", 300)
     assert sorted(int(body) for body, _ in found) == list(range(300))
     assert {attempts for _, attempts in found} == {2}

@@ -1,4 +1,6 @@
-"""Delayed publish in a real broker: durable at once, due once, never early, listed and cancelled, also over kills."""
+"""Delayed publish in a real broker: durable at once, due once, never early, listed and cancelled,
+also over kills.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def stored_times(broker: Broker) -> list[int]:
         return [block.header.time_ns for block in reader.read(0).blocks for _ in range(block.count)]
 
 
-def test_delayed_messages_come_by_due_time_and_never_early(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_delayed_messages_come_by_due_time_and_never_early(
+    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+) -> None:
     admin.create_channel("t", "c")
     began = time.time_ns()
     late = producer.publish("t", b"late", delay=1.5, key="k")
@@ -70,7 +74,9 @@ def test_delayed_messages_come_by_due_time_and_never_early(broker: Broker, produ
     found = take(broker, 3)
     assert [body for _, body, _, _ in found] == [b"now", b"soon", b"late"]
     assert [offset for *_, offset in found] == [0, 1, 2]
-    for (received, _, timestamp, _), stored, delay in zip(found[1:], stored_times(broker)[1:], (0.5, 1.5), strict=True):
+    for (received, _, timestamp, _), stored, delay in zip(
+        found[1:], stored_times(broker)[1:], (0.5, 1.5), strict=True
+    ):
         assert received - began >= delay * S, "early"
         assert stored - began >= delay * S, "under a time before it was due"
         assert received - began < (delay + 10) * S
@@ -79,12 +85,16 @@ def test_delayed_messages_come_by_due_time_and_never_early(broker: Broker, produ
     assert topic_stats(admin)["delayed_moved"] == 2
 
 
-def test_delayed_messages_are_listed_counted_and_cancelled(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_delayed_messages_are_listed_counted_and_cancelled(
+    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+) -> None:
     assert admin.create_topic("t") == {"existed": False}
     assert admin.delayed_count("t")["messages"] == 0
     assert admin.delayed_list("t") == []
     assert admin.delayed_cancel("t", ["0" * 32]) == [False]
-    keys = producer.publish_many("t", [b"a" * 300, b"b", b"c"], tags=["x", None, None], delay=3600).delayed_keys()
+    keys = producer.publish_many(
+        "t", [b"a" * 300, b"b", b"c"], tags=["x", None, None], delay=3600
+    ).delayed_keys()
     other = producer.publish("t", b"d", delay=1800).key
     assert other is not None
     listed = admin.delayed_list("t")
@@ -109,32 +119,45 @@ def test_delayed_messages_work_with_asyncio_over_tcp(broker: Broker) -> None:
         async with zsq.aio.Producer(broker.tcp) as producer, zsq.aio.Admin(broker.tcp) as admin:
             receipt = await producer.publish("t", b"x", delay=3600)
             many = await producer.publish_many("t", [b"y", b"z"], delay=3600)
-            assert [one["key"] for one in await admin.delayed_list("t")] == [receipt.key, *many.delayed_keys()]
+            assert [one["key"] for one in await admin.delayed_list("t")] == [
+                receipt.key,
+                *many.delayed_keys(),
+            ]
             assert (await admin.delayed_count("t"))["messages"] == 3
             assert await admin.delayed_cancel("t", [receipt.key or ""]) == [True]
             assert await admin.delayed_cancel_all("t") == 2
             lingering = zsq.aio.Producer(broker.tcp, linger_ms=60_000)
             sent = await lingering.publish("t", b"w", delay=3600)
             await sent.wait(20)
-            assert (await admin.delayed_count("t"))["messages"] == 1, "a delayed message does not linger"
+            assert (await admin.delayed_count("t"))["messages"] == 1, (
+                "a delayed message does not linger"
+            )
             await lingering.close()
 
     asyncio.run(main())
 
 
 @pytest.mark.parametrize("sync", ["always", "interval", "never"])
-def test_mixed_with_others_each_comes_once(broker: Broker, producer: zsq.Producer, admin: zsq.Admin, sync: str) -> None:
+def test_mixed_with_others_each_comes_once(
+    broker: Broker, producer: zsq.Producer, admin: zsq.Admin, sync: str
+) -> None:
     """Without waiting for answers, so that the two kinds stand behind each other."""
     admin.create_topic("t", sync=sync)
     admin.create_channel("t", "c")
     receipts = []
     for number in range(300):
         delay = 0.2 + number % 5 / 10 if number % 3 == 0 else None
-        receipts.append(producer.publish_many("t", [b"%d-%d" % (number, index) for index in range(3)], delay=delay, wait=False))
+        receipts.append(
+            producer.publish_many(
+                "t", [b"%d-%d" % (number, index) for index in range(3)], delay=delay, wait=False
+            )
+        )
     for receipt in receipts:
         receipt.wait()
     found = take(broker, 900)
-    assert sorted(body for _, body, _, _ in found) == sorted(b"%d-%d" % (number, index) for number in range(300) for index in range(3))
+    assert sorted(body for _, body, _, _ in found) == sorted(
+        b"%d-%d" % (number, index) for number in range(300) for index in range(3)
+    )
     assert topic_stats(admin)["head"] == 900
 
 
@@ -143,11 +166,20 @@ def test_mixed_with_others_each_comes_once(broker: Broker, producer: zsq.Produce
 def test_delayed_messages_come_once_although_processes_are_killed(
     broker: Broker, producer: zsq.Producer, admin: zsq.Admin, kind: str
 ) -> None:
-    """The topic dies again and again while blocks move. What was answered comes, and comes into the log once."""
+    """The topic dies again and again while blocks move. What was answered comes, and comes into the
+    log once.
+    """
     admin.create_channel("t", "c")
     waiting = []
     for number in range(200):
-        waiting.append(producer.publish_many("t", [b"%03d-%d" % (number, index) for index in range(5)], delay=1 + number / 100, wait=False))
+        waiting.append(
+            producer.publish_many(
+                "t",
+                [b"%03d-%d" % (number, index) for index in range(5)],
+                delay=1 + number / 100,
+                wait=False,
+            )
+        )
     for receipt in waiting[:150]:
         receipt.wait()
     for turn in range(3):
@@ -168,12 +200,16 @@ def test_delayed_messages_come_once_although_processes_are_killed(
     found = take(broker, 1000)
     offsets = {offset: body for _, body, _, offset in found}
     assert sorted(offsets) == list(range(1000))
-    assert sorted(offsets.values()) == sorted(b"%03d-%d" % (number, index) for number in range(200) for index in range(5))
+    assert sorted(offsets.values()) == sorted(
+        b"%03d-%d" % (number, index) for number in range(200) for index in range(5)
+    )
     assert topic_stats(admin)["delayed_count"] == 0
     admin.close()
 
 
-def test_a_full_topic_refuses_delayed_publishes_and_accepts_due_messages(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_a_full_topic_refuses_delayed_publishes_and_accepts_due_messages(
+    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+) -> None:
     """What was accepted before is not asked again."""
     admin.create_topic("t", max_bytes=8 << 20, when_full="reject")
     admin.create_channel("t", "c")
@@ -195,7 +231,9 @@ def test_a_full_topic_refuses_delayed_publishes_and_accepts_due_messages(broker:
 
 
 @pytest.mark.slow
-def test_a_message_that_became_due_while_stopped_comes_after_the_start(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_a_message_that_became_due_while_stopped_comes_after_the_start(
+    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+) -> None:
     receipt = producer.publish("t", b"x", delay=1)
     assert receipt.key is not None
     due_ns = int(receipt.key[:16], 16)
@@ -207,7 +245,9 @@ def test_a_message_that_became_due_while_stopped_comes_after_the_start(broker: B
 
 
 @pytest.mark.slow
-def test_a_storage_that_does_not_answer_the_scan_is_not_killed(broker: Broker, producer: zsq.Producer, admin: zsq.Admin) -> None:
+def test_a_storage_that_does_not_answer_the_scan_is_not_killed(
+    broker: Broker, producer: zsq.Producer, admin: zsq.Admin
+) -> None:
     producer.publish("t", b"x", delay=3)
     (storage,) = broker.pids("topic")
     os.kill(storage, signal.SIGSTOP)

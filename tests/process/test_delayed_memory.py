@@ -1,4 +1,6 @@
-"""What waits to be due costs disk, not memory: private memory of every process with a few delayed messages and with a million."""
+"""What waits to be due costs disk, not memory: private memory of every process with a few delayed
+messages and with a million.
+"""
 
 from __future__ import annotations
 
@@ -17,26 +19,39 @@ GROWTH_BYTES_MAX = 12 * 1024 * 1024
 
 
 def anonymous(broker: Broker) -> dict[str, int]:
-    """What no file stands behind. Pages of LMDB's file that were looked at count as private too, and the system takes them back."""
+    """What no file stands behind. Pages of LMDB's file that were looked at count as private too,
+    and the system takes them back.
+    """
     found = {}
     for actor in broker.actors():
         lines = Path(f"/proc/{actor['pid']}/smaps_rollup").read_text().splitlines()
-        found[actor["name"]] = next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) * 1024
+        found[actor["name"]] = (
+            next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) * 1024
+        )
     return found
 
 
 @pytest.mark.slow
 def test_a_million_that_wait_cost_no_memory(broker: Broker) -> None:
     bodies = [b"%019d" % number for number in range(BLOCK)]
-    with zsq.Admin(broker.ipc, timeout=60) as admin, zsq.Producer(broker.ipc, timeout=120) as producer:
+    with (
+        zsq.Admin(broker.ipc, timeout=60) as admin,
+        zsq.Producer(broker.ipc, timeout=120) as producer,
+    ):
         for _ in range(50):
             producer.publish("big", b"first", delay=3_600)
         before = anonymous(broker)
         for _ in range(IN_BLOCKS // BLOCK):
             producer.publish_many("big", bodies, delay=7_200, wait=False)
         for number in range(SINGLES):  # a row each
-            producer.publish_many("big", [b"%019d" % number], delay=7_000 + number % 100, wait=False)
-            if number % AT_ONCE == 0:  # what many small blocks on their way cost a topic, delayed or not, is not asked here
+            producer.publish_many(
+                "big", [b"%019d" % number], delay=7_000 + number % 100, wait=False
+            )
+            if (
+                number % AT_ONCE == 0
+                # What many small blocks on their way cost a topic, delayed or not, is not asked
+                # here.
+            ):
                 producer.flush(120)
         producer.flush(120)
         count = IN_BLOCKS + SINGLES + 50
@@ -44,7 +59,11 @@ def test_a_million_that_wait_cost_no_memory(broker: Broker) -> None:
 
         def growth() -> dict[str, int]:
             now = anonymous(broker)
-            return {name: now[name] - size for name, size in before.items() if now[name] - size >= GROWTH_BYTES_MAX}
+            return {
+                name: now[name] - size
+                for name, size in before.items()
+                if now[name] - size >= GROWTH_BYTES_MAX
+            }
 
         wait_for(lambda: not growth(), 15, f"memory as with a few: {growth()}")
         assert admin.delayed_cancel_all("big") == count

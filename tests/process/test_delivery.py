@@ -1,4 +1,6 @@
-"""What a user sees of topics and channels, on real processes: leases, requeues, pauses, restarts, lost consumers."""
+"""What a user sees of topics and channels, on real processes: leases, requeues, pauses, restarts,
+lost consumers.
+"""
 
 from __future__ import annotations
 
@@ -30,24 +32,41 @@ def channel_row(url: str, topic: str, channel: str) -> dict[str, Any]:
 def test_all_parts_of_a_message_arrive(url: str, topic: str) -> None:
     with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url) as consumer:
         before = time.time_ns()
-        receipt = producer.publish(topic, b"body", key=b"\x00k", tag="t", headers={"n": 1, "s": "text", "b": b"\xff"})
+        receipt = producer.publish(
+            topic, b"body", key=b"\x00k", tag="t", headers={"n": 1, "s": "text", "b": b"\xff"}
+        )
         assert receipt.done
         message = consumer.receive(10)
         assert message is not None
-        assert (message.body, message.key, message.tag, message.offset, message.attempts) == (b"body", b"\x00k", "t", receipt.offset, 1)
+        assert (message.body, message.key, message.tag, message.offset, message.attempts) == (
+            b"body",
+            b"\x00k",
+            "t",
+            receipt.offset,
+            1,
+        )
         assert message.headers == {"n": 1, "s": "text", "b": b"\xff"}
         assert before <= message.timestamp_ns <= time.time_ns()
         message.finish(sync=True)
     assert channel_row(url, topic, "c")["finish_count"] == 1
 
 
-def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(url: str, topic: str) -> None:
+def test_first_channel_gets_what_waits_and_a_later_one_what_comes_after(
+    url: str, topic: str
+) -> None:
     with zsq.Producer(url) as producer:
         producer.publish_many(topic, [b"1", b"2"])
-        with zsq.Consumer(topic, "first", url=url) as first, zsq.Consumer(topic, "later", url=url) as later:
+        with (
+            zsq.Consumer(topic, "first", url=url) as first,
+            zsq.Consumer(topic, "later", url=url) as later,
+        ):
             with zsq.Admin(url) as admin:
                 admin.create_channel(topic, "later")
-            wait_for(lambda: channel_row(url, topic, "later")["client_count"] == 1, 10, "the second subscription")
+            wait_for(
+                lambda: channel_row(url, topic, "later")["client_count"] == 1,
+                10,
+                "the second subscription",
+            )
             producer.publish(topic, b"3")
             got = [first.receive(10) for _ in range(3)]
             assert [m.body for m in got if m is not None] == [b"1", b"2", b"3"]
@@ -68,18 +87,31 @@ def test_a_requeued_message_comes_at_once_or_after_its_delay(url: str, topic: st
         first, second = consumer.receive(10), consumer.receive(10)
         assert first is not None
         assert second is not None
-        assert (first.body, first.attempts, second.body, second.attempts) == (b"now", 2, b"later", 2)
+        assert (first.body, first.attempts, second.body, second.attempts) == (
+            b"now",
+            2,
+            b"later",
+            2,
+        )
         assert 0.7 <= time.monotonic() - asked < 1.7
         assert channel_row(url, topic, "c")["requeue_count"] == 2
 
 
-def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(url: str, topic: str) -> None:
+def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(
+    url: str, topic: str
+) -> None:
     with (
         zsq.Producer(url) as producer,
         zsq.Consumer(topic, "c", url=url, message_timeout=1.0, ready=1) as slow,
         zsq.Consumer(topic, "c", url=url, ready=1) as other,
     ):
-        wait_for(lambda: channel_row(url, topic, "c")["client_count"] == 2 if _exists(url, topic) else False, 10, "two consumers")
+        wait_for(
+            lambda: (
+                channel_row(url, topic, "c")["client_count"] == 2 if _exists(url, topic) else False
+            ),
+            10,
+            "two consumers",
+        )
         producer.publish_many(topic, [b"1", b"2"])
         mine, theirs = slow.receive(10), other.receive(10)
         assert mine is not None
@@ -98,11 +130,16 @@ def test_timeout_gives_the_message_to_another_and_the_old_lease_changes_nothing(
 
 def _exists(url: str, topic: str) -> bool:
     with zsq.Admin(url) as admin:
-        return any(row["topic_name"] == topic and row["channels"] for row in admin.stats()["topics"])
+        return any(
+            row["topic_name"] == topic and row["channels"] for row in admin.stats()["topics"]
+        )
 
 
 def test_touch_keeps_the_lease(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url, message_timeout=1.0) as consumer:
+    with (
+        zsq.Producer(url) as producer,
+        zsq.Consumer(topic, "c", url=url, message_timeout=1.0) as consumer,
+    ):
         producer.publish(topic, b"long work")
         message = consumer.receive(10)
         assert message is not None
@@ -130,7 +167,11 @@ def test_batches_finish_by_range(url: str, topic: str) -> None:
 
 
 def test_pausing_a_channel_stops_its_deliveries(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url) as consumer, zsq.Admin(url) as admin:
+    with (
+        zsq.Producer(url) as producer,
+        zsq.Consumer(topic, "c", url=url) as consumer,
+        zsq.Admin(url) as admin,
+    ):
         admin.create_channel(topic, "c")
         admin.pause(topic, "c")
         producer.publish(topic, b"1")
@@ -143,7 +184,11 @@ def test_pausing_a_channel_stops_its_deliveries(url: str, topic: str) -> None:
 
 
 def test_pausing_a_topic_fixes_the_end_that_channels_see(url: str, topic: str) -> None:
-    with zsq.Producer(url) as producer, zsq.Consumer(topic, "c", url=url) as consumer, zsq.Admin(url) as admin:
+    with (
+        zsq.Producer(url) as producer,
+        zsq.Consumer(topic, "c", url=url) as consumer,
+        zsq.Admin(url) as admin,
+    ):
         producer.publish(topic, b"1")
         admin.pause(topic)
         producer.publish(topic, b"2")
@@ -171,7 +216,9 @@ def test_empty_clears_the_backlog(url: str, topic: str) -> None:
             assert message.body == b"after"
 
 
-def test_deleting_with_a_backlog_is_refused_unless_forced_and_offsets_are_never_reused(url: str, topic: str) -> None:
+def test_deleting_with_a_backlog_is_refused_unless_forced_and_offsets_are_never_reused(
+    url: str, topic: str
+) -> None:
     with zsq.Producer(url) as producer, zsq.Admin(url) as admin:
         admin.create_channel(topic, "c")
         producer.publish_many(topic, [b"x"] * 5)
@@ -196,7 +243,9 @@ def test_a_killed_consumers_messages_go_to_others(shared: Broker, url: str, topi
     )
     with zsq.Producer(url) as producer:
         producer.publish(topic, b"precious")
-        victim = subprocess.Popen([sys.executable, "-c", code, url, topic], stdout=subprocess.PIPE, stdin=subprocess.PIPE)
+        victim = subprocess.Popen(
+            [sys.executable, "-c", code, url, topic], stdout=subprocess.PIPE, stdin=subprocess.PIPE
+        )
         assert victim.stdout is not None
         assert victim.stdin is not None
         assert victim.stdout.readline().strip() == b"0"
@@ -221,7 +270,10 @@ def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
             admin.create_channel("t", "c")
             admin.create_channel("t", "paused")
             admin.pause("t", "paused")
-        with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer:
+        with (
+            zsq.Producer(broker.ipc) as producer,
+            zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer,
+        ):
             producer.publish_many("t", [b"%d" % n for n in range(100)])
             for n in range(10):
                 message = consumer.receive(10)
@@ -232,7 +284,11 @@ def test_a_clean_restart_keeps_all(tmp_path: Path, sync: str) -> None:
                     message.finish()
         counts = itemgetter("depth", "deferred_count", "finish_count")
         # The channel hears of the consumer's end a moment later, and has what it held again then.
-        wait_for(lambda: counts(channel_row(broker.ipc, "t", "c")) == (90, 1, 9), 20, "what the consumer held")
+        wait_for(
+            lambda: counts(channel_row(broker.ipc, "t", "c")) == (90, 1, 9),
+            20,
+            "what the consumer held",
+        )
         assert broker.stop() == 0
         broker.start()
         assert counts(channel_row(broker.ipc, "t", "c")) == (90, 1, 9)

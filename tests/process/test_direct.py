@@ -70,7 +70,9 @@ def test_transport_tcp_stays_at_the_gateway(shared: Broker, kind: str) -> None:
     assert used(kind, shared.tcp, transport="tcp") == {shared.tcp}
 
 
-def test_the_environment_forces_the_gateway_too(shared: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_forces_the_gateway_too(
+    shared: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("ZSQ_TRANSPORT", "tcp")
     assert used("producer", shared.tcp) == {shared.tcp}
     monkeypatch.setenv("ZSQ_TRANSPORT", "ipc")
@@ -100,7 +102,10 @@ def test_with_access_control_clients_stay_at_the_gateway(tmp_path: Path) -> None
 
 def test_a_path_of_another_broker_is_not_used(shared: Broker, tmp_path: Path) -> None:
     """A container sees the path that the gateway names, but its own broker is there."""
-    told = {"run": str(shared.data_dir / "run"), "run_id": read_run_id(str(shared.data_dir / "run"))}
+    told = {
+        "run": str(shared.data_dir / "run"),
+        "run_id": read_run_id(str(shared.data_dir / "run")),
+    }
     assert direct_address(told) is not None
     run_dir = rundir.make(tmp_path)
     assert direct_address(told | {"run": run_dir}) is None
@@ -109,7 +114,9 @@ def test_a_path_of_another_broker_is_not_used(shared: Broker, tmp_path: Path) ->
     assert direct_address({}) is None
 
 
-def test_the_run_id_of_another_user_or_in_a_pipe_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_run_id_of_another_user_or_in_a_pipe_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = rundir.make(tmp_path)
     assert len(read_run_id(run_dir)) == 32
     monkeypatch.setattr(os, "geteuid", lambda: os.stat(run_dir).st_uid + 1)
@@ -163,11 +170,15 @@ def test_a_client_follows_its_broker_through_a_kill(broker: Broker) -> None:
         kill(broker)
         broker.start()
         offsets.append(producer.publish("t", b"after").wait())
-        assert ways(producer) == {broker.ipc}, "the new broker's directory has a new id, and is used too"
+        assert ways(producer) == {broker.ipc}, (
+            "the new broker's directory has a new id, and is used too"
+        )
         assert offsets == [0, 1]
 
 
-def test_a_client_of_a_killed_broker_finds_the_next_one_on_its_port(broker: Broker, tmp_path: Path) -> None:
+def test_a_client_of_a_killed_broker_finds_the_next_one_on_its_port(
+    broker: Broker, tmp_path: Path
+) -> None:
     """The killed one leaves its run directory behind."""
     with zsq.Producer(broker.tcp, timeout=40) as producer:
         producer.publish("t", b"before")

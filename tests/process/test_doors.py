@@ -1,4 +1,6 @@
-"""A broker that knows its callers: tokens over HTTP with TLS and over NSQ, new rules while it runs, and who did what in the audit log."""
+"""A broker that knows its callers: tokens over HTTP with TLS and over NSQ, new rules while it runs,
+and who did what in the audit log.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,14 @@ from zsq.apps.cli.app import run
 
 
 def user(name: str, **lists: list[str]) -> str:
-    return f'[users.{name}]\ntokens = ["{token_hash(name)}"]\n' + "".join(f"{key} = {json.dumps(value)}\n" for key, value in lists.items())
+    return f'[users.{name}]\ntokens = ["{token_hash(name)}"]\n' + "".join(
+        f"{key} = {json.dumps(value)}\n" for key, value in lists.items()
+    )
 
 
-RULES = user("etl", publish=["clicks"], subscribe=["clicks/archive"]) + user("boss", admin=["*"], publish=["*"])
+RULES = user("etl", publish=["clicks"], subscribe=["clicks/archive"]) + user(
+    "boss", admin=["*"], publish=["*"]
+)
 
 
 class Guarded(Broker):
@@ -36,12 +42,24 @@ class Guarded(Broker):
         self.certificates: Certificates = make(folder / "tls")
         self.access = folder / "access.toml"
         self.access.write_text(RULES)
-        more = ("--access", str(self.access), "--http-tls-cert", self.certificates.cert, "--http-tls-key", self.certificates.key)
+        more = (
+            "--access",
+            str(self.access),
+            "--http-tls-cert",
+            self.certificates.cert,
+            "--http-tls-key",
+            self.certificates.key,
+        )
         super().__init__(folder / "data", *more, "--no-listen", nsq=True, http=True)
 
     def client(self, token: str = "") -> httpx.Client:
         headers = {"authorization": f"Bearer {token}"} if token else {}
-        return httpx.Client(base_url=f"https://localhost:{self.http}", verify=self.certificates.client(), headers=headers, timeout=20)
+        return httpx.Client(
+            base_url=f"https://localhost:{self.http}",
+            verify=self.certificates.client(),
+            headers=headers,
+            timeout=20,
+        )
 
     def audited(self) -> list[dict[str, Any]]:
         path = self.data_dir / "audit.log"
@@ -51,7 +69,9 @@ class Guarded(Broker):
         assert self.process is not None
         before = self.log.read_bytes().count(said.encode())
         self.process.send_signal(signal.SIGHUP)
-        wait_for(lambda: self.log.read_bytes().count(said.encode()) > before, 20, f"{said!r} in the log")
+        wait_for(
+            lambda: self.log.read_bytes().count(said.encode()) > before, 20, f"{said!r} in the log"
+        )
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +91,9 @@ def test_http_is_served_only_with_tls_and_by_permission(guarded: Guarded) -> Non
         assert etl.post("/pub?topic=clicks", content=b"x").text == "OK"
         assert etl.post("/pub?topic=other", content=b"x").status_code == 403
         assert boss.post("/pub?topic=other", content=b"x").text == "OK"
-        assert [row["topic_name"] for row in etl.get("/stats?format=json").json()["topics"]] == ["clicks"]
+        assert [row["topic_name"] for row in etl.get("/stats?format=json").json()["topics"]] == [
+            "clicks"
+        ]
         assert boss.get("/topics").json()["topics"] == ["clicks", "other"]
     with socket.create_connection(("127.0.0.1", guarded.http), 10) as plain:
         plain.sendall(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
@@ -84,10 +106,18 @@ def test_nsq_clients_show_their_token(guarded: Guarded) -> None:
     with NsqSocket(guarded.nsq) as client:
         assert client.ask("AUTH", b"wrong").startswith("E_AUTH_FAILED")
     with NsqSocket(guarded.nsq) as client:
-        assert json.loads(client.ask("AUTH", b"etl")) == {"identity": "etl", "identity_url": "", "permission_count": 2}
+        assert json.loads(client.ask("AUTH", b"etl")) == {
+            "identity": "etl",
+            "identity_url": "",
+            "permission_count": 2,
+        }
         assert client.ask("PUB clicks", b"x") == "OK"
         assert client.ask("PUB other", b"x").startswith("E_UNAUTHORIZED")
-    for place, answer in (("clicks other", "E_UNAUTHORIZED"), ("other archive", "E_UNAUTHORIZED"), ("clicks archive", "OK")):
+    for place, answer in (
+        ("clicks other", "E_UNAUTHORIZED"),
+        ("other archive", "E_UNAUTHORIZED"),
+        ("clicks archive", "OK"),
+    ):
         with NsqSocket(guarded.nsq) as client:
             client.ask("AUTH", b"etl")
             assert client.ask(f"SUB {place}").startswith(answer)
@@ -101,7 +131,11 @@ def test_the_audit_log_has_each_action_with_its_user(guarded: Guarded) -> None:
         admin.create_channel("audited", "c", max_attempts=3)
         admin.stats()
         admin.topics()
-    wait_for(lambda: len([row for row in guarded.audited() if row["topic"] == "audited"]) == 3, 10, "three lines")
+    wait_for(
+        lambda: len([row for row in guarded.audited() if row["topic"] == "audited"]) == 3,
+        10,
+        "three lines",
+    )
     rows = [row for row in guarded.audited() if row["topic"] == "audited"]
     assert [(row["action"], row["channel"], row["user"], row["from"], row["via"]) for row in rows] == [
         ("create", "", "boss", "127.0.0.1", "http"), ("pause", "none", "boss", "127.0.0.1", "http"), ("create", "c", "", "", "ipc"),
@@ -111,7 +145,9 @@ def test_the_audit_log_has_each_action_with_its_user(guarded: Guarded) -> None:
     assert stat.S_IMODE(os.stat(guarded.data_dir / "audit.log").st_mode) == 0o600
 
 
-def test_topics_created_by_first_use_are_in_the_audit_log_too(guarded: Guarded, capsys: pytest.CaptureFixture[str]) -> None:
+def test_topics_created_by_first_use_are_in_the_audit_log_too(
+    guarded: Guarded, capsys: pytest.CaptureFixture[str]
+) -> None:
     with guarded.client("boss") as boss:
         assert boss.post("/pub?topic=used", content=b"x").text == "OK"
         assert boss.post("/pub?topic=used", content=b"x").text == "OK"
@@ -126,15 +162,24 @@ def test_topics_created_by_first_use_are_in_the_audit_log_too(guarded: Guarded, 
     def found(topic: str) -> list[tuple[str, ...]]:
         assert run(["audit", "--url", guarded.ipc, "--topic", topic, "--json"]) == 0
         rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-        return [(row["action"], row["channel"], row["user"], row["from"], row["via"]) for row in rows]
+        return [
+            (row["action"], row["channel"], row["user"], row["from"], row["via"]) for row in rows
+        ]
 
-    assert found("used") == [("first use", "", "", "", "http"), ("first use", "mine", "", "", "ipc")]
+    assert found("used") == [
+        ("first use", "", "", "", "http"),
+        ("first use", "mine", "", "", "ipc"),
+    ]
     assert ("first use", "archive", "etl", "127.0.0.1", "nsq") in found("clicks")
     assert run(["audit", "--url", guarded.ipc, "--user", "etl", "--last", "1"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
     assert line.endswith("etl@127.0.0.1 (nsq)  first use clicks/archive")
     assert run(["audit", "--url", guarded.ipc, "--topic", "used"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].endswith("- (ipc)  first use used/mine max_age_s=60")
+    assert (
+        capsys.readouterr()
+        .out.splitlines()[1]
+        .endswith("- (ipc)  first use used/mine max_age_s=60")
+    )
 
 
 def test_a_stored_channel_is_no_first_use(guarded: Guarded) -> None:
@@ -149,7 +194,11 @@ def test_a_stored_channel_is_no_first_use(guarded: Guarded) -> None:
 
 
 def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
-    with NsqSocket(guarded.nsq) as reader, NsqSocket(guarded.nsq) as writer, guarded.client("etl") as etl:
+    with (
+        NsqSocket(guarded.nsq) as reader,
+        NsqSocket(guarded.nsq) as writer,
+        guarded.client("etl") as etl,
+    ):
         for one in (reader, writer):
             one.ask("AUTH", b"etl")
         assert etl.get("/stats").status_code == 200
@@ -163,12 +212,20 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
         for name in ("cert", "key"):
             os.replace(getattr(fresh, name), getattr(guarded.certificates, name))
         guarded.reload("are read again")
-        wait_for(lambda: etl.get("/stats").status_code == 403, 10, "the new rules over HTTP, on a connection that was there")
+        wait_for(
+            lambda: etl.get("/stats").status_code == 403,
+            10,
+            "the new rules over HTTP, on a connection that was there",
+        )
         assert etl.get("/stats").json()["message"] == "AUTH_FAILED"
-        with pytest.raises((EOFError, ConnectionError)):  # who may not consume any more does not go on
+        with pytest.raises(
+            (EOFError, ConnectionError)
+        ):  # who may not consume any more does not go on
             reader.frame()
         assert writer.ask("PUB clicks", b"x").startswith("E_UNAUTHORIZED")
-        with httpx.Client(base_url=f"https://localhost:{guarded.http}", verify=fresh.client(), timeout=20) as later:
+        with httpx.Client(
+            base_url=f"https://localhost:{guarded.http}", verify=fresh.client(), timeout=20
+        ) as later:
             assert later.get("/ping").text == "OK"
             assert later.get("/stats", headers={"authorization": "Bearer other"}).status_code == 200
 
@@ -177,7 +234,9 @@ def test_open_addresses_are_refused_before_the_data_directory_is_made(tmp_path: 
     """Each case by itself is in tests/actors/security/test_exposure.py; here, that it is asked."""
     command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data")]
     wide = [f"--{which}=0.0.0.0:{free_port()}" for which in ("listen", "nsq-listen", "http-listen")]
-    done = subprocess.run([*command, *wide], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [*command, *wide], capture_output=True, text=True, timeout=60, check=False
+    )
     assert done.returncode == 2
     assert done.stderr.count(" needs --access") == 4, done.stderr
     assert "--insecure" in done.stderr
@@ -186,11 +245,21 @@ def test_open_addresses_are_refused_before_the_data_directory_is_made(tmp_path: 
 
 def test_insecure_says_that_somebody_knows(tmp_path: Path) -> None:
     port = free_port()
-    broker = Broker(tmp_path / "data", "--no-http", "--nsq-listen", f"0.0.0.0:{port}", "--no-listen", "--insecure")
+    broker = Broker(
+        tmp_path / "data",
+        "--no-http",
+        "--nsq-listen",
+        f"0.0.0.0:{port}",
+        "--no-listen",
+        "--insecure",
+    )
     broker.extra = tuple(one for one in broker.extra if one != "--no-nsq")
     try:
         broker.start()
-        assert b"others on the network can read traffic: NSQ clients at 0.0.0.0" in broker.log.read_bytes()
+        assert (
+            b"others on the network can read traffic: NSQ clients at 0.0.0.0"
+            in broker.log.read_bytes()
+        )
         with NsqSocket(port) as client:
             assert client.ask("PUB t", b"x") == "OK"
     finally:

@@ -1,4 +1,6 @@
-"""Ephemeral channels on a real broker: there with their first consumer, gone with the last, with their process, and with the broker."""
+"""Ephemeral channels on a real broker: there with their first consumer, gone with the last, with
+their process, and with the broker.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def take(consumer: zsq.Consumer, count: int) -> list[bytes]:
 def test_an_ephemeral_channel_ends_with_its_last_consumer(broker: Broker, way: str) -> None:
     url = getattr(broker, way)
     publish(broker, b"a", b"b")
-    with zsq.Consumer(TOPIC, CHANNEL, url=url) as consumer, zsq.Consumer(TOPIC, CHANNEL, url=url) as second:
+    with (
+        zsq.Consumer(TOPIC, CHANNEL, url=url) as consumer,
+        zsq.Consumer(TOPIC, CHANNEL, url=url) as second,
+    ):
         assert take(consumer, 2) == [b"a", b"b"], "the first channel gets what waits"
         second.close()
         publish(broker, b"c")
@@ -52,7 +57,9 @@ def test_an_ephemeral_channel_ends_with_its_last_consumer(broker: Broker, way: s
     wait_no_channel(broker)
     publish(broker, b"d")
     with zsq.Consumer(TOPIC, "durable", url=url) as durable:
-        assert take(durable, 1) == [b"d"], "what an ephemeral channel had is not kept for a first one"
+        assert take(durable, 1) == [b"d"], (
+            "what an ephemeral channel had is not kept for a first one"
+        )
 
 
 def test_unfinished_messages_go_with_it(broker: Broker) -> None:
@@ -66,7 +73,9 @@ def test_unfinished_messages_go_with_it(broker: Broker) -> None:
 
 
 def test_a_consumer_that_comes_as_the_channel_ends_gets_a_new_one(broker: Broker) -> None:
-    """Over and over: leave and come at once, so that some Sub finds the old process, some Lookup the deletion."""
+    """Over and over: leave and come at once, so that some Sub finds the old process, some Lookup
+    the deletion.
+    """
     publish(broker, b"first")
     for number in range(15):
         with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
@@ -88,7 +97,10 @@ def test_settings_and_deferred_messages_work(broker: Broker) -> None:
         assert again is not None
         assert (again.body, again.attempts) == (b"later", 2)
         with zsq.Admin(broker.ipc) as admin:
-            assert admin.configure_channel(TOPIC, CHANNEL, max_attempts=9)["settings"]["max_attempts"] == 9
+            assert (
+                admin.configure_channel(TOPIC, CHANNEL, max_attempts=9)["settings"]["max_attempts"]
+                == 9
+            )
             admin.pause(TOPIC, CHANNEL)
         assert rows(broker)[CHANNEL]["paused"]
 
@@ -103,12 +115,17 @@ def test_a_killed_ephemeral_channel_starts_again_at_the_end(broker: Broker) -> N
         broker.wait_gone([victim])
         wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a new channel")
         publish(broker, b"b")
-        assert take(consumer, 1) == [b"b"], "the new channel begins at the end, and knows nothing of the old one's messages"
+        assert take(consumer, 1) == [b"b"], (
+            "the new channel begins at the end, and knows nothing of the old one's messages"
+        )
     wait_no_channel(broker)
 
 
 def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker: Broker) -> None:
-    with zsq.Consumer(TOPIC, "durable", url=broker.ipc) as durable, zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer:
+    with (
+        zsq.Consumer(TOPIC, "durable", url=broker.ipc) as durable,
+        zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc) as consumer,
+    ):
         publish(broker, b"a")
         assert (take(durable, 1), take(consumer, 1)) == ([b"a"], [b"a"])
         consumer.close()
@@ -116,15 +133,22 @@ def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker
         with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, max_attempts=7) as other:
             wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
             victims = broker.pids("topic")
-            channels = broker.pids("channel")  # end with it; before that, one that has a consumer may be the old one
+            channels = broker.pids(
+                "channel"
+            )  # end with it; before that, one that has a consumer may be the old one
             kill(victims[0])
             broker.wait_gone([*victims, *channels])
 
             settings: dict[str, Any] = {}
 
-            def is_up() -> bool:  # and its settings by the same look: at the next one the topic may be on its way up again
+            def is_up() -> (
+                bool
+                # And its settings by the same look: at the next one the topic may be on its way up
+                # again.
+            ):
                 if {*channels} & {*broker.pids("channel")}:
-                    return False  # the supervisor has not noticed their end, and still shows what they said
+                    # The supervisor has not noticed their end, and still shows what they said.
+                    return False
                 row = rows(broker).get(CHANNEL, {})
                 settings.update(row.get("settings", {}))
                 return bool(row.get("client_count"))
@@ -145,7 +169,8 @@ def test_an_unused_ephemeral_channel_ends_when_its_topic_is_killed(broker: Broke
     consumer.close()
     broker.wait_gone([storage])
     wait_for(lambda: len(broker.pids("topic")) == 1, 20, "the topic")
-    # A Lookup that lay on its way as the consumer closed makes the channel anew: one that nobody comes to, for EPHEMERAL_UNUSED_S.
+    # A Lookup that lay on its way as the consumer closed makes the channel anew: one that nobody
+    # comes to, for EPHEMERAL_UNUSED_S.
     wait_no_channel(broker, options.EPHEMERAL_UNUSED_S + 20)
 
 
@@ -163,7 +188,9 @@ def test_an_ephemeral_channel_does_not_exist_after_a_restart(broker: Broker, how
             kill(broker.process.pid)
             broker.process.wait(20)
             broker.wait_gone(everyone)
-    broker.port = free_port()  # a Lookup that the consumer sent before it was closed shall not find the next broker
+    broker.port = (
+        free_port()
+    )  # a Lookup that the consumer sent before it was closed shall not find the next broker
     broker.start()
     assert rows(broker) == {}
     publish(broker, b"c")
@@ -172,7 +199,9 @@ def test_an_ephemeral_channel_does_not_exist_after_a_restart(broker: Broker, how
 
 
 def waiting(broker: Broker) -> int:
-    """Where a first channel would begin, as committed: by a copy of the state store, which is idle by then."""
+    """Where a first channel would begin, as committed: by a copy of the state store, which is idle
+    by then.
+    """
     copy = broker.data_dir.parent / "copy"
     shutil.copytree(broker.data_dir / "topics" / "000001" / "state", copy, dirs_exist_ok=True)
     store = StateStore(str(copy), readonly=True)
@@ -183,7 +212,9 @@ def waiting(broker: Broker) -> int:
 
 
 def test_an_ephemeral_channel_counts_its_losses_and_holds_no_chunk(broker: Broker) -> None:
-    """A bounded topic drops what only an ephemeral channel has not finished, and nobody counts that as the topic's loss."""
+    """A bounded topic drops what only an ephemeral channel has not finished, and nobody counts that
+    as the topic's loss.
+    """
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic(TOPIC, keep_bytes=0)
     with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, ready=1) as consumer:

@@ -1,4 +1,6 @@
-"""Ephemeral topics on a real broker: in memory, bounded, gone with their last channel and with the broker."""
+"""Ephemeral topics on a real broker: in memory, bounded, gone with their last channel and with the
+broker.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def publish(broker: Broker, *bodies: bytes) -> None:
 
 
 def take(consumer: zsq.Consumer, count: int) -> list[bytes]:
-    """The bodies of so many finished messages. One whose lease went with a channel's process, received before or not, comes again."""
+    """The bodies of so many finished messages. One whose lease went with a channel's process,
+    received before or not, comes again.
+    """
     found: list[bytes] = []
     while len(found) < count:
         message = consumer.receive(timeout=20)
@@ -49,11 +53,18 @@ def memory(broker: Broker) -> Path:
 def test_an_ephemeral_topic_is_in_memory_and_ends_with_its_last_channel(broker: Broker) -> None:
     publish(broker, b"a")
     row = topics(broker)[TOPIC]
-    assert (row["sync"], row["retention"]["when_full"], row["retention"]["max_bytes"]) == ("never", "drop-oldest", EPHEMERAL_BYTES_MAX)
+    assert (row["sync"], row["retention"]["when_full"], row["retention"]["max_bytes"]) == (
+        "never",
+        "drop-oldest",
+        EPHEMERAL_BYTES_MAX,
+    )
     (folder,) = [path for path in memory(broker).iterdir() if path.is_dir()]
     assert not list((broker.data_dir / "topics").iterdir())
     assert TOPIC not in (broker.data_dir / "registry.json").read_text()
-    with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer, zsq.Consumer(TOPIC, "d#ephemeral", url=broker.ipc) as other:
+    with (
+        zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer,
+        zsq.Consumer(TOPIC, "d#ephemeral", url=broker.ipc) as other,
+    ):
         assert take(consumer, 1) == [b"a"]
         publish(broker, b"b")
         assert (take(consumer, 1), take(other, 1)) == ([b"b"], [b"b"])
@@ -133,7 +144,9 @@ def test_memory_is_bounded_and_what_was_dropped_is_counted(broker: Broker) -> No
     most = 0
     with zsq.Producer(broker.ipc) as producer:
         for number in range(40):
-            producer.publish_many(TOPIC, [b"%06d" % (number * 16 + i) + b"x" * 65_000 for i in range(16)])
+            producer.publish_many(
+                TOPIC, [b"%06d" % (number * 16 + i) + b"x" * 65_000 for i in range(16)]
+            )
             most = max(most, size_of(memory(broker)))
     assert most < 16 * MIB, "twice the bound at most, whatever comes"
     wait_for(lambda: topics(broker)[TOPIC]["log_bytes"] <= 9 * MIB, 20, "the drop")
@@ -167,7 +180,12 @@ def test_settings_that_would_unbind_it_are_refused(broker: Broker) -> None:
         admin.create_topic(TOPIC, keep_bytes=MIB)
         with pytest.raises(zsq.UsageError, match="keep_bytes of a topic in memory is at most"):
             admin.configure_topic(TOPIC, keep_bytes=1 << 40)
-        assert admin.configure_topic(TOPIC, when_full="reject", max_bytes=8 * MIB)["retention"]["when_full"] == "reject"
+        assert (
+            admin.configure_topic(TOPIC, when_full="reject", max_bytes=8 * MIB)["retention"][
+                "when_full"
+            ]
+            == "reject"
+        )
     assert topics(broker)[TOPIC]["retention"]["keep_bytes"] == MIB
     with zsq.Producer(broker.ipc) as producer, pytest.raises(zsq.Refused, match="E_TOPIC_FULL"):
         fill(producer)
@@ -195,8 +213,12 @@ def test_reading_by_offset_works(broker: Broker) -> None:
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
 @pytest.mark.parametrize("knows", [True, False])
-def test_transactions_are_refused_and_make_no_topic(broker: Broker, way: str, knows: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also to a client that does not know it: over TCP the gateway does; a local one makes the topic, and storage refuses."""
+def test_transactions_are_refused_and_make_no_topic(
+    broker: Broker, way: str, knows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also to a client that does not know it: over TCP the gateway does; a local one makes the
+    topic, and storage refuses.
+    """
     if not knows:
         monkeypatch.setattr(stage_writer, "check_stage_topic", lambda name: name)
     with pytest.raises(zsq.UsageError, match=r"E_UNSUPPORTED .*transactions.*use one on disk"):
@@ -238,7 +260,9 @@ def removed(broker: Broker, topic: str) -> int:
 
 
 def passed(broker: Broker) -> None:
-    """Retention has had its turns: what a topic beside it had finished is gone, and with the next round after that too."""
+    """Retention has had its turns: what a topic beside it had finished is gone, and with the next
+    round after that too.
+    """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         for number in range(2):
             probe = f"probe{number}#ephemeral"
@@ -251,7 +275,10 @@ def passed(broker: Broker) -> None:
 
 def test_unfinished_messages_stay_in_an_ephemeral_topic(broker: Broker) -> None:
     """In flight, requeued, deferred, behind a pause, and never sent."""
-    with zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=4) as consumer, zsq.Admin(broker.ipc) as admin:
+    with (
+        zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=4) as consumer,
+        zsq.Admin(broker.ipc) as admin,
+    ):
         publish(broker, *(b"%d" % number for number in range(10)))
         held = [message for _ in range(4) if (message := consumer.receive(timeout=20)) is not None]
         assert [message.body for message in held] == [b"0", b"1", b"2", b"3"]
@@ -279,13 +306,17 @@ def test_the_bound_drops_and_counts(broker: Broker) -> None:
         first = consumer_has_one(broker, consumer)
         with zsq.Producer(broker.ipc) as producer:
             for number in range(60):
-                producer.publish_many(TOPIC, [b"%06d" % (number * 8 + i) + b"x" * 65_000 for i in range(8)])
+                producer.publish_many(
+                    TOPIC, [b"%06d" % (number * 8 + i) + b"x" * 65_000 for i in range(8)]
+                )
         wait_for(lambda: topics(broker)[TOPIC]["log_bytes"] <= 9 * MIB, 20, "the drop")
         first.finish(sync=True)
         row = topics(broker)[TOPIC]
         (channel,) = row["channels"]
         assert row["dropped_count"] > 300
-        assert 0 <= row["dropped_count"] - channel["dropped_count"] <= 1, "and the one that its consumer held"
+        assert 0 <= row["dropped_count"] - channel["dropped_count"] <= 1, (
+            "and the one that its consumer held"
+        )
         left = take(consumer, 481 - row["dropped_count"])
         assert int(left[-1][:6]) == 479
 
@@ -306,7 +337,11 @@ def test_publish_is_refused_when_a_rejecting_ephemeral_topic_is_full(broker: Bro
             fill(producer)
         passed(broker)
         row = topics(broker)[TOPIC]
-        assert (row["dropped_count"], row["removed_bytes"], row["refused_count"] > 0) == (0, 0, True)
+        assert (row["dropped_count"], row["removed_bytes"], row["refused_count"] > 0) == (
+            0,
+            0,
+            True,
+        )
         first.finish(sync=True)
         with zsq.Producer(broker.ipc, when_full="wait") as producer:
             waiting = producer.publish_many(TOPIC, [b"last"], wait=False)

@@ -1,4 +1,6 @@
-"""A start that fails in its middle ends, with its children; and what a copy leaves out without loss does not make it fail."""
+"""A start that fails in its middle ends, with its children; and what a copy leaves out without loss
+does not make it fail.
+"""
 
 from __future__ import annotations
 
@@ -59,7 +61,9 @@ def test_a_copy_without_its_empty_folders_serves(broker: Broker) -> None:
 
 
 def test_a_storage_that_cannot_bind_says_so_and_ends_by_itself(broker: Broker) -> None:
-    """Not by an abort inside ZeroMQ, which takes the reason along: its threads wait on their sockets by then."""
+    """Not by an abort inside ZeroMQ, which takes the reason along: its threads wait on their
+    sockets by then.
+    """
     run = broker.data_dir / "run"
     taken = max(int(path.name) for path in run.iterdir() if path.name.isdecimal())
     for number in range(taken + 1, taken + 100):

@@ -1,4 +1,6 @@
-"""Fairness as consumers see it, on a real broker: equal shares, one that stops, much credit beside little."""
+"""Fairness as consumers see it, on a real broker: equal shares, one that stops, much credit beside
+little.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,12 @@ BODY = b"x" * 50
 @contextlib.contextmanager
 def consumers(broker: Broker, *credits: int) -> Iterator[list[zsq.Consumer]]:
     with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(zsq.Consumer("t", "c", url=broker.ipc, ready=ready, heartbeat_ms=60_000)) for ready in credits]
+        found = [
+            stack.enter_context(
+                zsq.Consumer("t", "c", url=broker.ipc, ready=ready, heartbeat_ms=60_000)
+            )
+            for ready in credits
+        ]
         for consumer in found:
             consumer.subscribe(20)
         yield found
@@ -38,8 +45,12 @@ def take(consumer: zsq.Consumer, limit: int) -> int:
     return count
 
 
-def rounds(producer: zsq.Producer, everybody: Sequence[zsq.Consumer], each: int, limit: int, until: int) -> list[int]:
-    """Publish `each` a round, and let all consumers work; how many messages each finished when all is done."""
+def rounds(
+    producer: zsq.Producer, everybody: Sequence[zsq.Consumer], each: int, limit: int, until: int
+) -> list[int]:
+    """Publish `each` a round, and let all consumers work; how many messages each finished when all
+    is done.
+    """
     counts = [0] * len(everybody)
     published = quiet = 0
     while sum(counts) < until:
@@ -57,7 +68,9 @@ def rounds(producer: zsq.Producer, everybody: Sequence[zsq.Consumer], each: int,
 
 
 @pytest.mark.parametrize(
-    ("each", "limit"), [(2_000, 100), (800, 10_000)], ids=["the consumers' speed counts", "the producer's speed counts"]
+    ("each", "limit"),
+    [(2_000, 100), (800, 10_000)],
+    ids=["the consumers' speed counts", "the producer's speed counts"],
 )
 def test_eight_equal_consumers_get_an_eighth_each(broker: Broker, each: int, limit: int) -> None:
     with zsq.Producer(broker.ipc) as producer, consumers(broker, *[300] * 8) as everybody:
@@ -67,7 +80,11 @@ def test_eight_equal_consumers_get_an_eighth_each(broker: Broker, each: int, lim
 
 
 def test_a_consumer_that_stops_costs_the_others_only_what_it_holds(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, consumers(broker, *[300] * 8) as everybody, zsq.Admin(broker.ipc) as admin:
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        consumers(broker, *[300] * 8) as everybody,
+        zsq.Admin(broker.ipc) as admin,
+    ):
         stopped = everybody.pop()
         publish(producer, 3_000, 100)
         counts = [0] * 7
@@ -79,7 +96,12 @@ def test_a_consumer_that_stops_costs_the_others_only_what_it_holds(broker: Broke
             return bool(max(client["in_flight_count"] for client in clients) == 300)
 
         wait_for(full, 10, "the stopped one's credit is used up")
-        counts = [a + b for a, b in zip(counts, rounds(producer, everybody, 2_000, 100, 50_000 - 1_000), strict=True)]
+        counts = [
+            a + b
+            for a, b in zip(
+                counts, rounds(producer, everybody, 2_000, 100, 50_000 - 1_000), strict=True
+            )
+        ]
         assert max(counts) < 1.2 * min(counts), counts
         clients = admin.stats("t", "c")["topics"][0]["channels"][0]["clients"]
         assert min(client["message_count"] for client in clients) == 300

@@ -1,4 +1,6 @@
-"""A process that may open no more files: what needs one is refused or waits, with a clear error; all else goes on."""
+"""A process that may open no more files: what needs one is refused or waits, with a clear error;
+all else goes on.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def pid_of(broker: Broker, name: str) -> int:
 def no_more_files(pid: int) -> Iterator[None]:
     """What the process has open stays open, and nothing can be opened beside it."""
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
-    lowest_free = next(number for number in range(1 << 20) if not os.path.lexists(f"/proc/{pid}/fd/{number}"))
+    lowest_free = next(
+        number for number in range(1 << 20) if not os.path.lexists(f"/proc/{pid}/fd/{number}")
+    )
     resource.prlimit(pid, resource.RLIMIT_NOFILE, (lowest_free, before[1]))
     try:
         yield
@@ -63,7 +67,9 @@ def test_a_storage_that_cannot_roll_is_started_again(broker: Broker) -> None:
         sent = 0
         with no_more_files(pid):
             while pid == pid_of(broker, "topic t"):
-                receipt = producer.publish_many("t", [b"%d " % (sent + number) + body for number in range(200)])
+                receipt = producer.publish_many(
+                    "t", [b"%d " % (sent + number) + body for number in range(200)]
+                )
                 receipt.wait(60)
                 sent += 200
                 assert sent < 10_000, "it was never to roll"
@@ -81,7 +87,10 @@ def test_a_storage_that_cannot_roll_is_started_again(broker: Broker) -> None:
 
 
 def test_a_supervisor_that_can_start_nothing_says_so(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc, timeout=20) as admin, zsq.Producer(broker.ipc, timeout=20) as producer:
+    with (
+        zsq.Admin(broker.ipc, timeout=20) as admin,
+        zsq.Producer(broker.ipc, timeout=20) as producer,
+    ):
         admin.create_topic("t")
         producer.publish("t", b"before")
         assert broker.process is not None
@@ -96,7 +105,10 @@ def test_a_supervisor_that_can_start_nothing_says_so(broker: Broker) -> None:
 
 
 def test_a_process_that_dies_while_no_file_can_be_opened_starts_later(broker: Broker) -> None:
-    with zsq.Admin(broker.ipc, timeout=20) as admin, zsq.Producer(broker.ipc, timeout=60) as producer:
+    with (
+        zsq.Admin(broker.ipc, timeout=20) as admin,
+        zsq.Producer(broker.ipc, timeout=60) as producer,
+    ):
         admin.create_topic("t")
         admin.create_topic("other")
         producer.publish("t", b"before")
@@ -110,7 +122,11 @@ def test_a_process_that_dies_while_no_file_can_be_opened_starts_later(broker: Br
                 producer.publish("t", b"meanwhile")
             for number in range(50):
                 producer.publish("other", b"%d" % number)
-            wait_for(lambda: b"Too many open files" in broker.log.read_bytes(), 20, "the supervisor's complaint")
+            wait_for(
+                lambda: b"Too many open files" in broker.log.read_bytes(),
+                20,
+                "the supervisor's complaint",
+            )
         wait_for(lambda: accepted(producer), 30, "publishing by itself once files can be opened")
         assert pid_of(broker, "topic other") == other
     publishes(broker, "t")
@@ -133,7 +149,10 @@ def made(admin: zsq.Admin, topic: str) -> bool:
 def test_a_gateway_without_free_files_keeps_its_connections(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel("t", "c")
-    with zsq.Producer(broker.tcp, timeout=10) as producer, zsq.Consumer("t", "c", url=broker.tcp) as consumer:
+    with (
+        zsq.Producer(broker.tcp, timeout=10) as producer,
+        zsq.Consumer("t", "c", url=broker.tcp) as consumer,
+    ):
         producer.publish("t", b"0")
         message = consumer.receive(10)
         assert message is not None
@@ -151,7 +170,9 @@ def test_a_gateway_without_free_files_keeps_its_connections(broker: Broker) -> N
 
 
 def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -> None:
-    """However long it lasts: the topic does not fail for good, and the first publish after the end of it is answered soon."""
+    """However long it lasts: the topic does not fail for good, and the first publish after the end
+    of it is answered soon.
+    """
     body = os.urandom(100_000)
     with zsq.Admin(broker.ipc, timeout=20) as admin:
         admin.create_channel("t", "c")
@@ -165,8 +186,14 @@ def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -
             kill(channel)
             kill(storage)
             broker.wait_gone([storage])
-            wait_for(lambda: broker.log.read_bytes().count(b"Too many open files") >= 2, 20, "the complaints")
-            select.select([], [], [], 6)  # some of the tries: the pauses of a failure would have grown to 8 s and more by then
+            wait_for(
+                lambda: broker.log.read_bytes().count(b"Too many open files") >= 2,
+                20,
+                "the complaints",
+            )
+            select.select(
+                [], [], [], 6
+            )  # some of the tries: the pauses of a failure would have grown to 8 s and more by then
         begun = time.monotonic()
         with zsq.Producer(broker.ipc, timeout=20) as other:
             other.publish("t", body)

@@ -1,7 +1,8 @@
-"""A bit flips in the memory of a broker's process: consumers get every message as it was sent all the same.
+"""A bit flips in the memory of a broker's process: consumers get every message as it was sent all
+the same.
 
-The test writes into that memory through /proc/PID/mem, which the system allows for processes of the same user unless it is told otherwise
-(kernel.yama.ptrace_scope).
+The test writes into that memory through /proc/PID/mem, which the system allows for processes of the
+same user unless it is told otherwise (kernel.yama.ptrace_scope).
 """
 
 from __future__ import annotations
@@ -80,4 +81,8 @@ def test_a_flip_in_storages_ring_is_read_from_the_file(broker: Broker) -> None:
         with zsq.Consumer("t", "c", url=broker.ipc, ready=COUNT) as consumer:
             got = take_all(consumer)
     assert got == dict(enumerate(BODIES))
-    wait_for(lambda: b"a block changed in storage's memory" in broker.log.read_bytes(), 10, "the log line")
+    wait_for(
+        lambda: b"a block changed in storage's memory" in broker.log.read_bytes(),
+        10,
+        "the log line",
+    )

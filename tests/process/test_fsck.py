@@ -1,4 +1,6 @@
-"""zsq fsck on the directory of a real broker: refused while it runs, clean after a stop and after a kill, found and repaired."""
+"""zsq fsck on the directory of a real broker: refused while it runs, clean after a stop and after a
+kill, found and repaired.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,11 @@ COUNT = 30
 def fsck(*arguments: str | Path, code: int = 0) -> str:
     line = [sys.executable, "-P", "-m", "zsq", "fsck", *map(str, arguments)]
     ended = subprocess.run(line, capture_output=True, timeout=120, check=False, env=os.environ)
-    assert ended.returncode == code, (ended.returncode, ended.stdout.decode(), ended.stderr.decode())
+    assert ended.returncode == code, (
+        ended.returncode,
+        ended.stdout.decode(),
+        ended.stderr.decode(),
+    )
     return (ended.stdout + ended.stderr).decode()
 
 
@@ -34,7 +40,10 @@ def stopped(tmp_path: Path, broker: Broker) -> Broker:
     broker.stop()
     broker.extra += ("--chunk-bytes", "65536")
     broker.start()
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ready=20) as consumer:
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=broker.ipc, ready=20) as consumer,
+    ):
         for number in range(COUNT):
             producer.publish_many("t", [b"%d.%d " % (number, i) + b"x" * 900 for i in range(10)])
         message = consumer.receive(20)
@@ -98,7 +107,10 @@ def test_a_damaged_block_is_found_repaired_and_the_rest_served(stopped: Broker) 
 def test_a_topic_that_is_gone_or_nobodys(stopped: Broker) -> None:
     (stopped.data_dir / "topics" / "000001").rename(stopped.data_dir / "topics" / "000009")
     found = told(stopped.data_dir, code=1)
-    assert "is not created again" in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
+    assert (
+        "is not created again"
+        in next(topic for topic in found["topics"] if topic["name"] == "t")["findings"][0]["text"]
+    )
     assert "no topic of the registry" in found["findings"][0]["text"]
     assert not (stopped.data_dir / "topics" / "000001").exists()
     (stopped.data_dir / "registry.json").write_text("{")
@@ -107,13 +119,19 @@ def test_a_topic_that_is_gone_or_nobodys(stopped: Broker) -> None:
 
 
 def test_a_missing_directory_is_refused_and_not_made_anew(stopped: Broker) -> None:
-    """As of a disk that is not mounted: a person has to look; the others serve. With its directory, and a start, it is back."""
+    """As of a disk that is not mounted: a person has to look; the others serve. With its directory,
+    and a start, it is back.
+    """
     folder, away = stopped.data_dir / "topics" / "000001", stopped.data_dir.parent / "away"
     folder.rename(away)
     stopped.start()
     with zsq.Admin(stopped.ipc) as admin, zsq.Producer(stopped.ipc) as producer:
         producer.publish("other", b"2")
-        wait_for(lambda: "not mounted" in admin.stats("t")["topics"][0]["health"], 30, "the reason in the topic's health")
+        wait_for(
+            lambda: "not mounted" in admin.stats("t")["topics"][0]["health"],
+            30,
+            "the reason in the topic's health",
+        )
         assert admin.stats("t")["topics"][0]["health"].endswith("start the broker again")
         assert not folder.exists()
     assert stopped.stop() == 0

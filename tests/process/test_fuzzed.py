@@ -1,4 +1,6 @@
-"""A real broker among strangers: garbage on its ports, half a greeting, whole links that say anything. It lives, and serves others."""
+"""A real broker among strangers: garbage on its ports, half a greeting, whole links that say
+anything. It lives, and serves others.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,10 @@ class Neighbour(threading.Thread):
 
     def run(self) -> None:
         try:
-            with zsq.Producer(self.url) as producer, zsq.Consumer("quiet", "mine", url=self.url) as consumer:
+            with (
+                zsq.Producer(self.url) as producer,
+                zsq.Consumer("quiet", "mine", url=self.url) as consumer,
+            ):
                 while not self.over.is_set():
                     producer.publish("quiet", b"%d" % self.count)
                     message = consumer.receive(30)
@@ -80,7 +85,10 @@ def push_port(broker: Broker) -> int:
 
 def throw(port: int, data: bytes) -> None:
     """On a new connection; it may be refused in the middle."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 10) as connection:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), 10) as connection,
+    ):
         connection.settimeout(0.2)
         connection.sendall(data)
         connection.recv(64)
@@ -90,7 +98,16 @@ def garbage(mutator: Mutator) -> bytes:
     """Noise; a greeting and noise; a whole beginning of a link, nearly."""
     noise = mutator.random.randbytes(mutator.below(500))
     frame = bytes([mutator.one((0, 1, 2, 3, 4, 5, 6)), mutator.below(256)]) + noise
-    return bytes(mutator.one((noise, GREETING + noise, GREETING + READY + frame, mutator.changed(GREETING + READY) + frame)))
+    return bytes(
+        mutator.one(
+            (
+                noise,
+                GREETING + noise,
+                GREETING + READY + frame,
+                mutator.changed(GREETING + READY) + frame,
+            )
+        )
+    )
 
 
 class Stranger:
@@ -123,7 +140,9 @@ class Stranger:
         if kind not in self.links or self.mutator.chance(50):
             if kind in self.links:
                 self.links.pop(kind).close(linger=0)
-            made = self.links[kind] = self._dial(self.found[kind] if self.direct else self.broker.tcp)
+            made = self.links[kind] = self._dial(
+                self.found[kind] if self.direct else self.broker.tcp
+            )
             if not self.direct:
                 made.send_multipart([b"", encode(p.Open(1, kind, "fuzzed", "c", True))])
                 assert made.poll(30_000), f"no answer to Open {kind}"
@@ -161,7 +180,9 @@ class Stranger:
             link.recv_multipart()
 
     def _tamed(self, control: bytes) -> bytes:
-        """What would make ever new topics is said of one: a topic is three processes, which is no fault of the broker's."""
+        """What would make ever new topics is said of one: a topic is three processes, which is no
+        fault of the broker's.
+        """
         with contextlib.suppress(zsq.UsageError):
             word = decode(control)
             if isinstance(word, (p.Lookup, p.Open, p.Manage)):
@@ -170,20 +191,28 @@ class Stranger:
 
     def push(self) -> None:
         link = self.links.get("push") or self._dial(
-            self.found["push"] if self.direct else f"tcp://127.0.0.1:{push_port(self.broker)}", zmq.PUSH
+            self.found["push"] if self.direct else f"tcp://127.0.0.1:{push_port(self.broker)}",
+            zmq.PUSH,
         )
         self.links["push"] = link
         route = [] if self.direct else [self.mutator.random.randbytes(self.mutator.below(4))]
-        link.send_multipart([*route, b"", said(typed_word(self.mutator, p.Push.op)), *message_frames(self.mutator)])
+        link.send_multipart(
+            [*route, b"", said(typed_word(self.mutator, p.Push.op)), *message_frames(self.mutator)]
+        )
 
     def close(self) -> None:
         self.context.destroy(linger=0)
 
 
 def unharmed(broker: Broker, before: dict[str, int], neighbour: Neighbour) -> None:
-    """Those that serve others are who they were; the one that was told anything may have been told to end."""
+    """Those that serve others are who they were; the one that was told anything may have been told
+    to end.
+    """
     count = neighbour.count
-    wait_for(lambda: neighbour.count > count + 3 or neighbour.failure, what="the neighbour's next messages")
+    wait_for(
+        lambda: neighbour.count > count + 3 or neighbour.failure,
+        what="the neighbour's next messages",
+    )
     assert neighbour.failure is None
     after = {actor["name"]: actor["pid"] for actor in broker.actors()}
     assert {name: pid for name, pid in before.items() if name in after and after[name] != pid} == {}
@@ -202,13 +231,16 @@ def test_garbage_on_the_ports_disturbs_no_client(broker: Broker, neighbour: Neig
     unharmed(broker, before, neighbour)
     grown = peak.close()
     print(
-        f"{CONNECTIONS} connections of garbage; the neighbour had {neighbour.count} messages; most growth {max(grown.values()) >> 20} MiB"
+        f"{CONNECTIONS} connections of garbage; the neighbour had {neighbour.count} messages; "
+        f"most growth {max(grown.values()) >> 20} MiB"
     )
     assert max(grown.values()) < GROWTH_MAX, grown
 
 
 @pytest.mark.parametrize("direct", [False, True], ids=["gateway", "actors"])
-def test_links_with_random_messages_disturb_no_client(broker: Broker, neighbour: Neighbour, direct: bool) -> None:
+def test_links_with_random_messages_disturb_no_client(
+    broker: Broker, neighbour: Neighbour, direct: bool
+) -> None:
     stranger = Stranger(broker, direct, 2)
     try:
         for kind in WORDS:
@@ -225,7 +257,10 @@ def test_links_with_random_messages_disturb_no_client(broker: Broker, neighbour:
                 stranger.say(kind)
         unharmed(broker, before, neighbour)
         grown = peak.close()
-        told = f"{MESSAGES // 2} messages of a stranger; the neighbour had {neighbour.count}; most growth {max(grown.values()) >> 20} MiB"
+        told = (
+            f"{MESSAGES // 2} messages of a stranger; the neighbour had {neighbour.count}; most "
+            f"growth {max(grown.values()) >> 20} MiB"
+        )
         print(told)
         assert max(grown.values()) < GROWTH_MAX, grown
     finally:

@@ -1,4 +1,6 @@
-"""The HTTP gateway of a real broker: publishing, commands, statistics, lookup, metrics, failure, and any request at all."""
+"""The HTTP gateway of a real broker: publishing, commands, statistics, lookup, metrics, failure,
+and any request at all.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def ok(answer: httpx.Response, said: str = "") -> None:
 
 
 def topic_of(client: httpx.Client, topic: str, channel: str = "") -> dict[str, Any]:
-    (row,) = client.get("/stats", params={"format": "json", "topic": topic, "channel": channel}).json()["topics"]
+    (row,) = client.get(
+        "/stats", params={"format": "json", "topic": topic, "channel": channel}
+    ).json()["topics"]
     return dict(row)
 
 
@@ -60,16 +64,27 @@ def test_messages_published_over_http_are_consumed(node: Broker, client: httpx.C
     ok(client.post("/channel/create?topic=pub&channel=c"))
     ok(client.post("/pub?topic=pub", content=b"one"), "OK")
     ok(client.post("/mpub?topic=pub", content=b"two\n\nthree\n"), "OK")
-    ok(client.post("/mpub?topic=pub&binary=true", content=struct.pack(">ii", 2, 4) + b"fo\nr" + struct.pack(">i", 4) + b"five"), "OK")
+    ok(
+        client.post(
+            "/mpub?topic=pub&binary=true",
+            content=struct.pack(">ii", 2, 4) + b"fo\nr" + struct.pack(">i", 4) + b"five",
+        ),
+        "OK",
+    )
     assert received(node, "pub", 5) == [b"one", b"two", b"three", b"fo\nr", b"five"]
-    wait_for(lambda: topic_of(client, "pub")["channels"][0]["depth"] == 0, what="nothing that waits")
+    wait_for(
+        lambda: topic_of(client, "pub")["channels"][0]["depth"] == 0, what="nothing that waits"
+    )
 
 
 def test_messages_published_with_defer_come_later(node: Broker, client: httpx.Client) -> None:
     ok(client.post("/topic/create?topic=defer"))
     ok(client.post("/channel/create?topic=defer&channel=c"))
     ok(client.post("/pub?topic=defer&defer=60000", content=b"in a minute"), "OK")
-    wait_for(lambda: topic_of(client, "defer")["channels"][0]["deferred_count"] == 1, what="the delayed one")
+    wait_for(
+        lambda: topic_of(client, "defer")["channels"][0]["deferred_count"] == 1,
+        what="the delayed one",
+    )
     ok(client.post("/pub?topic=defer&defer=700", content=b"later"), "OK")
     ok(client.post("/pub?topic=defer", content=b"now"), "OK")
     assert received(node, "defer", 2) == [b"now", b"later"]
@@ -95,7 +110,9 @@ def test_many_at_once_share_blocks(node: Broker, client: httpx.Client) -> None:
         assert own == [f"{number}-{n}".encode() for n in range(20)], "each client's in its order"
 
 
-def test_each_command_of_the_http_api_changes_the_broker(node: Broker, client: httpx.Client) -> None:
+def test_each_command_of_the_http_api_changes_the_broker(
+    node: Broker, client: httpx.Client
+) -> None:
     for answer in (
         client.post("/topic/create?topic=cmd"),
         client.post("/topic/create?topic=cmd"),
@@ -136,19 +153,30 @@ def test_lookup_leads_to_the_nsq_gateway(node: Broker, client: httpx.Client) -> 
     ok(client.post("/channel/create?topic=look&channel=c"))
     found = client.get("/lookup?topic=look").json()
     (peer,) = found["producers"]
-    assert (found["channels"], peer["tcp_port"], peer["http_port"], peer["hostname"]) == (["c"], node.nsq, node.http, socket.gethostname())
+    assert (found["channels"], peer["tcp_port"], peer["http_port"], peer["hostname"]) == (
+        ["c"],
+        node.nsq,
+        node.http,
+        socket.gethostname(),
+    )
     with socket.create_connection((peer["broadcast_address"], peer["tcp_port"]), 10):
         pass
     (row,) = client.get("/nodes").json()["producers"]
     assert "look" in row["topics"]
     assert len(row["topics"]) == len(row["tombstones"])
     info = client.get("/info").json()
-    assert (info["tcp_port"], info["http_port"], info["version"]) == (node.nsq, node.http, peer["version"])
+    assert (info["tcp_port"], info["http_port"], info["version"]) == (
+        node.nsq,
+        node.http,
+        peer["version"],
+    )
     ok(client.post(f"/topic/tombstone?topic=look&node={peer['broadcast_address']}:{node.http}"))
     assert client.get("/lookup?topic=look").json()["producers"] == []
 
 
-def test_connections_of_nsq_clients_are_in_statistics_and_metrics(node: Broker, client: httpx.Client) -> None:
+def test_connections_of_nsq_clients_are_in_statistics_and_metrics(
+    node: Broker, client: httpx.Client
+) -> None:
     def gateway() -> dict[str, Any]:
         with zsq.Admin(node.ipc) as admin:
             (row,) = admin.stats()["gateways"]
@@ -160,13 +188,27 @@ def test_connections_of_nsq_clients_are_in_statistics_and_metrics(node: Broker, 
     with NsqSocket(node.nsq) as one, NsqSocket(node.nsq) as other:
         one.identify()
         other.identify()
-        wait_for(lambda: gateway()["connections"] == before["connections"] + 2, what="two more connections")
+        wait_for(
+            lambda: gateway()["connections"] == before["connections"] + 2,
+            what="two more connections",
+        )
         found = gateway()
-        samples = {one.name: one.value for family in parsed(client.get("/metrics").text) for one in family.samples if not one.labels}
+        samples = {
+            one.name: one.value
+            for family in parsed(client.get("/metrics").text)
+            for one in family.samples
+            if not one.labels
+        }
         assert samples["zsq_nsq_connections"] == found["connections"]
         assert samples["zsq_nsq_accepted_total"] == found["accepted"] == before["accepted"] + 2
-        assert (samples["zsq_nsq_cut_off_total"], samples["zsq_nsq_held_bytes"]) == (found["cut_off"], found["held_bytes"])
-    wait_for(lambda: gateway()["connections"] == before["connections"], what="the end of both connections")
+        assert (samples["zsq_nsq_cut_off_total"], samples["zsq_nsq_held_bytes"]) == (
+            found["cut_off"],
+            found["held_bytes"],
+        )
+    wait_for(
+        lambda: gateway()["connections"] == before["connections"],
+        what="the end of both connections",
+    )
 
 
 def test_statistics_and_metrics_of_known_work(node: Broker, client: httpx.Client) -> None:
@@ -177,7 +219,11 @@ def test_statistics_and_metrics_of_known_work(node: Broker, client: httpx.Client
 
     def figures() -> tuple[int, int, int]:
         row = topic_of(client, "figures", "c")
-        return row["message_count"], row["channels"][0]["message_count"], row["channels"][0]["depth"]
+        return (
+            row["message_count"],
+            row["channels"][0]["message_count"],
+            row["channels"][0]["depth"],
+        )
 
     wait_for(lambda: figures() == (30, 30, 10), what="30 messages, of which 10 wait")
     assert topic_of(client, "figures")["channels"][0]["e2e_processing_latency"]["count"] == 20
@@ -193,7 +239,10 @@ def test_statistics_and_metrics_of_known_work(node: Broker, client: httpx.Client
     }
     assert samples["zsq_up", ""] == samples["zsq_healthy", ""] == 1
     assert samples["zsq_topic_messages_total", ""] == 30
-    assert (samples["zsq_channel_depth", "c"], samples["zsq_channel_finished_total", "c"]) == (10, 20)
+    assert (samples["zsq_channel_depth", "c"], samples["zsq_channel_finished_total", "c"]) == (
+        10,
+        20,
+    )
     with zsq.Admin(node.ipc) as admin:
         known = admin.stats("figures")["topics"][0]
     assert samples["zsq_topic_message_bytes_total", ""] == known["message_bytes"]
@@ -212,7 +261,9 @@ def test_any_request_gets_a_documented_answer(client: httpx.Client, seed: int) -
     ok(client.get("/ping"), "OK")
 
 
-def test_a_topic_that_fails_makes_the_node_unhealthy_until_it_writes_again(node: Broker, client: httpx.Client) -> None:
+def test_a_topic_that_fails_makes_the_node_unhealthy_until_it_writes_again(
+    node: Broker, client: httpx.Client
+) -> None:
     ok(client.post("/pub?topic=sick", content=b"x"), "OK")
     (pid,) = [actor["pid"] for actor in node.actors() if actor["name"] == "topic sick"]
     kill(pid)
@@ -228,7 +279,10 @@ def test_a_taken_port_is_told(node: Broker, tmp_path: Path) -> None:
     other = Broker(tmp_path / "data", "--http-listen", f"127.0.0.1:{node.http}")
     other.extra = tuple(one for one in other.extra if one != "--no-http")
     try:
-        with pytest.raises(AssertionError, match=f"cannot listen on http://127.0.0.1:{node.http}: Address already in use"):
+        with pytest.raises(
+            AssertionError,
+            match=f"cannot listen on http://127.0.0.1:{node.http}: Address already in use",
+        ):
             other.start()
     finally:
         other.close()

@@ -1,4 +1,5 @@
-"""Who hangs misses its scans: a channel is reported, killed and started again, and what its consumers held comes again.
+"""Who hangs misses its scans: a channel is reported, killed and started again, and what its
+consumers held comes again.
 
 No other topic's messages wait for one that hangs.
 """
@@ -18,14 +19,21 @@ from zsq.actors.settings import options
 
 
 def test_a_hung_channel_is_reported_and_started_again(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer:
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=broker.ipc, ready=10) as consumer,
+    ):
         producer.publish_many("t", [b"%d" % number for number in range(10)])
         first = consumer.receive_batch(20)
         assert first is not None
         assert len(first) == 10
         (before,) = broker.pids("channel")
         os.kill(before, signal.SIGSTOP)
-        wait_for(lambda: b"does not answer the scan" in broker.log.read_bytes(), options.SCAN_HUNG_S * 4, "the report")
+        wait_for(
+            lambda: b"does not answer the scan" in broker.log.read_bytes(),
+            options.SCAN_HUNG_S * 4,
+            "the report",
+        )
         broker.wait_gone([before])
         again = consumer.receive_batch(30)
         assert again is not None
@@ -40,11 +48,16 @@ def test_a_hung_channel_is_reported_and_started_again(broker: Broker) -> None:
 
 
 def test_a_storage_that_hangs_delays_no_other_topic(broker: Broker) -> None:
-    """It is not killed, for a sync may take as long as it wants; what expires elsewhere comes again as ever."""
+    """It is not killed, for a sync may take as long as it wants; what expires elsewhere comes again
+    as ever.
+    """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, ExitStack() as stack:
         admin.create_topic("other")
         consumers = [
-            stack.enter_context(zsq.Consumer("t", f"c{number}", url=broker.ipc, ready=5, message_timeout=1.0)) for number in range(4)
+            stack.enter_context(
+                zsq.Consumer("t", f"c{number}", url=broker.ipc, ready=5, message_timeout=1.0)
+            )
+            for number in range(4)
         ]
         for consumer in consumers:
             consumer.subscribe(20)

@@ -1,4 +1,6 @@
-"""A broker that wants keys: who gets a connection, what each may do with it, and that nothing else is to be had."""
+"""A broker that wants keys: who gets a connection, what each may do with it, and that nothing else
+is to be had.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from zsq.actors.gateways.zeromq import ALLOWED
 from zsq.transport.block.block import pack
 from zsq.transport.client.blocking.range_reader import RangeReader
 from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWriter
-from zsq.transport.errors import E_BAD_COMMAND, E_BAD_KEY, E_FORBIDDEN, E_HELLO, BrokerUnreachable, Refused, UsageError
+from zsq.transport.errors import (
+    E_BAD_COMMAND,
+    E_BAD_KEY,
+    E_FORBIDDEN,
+    E_HELLO,
+    BrokerUnreachable,
+    Refused,
+    UsageError,
+)
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire import sockets
 from zsq.transport.wire.codec import block_frames, encode
@@ -54,7 +64,9 @@ SEEN_BY_VIEWERS = {"list", "overview", "chunks"}
 
 @pytest.fixture(scope="module")
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Keyring:
-    found = Keyring(tmp_path_factory.mktemp("keys"), ("etl", "viewer", "nothing", "brief", "stranger"))
+    found = Keyring(
+        tmp_path_factory.mktemp("keys"), ("etl", "viewer", "nothing", "brief", "stranger")
+    )
     found.allow(USERS)
     return found
 
@@ -76,7 +88,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory, ring: Keyring) -> Iterator[
 class Raw:
     """A link of one's own making, that says what no client would."""
 
-    def __init__(self, broker: Broker, credentials: Credentials | None, routing_id: bytes = b"") -> None:
+    def __init__(
+        self, broker: Broker, credentials: Credentials | None, routing_id: bytes = b""
+    ) -> None:
         self.socket = sockets.make_dealer(credentials)
         if routing_id:
             self.socket.setsockopt(zmq.ROUTING_ID, routing_id)
@@ -96,7 +110,9 @@ class Raw:
         self.socket.close(linger=0)
 
 
-def test_every_kind_of_client_comes_in_by_its_key_file(broker: Broker, ring: Keyring, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_kind_of_client_comes_in_by_its_key_file(
+    broker: Broker, ring: Keyring, monkeypatch: pytest.MonkeyPatch
+) -> None:
     key_file = ring.file("etl")
     with zsq.Producer(broker.tcp, key_file=key_file) as producer:
         first = producer.publish("clicks", b"one").wait()
@@ -120,11 +136,16 @@ def test_every_kind_of_client_comes_in_by_its_key_file(broker: Broker, ring: Key
 def test_asyncio_clients_work_over_keyed_links(broker: Broker, ring: Keyring) -> None:
     async def main() -> None:
         keys = ring.of("etl")
-        async with zsq.aio.Producer(broker.tcp, key_file=keys) as producer, zsq.aio.Admin(broker.tcp, key_file=keys) as admin:
+        async with (
+            zsq.aio.Producer(broker.tcp, key_file=keys) as producer,
+            zsq.aio.Admin(broker.tcp, key_file=keys) as admin,
+        ):
             await producer.publish("clicks", b"async")
             assert "clicks" in await admin.topics()
             assert await admin.peek("clicks") is not None
-        async with zsq.aio.Consumer("clicks", "a", url=broker.tcp, key_file=keys, start="earliest") as consumer:
+        async with zsq.aio.Consumer(
+            "clicks", "a", url=broker.tcp, key_file=keys, start="earliest"
+        ) as consumer:
             message = await consumer.receive(10)
             assert message is not None
             await message.finish()
@@ -133,14 +154,20 @@ def test_asyncio_clients_work_over_keyed_links(broker: Broker, ring: Keyring) ->
 
 
 def test_a_client_without_a_key_is_told_to_get_one(broker: Broker) -> None:
-    with zsq.Producer(broker.tcp, timeout=20) as producer, pytest.raises(UsageError, match="key_file=") as caught:
+    with (
+        zsq.Producer(broker.tcp, timeout=20) as producer,
+        pytest.raises(UsageError, match="key_file=") as caught,
+    ):
         producer.publish("clicks", b"x")
     assert caught.value.code == E_BAD_KEY
 
 
 def test_a_client_with_an_unknown_key_is_told_which_key(broker: Broker, ring: Keyring) -> None:
     keys = ring.of("stranger")
-    with zsq.Reader("clicks", url=broker.tcp, key_file=keys, timeout=20) as reader, pytest.raises(Refused) as caught:
+    with (
+        zsq.Reader("clicks", url=broker.tcp, key_file=keys, timeout=20) as reader,
+        pytest.raises(Refused) as caught,
+    ):
         reader.head()
     assert caught.value.code == E_FORBIDDEN
     assert keys.public in caught.value.text
@@ -149,11 +176,16 @@ def test_a_client_with_an_unknown_key_is_told_which_key(broker: Broker, ring: Ke
     assert keys.secret.encode() not in broker.log.read_bytes()
 
 
-def test_a_client_with_another_brokers_key_is_told_to_check_the_file(broker: Broker, ring: Keyring) -> None:
+def test_a_client_with_another_brokers_key_is_told_to_check_the_file(
+    broker: Broker, ring: Keyring
+) -> None:
     """It cannot be known for certain, so here it takes the time-out."""
     etl = ring.of("etl")
     keys = Credentials(etl.public, etl.secret, ring.of("stranger").public, "etl.key")
-    with zsq.Admin(broker.tcp, key_file=keys, timeout=1) as admin, pytest.raises(BrokerUnreachable, match=r"`server` in etl\.key"):
+    with (
+        zsq.Admin(broker.tcp, key_file=keys, timeout=1) as admin,
+        pytest.raises(BrokerUnreachable, match=r"`server` in etl\.key"),
+    ):
         admin.topics()
 
 
@@ -176,16 +208,27 @@ def test_whose_rights_end_somewhere_is_told_what_is_missing(broker: Broker, ring
 
 def a_word(word: type[p.Wire]) -> p.Wire:
     """One that can be read, with names of what is there."""
-    plain: dict[str, Any] = {"int": 1, "str": "c", "bool": True, "bytes": b"x" * 16, "float": 1.0, "tuple": ()}
+    plain: dict[str, Any] = {
+        "int": 1,
+        "str": "c",
+        "bool": True,
+        "bytes": b"x" * 16,
+        "float": 1.0,
+        "tuple": (),
+    }
     found = {}
     for field in dataclasses.fields(word):
         kind = str(field.type).partition("[")[0]
-        found[field.name] = "clicks" if field.name == "topic" else plain.get(kind, {})  # all others are maps
+        found[field.name] = (
+            "clicks" if field.name == "topic" else plain.get(kind, {})
+        )  # all others are maps
     return word(**found)
 
 
 @pytest.mark.parametrize("user", ["nothing", "viewer"])
-def test_no_message_has_an_effect_without_permission(broker: Broker, ring: Keyring, user: str) -> None:
+def test_no_message_has_an_effect_without_permission(
+    broker: Broker, ring: Keyring, user: str
+) -> None:
     """All that can be said, to a gateway without a link and on each link that can be had."""
     with zsq.Admin(broker.ipc) as admin:
         before = admin.stats()["topics"]
@@ -207,20 +250,37 @@ def test_no_message_has_an_effect_without_permission(broker: Broker, ring: Keyri
                 assert raw.ask(a_word(p.WORDS[op]), *block).code == E_BAD_COMMAND, op
             for action in ACTIONS:
                 for channel in ("", "c"):
-                    answer = raw.ask(p.Manage(7, action, "clicks", channel, {"do": "list", "force": True}, {"user": "root"}))
+                    answer = raw.ask(
+                        p.Manage(
+                            7,
+                            action,
+                            "clicks",
+                            channel,
+                            {"do": "list", "force": True},
+                            {"user": "root"},
+                        )
+                    )
                     assert answer.request == 7
-                    assert (getattr(answer, "code", "") == E_FORBIDDEN) == (action not in SEEN_BY_VIEWERS), action
+                    assert (getattr(answer, "code", "") == E_FORBIDDEN) == (
+                        action not in SEEN_BY_VIEWERS
+                    ), action
             assert raw.ask(p.Lookup(8, "new", "c", True)).code == E_FORBIDDEN
             assert all("pid" not in row for row in raw.ask(p.Stats(9, "", "")).data["processes"])
     with zsq.Admin(broker.ipc) as admin:
         after = admin.stats()["topics"]
     same = ("topic_name", "message_count", "depth", "paused", "closed", "head", "retention")
-    assert [{name: row[name] for name in same} for row in after] == [{name: row[name] for name in same} for row in before]
+    assert [{name: row[name] for name in same} for row in after] == [
+        {name: row[name] for name in same} for row in before
+    ]
     assert [len(row["channels"]) for row in after] == [len(row["channels"]) for row in before]
 
 
-def test_a_client_cannot_choose_under_which_name_it_is_answered(broker: Broker, ring: Keyring) -> None:
-    """Whoever took the name of one that just left would get the answers that are on their way to it."""
+def test_a_client_cannot_choose_under_which_name_it_is_answered(
+    broker: Broker, ring: Keyring
+) -> None:
+    """Whoever took the name of one that just left would get the answers that are on their way to
+    it.
+    """
     for routing_id in (b"mine", b"\xff\xfe"):
         with Raw(broker, ring.of("etl"), routing_id) as raw:
             assert raw.ask(p.Open(1, "reader", "clicks", "", False)).code == E_BAD_COMMAND
@@ -260,7 +320,9 @@ def test_a_key_that_is_taken_back_ends_what_is_open(broker: Broker, ring: Keyrin
     wait_for(open_to_brief, 60, "the new user's way in")
     with (
         zsq.Producer(broker.tcp, key_file=ring.of("brief")) as producer,
-        zsq.Consumer("clicks", "brief", url=broker.tcp, key_file=ring.of("brief"), start="latest") as consumer,
+        zsq.Consumer(
+            "clicks", "brief", url=broker.tcp, key_file=ring.of("brief"), start="latest"
+        ) as consumer,
         zsq.Consumer("clicks", "brief", url=broker.tcp, key_file=ring.of("etl"), ready=10) as other,
     ):
         consumer.subscribe()
@@ -271,7 +333,9 @@ def test_a_key_that_is_taken_back_ends_what_is_open(broker: Broker, ring: Keyrin
         broken = ring.access.read_text() + "nonsense ="
         ring.access.write_text(broken)
         os.kill(broker.process.pid, signal.SIGHUP)
-        wait_for(lambda: b"not valid TOML" in broker.log.read_bytes(), 30, "the complaint about the file")
+        wait_for(
+            lambda: b"not valid TOML" in broker.log.read_bytes(), 30, "the complaint about the file"
+        )
         producer.publish("clicks", b"still permitted")
         reload(USERS)
         began = time.monotonic()
@@ -281,5 +345,7 @@ def test_a_key_that_is_taken_back_ends_what_is_open(broker: Broker, ring: Keyrin
         assert caught.value.code == E_FORBIDDEN
         with pytest.raises(Refused, match="publish"):
             producer.publish("clicks", b"not permitted any more")
-        bodies = {message.body for message in (other.receive(5), other.receive(5)) if message is not None}
+        bodies = {
+            message.body for message in (other.receive(5), other.receive(5)) if message is not None
+        }
         assert bodies == {b"held", b"still permitted"}, "what it held went to the others at once"

@@ -1,4 +1,6 @@
-"""kill -9 of every kind of process, with publishes and finishes outstanding: nothing acknowledged is lost, nothing confirmed comes back."""
+"""kill -9 of every kind of process, with publishes and finishes outstanding: nothing acknowledged
+is lost, nothing confirmed comes back.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ PER_BLOCK = 40
 
 
 class Load:
-    """One consumer in the background; publishes from the test's thread. Holds some messages back until told otherwise."""
+    """One consumer in the background; publishes from the test's thread. Holds some messages back
+    until told otherwise.
+    """
 
     def __init__(self, url: str) -> None:
         self.history = History()
@@ -42,7 +46,9 @@ class Load:
         self.next += count
         with self.history.lock:
             self.history.sent |= numbers
-        receipt = self.producer.publish_many(TOPIC, [body_of(n) for n in sorted(numbers)], wait=wait)
+        receipt = self.producer.publish_many(
+            TOPIC, [body_of(n) for n in sorted(numbers)], wait=wait
+        )
         if wait:
             self.acknowledged(numbers)
         return receipt, numbers
@@ -92,7 +98,9 @@ def load(broker: Broker, request: pytest.FixtureRequest) -> Iterator[Load]:
 
 
 def outstanding(broker: Broker, load: Load) -> list[tuple[zsq.Receipt, set[int]]]:
-    """Publishes and a finish without an answer, for certain: storage is stopped, so nothing can be committed."""
+    """Publishes and a finish without an answer, for certain: storage is stopped, so nothing can be
+    committed.
+    """
     load.publish(BEFORE)
     load.hold.set()
     load.publish(10)
@@ -107,7 +115,9 @@ def outstanding(broker: Broker, load: Load) -> list[tuple[zsq.Receipt, set[int]]
 
 
 def still_outstanding(load: Load, waiting: list[tuple[zsq.Receipt, set[int]]]) -> None:
-    assert not any(receipt.done for receipt, _ in waiting), "publishes must be outstanding at the kill"
+    assert not any(receipt.done for receipt, _ in waiting), (
+        "publishes must be outstanding at the kill"
+    )
     assert not load.answered.is_set(), "a finish must be outstanding at the kill"
 
 
@@ -142,7 +152,9 @@ def test_nothing_is_lost_when_one_actor_is_killed(broker: Broker, load: Load, ki
 
 
 @pytest.mark.parametrize("kind", ["supervisor", "forkserver", "everything"])
-def test_nothing_is_lost_when_all_processes_end_at_once(broker: Broker, load: Load, kind: str) -> None:
+def test_nothing_is_lost_when_all_processes_end_at_once(
+    broker: Broker, load: Load, kind: str
+) -> None:
     waiting = outstanding(broker, load)
     everyone = [actor["pid"] for actor in broker.actors()]
     victims = everyone if kind == "everything" else broker.pids(kind)

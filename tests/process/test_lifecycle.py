@@ -18,7 +18,16 @@ import zsq
 @pytest.mark.parametrize("signals", [1, 2])
 def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: int) -> None:
     """The socket is there before the processes are: a signal then must not be forgotten."""
-    command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data"), "--listen", f"127.0.0.1:{free_port()}"]
+    command = [
+        sys.executable,
+        "-m",
+        "zsq",
+        "serve",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--listen",
+        f"127.0.0.1:{free_port()}",
+    ]
     command += ["--no-nsq", "--no-http"]
     serve = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
@@ -32,7 +41,9 @@ def test_a_signal_in_the_middle_of_the_start_ends_it(tmp_path: Path, signals: in
 
 
 def test_a_channel_whose_messages_are_not_known_is_not_deleted(broker: Broker) -> None:
-    """A channel that is being started again cannot say what it holds: without force it stays, and so does its backlog."""
+    """A channel that is being started again cannot say what it holds: without force it stays, and
+    so does its backlog.
+    """
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
         admin.create_channel("t", "c")
         producer.publish("t", b"precious")
@@ -71,7 +82,11 @@ def test_a_topic_that_cannot_start_is_tried_again(broker: Broker) -> None:
         fcntl.flock(held, fcntl.LOCK_EX)  # stands for a predecessor that takes long to die
         broker.start()
         with zsq.Admin(broker.ipc) as admin:
-            wait_for(lambda: "lock" in admin.stats("t")["topics"][0]["health"].lower(), 30, "the reason in the topic's health")
+            wait_for(
+                lambda: "lock" in admin.stats("t")["topics"][0]["health"].lower(),
+                30,
+                "the reason in the topic's health",
+            )
     finally:
         os.close(held)
     with zsq.Producer(broker.ipc) as producer:

@@ -1,4 +1,6 @@
-"""Connections between the broker's processes that break: each kind of actor connects again, and is known as before."""
+"""Connections between the broker's processes that break: each kind of actor connects again, and is
+known as before.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     """One with an actor of each kind."""
     folder = tmp_path_factory.mktemp("links")
     with Hook() as hook:
-        (folder / "zsq.toml").write_text(f'log-level = "debug"\n[alarm]\nhold = 0\nwebhook = "{hook.url}"\n')
+        (folder / "zsq.toml").write_text(
+            f'log-level = "debug"\n[alarm]\nhold = 0\nwebhook = "{hook.url}"\n'
+        )
         one = Broker(folder / "data", "--config", str(folder / "zsq.toml"), nsq=True, http=True)
         try:
             one.start()
@@ -45,11 +49,17 @@ def reload(broker: Broker, names: set[str]) -> None:
     assert broker.process is not None
     broker.process.send_signal(signal.SIGHUP)
     said = {f"{name} has the new settings" for name in names}
-    wait_for(lambda: all(one in broker.log.read_bytes()[begin:].decode() for one in said), 15, f"a reload of {names}")
+    wait_for(
+        lambda: all(one in broker.log.read_bytes()[begin:].decode() for one in said),
+        15,
+        f"a reload of {names}",
+    )
 
 
 def works(broker: Broker) -> None:
-    """Publish through each gateway, consume through one, with a redelivery after a time-out, which the scan has to find."""
+    """Publish through each gateway, consume through one, with a redelivery after a time-out, which
+    the scan has to find.
+    """
     with NsqSocket(broker.nsq) as client:
         assert client.ask("PUB t", b"nsq") == "OK"
     with zsq.Producer(broker.tcp, timeout=20) as producer:
@@ -68,7 +78,9 @@ def works(broker: Broker) -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_each_kind_of_actor_is_reached_after_its_link_to_the_supervisor_broke(broker: Broker, kind: str) -> None:
+def test_each_kind_of_actor_is_reached_after_its_link_to_the_supervisor_broke(
+    broker: Broker, kind: str
+) -> None:
     run = broker.data_dir / "run"
     chosen = [actor for actor in actors(broker) if actor["kind"] == kind]
     assert chosen, f"there is no {kind}"
@@ -95,7 +107,9 @@ def test_all_links_of_all_processes_break_and_the_broker_goes_on(broker: Broker)
     assert before <= {actor["pid"] for actor in actors(broker)}
 
 
-def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_bad_until_then(broker: Broker) -> None:
+def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_bad_until_then(
+    broker: Broker,
+) -> None:
     [gateway] = [actor for actor in actors(broker) if actor["kind"] == "nsq_gateway"]
     os.kill(gateway["pid"], signal.SIGSTOP)
     try:
@@ -103,13 +117,26 @@ def test_a_gateway_that_does_not_answer_a_reload_is_started_again_and_health_is_
         broker.process.send_signal(signal.SIGHUP)
         with zsq.Admin(broker.ipc, timeout=20) as admin:
             wait_for(lambda: "nsq gateway: the new settings" in health(admin), 20, "bad health")
-            wait_for(lambda: gateway["pid"] not in broker.pids("nsq_gateway"), 30, "the end of the one that does not answer")
-            wait_for(lambda: health(admin) == "OK" and broker.pids("nsq_gateway"), 20, "good health")
+            wait_for(
+                lambda: gateway["pid"] not in broker.pids("nsq_gateway"),
+                30,
+                "the end of the one that does not answer",
+            )
+            wait_for(
+                lambda: health(admin) == "OK" and broker.pids("nsq_gateway"), 20, "good health"
+            )
     finally:
         broker.wait_gone([gateway["pid"]])
-    assert b"nsq gateway did not apply the new settings (no answer within 10 s;" in broker.log.read_bytes()
+    assert (
+        b"nsq gateway did not apply the new settings (no answer within 10 s;"
+        in broker.log.read_bytes()
+    )
     assert b"alarm raised: nsq gateway: the new settings" in broker.log.read_bytes()
-    wait_for(lambda: b"alarm cleared: all gateways have the new settings" in broker.log.read_bytes(), 10, "the alarm's end")
+    wait_for(
+        lambda: b"alarm cleared: all gateways have the new settings" in broker.log.read_bytes(),
+        10,
+        "the alarm's end",
+    )
     works(broker)
 
 

@@ -1,4 +1,6 @@
-"""The log's life seen from outside: chunk statistics, damage met while the broker serves, one message, the newest ones."""
+"""The log's life seen from outside: chunk statistics, damage met while the broker serves, one
+message, the newest ones.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,11 @@ def filled(tmp_path: Path) -> Iterator[Broker]:
         one.start()
         with zsq.Producer(one.ipc) as producer:
             for number in range(COUNT):
-                producer.publish_many("t", [b"%d.%d " % (number, i) + b"x" * 900 for i in range(10)], tags=[f"t{number}"] * 10)
+                producer.publish_many(
+                    "t",
+                    [b"%d.%d " % (number, i) + b"x" * 900 for i in range(10)],
+                    tags=[f"t{number}"] * 10,
+                )
         yield one
     finally:
         one.close()
@@ -35,7 +41,9 @@ def filled(tmp_path: Path) -> Iterator[Broker]:
 
 def zsq_cli(broker: Broker, *arguments: str, code: int = 0) -> bytes:
     line = [sys.executable, "-P", "-m", "zsq", *arguments]
-    ended = subprocess.run(line, env=os.environ | {"ZSQ_URL": broker.ipc}, capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(
+        line, env=os.environ | {"ZSQ_URL": broker.ipc}, capture_output=True, timeout=60, check=False
+    )
     assert ended.returncode == code, ended.stderr.decode()
     return ended.stdout if code == 0 else ended.stderr
 
@@ -71,8 +79,15 @@ def test_chunk_statistics_agree_with_the_files(filled: Broker) -> None:
     for row in rows:
         assert row["bytes"] == (folder / f"{row['first_offset']:020d}.chunk").stat().st_size
         assert 0 < (row["first_time_ns"] or 0) <= (row["last_time_ns"] or 0)
-    assert found["total"]["written_bytes"] >= sum(row["bytes"] or 0 for row in rows) - 200 * len(rows)
-    reads = after["total"]["ring_reads"] + after["total"]["file_reads"] - found["total"]["ring_reads"] - found["total"]["file_reads"]
+    assert found["total"]["written_bytes"] >= sum(row["bytes"] or 0 for row in rows) - 200 * len(
+        rows
+    )
+    reads = (
+        after["total"]["ring_reads"]
+        + after["total"]["file_reads"]
+        - found["total"]["ring_reads"]
+        - found["total"]["file_reads"]
+    )
     assert reads >= 1
     shown = zsq_cli(filled, "stats", "--chunks", "t").decode()
     assert "ongoing" in shown
@@ -92,7 +107,10 @@ def test_the_newest_messages_and_single_ones_can_be_read(filled: Broker) -> None
         assert (found.offset, found.body[:4], found.tag) == (17, b"1.7 ", "t1")
         with pytest.raises(zsq.NotFound, match="ends at offset 400"):
             reader.message(400)
-    assert zsq_cli(filled, "tail", "t", "--last", "2", "--no-follow").decode().split()[0::2] == ["39.8", "39.9"]
+    assert zsq_cli(filled, "tail", "t", "--last", "2", "--no-follow").decode().split()[0::2] == [
+        "39.8",
+        "39.9",
+    ]
     assert zsq_cli(filled, "message", "t", "17").startswith(b"1.7 x")
     told = json.loads(zsq_cli(filled, "message", "t", f"{5 << 54 | 17:016x}", "--json"))
     assert (told["offset"], told["tag"], told["body"][:4]) == (17, "t1", "1.7 ")

@@ -1,4 +1,6 @@
-"""The backlog costs disk, not memory: private memory of every process with 1 message waiting and with 10 million."""
+"""The backlog costs disk, not memory: private memory of every process with 1 message waiting and
+with 10 million.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ import zsq
 BACKLOG = 10_000_000
 BLOCK = 10_000
 GROWTH_BYTES_MAX = 10 * 1024 * 1024
-# What malloc keeps in pieces between what lives on: storage is 10 to 13 MB above where it began in a third of the runs. The budget is 10.
+# What malloc keeps in pieces between what lives on: storage is 10 to 13 MB above where it began in
+# a third of the runs. The budget is 10.
 STORAGE_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -29,7 +32,9 @@ def settle(growth: Callable[[], dict[str, int]], what: str) -> None:
     try:
         wait_for(lambda: not growth(), 45, "memory")
     except AssertionError:
-        raise AssertionError(f"memory is not within its bound {what}: {growth()} bytes more") from None
+        raise AssertionError(
+            f"memory is not within its bound {what}: {growth()} bytes more"
+        ) from None
 
 
 @pytest.mark.slow
@@ -51,10 +56,16 @@ def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
 
         def growth() -> dict[str, int]:
             now = private(broker)
-            return {name: now[name] - size for name, size in before.items() if now[name] - size >= bound(name)}
+            return {
+                name: now[name] - size
+                for name, size in before.items()
+                if now[name] - size >= bound(name)
+            }
 
         settle(growth, "of what one message costs")
-        with zsq.Consumer("big", "c", url=broker.ipc, ready=BLOCK) as consumer:  # and while the backlog is read
+        with zsq.Consumer(
+            "big", "c", url=broker.ipc, ready=BLOCK
+        ) as consumer:  # and while the backlog is read
             for _ in range(20):
                 batch = consumer.receive_batch(10)
                 assert batch is not None

@@ -1,4 +1,6 @@
-"""The largest message is an option of the broker, which all its doors keep and its clients learn."""
+"""The largest message is an option of the broker, which all its doors keep and its clients
+learn.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,13 @@ LIMIT = 3 * MIB
 
 @pytest.fixture(scope="module")
 def wide(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    made = Broker(tmp_path_factory.mktemp("broker") / "data", "--max-msg-size", str(LIMIT), nsq=True, http=True).start()
+    made = Broker(
+        tmp_path_factory.mktemp("broker") / "data",
+        "--max-msg-size",
+        str(LIMIT),
+        nsq=True,
+        http=True,
+    ).start()
     yield made
     made.stop()
 
@@ -36,7 +44,10 @@ def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 def test_messages_up_to_the_limit_come_whole(door: str, linger_ms: float, wide: Broker) -> None:
     url, topic = getattr(wide, door), f"{door}-{linger_ms}"
     body = bytes(range(256)) * (LIMIT // 256)
-    with zsq.Producer(url, linger_ms=linger_ms) as producer, zsq.Consumer(topic, "c", url=url) as consumer:
+    with (
+        zsq.Producer(url, linger_ms=linger_ms) as producer,
+        zsq.Consumer(topic, "c", url=url) as consumer,
+    ):
         producer.publish(topic, body).wait()
         too_big = f"message of {LIMIT + 1} bytes is over the limit of {LIMIT} bytes"
         with pytest.raises(zsq.UsageError, match=too_big):
@@ -62,7 +73,10 @@ def test_an_asyncio_producer_refuses_a_message_over_the_limit(wide: Broker) -> N
 
 
 def test_a_message_that_no_broker_accepts_is_refused_by_the_client() -> None:
-    with zsq.Producer("tcp://127.0.0.1:1") as producer, pytest.raises(zsq.UsageError, match=f"over the limit of {MESSAGE_BYTES_LARGEST}"):
+    with (
+        zsq.Producer("tcp://127.0.0.1:1") as producer,
+        pytest.raises(zsq.UsageError, match=f"over the limit of {MESSAGE_BYTES_LARGEST}"),
+    ):
         producer.publish("t", bytes(MESSAGE_BYTES_LARGEST + 1))
 
 
@@ -82,7 +96,9 @@ def test_a_large_dead_letter_keeps_its_body(wide: Broker) -> None:
 def test_a_smaller_limit_holds_for_every_door(narrow: Broker) -> None:
     with zsq.Producer(narrow.tcp) as producer:
         producer.publish("t", bytes(1000))
-        with pytest.raises(zsq.UsageError, match="message of 1001 bytes is over the limit of 1000 bytes"):
+        with pytest.raises(
+            zsq.UsageError, match="message of 1001 bytes is over the limit of 1000 bytes"
+        ):
             producer.publish("t", bytes(1001))
         assert producer.publish("t", b"after").offset == 1
     with StageWriter(narrow.ipc, "t", "app", 1) as writer:
@@ -94,7 +110,10 @@ def test_a_smaller_limit_holds_for_every_door(narrow: Broker) -> None:
 def test_http_and_nsq_keep_it_too(wide: Broker) -> None:
     def post(size: int) -> bytes:
         """The status line; what is too big is refused before it is read."""
-        head = f"POST /pub?topic=http HTTP/1.1\r\nHost: 127.0.0.1:{wide.http}\r\nContent-Length: {size}\r\n\r\n"
+        head = (
+            f"POST /pub?topic=http HTTP/1.1\r\nHost: 127.0.0.1:{wide.http}\r\nContent-Length: "
+            f"{size}\r\n\r\n"
+        )
         with socket.create_connection(("127.0.0.1", wide.http), 20) as client:
             client.sendall(head.encode() + (bytes(size) if size <= LIMIT else b""))
             return client.recv(1000).partition(b"\r\n")[0]

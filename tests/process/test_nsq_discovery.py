@@ -36,11 +36,17 @@ def broker(tmp_path: Path, lookupd: LookupdThread) -> Iterator[Broker]:
 def took_s(lookupd: LookupdThread, topic: str, channel: str = "", *, there: bool = True) -> float:
     """Seconds until nsqlookupd knows it, or knows it no more."""
     begun = time.monotonic()
-    wait_for(lambda: ((topic, channel) in lookupd.here()) is there, 10, f"the registration of {topic} {channel}")
+    wait_for(
+        lambda: ((topic, channel) in lookupd.here()) is there,
+        10,
+        f"the registration of {topic} {channel}",
+    )
     return time.monotonic() - begun
 
 
-def test_topics_and_channels_are_registered_and_unregistered_at_once(broker: Broker, lookupd: LookupdThread) -> None:
+def test_topics_and_channels_are_registered_and_unregistered_at_once(
+    broker: Broker, lookupd: LookupdThread
+) -> None:
     took: dict[str, list[float]] = {"topic": [], "channel": [], "no channel": [], "no topic": []}
     with zsq.Admin(broker.ipc) as admin:
         for number in range(7):
@@ -56,7 +62,9 @@ def test_topics_and_channels_are_registered_and_unregistered_at_once(broker: Bro
     assert all(statistics.median(times) < SOON_S for times in took.values()), took
 
 
-def test_topics_that_nsq_clients_create_are_registered_at_once(broker: Broker, lookupd: LookupdThread) -> None:
+def test_topics_that_nsq_clients_create_are_registered_at_once(
+    broker: Broker, lookupd: LookupdThread
+) -> None:
     took = []
     for number in range(7):
         with NsqSocket(broker.nsq) as client:

@@ -1,4 +1,6 @@
-"""FINs of whole reads, in whatever order a client sends them: each message is finished once, and only it."""
+"""FINs of whole reads, in whatever order a client sends them: each message is finished once, and
+only it.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ def orders() -> dict[str, list[int]]:
     shuffled = every.copy()
     random.Random(7).shuffle(shuffled)
     others = [first + EACH * which for first in range(EACH) for which in range(DELIVERIES)]
-    return {"as they came": every, "the last first": every[::-1], "in turns": others, "shuffled": shuffled}
+    return {
+        "as they came": every,
+        "the last first": every[::-1],
+        "in turns": others,
+        "shuffled": shuffled,
+    }
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 7])
@@ -38,7 +45,10 @@ def test_each_is_finished_once(nsq: Broker, order: str, pieces: int) -> None:
     topic = f"{order.replace(' ', '-')}-{pieces}"
     with NsqSocket(nsq.nsq) as client:
         for which in range(DELIVERIES):
-            assert client.mpub(topic, *[b"%d" % (which * EACH + number) for number in range(EACH)]) == "OK"
+            assert (
+                client.mpub(topic, *[b"%d" % (which * EACH + number) for number in range(EACH)])
+                == "OK"
+            )
     with NsqSocket(nsq.nsq) as client, zsq.Admin(nsq.ipc) as admin:
         client.subscribe(topic, "c", ready=1000)
         got = [client.message() for _ in range(EACH * DELIVERIES)]
@@ -56,14 +66,22 @@ def test_each_is_finished_once(nsq: Broker, order: str, pieces: int) -> None:
         wait_for(lambda: row()["finish_count"] == len(lines), 10, "the finishes")
         assert row()["in_flight_count"] == 1
         client.socket.sendall(again + kept + again)
-        assert client.frame()[1] == client.frame()[1] == b"E_FIN_FAILED FIN %s failed ID not in flight" % again.split()[1]
+        assert (
+            client.frame()[1]
+            == client.frame()[1]
+            == b"E_FIN_FAILED FIN %s failed ID not in flight" % again.split()[1]
+        )
         wait_for(lambda: row()["finish_count"] == len(lines) + 1, 10, "the last finish")
         assert (row()["in_flight_count"], row()["depth"], row()["requeue_count"]) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("way", ["requeued", "returned"])
-def test_unfinished_messages_of_a_consumer_go_to_the_next_one_in_order(nsq: Broker, way: str) -> None:
-    """Each message was published by itself, and its block is not in memory any more when the next consumer comes."""
+def test_unfinished_messages_of_a_consumer_go_to_the_next_one_in_order(
+    nsq: Broker, way: str
+) -> None:
+    """Each message was published by itself, and its block is not in memory any more when the next
+    consumer comes.
+    """
     with NsqSocket(nsq.nsq) as client:
         for number in range(20):
             assert client.ask(f"PUB left-{way}", b"%d" % number) == "OK"
@@ -83,12 +101,16 @@ def test_unfinished_messages_of_a_consumer_go_to_the_next_one_in_order(nsq: Brok
 
         wait_for(waits, 10, "what was not finished")
         client.subscribe(f"left-{way}", "c", ready=100)
-        assert [client.message().body for _ in range(15)] == [b"%d" % number for number in range(5, 20)]
+        assert [client.message().body for _ in range(15)] == [
+            b"%d" % number for number in range(5, 20)
+        ]
 
 
 @pytest.mark.parametrize("whole", [True, False])
 @pytest.mark.parametrize("command", ["FIN {} ", "REQ {} 0", "TOUCH {} "])
-def test_an_answer_for_a_message_that_was_emptied_fails(nsq: Broker, command: str, whole: bool) -> None:
+def test_an_answer_for_a_message_that_was_emptied_fails(
+    nsq: Broker, command: str, whole: bool
+) -> None:
     """As in nsqd; also where all of a delivery is answered, or one message of it."""
     topic = f"emptied-{command[:3]}-{whole}"
     with NsqSocket(nsq.nsq) as client, zsq.Admin(nsq.ipc) as admin:
@@ -98,7 +120,10 @@ def test_an_answer_for_a_message_that_was_emptied_fails(nsq: Broker, command: st
         admin.empty(topic, "c")
         client.send(command.format(message.id.decode()).strip())
         what = command.split()[0]
-        assert client.frame() == (1, f"E_{what}_FAILED {what} {message.id.decode()} failed ID not in flight".encode())
+        assert client.frame() == (
+            1,
+            f"E_{what}_FAILED {what} {message.id.decode()} failed ID not in flight".encode(),
+        )
 
 
 def test_an_answer_for_a_message_of_another_client_says_so(nsq: Broker) -> None:
@@ -109,7 +134,9 @@ def test_an_answer_for_a_message_of_another_client_says_so(nsq: Broker) -> None:
         other.subscribe("owned", "c")
         for what, more in (("FIN", ""), ("REQ", " 0"), ("TOUCH", "")):
             other.send(f"{what} {message.id.decode()}{more}")
-            text = f"E_{what}_FAILED {what} {message.id.decode()} failed client does not own message"
+            text = (
+                f"E_{what}_FAILED {what} {message.id.decode()} failed client does not own message"
+            )
             assert other.frame() == (1, text.encode())
         owner.answer("FIN", message)
         assert owner.ask("CLS") == "CLOSE_WAIT"

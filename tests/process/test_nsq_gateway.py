@@ -1,4 +1,6 @@
-"""NSQ's clients at a real broker, by raw sockets: durable, leased, bounded, and gone without a trace."""
+"""NSQ's clients at a real broker, by raw sockets: durable, leased, bounded, and gone without a
+trace.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,15 @@ def test_what_nsq_publishes_is_ours_and_the_other_way_round(nsq: Broker, topic: 
     with NsqSocket(nsq.nsq) as client:
         client.subscribe(topic, "c", ready=10)
         got = [client.message() for _ in range(4)]
-        assert [(message.body, message.attempts) for message in got] == [(b"one", 1), (b"two", 1), (b"three", 1), (b"four", 1)]
-        assert [message.id for message in got] == [b"%016x" % offset for offset in range(4)], "ids are offsets"
+        assert [(message.body, message.attempts) for message in got] == [
+            (b"one", 1),
+            (b"two", 1),
+            (b"three", 1),
+            (b"four", 1),
+        ]
+        assert [message.id for message in got] == [b"%016x" % offset for offset in range(4)], (
+            "ids are offsets"
+        )
         assert abs(got[0].timestamp_ns - time.time_ns()) < 60_000_000_000
         for message in got:
             client.answer("FIN", message)
@@ -72,13 +81,17 @@ def test_what_an_nsq_client_published_survives_a_kill(tmp_path: Path) -> None:
         broker.start()
         with NsqSocket(broker.nsq) as client:
             client.subscribe("t", "c", ready=20)
-            assert [client.message().body for _ in range(20)] == [b"%d" % number for number in range(20)]
+            assert [client.message().body for _ in range(20)] == [
+                b"%d" % number for number in range(20)
+            ]
     finally:
         broker.close()
 
 
 @pytest.mark.parametrize("how", ["cut", "closed"])
-def test_who_vanishes_gives_its_messages_to_others_within_a_second(nsq: Broker, topic: str, how: str) -> None:
+def test_who_vanishes_gives_its_messages_to_others_within_a_second(
+    nsq: Broker, topic: str, how: str
+) -> None:
     with NsqSocket(nsq.nsq) as other:
         victim = NsqSocket(nsq.nsq)
         victim.subscribe(topic, "c", ready=5)
@@ -88,12 +101,16 @@ def test_who_vanishes_gives_its_messages_to_others_within_a_second(nsq: Broker, 
         other.subscribe(topic, "c", ready=5)
         wait_for(lambda: channel_row(nsq, topic)["client_count"] == 2, 10, "the other one")
         if how == "cut":
-            victim.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")  # RST
+            victim.socket.setsockopt(
+                socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
+            )  # RST
         victim.close()
         gone = time.monotonic()
         again = [other.message() for _ in range(5)]
         took = time.monotonic() - gone
-        assert [(message.id, message.attempts) for message in again] == [(message.id, 2) for message in held]
+        assert [(message.id, message.attempts) for message in again] == [
+            (message.id, 2) for message in held
+        ]
         assert took < 5, "a busy machine may take its time; it is some milliseconds"
 
 
@@ -113,7 +130,10 @@ def test_a_touch_means_one_message(nsq: Broker, topic: str) -> None:
         assert time.monotonic() - began >= 1.9
         client.answer("FIN", kept)
         client.answer("FIN", lost)
-        assert client.frame() == (1, b"E_FIN_FAILED FIN " + lost.id + b" failed client does not own message")
+        assert client.frame() == (
+            1,
+            b"E_FIN_FAILED FIN " + lost.id + b" failed client does not own message",
+        )
         other.answer("FIN", again)
         wait_for(lambda: channel_row(nsq, topic)["finish_count"] == 2, 10, "both finishes")
         row = channel_row(nsq, topic)
@@ -137,7 +157,9 @@ def test_an_nsq_client_can_defer_requeue_and_close(nsq: Broker, topic: str) -> N
         wait_for(lambda: channel_row(nsq, topic)["finish_count"] == 1, 10, "a finish after CLS")
 
 
-def test_who_does_not_read_costs_bounded_memory_and_disturbs_nobody(nsq: Broker, topic: str) -> None:
+def test_who_does_not_read_costs_bounded_memory_and_disturbs_nobody(
+    nsq: Broker, topic: str
+) -> None:
     body = b"x" * 100_000
     with NsqSocket(nsq.nsq) as slow, NsqSocket(nsq.nsq) as other, zsq.Producer(nsq.ipc) as producer:
         slow.subscribe(topic, "slow", ready=2500)
@@ -148,7 +170,9 @@ def test_who_does_not_read_costs_bounded_memory_and_disturbs_nobody(nsq: Broker,
         other.subscribe(f"{topic}2", "c", ready=1)
         assert other.message().body == b"fine"
         row = channel_row(nsq, topic, "slow")
-        assert row["in_flight_count"] < 1_200, "120 MB were published, and what is handed out is bounded by bytes"
+        assert row["in_flight_count"] < 1_200, (
+            "120 MB were published, and what is handed out is bounded by bytes"
+        )
         with open(f"/proc/{gateway}/status") as status:
             peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
         assert peak < 200_000, f"{peak} KiB"
@@ -195,7 +219,13 @@ def test_unix_sockets_and_places_that_are_taken(tmp_path: Path) -> None:
     taken = socket.create_server(("127.0.0.1", 0))
     port = taken.getsockname()[1]
     path = tmp_path / "nsq.sock"
-    broker = Broker(tmp_path / "data", "--nsq-listen", f"unix:{path}", "--nsq-listen", f"127.0.0.1:{free_port()}")
+    broker = Broker(
+        tmp_path / "data",
+        "--nsq-listen",
+        f"unix:{path}",
+        "--nsq-listen",
+        f"127.0.0.1:{free_port()}",
+    )
     broker.extra = tuple(one for one in broker.extra if one != "--no-nsq")
     other = Broker(tmp_path / "other", "--nsq-listen", f"127.0.0.1:{port}")
     other.extra = tuple(one for one in other.extra if one != "--no-nsq")
@@ -219,9 +249,13 @@ def test_unix_sockets_and_places_that_are_taken(tmp_path: Path) -> None:
 
 
 def test_a_bomb_of_commands_holds_nobody_up(nsq: Broker, topic: str) -> None:
-    """Some kilobytes of deflate that are millions of commands: others have their turn between the pieces of it."""
+    """Some kilobytes of deflate that are millions of commands: others have their turn between the
+    pieces of it.
+    """
     pack = zlib.compressobj(9, zlib.DEFLATED, -15)
-    bomb = b"".join(pack.compress(b"NOP\n" * 100_000) for _ in range(100)) + pack.flush(zlib.Z_SYNC_FLUSH)
+    bomb = b"".join(pack.compress(b"NOP\n" * 100_000) for _ in range(100)) + pack.flush(
+        zlib.Z_SYNC_FLUSH
+    )
     assert len(bomb) < 100_000
     with NsqSocket(nsq.nsq) as hostile, NsqSocket(nsq.nsq) as other:
         assert hostile.identify(deflate=True)["deflate"]

@@ -10,7 +10,9 @@ from support.nsq_socket import NsqSocket
 
 
 def test_touches_keep_a_message_up_to_the_longest_timeout(tmp_path: Path) -> None:
-    broker = Broker(tmp_path / "data", "--nsq-msg-timeout", "1s", "--nsq-max-msg-timeout", "2s", nsq=True)
+    broker = Broker(
+        tmp_path / "data", "--nsq-msg-timeout", "1s", "--nsq-max-msg-timeout", "2s", nsq=True
+    )
     try:
         broker.start()
         with NsqSocket(broker.nsq, timeout_s=0.3) as client:
@@ -28,6 +30,8 @@ def test_touches_keep_a_message_up_to_the_longest_timeout(tmp_path: Path) -> Non
                     continue
                 break
             assert time.monotonic() - began >= 1.9
-            assert (kind == 2 and data[8:10] == b"\0\2") or data == b"E_TOUCH_FAILED TOUCH " + message.id + b" failed ID not in flight"
+            assert (
+                kind == 2 and data[8:10] == b"\0\2"
+            ) or data == b"E_TOUCH_FAILED TOUCH " + message.id + b" failed ID not in flight"
     finally:
         broker.close()

@@ -1,4 +1,6 @@
-"""Ordered channels in real processes: parallel consumers see each key in its order, one message at a time, also over kills."""
+"""Ordered channels in real processes: parallel consumers see each key in its order, one message at
+a time, also over kills.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ import zsq
 
 
 class Books:
-    """What handlers saw: by key the numbers in the order in which they began, and whether two of a key ever ran at once."""
+    """What handlers saw: by key the numbers in the order in which they began, and whether two of a
+    key ever ran at once.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -46,14 +50,26 @@ def publish(broker: Broker, topic: str, keys: int, count: int) -> None:
     with zsq.Producer(broker.ipc) as producer:
         for at in range(0, count, 100):
             numbers = range(at, min(at + 100, count))
-            producer.publish_many(topic, [b"%d" % n for n in numbers], keys=[b"k%d" % (n % keys) for n in numbers])
+            producer.publish_many(
+                topic, [b"%d" % n for n in numbers], keys=[b"k%d" % (n % keys) for n in numbers]
+            )
 
 
 def serve(broker: Broker, topic: str, books: Books, count: int) -> list[threading.Thread]:
     """So many consumers with two handler threads each; they end when `stop_all` closes them."""
-    consumers = [zsq.Consumer(topic, "c", url=broker.ipc, ready=50, ordered=True) for _ in range(count)]
-    work = {"concurrency": 2, "requeue_delay": 0.05, "on_error": lambda message, error: None, "signals": False}
-    threads = [threading.Thread(target=one.run, args=(books.handle,), kwargs=work, daemon=True) for one in consumers]
+    consumers = [
+        zsq.Consumer(topic, "c", url=broker.ipc, ready=50, ordered=True) for _ in range(count)
+    ]
+    work = {
+        "concurrency": 2,
+        "requeue_delay": 0.05,
+        "on_error": lambda message, error: None,
+        "signals": False,
+    }
+    threads = [
+        threading.Thread(target=one.run, args=(books.handle,), kwargs=work, daemon=True)
+        for one in consumers
+    ]
     for thread, one in zip(threads, consumers, strict=True):
         thread.consumer = one  # type: ignore[attr-defined]
         thread.start()
@@ -87,13 +103,17 @@ def test_each_key_comes_in_its_order_one_at_a_time(broker: Broker) -> None:
     for key, numbers in books.seen.items():
         assert numbers == sorted(numbers), f"{key!r} came out of its order"
     assert len(books.failed) == len([n for n in range(1_500) if n % 17 == 3])
-    assert sum(map(len, books.seen.values())) == 1_500 + len(books.failed), "each that failed came twice, all others once"
+    assert sum(map(len, books.seen.values())) == 1_500 + len(books.failed), (
+        "each that failed came twice, all others once"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["channel", "topic"])
 def test_order_holds_over_kills(broker: Broker, kind: str) -> None:
-    """What was not confirmed comes again, and so may what came after it; nothing new comes before what is older."""
+    """What was not confirmed comes again, and so may what came after it; nothing new comes before
+    what is older.
+    """
     with zsq.Admin(broker.ipc) as admin:
         admin.create_topic("t")
         admin.create_channel("t", "c", ordered=True)
@@ -113,8 +133,13 @@ def test_order_holds_over_kills(broker: Broker, kind: str) -> None:
 
 
 def test_a_delayed_requeue_blocks_its_key_over_a_kill_and_no_other(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ordered=True) as consumer:
-        producer.publish_many("t", [b"a1", b"b1", b"a2", b"b2", b"c1"], keys=[b"a", b"b", b"a", b"b", None])
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=broker.ipc, ordered=True) as consumer,
+    ):
+        producer.publish_many(
+            "t", [b"a1", b"b1", b"a2", b"b2", b"c1"], keys=[b"a", b"b", b"a", b"b", None]
+        )
         first = consumer.receive(10)
         assert first is not None
         assert first.body == b"a1"
@@ -141,13 +166,21 @@ def test_a_delayed_requeue_blocks_its_key_over_a_kill_and_no_other(broker: Broke
 
 def test_a_message_that_is_held_stops_its_key_and_no_other(broker: Broker) -> None:
     """Statistics name what waits behind it."""
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("t", "c", url=broker.ipc, ready=1, ordered=True) as holder:
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer("t", "c", url=broker.ipc, ready=1, ordered=True) as holder,
+    ):
         producer.publish("t", b"0", key=b"hot")
         held = holder.receive(10)
         assert held is not None
         publish_hot = [b"%d" % i for i in range(1, 501)]
-        producer.publish_many("t", publish_hot, keys=[b"hot" if i % 2 else b"k%d" % i for i in range(1, 501)])
-        with zsq.Consumer("t", "c", url=broker.ipc, ordered=True) as other, zsq.Admin(broker.ipc) as admin:
+        producer.publish_many(
+            "t", publish_hot, keys=[b"hot" if i % 2 else b"k%d" % i for i in range(1, 501)]
+        )
+        with (
+            zsq.Consumer("t", "c", url=broker.ipc, ordered=True) as other,
+            zsq.Admin(broker.ipc) as admin,
+        ):
             others: set[bytes | None] = set()
             while len(others) < 250:
                 message = other.receive(10)
@@ -155,10 +188,17 @@ def test_a_message_that_is_held_stops_its_key_and_no_other(broker: Broker) -> No
                 assert message.key != b"hot"
                 others.add(message.key)
                 message.finish()
-            wait_for(lambda: admin.stats("t", "c")["topics"][0]["channels"][0].get("parked_count") == 250, 10, "what is parked")
+            wait_for(
+                lambda: (
+                    admin.stats("t", "c")["topics"][0]["channels"][0].get("parked_count") == 250
+                ),
+                10,
+                "what is parked",
+            )
             assert admin.stats("t", "c")["topics"][0]["channels"][0]["depth"] == 250
             held.finish(sync=True)
-            holder.close()  # it may have got the next one: that comes again, before all that is behind it
+            # It may have got the next one: that comes again, before all that is behind it.
+            holder.close()
             came: list[int] = []
             while len(came) < 250:
                 message = other.receive(10)

@@ -1,4 +1,6 @@
-"""Law 3: only a topic's process ever has that topic's files open, or mapped, whatever the others do meanwhile."""
+"""Law 3: only a topic's process ever has that topic's files open, or mapped, whatever the others do
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,13 @@ def processes() -> Iterator[tuple[int, str]]:
 
 
 def title_of(pid: int) -> str:
-    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return (
+        Path(f"/proc/{pid}/cmdline")
+        .read_bytes()
+        .replace(b"\0", b" ")
+        .decode(errors="replace")
+        .strip()
+    )
 
 
 class Watch:
@@ -54,11 +62,16 @@ class Watch:
         while not self._stop.wait(0.005):
             for pid, title in processes():
                 paths = held(pid, self._topics)
-                with contextlib.suppress(OSError):  # one that is being started had none a moment ago
+                with contextlib.suppress(
+                    OSError
+                ):  # one that is being started had none a moment ago
                     title = title or title_of(pid) if paths else title
                 for path in paths:
-                    # A topic's folder is made as "NNN.tmp" and renamed; a look may fall between the two.
-                    folder = path.removeprefix(f"{self._topics}/").split("/")[0].removesuffix(".tmp")
+                    # A topic's folder is made as "NNN.tmp" and renamed; a look may fall between the
+                    # two.
+                    folder = (
+                        path.removeprefix(f"{self._topics}/").split("/")[0].removesuffix(".tmp")
+                    )
                     self.holders.setdefault((title or str(pid), folder), set()).add(path)
             self.rounds += 1
 
@@ -80,14 +93,19 @@ def test_only_storage_ever_has_a_topics_files(broker: Broker) -> None:
         watch.close()
     holders = {title.removeprefix("zsq: ") for title, _ in watch.holders}
     assert holders == {"topic clicks", "topic orders"}
-    folders = {title: {folder for other, folder in watch.holders if other == title} for title, _ in watch.holders}
+    folders = {
+        title: {folder for other, folder in watch.holders if other == title}
+        for title, _ in watch.holders
+    }
     assert all(len(found) == 1 for found in folders.values()), folders
     seen = {Path(path).name.split(".")[-1] for paths in watch.holders.values() for path in paths}
     assert {"lock", "chunk", "mdb"} <= seen  # else the look itself is blind
 
 
 def use(broker: Broker, topic: str) -> None:
-    """All that makes others ask for what lies in files: a backlog, redeliveries, seeks, reads by offset, staging, statistics."""
+    """All that makes others ask for what lies in files: a backlog, redeliveries, seeks, reads by
+    offset, staging, statistics.
+    """
     bodies = [b"%01000d" % number for number in range(1000)]
     with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.tcp) as producer:
         admin.create_channel(topic, "c")
@@ -107,7 +125,10 @@ def use(broker: Broker, topic: str) -> None:
             assert reader.read(10).blocks
             assert reader.offset_at(0) == 0
         app = os.urandom(4).hex()
-        with zsq.StageWriter(broker.tcp, topic, app, 1) as writer, zsq.StageCommitter(broker.tcp, topic) as committer:
+        with (
+            zsq.StageWriter(broker.tcp, topic, app, 1) as writer,
+            zsq.StageCommitter(broker.tcp, topic) as committer,
+        ):
             writer.push(pack(bodies))
             committer.commit(app, 1, [writer.seal()])
         admin.empty(topic, "c")

@@ -1,4 +1,6 @@
-"""Where channels start and go on: earliest, latest, an offset, a time; looked at without taking part. On real processes, both ways in."""
+"""Where channels start and go on: earliest, latest, an offset, a time; looked at without taking
+part. On real processes, both ways in.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def fill(url: str, topic: str) -> list[datetime]:
 
 
 def _next_millisecond() -> datetime:
-    """Between two blocks: what is stored before has an earlier time, what is stored from now on a later one."""
+    """Between two blocks: what is stored before has an earlier time, what is stored from now on a
+    later one.
+    """
     begin = time.time_ns() // 1_000_000
     wait_for(lambda: time.time_ns() // 1_000_000 > begin + 1, 5, "the clock")
     return datetime.fromtimestamp((begin + 1) / 1000, UTC)
@@ -69,10 +73,14 @@ def test_a_new_channel_starts_where_it_is_told_to(url: str, topic: str) -> None:
             assert not admin.create_channel(topic, name, start=place)["existed"]
             assert row(url, topic, name)["next_offset"] == expected, name
         assert admin.create_channel(topic, "second", start="latest")["existed"]
-        assert row(url, topic, "second")["next_offset"] == 100, "one that is there stays where it is"
+        assert row(url, topic, "second")["next_offset"] == 100, (
+            "one that is there stays where it is"
+        )
     assert first_of(url, topic, "third") == 200
     assert first_of(url, topic, "made-by-its-consumer", start=times[1]) == 100
-    assert first_of(url, topic, "third", start=0) >= 200, "what the first consumer gave back may come a little later"
+    assert first_of(url, topic, "third", start=0) >= 200, (
+        "what the first consumer gave back may come a little later"
+    )
 
 
 def test_a_channel_is_moved_to_places(url: str, topic: str) -> None:
@@ -104,13 +112,18 @@ def test_a_channel_is_moved_to_places(url: str, topic: str) -> None:
 
 
 def shown(found: Peek) -> list[tuple[int, str, int]]:
-    assert all(one.message is not None and one.message.body == b"%d" % one.offset for one in found.messages)
+    assert all(
+        one.message is not None and one.message.body == b"%d" % one.offset for one in found.messages
+    )
     return [(one.offset, one.state, one.attempts) for one in found.messages]
 
 
 def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, topic: str) -> None:
     fill(url, topic)
-    with zsq.Admin(url) as admin, zsq.Consumer(topic, "c", url=url, ready=6, label="worker 1") as consumer:
+    with (
+        zsq.Admin(url) as admin,
+        zsq.Consumer(topic, "c", url=url, ready=6, label="worker 1") as consumer,
+    ):
         batch = consumer.receive_batch(10)
         assert batch is not None
         messages = [*batch.messages()]
@@ -119,14 +132,21 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         messages[2].requeue(delay=600)
         messages[1].requeue(delay=900)
         wait_for(lambda: row(url, topic, "c")["deferred_count"] == 2, 10, "the requeues")
-        wait_for(lambda: row(url, topic, "c")["in_flight_count"] == 6, 10, "three more messages, for three were answered")
+        wait_for(
+            lambda: row(url, topic, "c")["in_flight_count"] == 6,
+            10,
+            "three more messages, for three were answered",
+        )
         before = row(url, topic, "c")
         found = admin.peek(topic, "c", 3)
         assert shown(found) == [
             (9, "new", 0), (10, "new", 0), (11, "new", 0), (3, "in flight", 1), (4, "in flight", 1), (5, "in flight", 1),
             (2, "deferred", 1), (1, "deferred", 1),
         ]  # fmt: skip
-        assert {name: count for name, count in found.counts.items() if count} == {"in flight": 6, "deferred": 2}
+        assert {name: count for name, count in found.counts.items() if count} == {
+            "in flight": 6,
+            "deferred": 2,
+        }
         assert (found.next_offset, found.looked_to, found.head, found.paused) == (9, 12, 300, False)
         out = found.messages[3]
         assert out.consumer == "worker 1"
@@ -134,15 +154,31 @@ def test_a_peek_shows_what_comes_and_what_is_held_and_changes_nothing(url: str, 
         assert 59 < out.held_s + out.left_s <= 60.1
         assert 590 < found.messages[6].due_ns / 1e9 - time.time() <= 600
         after = row(url, topic, "c")
-        for name in ("next_offset", "in_flight_count", "deferred_count", "depth", "message_count", "requeue_count", "finish_count"):
+        for name in (
+            "next_offset",
+            "in_flight_count",
+            "deferred_count",
+            "depth",
+            "message_count",
+            "requeue_count",
+            "finish_count",
+        ):
             assert before[name] == after[name], name
         admin.pause(topic, "c")
         messages[3].requeue()
         wait_for(lambda: admin.peek(topic, "c", 1).counts["requeued"] == 1, 10, "the requeue")
         found = admin.peek(topic, "c", 2)
         assert found.paused
-        assert [one for one in shown(found) if one[1] in ("requeued", "new")] == [(3, "requeued", 1), (9, "new", 0), (10, "new", 0)]
-        assert shown(admin.peek(topic, count=3)) == [(297, "stored", 0), (298, "stored", 0), (299, "stored", 0)]
+        assert [one for one in shown(found) if one[1] in ("requeued", "new")] == [
+            (3, "requeued", 1),
+            (9, "new", 0),
+            (10, "new", 0),
+        ]
+        assert shown(admin.peek(topic, count=3)) == [
+            (297, "stored", 0),
+            (298, "stored", 0),
+            (299, "stored", 0),
+        ]
         with pytest.raises(zsq.NotFound):
             admin.peek(topic, "nobody")
         with pytest.raises(zsq.NotFound):
@@ -170,15 +206,21 @@ def test_a_peek_of_what_is_deferred_outlives_the_channel(shared: Broker) -> None
         assert last is not None
         last.finish(sync=True)  # with it all that was answered before is committed
     with zsq.Admin(shared.ipc) as admin:
-        wait_for(lambda: row(shared.ipc, "outlives", "c")["deferred_count"] == 3, 10, "the requeues")
-        for victim in [actor["pid"] for actor in shared.actors() if actor["name"] == "channel outlives/c"]:
+        wait_for(
+            lambda: row(shared.ipc, "outlives", "c")["deferred_count"] == 3, 10, "the requeues"
+        )
+        for victim in [
+            actor["pid"] for actor in shared.actors() if actor["name"] == "channel outlives/c"
+        ]:
             kill(victim)
             shared.wait_gone([victim])
         found: list[tuple[int, str]] = []
 
         def looked() -> bool:
             with contextlib.suppress(zsq.Refused):  # E_CLOSING while it is being started again
-                found[:] = [one[:2] for one in shown(admin.peek("outlives", "c")) if one[1] == "deferred"]
+                found[:] = [
+                    one[:2] for one in shown(admin.peek("outlives", "c")) if one[1] == "deferred"
+                ]
             return bool(found)
 
         wait_for(looked, 10, "an answer of the next channel")
@@ -193,7 +235,12 @@ def test_a_peek_shows_only_what_the_channel_takes(shared: Broker) -> None:
         assert [one[0] for one in shown(admin.peek("tagged", "a", 4))] == [7, 57, 107, 157]
         with zsq.Consumer("tagged", "a", url=shared.ipc, tags="a", ready=4) as consumer:
             got = [consumer.receive(10) for _ in range(4)]
-            assert [message.offset for message in got if message is not None] == [7, 57, 107, 157], "the same"
+            assert [message.offset for message in got if message is not None] == [
+                7,
+                57,
+                107,
+                157,
+            ], "the same"
 
 
 def test_a_channel_takes_as_many_consumers_as_it_is_set_to(url: str, topic: str) -> None:
@@ -213,16 +260,30 @@ def test_a_channel_takes_as_many_consumers_as_it_is_set_to(url: str, topic: str)
 def test_settings_outlive_kills(shared: Broker) -> None:
     with zsq.Admin(shared.ipc) as admin:
         admin.create_channel("settings", "c", tags="b||a", ordered=True, max_attempts=3, start=0)
-        now = admin.configure_channel("settings", "c", max_attempts=None, max_age_s=60, backoff_s=2.5)["settings"]
-        assert (now["tags"], now["ordered"], now["max_attempts"], now["max_age_s"], now["backoff_s"]) == ("a||b", True, 0, 60, 2.5)
-        victims = [actor["pid"] for actor in shared.actors() if actor["name"] in ("channel settings/c", "topic settings")]
+        now = admin.configure_channel(
+            "settings", "c", max_attempts=None, max_age_s=60, backoff_s=2.5
+        )["settings"]
+        assert (
+            now["tags"],
+            now["ordered"],
+            now["max_attempts"],
+            now["max_age_s"],
+            now["backoff_s"],
+        ) == ("a||b", True, 0, 60, 2.5)
+        victims = [
+            actor["pid"]
+            for actor in shared.actors()
+            if actor["name"] in ("channel settings/c", "topic settings")
+        ]
         for victim in victims:
             kill(victim)
         shared.wait_gone(victims)
         wait_for(lambda: row(shared.ipc, "settings", "c")["health"] == "OK", 20, "the channel")
         assert row(shared.ipc, "settings", "c")["settings"] == now
         for wrong in ({"tags": "a"}, {"ordered": False}):
-            with pytest.raises(zsq.UsageError, match="cannot be changed after a channel is created and stays"):
+            with pytest.raises(
+                zsq.UsageError, match="cannot be changed after a channel is created and stays"
+            ):
                 admin.configure_channel("settings", "c", **wrong)
             with pytest.raises(zsq.UsageError, match="use another channel"):
                 zsq.Consumer("settings", "c", url=shared.ipc, **wrong).subscribe()
@@ -242,7 +303,10 @@ class Proxy:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
-                ends = (self._listener.accept()[0], socket.create_connection(("127.0.0.1", self._target)))
+                ends = (
+                    self._listener.accept()[0],
+                    socket.create_connection(("127.0.0.1", self._target)),
+                )
                 self._open += ends
                 for source, sink in (ends, ends[::-1]):
                     threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
@@ -254,7 +318,9 @@ class Proxy:
                 sink.sendall(data)
 
     def cut(self) -> None:
-        """All links of this moment are lost, on the client's side; the broker hears nothing of it."""
+        """All links of this moment are lost, on the client's side; the broker hears nothing of
+        it.
+        """
         ours = self._open[::2]
         for end in ours:
             end.shutdown(socket.SHUT_RDWR)
@@ -266,12 +332,16 @@ class Proxy:
 
 
 def test_a_consumer_that_lost_its_link_waits_for_its_own_place(shared: Broker) -> None:
-    """The channel takes one consumer, and holds the lost link for it until two heartbeats are over."""
+    """The channel takes one consumer, and holds the lost link for it until two heartbeats are
+    over.
+    """
     proxy = Proxy(shared.port)
     try:
         with zsq.Admin(shared.ipc) as admin, zsq.Producer(shared.ipc) as producer:
             admin.create_channel("alone", "c", max_consumers=1)
-            with zsq.Consumer("alone", "c", url=proxy.url, heartbeat_ms=1_000, timeout=0.5) as consumer:
+            with zsq.Consumer(
+                "alone", "c", url=proxy.url, heartbeat_ms=1_000, timeout=0.5
+            ) as consumer:
                 producer.publish("alone", b"1")
                 first = consumer.receive(10)
                 assert first is not None
@@ -297,7 +367,10 @@ def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_p
                 producer.publish_many("t", [os.urandom(1_000) for _ in range(500)])
             admin.create_channel("t", "there", start=700)
         broker.stop()
-        chunks = [(chunk, chunk.with_suffix(".hidden")) for chunk in sorted(broker.data_dir.rglob("*.chunk"))[:-1]]
+        chunks = [
+            (chunk, chunk.with_suffix(".hidden"))
+            for chunk in sorted(broker.data_dir.rglob("*.chunk"))[:-1]
+        ]
         for chunk, aside in chunks:
             chunk.rename(aside)
             chunk.symlink_to(chunk)  # it is there, and cannot be opened
@@ -311,7 +384,9 @@ def test_a_start_that_cannot_be_read_is_refused_and_may_be_asked_for_again(tmp_p
                 with pytest.raises(zsq.Refused, match="nothing is known to be lost") as error:
                     ask()
                 assert error.value.code == "E_INTERNAL"
-            assert [channel["channel_name"] for channel in admin.stats("t")["topics"][0]["channels"]] == ["there"]
+            assert [
+                channel["channel_name"] for channel in admin.stats("t")["topics"][0]["channels"]
+            ] == ["there"]
             assert row(broker.ipc, "t", "there")["next_offset"] == 700
             for chunk, aside in chunks:
                 chunk.unlink()

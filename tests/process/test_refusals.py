@@ -19,14 +19,30 @@ from zsq.transport.wire import protocol
 from zsq.transport.wire.codec import block_frames, decode, encode
 
 
-def serve(data_dir: Path, port: int, *more: str, before: Sequence[str] = ()) -> subprocess.CompletedProcess[str]:
-    command = [*before, sys.executable, "-m", "zsq", "serve", "--data-dir", str(data_dir), "--listen", f"127.0.0.1:{port}", *more]
+def serve(
+    data_dir: Path, port: int, *more: str, before: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    command = [
+        *before,
+        sys.executable,
+        "-m",
+        "zsq",
+        "serve",
+        "--data-dir",
+        str(data_dir),
+        "--listen",
+        f"127.0.0.1:{port}",
+        *more,
+    ]
     command += ["--no-nsq", "--no-http"]
     return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def still_serves(broker: Broker) -> None:
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer("after", "c", url=broker.ipc) as consumer:
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer("after", "c", url=broker.ipc) as consumer,
+    ):
         producer.publish("after", b"fine")
         message = consumer.receive(10)
         assert message is not None
@@ -176,7 +192,9 @@ def test_hostile_frames_get_their_error_and_the_topic_lives_on(broker: Broker) -
             assert refused.code == code, refused
         stored = raw.ask(encode(protocol.Pub()), *good)
         assert stored == protocol.Stored(((0, 0),))
-        assert raw.ask(encode(protocol.Pub()), *good) == stored  # a repeated one is answered like the first time
+        assert (
+            raw.ask(encode(protocol.Pub()), *good) == stored
+        )  # a repeated one is answered like the first time
         big = raw.ask(encode(protocol.Pub()), good[0], bytes(9 * 1024 * 1024))
         assert isinstance(big, protocol.Unstored)
     finally:
@@ -225,7 +243,12 @@ def test_a_damaged_block_costs_only_itself(broker: Broker) -> None:
     broker.start()
     with zsq.Consumer("t", "c", url=broker.ipc) as consumer:
         got = [consumer.receive(10) for _ in range(4)]
-        assert [m.body for m in got if m is not None] == [b"first one", b"first two", b"third one", b"third two"]
+        assert [m.body for m in got if m is not None] == [
+            b"first one",
+            b"first two",
+            b"third one",
+            b"third two",
+        ]
         assert [m.offset for m in got if m is not None] == [0, 1, 4, 5]
         assert consumer.receive(0.3) is None
     with zsq.Admin(broker.ipc) as admin:
@@ -253,7 +276,9 @@ def test_damage_at_the_very_end_does_not_stop_a_channel(broker: Broker) -> None:
         assert first is not None
         assert first.body == b"whole"
         assert consumer.receive(0.3) is None
-        assert producer.publish("t", b"after").offset == 2  # the offset of what was lost is not given again
+        assert (
+            producer.publish("t", b"after").offset == 2
+        )  # the offset of what was lost is not given again
         after = consumer.receive(10)
         assert after is not None
         assert (after.body, after.offset) == (b"after", 2)

@@ -1,4 +1,6 @@
-"""SIGHUP to a real broker: what may change is in force in all its processes, what may not is named, what is wrong changes nothing."""
+"""SIGHUP to a real broker: what may change is in force in all its processes, what may not is named,
+what is wrong changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class Reloaded:
     def __init__(self, folder: Path) -> None:
         self.file = folder / "zsq.toml"
         self.file.write_text('[alarm]\nhold = "1h"')  # no alarm would be told while this holds
-        self.broker = Broker(folder / "data", "--config", str(self.file), "--keep-chunks", "7").start()
+        self.broker = Broker(
+            folder / "data", "--config", str(self.file), "--keep-chunks", "7"
+        ).start()
 
     def log(self) -> str:
         return self.broker.log.read_text()
@@ -56,9 +60,15 @@ def kept(broker: Broker, topic: str) -> dict[str, object]:
 def test_all_processes_take_the_level_and_those_started_later(reloaded: Reloaded) -> None:
     with zsq.Admin(reloaded.broker.ipc) as admin:
         admin.create_channel("levels", "c")
-        everybody = {actor["name"] for actor in admin.stats()["processes"]} - {"supervisor", "forkserver"}
+        everybody = {actor["name"] for actor in admin.stats()["processes"]} - {
+            "supervisor",
+            "forkserver",
+        }
         assert len(everybody) == 5
-        reloaded('log-level = "debug"', *(f"DEBUG [{name}] {name} has the new settings" for name in everybody))
+        reloaded(
+            'log-level = "debug"',
+            *(f"DEBUG [{name}] {name} has the new settings" for name in everybody),
+        )
         admin.create_topic("later")
         assert " INFO [topic later]" in reloaded.log()
         reloaded('log-level = "error"', "--log-level changed")
@@ -90,7 +100,10 @@ def test_a_wrong_configuration_changes_nothing_and_says_why(reloaded: Reloaded) 
     reloaded('keep-bytes = "4MB"', "reloaded: ")
     wait_for(lambda: kept(reloaded.broker, "same")["keep_bytes"] == 4_000_000, what="the bound")
     said = reloaded('keep-bytes = "5MB"\nnode-id = "x"', "not reloaded")
-    assert f"configuration not reloaded, no option changed: {reloaded.file}: node-id: 'x' is not allowed" in said
+    assert (
+        f"configuration not reloaded, no option changed: {reloaded.file}: node-id: 'x' is not "
+        "allowed"
+    ) in said
     assert kept(reloaded.broker, "same")["keep_bytes"] == 4_000_000
     said = reloaded(
         'keep-bytes = "6MB"\nnode-id = 9\nno-listen = true',
@@ -102,40 +115,78 @@ def test_a_wrong_configuration_changes_nothing_and_says_why(reloaded: Reloaded) 
         assert admin.stats()["node"] == 0
 
 
-def test_thresholds_hold_at_once_and_other_receivers_hear_of_what_is_raised(reloaded: Reloaded) -> None:
+def test_thresholds_hold_at_once_and_other_receivers_hear_of_what_is_raised(
+    reloaded: Reloaded,
+) -> None:
     with zsq.Admin(reloaded.broker.ipc) as admin, zsq.Producer(reloaded.broker.ipc) as producer:
         admin.create_channel("rising", "c")
         producer.publish_many("rising", [b"x"] * 20)
-        reloaded("[alarm]\ndepth = 10\nhold = 0", "alarm raised: rising/c: depth 20 (alarm above 10)")
+        reloaded(
+            "[alarm]\ndepth = 10\nhold = 0", "alarm raised: rising/c: depth 20 (alarm above 10)"
+        )
         with Hook() as hook, Hook() as other:
-            reloaded(f'[alarm]\ndepth = 10\nhold = 0\nwebhook = "{hook.url}"', "--alarm-webhook changed")
+            reloaded(
+                f'[alarm]\ndepth = 10\nhold = 0\nwebhook = "{hook.url}"', "--alarm-webhook changed"
+            )
             assert "raised: rising/c: depth 20" in hook.got.get(timeout=20)[1]["text"]
-            reloaded(f'[alarm]\ndepth = 10\nhold = 0\nwebhook = ["{other.url}"]', "--alarm-webhook changed")
+            reloaded(
+                f'[alarm]\ndepth = 10\nhold = 0\nwebhook = ["{other.url}"]',
+                "--alarm-webhook changed",
+            )
             assert "raised: rising/c" in other.got.get(timeout=20)[1]["text"]
             assert len(admin.stats()["alarm_receivers"]) == 1
-            wait_for(lambda: len(reloaded.broker.pids("alarm_teller")) == 1, what="the end of the first")
+            wait_for(
+                lambda: len(reloaded.broker.pids("alarm_teller")) == 1, what="the end of the first"
+            )
             [teller] = reloaded.broker.pids("alarm_teller")
-            reloaded(f'[alarm]\ndepth = 30\nhold = 0\nwebhook = ["{other.url}"]', "alarm cleared: rising/c")
+            reloaded(
+                f'[alarm]\ndepth = 30\nhold = 0\nwebhook = ["{other.url}"]',
+                "alarm cleared: rising/c",
+            )
             assert "cleared: rising/c" in other.got.get(timeout=20)[1]["text"]
-            assert reloaded.broker.pids("alarm_teller") == [teller]  # the same receivers: nobody was started for it
+            assert reloaded.broker.pids("alarm_teller") == [
+                teller
+            ]  # the same receivers: nobody was started for it
             kill(teller)
-            wait_for(lambda: reloaded.broker.pids("alarm_teller") not in ([], [teller]), what="its successor")
+            wait_for(
+                lambda: reloaded.broker.pids("alarm_teller") not in ([], [teller]),
+                what="its successor",
+            )
             wait_for(lambda: admin.stats()["alarm_receivers"], what="its first pulse")
-            reloaded(f'[alarm]\ndepth = 10\nhold = 0\nwebhook = ["{other.url}"]', "alarm raised: rising/c")
+            reloaded(
+                f'[alarm]\ndepth = 10\nhold = 0\nwebhook = ["{other.url}"]',
+                "alarm raised: rising/c",
+            )
             assert "raised: rising/c" in other.got.get(timeout=20)[1]["text"]
     reloaded("", "alarm cleared: rising/c")
 
 
 def in_a_terminal(tmp_path: Path, before: str = "pass") -> tuple[subprocess.Popen[bytes], int]:
-    """Start a broker in a terminal of its own; its process, and our end of the terminal. `before`: Python to run in it first."""
+    """Start a broker in a terminal of its own; its process, and our end of the terminal. `before`:
+    Python to run in it first.
+    """
     ours, theirs = pty.openpty()
-    line = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(tmp_path / "data"), "--no-nsq", "--no-http"]
+    line = [
+        sys.executable,
+        "-m",
+        "zsq",
+        "serve",
+        "--data-dir",
+        str(tmp_path / "data"),
+        "--no-nsq",
+        "--no-http",
+    ]
     line += ["--listen", f"127.0.0.1:{free_port()}"]
     log = tmp_path / "log"
-    take = f"import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, termios.TIOCSCTTY, 0); {before}"
+    take = (
+        "import fcntl, os, signal, sys, termios; os.setsid(); fcntl.ioctl(0, "
+        f"termios.TIOCSCTTY, 0); {before}"
+    )
     take += "; os.execv(sys.argv[1], sys.argv[1:])"
     with log.open("wb") as out:
-        broker = subprocess.Popen([sys.executable, "-c", take, *line], stdin=theirs, stdout=out, stderr=out)
+        broker = subprocess.Popen(
+            [sys.executable, "-c", take, *line], stdin=theirs, stdout=out, stderr=out
+        )
     os.close(theirs)
     return broker, ours
 
@@ -166,10 +217,16 @@ def test_a_broker_under_nohup_reloads_and_outlives_its_terminal(tmp_path: Path) 
         broker.send_signal(signal.SIGHUP)
         wait_for(lambda: reloaded in log.read_text(), what="a reload")
         os.close(terminal)
-        wait_for(lambda: log.read_text().count(reloaded) == 2 or broker.poll() is not None, what="another reload")
+        wait_for(
+            lambda: log.read_text().count(reloaded) == 2 or broker.poll() is not None,
+            what="another reload",
+        )
         assert broker.poll() is None
         os.killpg(broker.pid, signal.SIGHUP)  # as a shell does that ends: to all its processes
-        wait_for(lambda: log.read_text().count(reloaded) == 3 or broker.poll() is not None, what="a third reload")
+        wait_for(
+            lambda: log.read_text().count(reloaded) == 3 or broker.poll() is not None,
+            what="a third reload",
+        )
         with zsq.Admin(url) as admin:
             assert {one["name"]: one["pid"] for one in admin.stats()["processes"]} == before
         broker.terminate()
@@ -183,7 +240,9 @@ def test_a_broker_under_nohup_takes_new_rules_on_sighup(tmp_path: Path) -> None:
     rules = tmp_path / "access.toml"
     rules.write_text('[anonymous]\npublish = ["t"]\n')
     broker = Broker(tmp_path / "data", "--access", str(rules))
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # what is ignored stays so in those that are started
+    before = signal.signal(
+        signal.SIGHUP, signal.SIG_IGN
+    )  # what is ignored stays so in those that are started
     try:
         broker.launch()
     finally:

@@ -1,4 +1,6 @@
-"""Retention on real processes: what goes, what never goes, what is refused, and space that comes back within seconds."""
+"""Retention on real processes: what goes, what never goes, what is refused, and space that comes
+back within seconds.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +80,9 @@ def shown(admin: zsq.Admin) -> dict[str, Any]:
     return found
 
 
-def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(broker: Broker, admin: zsq.Admin) -> None:
+def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     admin.create_channel(TOPIC, "c")
     publish(broker, 8)
     assert finish(broker, "c", 100) == list(range(100))
@@ -94,7 +98,9 @@ def test_finished_chunks_go_within_seconds_and_the_rest_is_read_on(broker: Broke
         found = reader.read(0)
         assert (found.start, found.blocks[0].first_offset) == (topic["start"], topic["start"])
         assert (found.blocks[0].body.values()[0] or b"").startswith(b"%d " % topic["start"])
-    assert sorted(finish(broker, "c", 28)) == list(range(100, 128)), "some of them were in the first consumer's hands, and come again"
+    assert sorted(finish(broker, "c", 28)) == list(range(100, 128)), (
+        "some of them were in the first consumer's hands, and come again"
+    )
     # Also the chunk that is being written, once all of it is finished.
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "the ongoing chunk is gone")
     assert finish_new(broker) == 128
@@ -116,7 +122,11 @@ def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq
     assert broker.stop() == 0
     broker.start()
     kill(broker.pids("topic")[0])
-    wait_for(lambda: shown(admin)["log_bytes"] > 0 and len(shown(admin)["channels"]) == 2, 20, "it is up again")
+    wait_for(
+        lambda: shown(admin)["log_bytes"] > 0 and len(shown(admin)["channels"]) == 2,
+        20,
+        "it is up again",
+    )
     seen = shown(admin)["log_bytes"]
     deadline = time.monotonic() + 3.5  # three ticks
     wait_for(lambda: time.monotonic() > deadline)
@@ -127,7 +137,9 @@ def test_an_offline_channel_holds_its_chunks_for_ever(broker: Broker, admin: zsq
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "all is finished now")
 
 
-def test_a_topic_without_channels_keeps_what_waits_for_the_first(broker: Broker, admin: zsq.Admin) -> None:
+def test_a_topic_without_channels_keeps_what_waits_for_the_first(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     admin.create_topic(TOPIC, keep_bytes=0)
     publish(broker, 3)
     deadline = time.monotonic() + 2.5
@@ -137,25 +149,33 @@ def test_a_topic_without_channels_keeps_what_waits_for_the_first(broker: Broker,
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S, "the first channel has finished them")
 
 
-def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(broker: Broker, admin: zsq.Admin) -> None:
+def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     admin.create_topic(TOPIC, max_bytes=8 * MIB)
     admin.create_channel(TOPIC, "c")
     with pytest.raises(zsq.Refused) as refusal:
         publish(broker, 12)
     assert refusal.value.code == "E_TOPIC_FULL"
     assert "max_bytes 8388608" in refusal.value.text
-    wait_for(lambda: "publishes are refused: " in str(shown(admin)["health"]), 5, "the topic's health")
+    wait_for(
+        lambda: "publishes are refused: " in str(shown(admin)["health"]), 5, "the topic's health"
+    )
     topic = shown(admin)
     assert "max_bytes 8388608" in topic["health"]
     assert topic["write_trouble"] == "", "a rule that is kept is no bad health of the broker"
     assert topic["refused_count"] >= 1
     assert broker.log.read_text().count("publishes are refused (") == 1, "once, then once a minute"
     taken = topic["head"]
-    assert 7 * MIB < taken * len(BODY) <= 8.5 * MIB  # half a MiB is published at once, and goes in whole while there is room
+    assert (
+        7 * MIB < taken * len(BODY) <= 8.5 * MIB
+    )  # half a MiB is published at once, and goes in whole while there is room
     assert topic["dropped_count"] == 0
     with pytest.raises(zsq.Refused):
         publish(broker, 1, taken)
-    assert finish(broker, "c", taken) == list(range(taken)), "nothing that was taken is lost, nothing that was refused is there"
+    assert finish(broker, "c", taken) == list(range(taken)), (
+        "nothing that was taken is lost, nothing that was refused is there"
+    )
     wait_for(lambda: _publishes(broker, taken), BACK_S, "there is room again")
     wait_for(lambda: shown(admin)["health"] == "OK", BACK_S, "good health again")
     assert "there is room again" in broker.log.read_text()
@@ -164,7 +184,9 @@ def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(broker
     publish(broker, 12, taken + 16)
 
 
-def test_delayed_messages_count_from_the_moment_they_are_taken(broker: Broker, admin: zsq.Admin) -> None:
+def test_delayed_messages_count_from_the_moment_they_are_taken(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     """Else they would come all at once, when they are due, and nothing refuses them then."""
     admin.create_topic(TOPIC, max_bytes=8 * MIB)
     with zsq.Producer(broker.ipc) as producer:
@@ -200,11 +222,19 @@ def test_drop_oldest_loses_the_oldest_and_counts_it(broker: Broker, admin: zsq.A
     start = topic["start"]
     assert 384 - 8 * 16 <= start < 384
     assert topic["dropped_count"] == start
-    wait_for(lambda: shown(admin)["channels"][0]["dropped_count"] == start, 5, "the channel has counted it")
+    wait_for(
+        lambda: shown(admin)["channels"][0]["dropped_count"] == start,
+        5,
+        "the channel has counted it",
+    )
     assert shown(admin)["channels"][0]["depth"] == 384 - start
     assert finish(broker, "c", 384 - start) == list(range(start, 384))
     channel = shown(admin)["channels"][0]
-    assert (channel["lost_count"], channel["dropped_count"], channel["finish_count"]) == (0, start, 384 - start)
+    assert (channel["lost_count"], channel["dropped_count"], channel["finish_count"]) == (
+        0,
+        start,
+        384 - start,
+    )
 
 
 def test_damaged_settings_do_not_remove_any_chunk(broker: Broker, admin: zsq.Admin) -> None:
@@ -231,7 +261,9 @@ def test_retention_can_be_set_with_asyncio(broker: Broker, admin: zsq.Admin) -> 
     async def work() -> tuple[Any, TopicConfigured]:
         async with zsq.aio.Admin(broker.ipc) as one:
             await one.create_topic(TOPIC, keep_chunks=7)
-            return (await one.stats(TOPIC))["topics"][0], await one.configure_topic(TOPIC, keep_s=2.5)
+            return (await one.stats(TOPIC))["topics"][0], await one.configure_topic(
+                TOPIC, keep_s=2.5
+            )
 
     made, changed = asyncio.run(work())
     assert made["retention"]["keep_chunks"] == 7
@@ -243,12 +275,25 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
     admin.create_topic(TOPIC, keep_s=3600)
     admin.configure_topic(TOPIC, keep_chunks=3, max_bytes=16 * MIB)
     admin.configure_topic(TOPIC, max_bytes=None)
-    wanted = {"keep_bytes": -1, "keep_s": 3600, "keep_chunks": 3, "max_bytes": -1, "max_s": -1, "when_full": "reject"}
+    wanted = {
+        "keep_bytes": -1,
+        "keep_s": 3600,
+        "keep_chunks": 3,
+        "max_bytes": -1,
+        "max_s": -1,
+        "when_full": "reject",
+    }
     assert shown(admin)["retention"] == wanted
     broker.stop()
     broker.start()
     assert shown(admin)["retention"] == wanted
-    wrongs: list[dict[str, Any]] = [{"max_s": 60}, {"keep_bytes": -2}, {"when_full": "maybe"}, {"max_bytes": 5}, {"keep": 1}]
+    wrongs: list[dict[str, Any]] = [
+        {"max_s": 60},
+        {"keep_bytes": -2},
+        {"when_full": "maybe"},
+        {"max_bytes": 5},
+        {"keep": 1},
+    ]
     for wrong in wrongs:
         with pytest.raises(zsq.UsageError):
             admin.configure_topic(TOPIC, **wrong)
@@ -260,12 +305,19 @@ def test_settings_are_kept_over_a_restart(broker: Broker, admin: zsq.Admin) -> N
 
 
 @pytest.mark.slow
-def test_storage_is_killed_again_and_again_while_chunks_go(broker: Broker, admin: zsq.Admin) -> None:
-    """Each message comes at least once, none is called lost or dropped, and at the end the space is back."""
+def test_storage_is_killed_again_and_again_while_chunks_go(
+    broker: Broker, admin: zsq.Admin
+) -> None:
+    """Each message comes at least once, none is called lost or dropped, and at the end the space is
+    back.
+    """
     admin.create_topic(TOPIC, keep_bytes=0)
     admin.create_channel(TOPIC, "c")
     count, seen = 400, set()
-    with zsq.Producer(broker.ipc) as producer, zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=8, heartbeat_ms=1_000) as consumer:
+    with (
+        zsq.Producer(broker.ipc) as producer,
+        zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=8, heartbeat_ms=1_000) as consumer,
+    ):
         for number in range(count):
             producer.publish(TOPIC, b"%d " % number + BODY)
             message = consumer.receive(20)
@@ -283,37 +335,57 @@ def test_storage_is_killed_again_and_again_while_chunks_go(broker: Broker, admin
                 message.finish()
         wait_for(lambda: _is_drained(admin), 20, "all is finished")
     channel = shown(admin)["channels"][0]
-    assert (channel["lost_count"], channel["dropped_count"], shown(admin)["dropped_count"]) == (0, 0, 0)
+    assert (channel["lost_count"], channel["dropped_count"], shown(admin)["dropped_count"]) == (
+        0,
+        0,
+        0,
+    )
     wait_for(lambda: on_disk(broker) < 0.1 * MIB, BACK_S * 2, "space is back")
 
 
 def _is_drained(admin: zsq.Admin) -> bool:
     channels = shown(admin)["channels"]
-    return bool(channels) and channels[0]["depth"] == channels[0]["in_flight_count"] == 0 and "next_offset" in channels[0]
+    return (
+        bool(channels)
+        and channels[0]["depth"] == channels[0]["in_flight_count"] == 0
+        and "next_offset" in channels[0]
+    )
 
 
 @pytest.mark.slow
-def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(broker: Broker, admin: zsq.Admin) -> None:
-    """What a channel gets and what it was told is dropped is together all there was; nothing that was dropped comes back."""
+def test_storage_is_killed_again_and_again_while_the_oldest_are_dropped(
+    broker: Broker, admin: zsq.Admin
+) -> None:
+    """What a channel gets and what it was told is dropped is together all there was; nothing that
+    was dropped comes back.
+    """
     admin.create_topic(TOPIC, max_bytes=8 * MIB, when_full="drop-oldest")
     admin.create_channel(TOPIC, "c")
     number = 0
     for _ in range(6):
         number = publish(broker, 5, number)
         kill(broker.pids("topic")[0])
-        wait_for(lambda: shown(admin)["head"] > 0 and shown(admin)["channels"][0]["health"] == "OK", 20, "it is up again")
+        wait_for(
+            lambda: shown(admin)["head"] > 0 and shown(admin)["channels"][0]["health"] == "OK",
+            20,
+            "it is up again",
+        )
     wait_for(lambda: on_disk(broker) <= 9.5 * MIB, BACK_S * 2, "the bound holds")
     start = shown(admin)["start"]
     assert start > number // 2
     found = finish(broker, "c", number - start)
     assert found == list(range(start, number))
-    wait_for(lambda: shown(admin)["channels"][0]["dropped_count"] == start, 5, "all that went is counted")
+    wait_for(
+        lambda: shown(admin)["channels"][0]["dropped_count"] == start, 5, "all that went is counted"
+    )
     assert shown(admin)["dropped_count"] == start
     assert shown(admin)["channels"][0]["lost_count"] == 0
 
 
 @pytest.mark.slow
-def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(broker: Broker, admin: zsq.Admin) -> None:
+def test_a_channel_that_holds_what_is_dropped_goes_on_behind_it(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     """It had all of it in its hands, so that nothing more would come by itself."""
     admin.create_topic(TOPIC, keep_bytes=-1)
     admin.create_channel(TOPIC, "c")

@@ -1,4 +1,6 @@
-"""The scan's workers follow the number of channels, and one that was told to end is not taken for one that failed."""
+"""The scan's workers follow the number of channels, and one that was told to end is not taken for
+one that failed.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +13,15 @@ def test_the_pool_shrinks_without_restarts(broker: Broker) -> None:
     with zsq.Admin(broker.ipc) as admin:
         for number in range(13):
             admin.create_channel("t", f"c{number}")
-        wait_for(lambda: len(broker.pids("scan_worker")) == 3, 20, "three workers for thirteen channels")
+        wait_for(
+            lambda: len(broker.pids("scan_worker")) == 3, 20, "three workers for thirteen channels"
+        )
         for number in range(10):
             admin.delete_channel("t", f"c{number}")
         wait_for(lambda: len(broker.pids("scan_worker")) == 1, 20, "one worker for three channels")
         before = broker.pids("scan_worker")
         admin.create_channel("t", "one-more")
         assert broker.pids("scan_worker") == before
-    assert b"scan worker (pid" not in broker.log.read_bytes(), "a worker that was told to end was reported as lost"
+    assert b"scan worker (pid" not in broker.log.read_bytes(), (
+        "a worker that was told to end was reported as lost"
+    )

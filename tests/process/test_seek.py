@@ -82,7 +82,9 @@ def test_a_channel_goes_on_at_the_offset_it_was_moved_to(
         got = drained(consumer)
         before = len(got) - (1_000 - expected)
         assert got[before:] == list(range(expected, 1_000))
-        assert got[:before] == list(range(300, 300 + before)), "what lay with the consumer already, or was on its way there"
+        assert got[:before] == list(range(300, 300 + before)), (
+            "what lay with the consumer already, or was on its way there"
+        )
         assert before <= 100
         row = admin.stats(TOPIC, "c")["topics"][0]["channels"][0]
         assert (row["depth"], row["deferred_count"], row["lost_count"]) == (0, 0, 0)
@@ -101,15 +103,25 @@ def test_a_seek_is_durable_when_it_is_answered(broker: Broker, consumer: zsq.Con
             assert take(consumer, 900) == list(range(100, 1_000))
 
 
-def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(broker: Broker, consumer: zsq.Consumer) -> None:
+def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(
+    broker: Broker, consumer: zsq.Consumer
+) -> None:
     with consumer, zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, "beyond", start=700)
         for forward in (False, True):
-            with pytest.raises(zsq.UsageError, match="offset 1001 is beyond the topic's end at offset 1000: 300 messages would be skipped"):
+            with pytest.raises(
+                zsq.UsageError,
+                match=(
+                    "offset 1001 is beyond the topic's end at offset 1000: 300 messages would "
+                    "be skipped"
+                ),
+            ):
                 admin.seek(TOPIC, "beyond", 1_001, forward=forward)
         with pytest.raises(zsq.UsageError, match="ahead of the broker's clock"):
             admin.seek(TOPIC, "beyond", time.time() + 3600)
-        assert admin.stats(TOPIC, "beyond")["topics"][0]["channels"][0]["next_offset"] == 700, "nothing has changed"
+        assert admin.stats(TOPIC, "beyond")["topics"][0]["channels"][0]["next_offset"] == 700, (
+            "nothing has changed"
+        )
         assert admin.seek(TOPIC, "beyond", 5_000, clamp=True) == {"offset": 1_000}
         assert admin.seek(TOPIC, "beyond", 700) == {"offset": 700}
         assert admin.seek(TOPIC, "beyond", time.time() + 3600, clamp=True) == {"offset": 1_000}
@@ -118,7 +130,9 @@ def test_an_offset_beyond_the_end_is_refused_unless_it_is_clamped(broker: Broker
 
 
 def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker) -> None:
-    """The topic's process is stopped during a read. Its answer lies after the new offset, and must not count as a gap."""
+    """The topic's process is stopped during a read. Its answer lies after the new offset, and must
+    not count as a gap.
+    """
     bodies = [b"%06d" % n + bytes(10_000) for n in range(2_000)]
     with (
         zsq.Producer(broker.ipc) as producer,
@@ -149,7 +163,9 @@ def test_an_answer_to_an_older_question_is_not_taken_after_a_seek(broker: Broker
         assert admin.stats("big", "c")["topics"][0]["channels"][0]["lost_count"] == 0
 
 
-def test_a_seek_without_an_existing_channel_is_refused(broker: Broker, consumer: zsq.Consumer) -> None:
+def test_a_seek_without_an_existing_channel_is_refused(
+    broker: Broker, consumer: zsq.Consumer
+) -> None:
     with zsq.Admin(broker.ipc) as admin, consumer:
         with pytest.raises(zsq.NotFound):
             admin.seek(TOPIC, "nobody", 0)

@@ -1,4 +1,6 @@
-"""The broker as a service: what it tells its manager, its log as JSON, and that clients live through its restart."""
+"""The broker as a service: what it tells its manager, its log as JSON, and that clients live
+through its restart.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def heard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Heard]:
 
 @pytest.fixture(scope="module")
 def service(heard: Heard, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
-    one = Broker(tmp_path_factory.mktemp("service") / "data", "--log-format", "json", "--log-level", "debug")
+    one = Broker(
+        tmp_path_factory.mktemp("service") / "data", "--log-format", "json", "--log-level", "debug"
+    )
     os.environ |= {"NOTIFY_SOCKET": heard.socket.getsockname(), "WATCHDOG_USEC": "1000000"}
     try:
         one.launch()
@@ -68,17 +72,29 @@ def test_the_manager_hears_of_its_life(service: Broker, heard: Heard) -> None:
     wait_for(lambda: heard.look().count("WATCHDOG=1") >= beats + 3, what="more beats")
     assert service.process is not None
     service.process.send_signal(signal.SIGHUP)
-    wait_for(lambda: heard.look()[-2:] == ["READY=1", "STATUS=settings reloaded"] or "RELOADING=1" in heard.words, what="the reload")
+    wait_for(
+        lambda: (
+            heard.look()[-2:] == ["READY=1", "STATUS=settings reloaded"]
+            or "RELOADING=1" in heard.words
+        ),
+        what="the reload",
+    )
     wait_for(lambda: heard.look().count("READY=1") == 2, what="its end")
 
 
 def test_each_line_is_an_object(service: Broker) -> None:
-    with zsq.Producer(service.ipc) as producer, zsq.Consumer("logged", "c", url=service.ipc) as consumer:
+    with (
+        zsq.Producer(service.ipc) as producer,
+        zsq.Consumer("logged", "c", url=service.ipc) as consumer,
+    ):
         producer.publish("logged", b"x").wait(20)
         message = consumer.receive(20)
         assert message is not None
         message.finish()
-    wait_for(lambda: any(row["actor"] == "topic logged" for row in rows(service)), what="a line of storage's")
+    wait_for(
+        lambda: any(row["actor"] == "topic logged" for row in rows(service)),
+        what="a line of storage's",
+    )
     for row in rows(service):
         assert {"time", "level", "actor", "pid", "message"} <= set(row)
     assert "supervisor" in {row["actor"] for row in rows(service)}
@@ -95,7 +111,10 @@ class Client:
         self.seen: set[bytes] = set()
         self.errors: list[Exception] = []
         self._url = url
-        self._threads = [threading.Thread(target=self._guarded, args=(work,)) for work in (self._publish, self._consume)]
+        self._threads = [
+            threading.Thread(target=self._guarded, args=(work,))
+            for work in (self._publish, self._consume)
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -131,7 +150,9 @@ class Client:
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
 def test_clients_live_through_a_restart(service: Broker, heard: Heard, way: str) -> None:
-    """An upgrade is one: stop, install, start. Nothing is lost, nobody sees an error, and what is published meanwhile waits."""
+    """An upgrade is one: stop, install, start. Nothing is lost, nobody sees an error, and what is
+    published meanwhile waits.
+    """
     client = Client(service.ipc if way == "ipc" else service.tcp)
     try:
         wait_for(lambda: len(client.seen) > 50, what="some messages")
@@ -139,11 +160,17 @@ def test_clients_live_through_a_restart(service: Broker, heard: Heard, way: str)
         assert service.stop() == 0
         service.start()
         there = time.monotonic()
-        wait_for(lambda: client.stored[-1][0] > there and len(client.seen) > len(client.stored) - 20, what="more messages")
+        wait_for(
+            lambda: client.stored[-1][0] > there and len(client.seen) > len(client.stored) - 20,
+            what="more messages",
+        )
     finally:
         client.end()
     assert client.seen == {body for _, body in client.stored}
-    gap = max(after - before for (before, _), (after, _) in zip(client.stored, client.stored[1:], strict=False))
+    gap = max(
+        after - before
+        for (before, _), (after, _) in zip(client.stored, client.stored[1:], strict=False)
+    )
     print(f"{way}: stopped and started in {there - began:.2f} s, no answer for {gap:.2f} s")
     assert gap < 30
     assert "STOPPING=1" in heard.look()

@@ -1,4 +1,6 @@
-"""A soak of 80 seconds: every message explained, nothing grows. Longer: scripts/torture --soak MINUTES."""
+"""A soak of 80 seconds: every message explained, nothing grows. Longer: scripts/torture --soak
+MINUTES.
+"""
 
 from __future__ import annotations
 

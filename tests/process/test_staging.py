@@ -1,4 +1,6 @@
-"""Staging and transactions on real processes: what is committed is there once and in order, what is not is not."""
+"""Staging and transactions on real processes: what is committed is there once and in order, what is
+not is not.
+"""
 
 from __future__ import annotations
 
@@ -50,14 +52,25 @@ def test_parts_become_messages_at_once_in_their_order(shared: Broker, url: str, 
         assert stored(url, topic) == expected
         assert committer.commit("app", 0, [])["repeated"], "an earlier version"
     row = topic_row(shared, topic)
-    assert (row["stages"], row["transactions"], row["head"], row["message_count"]) == (0, 1, 502, 502)
+    assert (row["stages"], row["transactions"], row["head"], row["message_count"]) == (
+        0,
+        1,
+        502,
+        502,
+    )
     assert row["message_bytes"] > parts[0][3] + parts[1][3]
 
 
 def test_the_files_of_a_stage_go(broker: Broker) -> None:
     with StageCommitter(broker.ipc, TOPIC) as committer:
-        kept, dropped = write(broker.ipc, bodies_of("kept", 10)), write(broker.ipc, bodies_of("dropped", 10))
-        assert {name.split("-")[0] for name in staged_files(broker)} == {kept[0].hex(), dropped[0].hex()}
+        kept, dropped = (
+            write(broker.ipc, bodies_of("kept", 10)),
+            write(broker.ipc, bodies_of("dropped", 10)),
+        )
+        assert {name.split("-")[0] for name in staged_files(broker)} == {
+            kept[0].hex(),
+            dropped[0].hex(),
+        }
         committer.commit("app", 1, [kept])
         wait_for(lambda: not staged_files(broker), 10, "an empty staging folder")
         other = write(broker.ipc, bodies_of("other", 10), version=2)
@@ -143,7 +156,10 @@ def test_channels_get_commits_and_publishes_in_order_and_once(url: str, topic: s
     with zsq.Admin(url) as admin:
         for channel in ("c", "d"):
             admin.create_channel(topic, channel)
-    with zsq.Consumer(topic, "c", url=url, ready=1_000) as consumer, zsq.Consumer(topic, "d", url=url, ready=1) as slow:
+    with (
+        zsq.Consumer(topic, "c", url=url, ready=1_000) as consumer,
+        zsq.Consumer(topic, "d", url=url, ready=1) as slow,
+    ):
         got: list[bytes] = []
         offsets: list[int] = []
 
@@ -162,7 +178,10 @@ def test_channels_get_commits_and_publishes_in_order_and_once(url: str, topic: s
         with StageCommitter(url, topic) as committer:
             for version in range(10):
                 names = [f"v{version}p{n}" for n in range(2)]
-                parts = [write(url, bodies_of(name, 30), version=version, topic=topic, per_block=7) for name in names]
+                parts = [
+                    write(url, bodies_of(name, 30), version=version, topic=topic, per_block=7)
+                    for name in names
+                ]
                 committer.commit("app", version, parts)
                 for name in names:
                     committed += bodies_of(name, 30)
@@ -181,7 +200,11 @@ def test_channels_get_commits_and_publishes_in_order_and_once(url: str, topic: s
 
 
 def test_a_paused_topic_hides_a_commit(url: str, topic: str) -> None:
-    with zsq.Admin(url) as admin, zsq.Consumer(topic, "c", url=url) as consumer, StageCommitter(url, topic) as committer:
+    with (
+        zsq.Admin(url) as admin,
+        zsq.Consumer(topic, "c", url=url) as consumer,
+        StageCommitter(url, topic) as committer,
+    ):
         admin.create_channel(topic, "c")
         admin.pause(topic)
         committer.commit("app", 1, [write(url, [b"hidden"], topic=topic)])
@@ -193,14 +216,22 @@ def test_a_paused_topic_hides_a_commit(url: str, topic: str) -> None:
 
 
 @pytest.mark.parametrize("sync", ["interval", "never"])
-def test_publishes_and_commits_are_delivered_in_order_in_other_sync_modes(broker: Broker, sync: str) -> None:
-    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer, StageCommitter(broker.ipc, TOPIC) as committer:
+def test_publishes_and_commits_are_delivered_in_order_in_other_sync_modes(
+    broker: Broker, sync: str
+) -> None:
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Producer(broker.ipc) as producer,
+        StageCommitter(broker.ipc, TOPIC) as committer,
+    ):
         admin.create_topic(TOPIC, sync=sync)
         admin.create_channel(TOPIC, "c")
         with zsq.Consumer(TOPIC, "c", url=broker.ipc) as consumer:
             for version in range(5):
                 producer.publish(TOPIC, b"live%d" % version)
-                committer.commit("app", version, [write(broker.ipc, [b"staged%d" % version], version=version)])
+                committer.commit(
+                    "app", version, [write(broker.ipc, [b"staged%d" % version], version=version)]
+                )
                 for body in (b"live%d" % version, b"staged%d" % version):
                     message = consumer.receive(10)
                     assert message is not None
@@ -209,16 +240,26 @@ def test_publishes_and_commits_are_delivered_in_order_in_other_sync_modes(broker
 
 
 def test_a_big_commit_stops_no_publisher(broker: Broker) -> None:
-    """64 MiB of adopted parts and some small ones: nobody fails, and all of it can be read where it should be."""
+    """64 MiB of adopted parts and some small ones: nobody fails, and all of it can be read where it
+    should be.
+    """
     large = [bodies_of(f"large{n}", 16_384, 1_024) for n in range(4)]
     small = [bodies_of(f"small{n}", 50) for n in range(3)]
     parts = [write(broker.ipc, bodies, per_block=200) for bodies in (*small, *large)]
     publisher = Publisher(broker.ipc, TOPIC, 1_000)
-    wait_for(lambda: len(publisher.acknowledged) > 100 or publisher.failure, 20, "the publisher's first blocks")
+    wait_for(
+        lambda: len(publisher.acknowledged) > 100 or publisher.failure,
+        20,
+        "the publisher's first blocks",
+    )
     with StageCommitter(broker.ipc, TOPIC) as committer:
         done = committer.commit("app", 1, parts)
     before = len(publisher.acknowledged)
-    wait_for(lambda: len(publisher.acknowledged) > before + 100 or publisher.failure, 20, "the publisher's next blocks")
+    wait_for(
+        lambda: len(publisher.acknowledged) > before + 100 or publisher.failure,
+        20,
+        "the publisher's next blocks",
+    )
     live = publisher.end()
     first = done["first_offset"]
     group = [body for bodies in (*small, *large) for body in bodies]
@@ -236,15 +277,28 @@ def test_orphans_go_after_their_time(tmp_path: Path) -> None:
     try:
         broker.start()
         sealed = write(broker.ipc, bodies_of("sealed", 10))
-        with StageWriter(broker.ipc, TOPIC, "at work", 1, heartbeat_ms=1_000) as writer, StageCommitter(broker.ipc, TOPIC) as committer:
+        with (
+            StageWriter(broker.ipc, TOPIC, "at work", 1, heartbeat_ms=1_000) as writer,
+            StageCommitter(broker.ipc, TOPIC) as committer,
+        ):
             writer.push(pack([b"open"]))
-            victim = subprocess.Popen([sys.executable, "-c", KILLED, broker.ipc, TOPIC], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            victim = subprocess.Popen(
+                [sys.executable, "-c", KILLED, broker.ipc, TOPIC],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+            )
             assert victim.stdout is not None
             assert victim.stdout.readline() == b"pushed\n"
-            wait_for(lambda: topic_row(broker)["stages"] == 3 and len(staged_files(broker)) == 3, 10, "three stages")
+            wait_for(
+                lambda: topic_row(broker)["stages"] == 3 and len(staged_files(broker)) == 3,
+                10,
+                "three stages",
+            )
             kill(victim.pid)
             victim.communicate()
-            wait_for(lambda: topic_row(broker)["stages"] == 1, 20, "the end of those that nobody uses")
+            wait_for(
+                lambda: topic_row(broker)["stages"] == 1, 20, "the end of those that nobody uses"
+            )
             wait_for(lambda: len(staged_files(broker)) == 1, 10, "the end of their files")
             with pytest.raises(zsq.NotFound):
                 committer.commit("app", 1, [sealed])
@@ -257,7 +311,10 @@ def test_orphans_go_after_their_time(tmp_path: Path) -> None:
 
 def test_a_stage_of_a_deleted_topic_cannot_be_committed(broker: Broker) -> None:
     part = write(broker.ipc, bodies_of("a", 100))
-    with zsq.Admin(broker.ipc) as admin, StageCommitter(broker.ipc, TOPIC, create=False) as committer:
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        StageCommitter(broker.ipc, TOPIC, create=False) as committer,
+    ):
         admin.delete_topic(TOPIC)
         assert not staged_files(broker)
         with pytest.raises(zsq.ZsqError):

@@ -1,4 +1,6 @@
-"""kill -9, and stopped processes, while stages are written, sealed and committed: each row is there once, and no writer fails."""
+"""kill -9, and stopped processes, while stages are written, sealed and committed: each row is there
+once, and no writer fails.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ PER_BLOCK = 20
 
 
 class Task(threading.Thread):
-    """A task in the background, as an executor runs it; told when it may pass half of its blocks."""
+    """A task in the background, as an executor runs it; told when it may pass half of its
+    blocks.
+    """
 
     def __init__(self, work: Callable[[Task], Any]) -> None:
         super().__init__(daemon=True)
@@ -48,9 +52,13 @@ class Task(threading.Thread):
         return self._result
 
 
-def write_in_halves(url: str, version: int = 1, window_bytes: int = 32 << 20) -> Callable[[Task], StagePart | None]:
+def write_in_halves(
+    url: str, version: int = 1, window_bytes: int = 32 << 20
+) -> Callable[[Task], StagePart | None]:
     def work(task: Task) -> StagePart | None:
-        with StageWriter(url, TOPIC, "app", version, heartbeat_ms=1_000, window_bytes=window_bytes) as writer:
+        with StageWriter(
+            url, TOPIC, "app", version, heartbeat_ms=1_000, window_bytes=window_bytes
+        ) as writer:
             for number, block in enumerate(blocks_of(BODIES, PER_BLOCK)):
                 if number == ROWS // PER_BLOCK // 2:
                     task.half.set()
@@ -69,8 +77,12 @@ def killed(broker: Broker, kind: str) -> None:
 
 @pytest.mark.parametrize("window_bytes", [32 << 20, 200_000])
 @pytest.mark.parametrize("kind", ["topic", "gateway"])
-def test_a_stage_is_committed_whole_after_a_kill_between_pushes(broker: Broker, kind: str, window_bytes: int) -> None:
-    """With the small window most of it is durable by interim seals when the topic's process dies, and the writer has dropped it."""
+def test_a_stage_is_committed_whole_after_a_kill_between_pushes(
+    broker: Broker, kind: str, window_bytes: int
+) -> None:
+    """With the small window most of it is durable by interim seals when the topic's process dies,
+    and the writer has dropped it.
+    """
     url = broker.tcp if kind == "gateway" else broker.ipc
     task = Task(write_in_halves(url, window_bytes=window_bytes))
     assert task.half.wait(30)
@@ -104,7 +116,9 @@ def wait_for_actor(broker: Broker, kind: str) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def up() -> bool:
-        found[:] = [actor for actor in broker.actors() if actor["kind"] == kind and actor["state"] == "up"]
+        found[:] = [
+            actor for actor in broker.actors() if actor["kind"] == kind and actor["state"] == "up"
+        ]
         return bool(found)
 
     wait_for(up, 30, f"{kind} to be up")
@@ -132,7 +146,9 @@ def test_a_sealed_stage_survives_a_kill_before_its_commit(broker: Broker, victim
 
 @pytest.mark.parametrize("rows", [200, ROWS * 3])
 def test_a_kill_right_after_the_commit_was_sent(broker: Broker, rows: int) -> None:
-    """It may have taken effect or not; the committer asks again. Appended parts, and one that becomes a chunk."""
+    """It may have taken effect or not; the committer asks again. Appended parts, and one that
+    becomes a chunk.
+    """
     bodies = bodies_of("row", rows, 100)
     expected: list[bytes] = []
     with StageCommitter(broker.ipc, TOPIC) as committer:
@@ -175,7 +191,9 @@ def test_a_commit_waits_in_the_pipe_of_a_stopped_storage_that_is_killed(broker: 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp"])
 def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
-    """It is stopped for longer than two heartbeats; what was pushed meanwhile waits with the writer."""
+    """It is stopped for longer than two heartbeats; what was pushed meanwhile waits with the
+    writer.
+    """
     task = Task(write_in_halves(broker.ipc if way == "ipc" else broker.tcp))
     assert task.half.wait(30)
     (storage,) = broker.pids("topic")
@@ -194,7 +212,10 @@ def test_a_stopped_storage_goes_on(broker: Broker, way: str) -> None:
 
 def test_channels_see_a_commit_over_a_kill(broker: Broker) -> None:
     """Attached at the head before it, in order and once after it."""
-    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=500, heartbeat_ms=1_000) as consumer:
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Consumer(TOPIC, "c", url=broker.ipc, ready=500, heartbeat_ms=1_000) as consumer,
+    ):
         admin.create_channel(TOPIC, "c")
         assert consumer.receive(0.2) is None
         part = write(broker.ipc, BODIES[:1_000])

@@ -1,4 +1,6 @@
-"""What writers' links are told when something at the other end goes, and what they leave behind when they go."""
+"""What writers' links are told when something at the other end goes, and what they leave behind
+when they go.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,11 @@ def test_credit_behind_a_gateway_that_died_is_free(broker: Broker) -> None:
         assert near.open(STAGE)["credit_bytes"] < options.STAGE_CREDIT_BYTES
         (gateway,) = broker.pids("gateway")
         kill(gateway)
-        wait_for(lambda: near.open(STAGE)["credit_bytes"] == options.STAGE_CREDIT_BYTES, 15, "the credit of those behind the gateway")
+        wait_for(
+            lambda: near.open(STAGE)["credit_bytes"] == options.STAGE_CREDIT_BYTES,
+            15,
+            "the credit of those behind the gateway",
+        )
     finally:
         far.close()
         near.close()
@@ -76,14 +82,20 @@ def test_the_push_port_of_a_gateway_that_was_started_again(broker: Broker) -> No
         assert committer.commit("app", 1, [part])["messages"] == 9_000
 
 
-def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(broker: Broker) -> None:
-    """300 MB from a writer that does not wait for credit; what does not fit is dropped, and other topics are served on."""
+def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
+    broker: Broker,
+) -> None:
+    """300 MB from a writer that does not wait for credit; what does not fit is dropped, and other
+    topics are served on.
+    """
     raw, other = RawStage(broker, over_tcp=True), RawStage(broker, topic="other", over_tcp=True)
     try:
         raw.open(STAGE)
         other.open(STAGE)
         before = private_bytes(broker)["gateway zeromq"]
-        storages = {actor["name"]: actor["pid"] for actor in broker.actors() if actor["kind"] == "topic"}
+        storages = {
+            actor["name"]: actor["pid"] for actor in broker.actors() if actor["kind"] == "topic"
+        }
         stopped = storages[f"topic {TOPIC}"]
         os.kill(stopped, signal.SIGSTOP)
         try:
@@ -98,7 +110,9 @@ def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
         told: list[p.Wire] = []
 
         def hears_of_the_gap() -> bool:
-            raw.push(STAGE, [Block(block.header._replace(sequence=1_200), block.payload)])  # it may be dropped like those before it
+            raw.push(
+                STAGE, [Block(block.header._replace(sequence=1_200), block.payload)]
+            )  # it may be dropped like those before it
             if not raw.hears_nothing(0.1):
                 told.append(raw.hear())
             return bool(told) and isinstance(told[-1], p.Missing)

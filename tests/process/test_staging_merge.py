@@ -1,4 +1,6 @@
-"""A commit of very many small parts on real processes: others go on publishing, few chunks come of it, and a kill does not matter."""
+"""A commit of very many small parts on real processes: others go on publishing, few chunks come of
+it, and a kill does not matter.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,11 @@ class Task(threading.Thread):
     def is_merging(self, broker: Broker) -> bool:
         """Or past it."""
         names = {part[0].hex() for part in self.parts}
-        return bool(self.done) or any(name.split("-")[0] not in names for name in staged_files(broker)) or topic_row(broker)["head"] > 0
+        return (
+            bool(self.done)
+            or any(name.split("-")[0] not in names for name in staged_files(broker))
+            or topic_row(broker)["head"] > 0
+        )
 
 
 class Live(threading.Thread):
@@ -89,7 +95,9 @@ def test_others_publish_while_very_many_small_parts_are_committed(broker: Broker
         published = live.end()
         assert committer.commit("app", 1, parts)["repeated"] is True
     found = stored(broker.ipc)
-    assert [body for body in found if not body.startswith(b"live")] == [body for n in range(PARTS) for body in BODIES[n]]
+    assert [body for body in found if not body.startswith(b"live")] == [
+        body for n in range(PARTS) for body in BODIES[n]
+    ]
     assert [body for body in found if body.startswith(b"live")] == published
     assert chunks(broker) <= 3
     assert longest < 2.0, "a publisher waited as if the merge were done in storage's loop"

@@ -6,7 +6,17 @@ from collections.abc import Iterator
 
 import pytest
 from support.broker import Broker, wait_for
-from support.stages import TOPIC, RawStage, blocks_of, bodies_of, private_bytes, staged_files, stored, topic_row, write
+from support.stages import (
+    TOPIC,
+    RawStage,
+    blocks_of,
+    bodies_of,
+    private_bytes,
+    staged_files,
+    stored,
+    topic_row,
+    write,
+)
 
 from zsq.transport.block.block import Block, pack
 from zsq.transport.client.blocking.stage_writer import StageCommitter
@@ -37,7 +47,12 @@ def numbered(count: int, first: int = 0) -> list[Block]:
 
 
 def test_storage_answers_each_message_of_a_stage_writer(broker: Broker, raw: RawStage) -> None:
-    assert raw.open(STAGE) == {"expected": 0, "sealed": 0, "credit_bytes": 4 << 20, "committed": False}
+    assert raw.open(STAGE) == {
+        "expected": 0,
+        "sealed": 0,
+        "credit_bytes": 4 << 20,
+        "committed": False,
+    }
     blocks = numbered(5)
     raw.push(STAGE, blocks[:2])
     raw.hear_staged(STAGE, 2)
@@ -49,12 +64,18 @@ def test_storage_answers_each_message_of_a_stage_writer(broker: Broker, raw: Raw
     for block in blocks:
         checksum = p.checksum_after(checksum, block.header.columns_crc)
     size = sum(block.length for block in blocks)
-    assert raw.ask(p.Seal(7, STAGE, 6, size, checksum, True), 20) == p.Missing(7, STAGE, 5), "after a bounded wait"
+    assert raw.ask(p.Seal(7, STAGE, 6, size, checksum, True), 20) == p.Missing(7, STAGE, 5), (
+        "after a bounded wait"
+    )
     assert raw.ask(p.Seal(8, STAGE, 5, size, checksum, True)) == p.Done(8, {"messages": 5})
     assert raw.ask(p.Beat()) == p.Beat()
     part = (STAGE, 5, 5, size, checksum)
-    assert raw.ask(p.Commit(9, "raw", 1, "app", (part,))) == p.Done(9, {"first_offset": 0, "messages": 5, "repeated": False})
-    assert raw.ask(p.Commit(10, "raw", 1, "app", (part,))) == p.Done(10, {"first_offset": 0, "messages": 5, "repeated": True})
+    assert raw.ask(p.Commit(9, "raw", 1, "app", (part,))) == p.Done(
+        9, {"first_offset": 0, "messages": 5, "repeated": False}
+    )
+    assert raw.ask(p.Commit(10, "raw", 1, "app", (part,))) == p.Done(
+        10, {"first_offset": 0, "messages": 5, "repeated": True}
+    )
     assert raw.ask(p.OpenStage(11, b"f" * 16, "raw", 1, "app", 0)) == p.Done(
         11, {"expected": 0, "sealed": 0, "credit_bytes": 0, "committed": True}
     )
@@ -131,14 +152,25 @@ def test_each_impossible_stage_message_is_refused(broker: Broker, raw: RawStage)
         (p.Seal(5, STAGE, 0, 1, 0, True), "E_BAD_ARGUMENT"),
         (p.Commit(5, "raw", 1, "app", ((STAGE, 0, 0, 0, 0),)), "E_BAD_ARGUMENT"),
         (p.Commit(5, "raw", 1, "app", (b"x",)), "E_BAD_ARGUMENT"),  # type: ignore[arg-type]
-        (p.Commit(5, "raw", 1, "app", tuple((b"%016d" % n, 0, 0, 0, 0) for n in range(p.STAGE_PARTS_MAX + 1))), "E_BAD_ARGUMENT"),
+        (
+            p.Commit(
+                5,
+                "raw",
+                1,
+                "app",
+                tuple((b"%016d" % n, 0, 0, 0, 0) for n in range(p.STAGE_PARTS_MAX + 1)),
+            ),
+            "E_BAD_ARGUMENT",
+        ),
         (p.Fetch(5, 0, 1), "E_BAD_COMMAND"),
         (p.Staged(STAGE, 1), "E_BAD_COMMAND"),
     ):
         refused = raw.ask(word)
         assert isinstance(refused, p.Failed), word
         assert refused.code == code, (word, refused)
-    assert raw.ask(p.Abort(6, "raw", 1, (5, STAGE))) == p.Done(6, {"dropped": 1, "committed": False})  # type: ignore[arg-type]
+    assert raw.ask(p.Abort(6, "raw", 1, (5, STAGE))) == p.Done(  # type: ignore[arg-type]
+        6, {"dropped": 1, "committed": False}
+    )
     still_takes_stages(broker)
 
 

@@ -1,4 +1,6 @@
-"""Statistics of real processes: what a topic, its channels and their consumers say of work that is known."""
+"""Statistics of real processes: what a topic, its channels and their consumers say of work that is
+known.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,15 @@ def test_the_age_of_a_channel_without_consumers_grows(broker: Broker) -> None:
     """Nor is it told of anything: its storage knows."""
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel(TOPIC, "idle")
-        assert (row(admin, "idle")["oldest_message_age_s"], row(admin, "idle")["drain_s"]) == (0.0, 0.0)
+        assert (row(admin, "idle")["oldest_message_age_s"], row(admin, "idle")["drain_s"]) == (
+            0.0,
+            0.0,
+        )
         before = time.time()
         published(broker, 100)
-        wait_for(lambda: (row(admin, "idle")["oldest_message_age_s"] or 0) > 1.5, what="an age of 1.5 s")
+        wait_for(
+            lambda: (row(admin, "idle")["oldest_message_age_s"] or 0) > 1.5, what="an age of 1.5 s"
+        )
         found = row(admin, "idle")
         assert 1.5 < found["oldest_message_age_s"] <= time.time() - before
         assert (found["depth"], found["message_count"], found["drain_s"]) == (100, 100, None)
@@ -40,15 +47,23 @@ def test_the_age_of_a_channel_without_consumers_grows(broker: Broker) -> None:
         topic = admin.stats(TOPIC)["topics"][0]
         assert topic["oldest_message_age_s"] > 1.5
         admin.empty(TOPIC, "idle")
-        wait_for(lambda: row(admin, "idle")["oldest_message_age_s"] == 0.0, what="nothing that is old")
-        wait_for(lambda: admin.stats(TOPIC)["topics"][0]["oldest_message_age_s"] == 0.0, what="nothing that is old in the topic")
+        wait_for(
+            lambda: row(admin, "idle")["oldest_message_age_s"] == 0.0, what="nothing that is old"
+        )
+        wait_for(
+            lambda: admin.stats(TOPIC)["topics"][0]["oldest_message_age_s"] == 0.0,
+            what="nothing that is old in the topic",
+        )
         assert row(admin, "idle")["message_count"] == 100, "they came, whatever became of them"
 
 
 def test_messages_that_wait_for_a_first_channel_have_an_age_too(broker: Broker) -> None:
     published(broker, 10)
     with zsq.Admin(broker.ipc) as admin:
-        wait_for(lambda: (admin.stats(TOPIC)["topics"][0]["oldest_message_age_s"] or 0) > 0.2, what="an age")
+        wait_for(
+            lambda: (admin.stats(TOPIC)["topics"][0]["oldest_message_age_s"] or 0) > 0.2,
+            what="an age",
+        )
 
 
 def test_latency_and_rates_of_work_that_took_its_time(broker: Broker) -> None:
@@ -58,7 +73,10 @@ def test_latency_and_rates_of_work_that_took_its_time(broker: Broker) -> None:
         before = time.time()
         published(broker, 300)
         stored_by = time.time() - before
-        with zsq.Consumer(TOPIC, "fast", url=broker.ipc) as fast, zsq.Consumer(TOPIC, "slow", url=broker.ipc) as slow:
+        with (
+            zsq.Consumer(TOPIC, "fast", url=broker.ipc) as fast,
+            zsq.Consumer(TOPIC, "slow", url=broker.ipc) as slow,
+        ):
             finish(fast, 300)
             fast_took = time.time() - before
             wait_for(lambda: time.time() - before > fast_took + 1.0, what="a second")
@@ -71,8 +89,17 @@ def test_latency_and_rates_of_work_that_took_its_time(broker: Broker) -> None:
     assert quantile(rows["slow"], 1.0) <= slow_took * 1.01
     for found in rows.values():
         (client,) = found["clients"]
-        assert found["e2e_processing_latency"]["count"] == client["e2e_processing_latency"]["count"] == 300
-        assert (found["finish_count"], client["finish_count"], found["delivery_count"], found["depth"]) == (300, 300, 300, 0)
+        assert (
+            found["e2e_processing_latency"]["count"]
+            == client["e2e_processing_latency"]["count"]
+            == 300
+        )
+        assert (
+            found["finish_count"],
+            client["finish_count"],
+            found["delivery_count"],
+            found["depth"],
+        ) == (300, 300, 300, 0)
         assert 300 / 60 < found["rates"]["finish_count"] <= 300
         assert 300 / 60 < client["rates"]["finish_count"] <= 300
         assert client["message_bytes"] == found["delivery_bytes"] > 30_000
@@ -90,7 +117,11 @@ def test_due_and_committed_messages_are_counted_too(broker: Broker) -> None:
 
         def figures() -> tuple[int, int, float]:
             topic = admin.stats(TOPIC)["topics"][0]
-            return topic["message_count"], topic["message_bytes"], topic["rates"].get("message_bytes", 0.0)
+            return (
+                topic["message_count"],
+                topic["message_bytes"],
+                topic["rates"].get("message_bytes", 0.0),
+            )
 
         producer.publish_many(TOPIC, [b"x" * 100] * 50, delay=0.3)
         wait_for(lambda: figures()[0] == 50, what="messages that are due")
@@ -106,8 +137,13 @@ def test_due_and_committed_messages_are_counted_too(broker: Broker) -> None:
 
 
 def test_an_ephemeral_channel_tells_what_it_holds(broker: Broker) -> None:
-    """Storage keeps no holes of it: without that, what is in flight would look as young as what came last."""
-    with zsq.Admin(broker.ipc) as admin, zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=1) as consumer:
+    """Storage keeps no holes of it: without that, what is in flight would look as young as what
+    came last.
+    """
+    with (
+        zsq.Admin(broker.ipc) as admin,
+        zsq.Consumer(TOPIC, "c#ephemeral", url=broker.ipc, ready=1) as consumer,
+    ):
         published(broker, 1)
         held = consumer.receive(20)
         assert held is not None
@@ -117,7 +153,10 @@ def test_an_ephemeral_channel_tells_what_it_holds(broker: Broker) -> None:
         wait_for(lambda: row(admin, "c#ephemeral")["depth"] == 1, what="the second one")
         assert row(admin, "c#ephemeral")["oldest_message_age_s"] >= 1.5
         held.finish(sync=True)
-        wait_for(lambda: (row(admin, "c#ephemeral")["oldest_message_age_s"] or 9) < 1.5, what="the age of the second one")
+        wait_for(
+            lambda: (row(admin, "c#ephemeral")["oldest_message_age_s"] or 9) < 1.5,
+            what="the age of the second one",
+        )
 
 
 def test_counters_outlive_the_channels_process(broker: Broker) -> None:
@@ -132,16 +171,31 @@ def test_counters_outlive_the_channels_process(broker: Broker) -> None:
         wait_for(lambda: row(admin, "c")["depth"] == 0, what="all finished")
         admin.seek(TOPIC, "c", 150)
         before = row(admin, "c")
-        assert (before["message_count"], before["requeue_count"], before["finish_count"]) == (250, len(batch), 200)
+        assert (before["message_count"], before["requeue_count"], before["finish_count"]) == (
+            250,
+            len(batch),
+            200,
+        )
         assert before["delivery_count"] >= 200 + len(batch)
         (pid,) = broker.pids("channel")
         kill(pid)
         wait_for(lambda: broker.pids("channel") not in ([], [pid]), what="its successor")
-        wait_for(lambda: row(admin, "c")["health"] == "OK" and "next_offset" in row(admin, "c"), what="its pulse")
+        wait_for(
+            lambda: row(admin, "c")["health"] == "OK" and "next_offset" in row(admin, "c"),
+            what="its pulse",
+        )
         after = row(admin, "c")
-        counters = ("message_count", "delivery_count", "delivery_bytes", "finish_count", "requeue_count")
+        counters = (
+            "message_count",
+            "delivery_count",
+            "delivery_bytes",
+            "finish_count",
+            "requeue_count",
+        )
         assert {name: after[name] for name in counters} == {name: before[name] for name in counters}
-        assert after["rates"].get("finish_count", 0.0) == 0.0, "what was counted before is no growth"
+        assert after["rates"].get("finish_count", 0.0) == 0.0, (
+            "what was counted before is no growth"
+        )
 
 
 def finish(consumer: zsq.Consumer, count: int) -> None:
@@ -155,4 +209,8 @@ def finish(consumer: zsq.Consumer, count: int) -> None:
 
 def quantile(found: dict[str, Any], wanted: float) -> float:
     """In seconds."""
-    return next(float(one["value"]) / 1e9 for one in found["e2e_processing_latency"]["percentiles"] if one["quantile"] == wanted)
+    return next(
+        float(one["value"]) / 1e9
+        for one in found["e2e_processing_latency"]["percentiles"]
+        if one["quantile"] == wanted
+    )

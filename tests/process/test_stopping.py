@@ -1,4 +1,6 @@
-"""SIGTERM while clients wait for a topic that is on its way up: all of them are answered, and the broker ends."""
+"""SIGTERM while clients wait for a topic that is on its way up: all of them are answered, and the
+broker ends.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +21,13 @@ from support.nsq_socket import NsqSocket
 import zsq
 
 ANSWER_S = 3.0
-"""For each answer. It takes milliseconds, but this machine may have other work. It took 5 s before, and there was none."""
+"""For each answer. It takes milliseconds, but this machine may have other work. It took 5 s before,
+and there was none.
+"""
 END_S = 8.0
-"""For the end of the broker. A topic that is on its way up waits up to 10 s for the lock that these tests hold."""
+"""For the end of the broker. A topic that is on its way up waits up to 10 s for the lock that these
+tests hold.
+"""
 
 
 @pytest.fixture
@@ -81,20 +87,30 @@ def answers_of(broker: Broker, *paths: str, body: bytes = b"") -> list[tuple[int
             one.close()
 
 
-def test_http_publishes_to_a_topic_on_its_way_up_are_answered_when_the_broker_stops(broker: Broker) -> None:
+def test_http_publishes_to_a_topic_on_its_way_up_are_answered_when_the_broker_stops(
+    broker: Broker,
+) -> None:
     paths = ("/pub?topic=new", "/mpub?topic=new", "/pub?topic=new&defer=1000")
     assert answers_of(broker, *paths, body=b"body") == [(503, {"message": "EXITING"})] * 3
     end(broker)
 
 
-def test_http_orders_for_a_topic_on_its_way_up_are_answered_when_the_broker_stops(broker: Broker) -> None:
+def test_http_orders_for_a_topic_on_its_way_up_are_answered_when_the_broker_stops(
+    broker: Broker,
+) -> None:
     paths = ("/topic/create?topic=new", "/channel/create?topic=new&channel=c")
     assert answers_of(broker, *paths) == [(503, {"message": "EXITING"})] * 2
     end(broker)
 
 
-def test_nsq_publishes_to_a_topic_on_its_way_up_are_answered_when_the_broker_stops(broker: Broker) -> None:
-    with NsqSocket(broker.nsq, ANSWER_S) as pub, NsqSocket(broker.nsq, ANSWER_S) as dpub, NsqSocket(broker.nsq, ANSWER_S) as after:
+def test_nsq_publishes_to_a_topic_on_its_way_up_are_answered_when_the_broker_stops(
+    broker: Broker,
+) -> None:
+    with (
+        NsqSocket(broker.nsq, ANSWER_S) as pub,
+        NsqSocket(broker.nsq, ANSWER_S) as dpub,
+        NsqSocket(broker.nsq, ANSWER_S) as after,
+    ):
         pub.send("PUB new", b"body")
         dpub.send("DPUB new 1000", b"body")
         after.identify()  # answered, so those before it were read

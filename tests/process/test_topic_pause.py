@@ -1,4 +1,6 @@
-"""A paused topic: what is published meanwhile is shown as its depth, is not lost by deletions, and comes to all channels."""
+"""A paused topic: what is published meanwhile is shown as its depth, is not lost by deletions, and
+comes to all channels.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def test_messages_after_a_pause_are_not_finished(broker: Broker, admin: zsq.Admi
     assert bodies(broker, "next") == ALL
 
 
-def test_every_channel_that_exists_at_the_end_of_a_pause_gets_all_of_it(broker: Broker, admin: zsq.Admin) -> None:
+def test_every_channel_that_exists_at_the_end_of_a_pause_gets_all_of_it(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     admin.create_channel(TOPIC, "second")
     admin.unpause(TOPIC)
     assert bodies(broker, "c") == bodies(broker, "second") == ALL
@@ -93,7 +97,9 @@ def counts(admin: zsq.Admin) -> tuple[int, list[tuple[int, int]]]:
     return topic["depth"], sorted((row["depth"], row["message_count"]) for row in topic["channels"])
 
 
-def test_emptying_a_paused_topic_clears_what_waits_behind_its_pause(broker: Broker, admin: zsq.Admin) -> None:
+def test_emptying_a_paused_topic_clears_what_waits_behind_its_pause(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     """As nsqd does. Channels that are behind the pause, at it, and made later."""
     admin.unpause(TOPIC)
     assert drained(broker, "c") == ALL
@@ -115,10 +121,15 @@ def test_emptying_a_paused_topic_clears_what_waits_behind_its_pause(broker: Brok
         assert drained(broker, "c") == drained(broker, "later") == [b"kept"]
         assert drained(broker, "behind") == [*ALL, b"kept"]
         assert counts(again) == (0, [(0, 1), (0, 6), (0, 6)])
-        assert all(row["lost_count"] == row["dropped_count"] == 0 for row in again.stats(TOPIC)["topics"][0]["channels"])
+        assert all(
+            row["lost_count"] == row["dropped_count"] == 0
+            for row in again.stats(TOPIC)["topics"][0]["channels"]
+        )
 
 
-def test_emptying_a_paused_topic_without_a_channel_clears_it_for_every_channel_to_come(broker: Broker, admin: zsq.Admin) -> None:
+def test_emptying_a_paused_topic_without_a_channel_clears_it_for_every_channel_to_come(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     admin.delete_channel(TOPIC, "c", force=True)
     admin.empty(TOPIC)
     publish(broker, b"kept")
@@ -128,7 +139,9 @@ def test_emptying_a_paused_topic_without_a_channel_clears_it_for_every_channel_t
     assert drained(broker, "one") == drained(broker, "two") == [b"kept"]
 
 
-def test_a_seek_back_brings_what_was_emptied_as_the_log_still_has_it(broker: Broker, admin: zsq.Admin) -> None:
+def test_a_seek_back_brings_what_was_emptied_as_the_log_still_has_it(
+    broker: Broker, admin: zsq.Admin
+) -> None:
     admin.empty(TOPIC)
     admin.unpause(TOPIC)
     publish(broker, b"kept")

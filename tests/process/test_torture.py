@@ -1,4 +1,6 @@
-"""Thirty kills of every kind under load: nothing acknowledged is lost or doubled, nothing confirmed comes back. More: scripts/torture."""
+"""Thirty kills of every kind under load: nothing acknowledged is lost or doubled, nothing confirmed
+comes back. More: scripts/torture.
+"""
 
 from __future__ import annotations
 
@@ -30,5 +32,7 @@ def test_thirty_kills_lose_no_acknowledged_message(tmp_path: Path, memory: Path)
     assert torture.totals["lost"] == 0
     assert torture.totals["acknowledged"] > CYCLES * 2_000
     assert torture.orphans == 0
-    assert torture.outstanding["kills with both"] > CYCLES // 2, "publishes and finishes must be on their way when processes are killed"
+    assert torture.outstanding["kills with both"] > CYCLES // 2, (
+        "publishes and finishes must be on their way when processes are killed"
+    )
     print(f"{CYCLES} kills, {torture.totals['acknowledged']:,} messages acknowledged, 0 lost")

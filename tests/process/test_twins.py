@@ -1,4 +1,6 @@
-"""A second broker on a copy of a data directory, a broker whose sockets are removed under its feet, and sockets of killed processes."""
+"""A second broker on a copy of a data directory, a broker whose sockets are removed under its feet,
+and sockets of killed processes.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,14 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
         one.close()
 
 
-def test_a_copy_of_a_running_broker_is_refused_until_the_original_ends(broker: Broker, tmp_path: Path) -> None:
+def test_a_copy_of_a_running_broker_is_refused_until_the_original_ends(
+    broker: Broker, tmp_path: Path
+) -> None:
     with zsq.Producer(broker.ipc) as producer:
         producer.publish("t", b"x")
-    shutil.copytree(broker.data_dir, tmp_path / "copy", ignore=shutil.ignore_patterns("run", "lock"))
+    shutil.copytree(
+        broker.data_dir, tmp_path / "copy", ignore=shutil.ignore_patterns("run", "lock")
+    )
     copy = Broker(tmp_path / "copy")
     try:
         copy.launch()
@@ -40,7 +46,10 @@ def test_a_copy_of_a_running_broker_is_refused_until_the_original_ends(broker: B
         assert copy.process.wait(30) == 1
         assert broker.process is not None
         said = copy.log.read_text()
-        assert f"is a copy of one on which another broker runs (pid {broker.process.pid}, uuid " in said
+        assert (
+            f"is a copy of one on which another broker runs (pid {broker.process.pid}, uuid "
+            in said
+        )
         assert "make the copy with `zsq backup`" in said
         broker.process.kill()  # the kernel lets the name go
         broker.process.wait(10)
@@ -52,20 +61,32 @@ def test_a_copy_of_a_running_broker_is_refused_until_the_original_ends(broker: B
 def test_a_restored_backup_runs_beside_its_original(broker: Broker, tmp_path: Path) -> None:
     with zsq.Producer(broker.ipc) as producer:
         producer.publish("t", b"x")
-    for line in (["backup", broker.data_dir, tmp_path / "b"], ["restore", tmp_path / "b", tmp_path / "restored"]):
-        subprocess.run([sys.executable, "-m", "zsq", *map(str, line)], check=True, capture_output=True, timeout=60)
+    for line in (
+        ["backup", broker.data_dir, tmp_path / "b"],
+        ["restore", tmp_path / "b", tmp_path / "restored"],
+    ):
+        subprocess.run(
+            [sys.executable, "-m", "zsq", *map(str, line)],
+            check=True,
+            capture_output=True,
+            timeout=60,
+        )
     restored = Broker(tmp_path / "restored")
     try:
         restored.start()
         with zsq.Admin(restored.ipc) as theirs, zsq.Admin(broker.ipc) as ours:
             there, here = theirs.stats(), ours.stats()
         assert there["uuid"] != here["uuid"]
-        assert [topic["uuid"] for topic in there["topics"]] == [topic["uuid"] for topic in here["topics"]]
+        assert [topic["uuid"] for topic in there["topics"]] == [
+            topic["uuid"] for topic in here["topics"]
+        ]
     finally:
         restored.close()
 
 
-def test_an_abstract_socket_of_another_user_prevents_no_start(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_abstract_socket_of_another_user_prevents_no_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind(f"\0zsq-broker-{UUID}")
         squatter.listen()
@@ -91,7 +112,10 @@ def test_a_broker_whose_sockets_are_removed_says_so_and_ends(broker: Broker, wha
     assert broker.process is not None
     assert broker.process.wait(30) == 1
     end = "was replaced" if what == "replaced" else "was removed"
-    assert f"the socket {run}/supervisor {end}, so clients cannot connect: this broker stops" in broker.log.read_text()
+    assert (
+        f"the socket {run}/supervisor {end}, so clients cannot connect: this broker stops"
+        in broker.log.read_text()
+    )
     broker.start()
     with zsq.Consumer("t", "c", url=broker.ipc, start="earliest") as consumer:
         message = consumer.receive(20)
@@ -109,22 +133,31 @@ def test_a_data_directory_that_others_may_write_is_refused(tmp_path: Path) -> No
         assert one.process is not None
         assert one.process.wait(30) == 1
         said = one.log.read_text()
-        assert f"the data directory {tmp_path}/data has mode 0777, so that other users may change it: chmod 700 {tmp_path}/data" in said
+        assert (
+            f"the data directory {tmp_path}/data has mode 0777, so that other users may change "
+            f"it: chmod 700 {tmp_path}/data"
+        ) in said
     finally:
         one.close()
 
 
 def test_the_sockets_of_killed_processes_are_removed(broker: Broker) -> None:
-    """Each successor binds new ones, so a broker whose processes are killed again and again would fill `run/`."""
+    """Each successor binds new ones, so a broker whose processes are killed again and again would
+    fill `run/`.
+    """
     run = broker.data_dir / "run"
     with zsq.Admin(broker.ipc) as admin:
         admin.create_channel("t", "c")
         before = {path.name for path in run.iterdir()}
         pids = {row["name"]: row["pid"] for row in admin.stats()["processes"]}
         for title in ("topic t", "scan worker", "channel t/c"):
-            os.kill(next(pid for name, pid in pids.items() if name.startswith(title)), signal.SIGKILL)
+            os.kill(
+                next(pid for name, pid in pids.items() if name.startswith(title)), signal.SIGKILL
+            )
 
-        def replaced() -> bool:  # four sockets of the storage; one each of topic, channel and worker
+        def replaced() -> (
+            bool
+        ):  # four sockets of the storage; one each of topic, channel and worker
             now = {path.name for path in run.iterdir()}
             return len(before - now) == 7 and len(now) == len(before)
 

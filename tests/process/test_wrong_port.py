@@ -1,4 +1,6 @@
-"""A client at the wrong port of a real broker is told what answers there, and which port is meant."""
+"""A client at the wrong port of a real broker is told what answers there, and which port is
+meant.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,21 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
 
 
 @pytest.mark.parametrize("kind", ["http", "nsq"])
-def test_the_error_at_an_http_or_nsq_port_names_the_port(kind: str, broker: Broker, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_at_an_http_or_nsq_port_names_the_port(
+    kind: str, broker: Broker, capsys: pytest.CaptureFixture[str]
+) -> None:
     port = broker.http if kind == "http" else broker.nsq
     url = f"tcp://127.0.0.1:{port}"
-    said = f"{url} is the HTTP port of a ZSQ broker" if kind == "http" else f"{url} is the port of a ZSQ broker .* for NSQ clients"
+    said = (
+        f"{url} is the HTTP port of a ZSQ broker"
+        if kind == "http"
+        else f"{url} is the port of a ZSQ broker .* for NSQ clients"
+    )
     began = time.monotonic()
-    with zsq.Producer(url, timeout=60) as producer, pytest.raises(zsq.UsageError, match=f"{said}.*by default 4153"):
+    with (
+        zsq.Producer(url, timeout=60) as producer,
+        pytest.raises(zsq.UsageError, match=f"{said}.*by default 4153"),
+    ):
         producer.publish("t", b"body")
     with zsq.Admin(url) as admin, pytest.raises(zsq.UsageError, match=said):
         admin.topics()
@@ -62,7 +73,10 @@ def test_something_else_is_told_in_the_time_out() -> None:
         greeting.start()
         url = f"tcp://127.0.0.1:{server.getsockname()[1]}"
         try:
-            with zsq.Admin(url, timeout=3) as admin, pytest.raises(zsq.BrokerUnreachable, match=r"answers b'SSH-2\.0"):
+            with (
+                zsq.Admin(url, timeout=3) as admin,
+                pytest.raises(zsq.BrokerUnreachable, match=r"answers b'SSH-2\.0"),
+            ):
                 admin.topics()
         finally:
             server.shutdown(socket.SHUT_RDWR)

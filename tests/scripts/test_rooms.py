@@ -1,4 +1,6 @@
-"""Who may import whom in `scripts/`: a package imports only those before it, and a room of the benchmarks only the rooms before it."""
+"""Who may import whom in `scripts/`: a package imports only those before it, and a room of the
+benchmarks only the rooms before it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,18 @@ from typing import Final
 
 SCRIPTS: Final = Path(__file__).resolve().parents[2] / "scripts"
 ROOMS: Final = ("harness", "peers", "measures", "budget", "cost", "main", "__main__")
-PACKAGES: Final = {"docs_site": set(), "local_setup": set(), "benchmarks": {"local_setup"}, "pipeline_demo": {"local_setup"}}
+PACKAGES: Final = {
+    "docs_site": set(),
+    "local_setup": set(),
+    "benchmarks": {"local_setup"},
+    "pipeline_demo": {"local_setup"},
+}
 
 
 def imports(path: Path) -> set[tuple[str, ...]]:
-    """Return each module that a file imports, as a dotted name in parts; what is relative counts from `scripts/`."""
+    """Return each module that a file imports, as a dotted name in parts; what is relative counts
+    from `scripts/`.
+    """
     package = path.relative_to(SCRIPTS).parts[:-1]
     found: set[tuple[str, ...]] = set()
     for node in ast.walk(ast.parse(path.read_text())):
@@ -26,7 +35,9 @@ def imports(path: Path) -> set[tuple[str, ...]]:
 
 
 def test_a_package_imports_only_what_it_may() -> None:
-    assert {path.name for path in SCRIPTS.iterdir() if (path / "__init__.py").is_file()} == set(PACKAGES)
+    assert {path.name for path in SCRIPTS.iterdir() if (path / "__init__.py").is_file()} == set(
+        PACKAGES
+    )
     wrong = [
         f"{path.relative_to(SCRIPTS)} imports {'.'.join(module)}"
         for package, allowed in PACKAGES.items()

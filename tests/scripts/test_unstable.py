@@ -1,4 +1,6 @@
-"""How `.ci/run` finds unstable tests: with pytest's own list of what failed, as this version of pytest writes it."""
+"""How `.ci/run` finds unstable tests: with pytest's own list of what failed, as this version of
+pytest writes it.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,23 @@ def test_good():
 
 
 def run_pytest(folder: Path, *arguments: str) -> int:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    line = [sys.executable, "-m", "pytest", "-q", "-p", "no:hypothesispytest", "--rootdir", str(folder), *arguments]
-    return subprocess.run(line, cwd=folder, capture_output=True, timeout=60, check=False, env=environment).returncode
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
+    line = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:hypothesispytest",
+        "--rootdir",
+        str(folder),
+        *arguments,
+    ]
+    return subprocess.run(
+        line, cwd=folder, capture_output=True, timeout=60, check=False, env=environment
+    ).returncode
 
 
 @pytest.mark.parametrize(("flaky", "good", "code"), [(2, False, 0), (3, True, 1)])
@@ -46,14 +62,21 @@ def test_more_than_two_unstable_tests_are_too_many(
     assert run_pytest(tmp_path) == 1
     first = (tmp_path / FAILED).rename(tmp_path / "first")
     (tmp_path / FAILED).write_text(first.read_text())
-    assert run_pytest(tmp_path, "--last-failed", "--last-failed-no-failures", "none") == (0 if good else 1)
+    assert run_pytest(tmp_path, "--last-failed", "--last-failed-no-failures", "none") == (
+        0 if good else 1
+    )
     assert unstable.main(str(first), str(tmp_path / FAILED)) == code
     said = capsys.readouterr().out.splitlines()
-    assert said[:flaky] == [f"unstable: test_a.py::test_flaky[{number}] failed once and passed alone" for number in range(flaky)]
+    assert said[:flaky] == [
+        f"unstable: test_a.py::test_flaky[{number}] failed once and passed alone"
+        for number in range(flaky)
+    ]
     assert said[flaky:] == (["unstable: 3 tests; the limit is 2"] if code else [])
 
 
-def test_without_a_failure_nothing_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_failure_nothing_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert unstable.main(str(tmp_path / "first"), str(tmp_path / "second")) == 0
     assert capsys.readouterr().out == ""
 

@@ -9,8 +9,14 @@ import sys
 from . import broken, patches
 
 if __name__ == "__main__":
-    if os.environ.get("PYTHONHASHSEED") != "0":  # sets of strings would be walked in another order in each process
-        os.execve(sys.executable, [sys.executable, "-P", "-m", "simulation", *sys.argv[1:]], os.environ | {"PYTHONHASHSEED": "0"})
+    if (
+        os.environ.get("PYTHONHASHSEED") != "0"
+    ):  # sets of strings would be walked in another order in each process
+        os.execve(
+            sys.executable,
+            [sys.executable, "-P", "-m", "simulation", *sys.argv[1:]],
+            os.environ | {"PYTHONHASHSEED": "0"},
+        )
     patches.before_import()
     if "--broken" in sys.argv:
         broken.put_in(sys.argv[sys.argv.index("--broken") + 1])

@@ -1,8 +1,10 @@
-"""A topic that keeps what is unfinished for a second only, and then drops the oldest (`max_s`, `drop-oldest`): its consumer is too slow.
+"""A topic that keeps what is unfinished for a second only, and then drops the oldest (`max_s`,
+`drop-oldest`): its consumer is too slow.
 
 * a message goes only when it is older than the bound
 * what is left is the end of the log, without a gap
-* whatever the channel never gave out was dropped, and is counted there; what was confirmed as finished is not
+* whatever the channel never gave out was dropped, and is counted there; what was confirmed as
+  finished is not
 """
 
 from __future__ import annotations
@@ -46,12 +48,16 @@ class Bounded:
 
     def produce(self, name: str, dice: random.Random) -> None:
         world = self.crew.world
-        with zsq.Producer(self.crew.url, timeout=20, heartbeat_ms=1_000, when_full="wait") as producer:
+        with zsq.Producer(
+            self.crew.url, timeout=20, heartbeat_ms=1_000, when_full="wait"
+        ) as producer:
             while self.sent < self.plan.blocks * 4:
                 first, count, called_ns = self.sent, dice.choice((1, 4, 10)), world.monotonic_ns()
                 self.sent += count
                 try:
-                    offset = producer.publish_many(TOPIC, [b"r%d" % number for number in range(first, first + count)]).wait()
+                    offset = producer.publish_many(
+                        TOPIC, [b"r%d" % number for number in range(first, first + count)]
+                    ).wait()
                 except errors.ZsqError as error:
                     self.crew.noted(name, error)
                 else:
@@ -65,7 +71,16 @@ class Bounded:
     def consume(self, name: str, dice: random.Random) -> None:
         crew, world = self.crew, self.crew.world
         while not crew.closing:
-            consumer = zsq.Consumer(TOPIC, CHANNEL, url=crew.url, ready=1, message_timeout=2.0, timeout=20, heartbeat_ms=1_000, label=name)
+            consumer = zsq.Consumer(
+                TOPIC,
+                CHANNEL,
+                url=crew.url,
+                ready=1,
+                message_timeout=2.0,
+                timeout=20,
+                heartbeat_ms=1_000,
+                label=name,
+            )
             try:
                 while not crew.closing:
                     batch = consumer.receive_batch(timeout=0.5)
@@ -87,9 +102,16 @@ class Bounded:
     def dropping(self, start: int) -> None:
         """The log is about to begin at `start`."""
         world = self.crew.world
-        young = [offset for offset, called_ns in self.called_ns.items() if 0 <= offset < start and world.now_ns - called_ns < MAX_S * S]
+        young = [
+            offset
+            for offset, called_ns in self.called_ns.items()
+            if 0 <= offset < start and world.now_ns - called_ns < MAX_S * S
+        ]
         if young and self.crew.steady:
-            self.crew.ledger.broken(f"{len(young)} messages of {TOPIC} below {start} are dropped before they are {MAX_S:g} s old")
+            self.crew.ledger.broken(
+                f"{len(young)} messages of {TOPIC} below {start} are dropped before they are "
+                f"{MAX_S:g} s old"
+            )
 
     # The last look
 
@@ -98,15 +120,25 @@ class Bounded:
         broken = self.crew.ledger.broken
         stored = self._stored()
         kept = min(stored, default=1 << 62)
-        gone = [number for number, offset in self.answered.items() if offset >= kept and stored.get(offset) != number]
+        gone = [
+            number
+            for number, offset in self.answered.items()
+            if offset >= kept and stored.get(offset) != number
+        ]
         if gone:
-            broken(f"{gone[:10]} of {TOPIC} were answered and are not in its log, which goes on from {kept}")
+            broken(
+                f"{gone[:10]} of {TOPIC} were answered and are not in its log, which goes on "
+                f"from {kept}"
+            )
         (topic,) = (topic for topic in admin.stats()["topics"] if topic["topic_name"] == TOPIC)
         (channel,) = (row for row in topic["channels"] if row["channel_name"] == CHANNEL)
         never, dropped = len(self.answered.keys() - self.seen), channel["dropped_count"]
         self.crew.world.note(f"{TOPIC}: {never} never seen, {dropped} dropped of {self.sent}")
         if not never <= dropped <= self.sent - len(self.confirmed):
-            broken(f"{CHANNEL} counts {dropped} as dropped; {never} were never given out, {len(self.confirmed)} of {self.sent} finished")
+            broken(
+                f"{CHANNEL} counts {dropped} as dropped; {never} were never given out, "
+                f"{len(self.confirmed)} of {self.sent} finished"
+            )
         if topic["dropped_count"] < dropped:
             broken(f"{TOPIC} counts {topic['dropped_count']} as dropped, and its channel {dropped}")
 
@@ -118,7 +150,9 @@ class Bounded:
                 page = reader.read(offset, 1 << 20)
                 for block in page.blocks:
                     if found and block.first_offset != offset:
-                        self.crew.ledger.broken(f"{TOPIC}: after offset {offset} comes {block.first_offset}")
+                        self.crew.ledger.broken(
+                            f"{TOPIC}: after offset {offset} comes {block.first_offset}"
+                        )
                     for index, body in enumerate(block.body.values()):
                         found[block.first_offset + index] = int(bytes(body or b"")[1:])
                     offset = block.first_offset + block.count

@@ -1,7 +1,9 @@
-"""Deliberate defects: each takes one promise's keeper out of the product, and the simulation must find that within few seeds.
+"""Deliberate defects: each takes one promise's keeper out of the product, and the simulation must
+find that within few seeds.
 
-A defect is a place in the source and what stands there instead; it is put in as the module is imported, in this process only. If the
-source has changed so that the place is not found, that is an error: the defect has to be written anew.
+A defect is a place in the source and what stands there instead; it is put in as the module is
+imported, in this process only. If the source has changed so that the place is not found, that is an
+error: the defect has to be written anew.
 """
 
 from __future__ import annotations
@@ -13,7 +15,9 @@ from typing import Any, Final, NamedTuple
 
 
 class Defect(NamedTuple):
-    """`path`: in the repository. `faults`: only these strike, so that the few seeds of a test find it."""
+    """`path`: in the repository. `faults`: only these strike, so that the few seeds of a test find
+    it.
+    """
 
     path: str
     old: str
@@ -170,7 +174,9 @@ def put_in(name: str) -> Defect:
             return plain(loader, fullname)
         source = path.read_text()
         if source.count(defect.old) != 1:
-            raise SystemExit(f"{name}: its place is there {source.count(defect.old)} times in {path}")
+            raise SystemExit(
+                f"{name}: its place is there {source.count(defect.old)} times in {path}"
+            )
         print(f"{name}: put into {defect.path}", flush=True)
         return compile(source.replace(defect.old, defect.new), str(path), "exec")
 

@@ -1,7 +1,8 @@
-"""The broker in the simulated world: the real supervisor with all its actors, on a process table that starts greenlets.
+"""The broker in the simulated world: the real supervisor with all its actors, on a process table
+that starts greenlets.
 
-What `actors/supervisor/serve.py` and `actors/runtime/process_table.py` do with the operating system is done here with the world: the rest
-is the product's.
+What `actors/supervisor/serve.py` and `actors/runtime/process_table.py` do with the operating system
+is done here with the world: the rest is the product's.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ URL_DIRECT: Final = f"ipc://{RUN_DIR}"
 TCP: Final = "127.0.0.1:4153"
 URL_TCP: Final = f"tcp://{TCP}"
 
-# By what a process of the broker may end of itself: all others are defects. (`RuntimeError`: a channel whose rows storage refuses.)
+# By what a process of the broker may end of itself: all others are defects. (`RuntimeError`: a
+# channel whose rows storage refuses.)
 MEANT: Final = ("StoreFailed", "StartFailed")
 
 
@@ -53,7 +55,13 @@ class _Ended(Descriptor):
 class SimTable:
     """`ProcessTable` of one supervisor's life."""
 
-    def __init__(self, actors: Mapping[str, str], supervisor_endpoint: str, log_level: str, log_format: str = "text") -> None:
+    def __init__(
+        self,
+        actors: Mapping[str, str],
+        supervisor_endpoint: str,
+        log_level: str,
+        log_format: str = "text",
+    ) -> None:
         self.world = the_world()
         assert self.world.current is not None
         self.process = self.world.current.process
@@ -82,7 +90,10 @@ class SimTable:
         self.processes[spec.key] = process
         process.on_death.append(_end_sockets)
         process.on_death.append(partial(self._noticed, child))
-        process.run(partial(self._live, process, spec, lifeline.fd), delay_ns=world.rng.randrange(2 * MS, 15 * MS))
+        process.run(
+            partial(self._live, process, spec, lifeline.fd),
+            delay_ns=world.rng.randrange(2 * MS, 15 * MS),
+        )
         return child
 
     def _live(self, process: Process, spec: ChildSpec, lifeline: int) -> None:
@@ -122,7 +133,9 @@ class SimTable:
             process.kill("killed by the supervisor")
 
     def _orphan(self, process: Process) -> None:
-        """The supervisor is dead: its children read the end of their pipes, or the kernel ends them."""
+        """The supervisor is dead: its children read the end of their pipes, or the kernel ends
+        them.
+        """
         for key, child in self.processes.items():
             flag = cast("Any", self.children[key].lifeline)
             delay = self.world.rng.randrange(10_000, 5 * MS)
@@ -140,14 +153,20 @@ def _end_sockets(process: Process) -> None:
 class Broker:
     """One data directory, and the supervisors that live on it, one after the other."""
 
-    def __init__(self, world: World, disk: Disk, *, chunk_bytes: int, tcp: bool, losses: Losses) -> None:
+    def __init__(
+        self, world: World, disk: Disk, *, chunk_bytes: int, tcp: bool, losses: Losses
+    ) -> None:
         self.world = world
         self.disk = disk
         self.data_dir = Path(disk.root)
-        self.options = ServeOptions(self.data_dir, gateway=TCP if tcp else "", chunk_bytes=chunk_bytes)
+        self.options = ServeOptions(
+            self.data_dir, gateway=TCP if tcp else "", chunk_bytes=chunk_bytes
+        )
         self.losses = losses
         self.bounded: Bounded | None = None
-        self.took_move: Callable[[str, int, tuple[int, int]], None] = lambda channel, place, boundary: None
+        self.took_move: Callable[[str, int, tuple[int, int]], None] = (
+            lambda channel, place, boundary: None
+        )
         self.number = 0
         self.process: Process | None = None
         self.supervisor: supervisor.Supervisor | None = None
@@ -178,7 +197,9 @@ class Broker:
     # What happens to it
 
     def watch_moves(self, channel: Any) -> None:
-        """Tell `took_move` of each seek at the moment when the channel takes it, with the last lease before it."""
+        """Tell `took_move` of each seek at the moment when the channel takes it, with the last
+        lease before it.
+        """
         move = channel._move
 
         def watched(offset: int) -> None:
@@ -194,8 +215,16 @@ class Broker:
 
     def folder(self, topic: str) -> str:
         """Of a topic's files; empty while it is not known."""
-        row = self.supervisor.state.registry.topics.get(topic) if self.supervisor is not None else None
-        return self.supervisor.state.registry.folder(row) if self.supervisor is not None and row is not None else ""
+        row = (
+            self.supervisor.state.registry.topics.get(topic)
+            if self.supervisor is not None
+            else None
+        )
+        return (
+            self.supervisor.state.registry.folder(row)
+            if self.supervisor is not None and row is not None
+            else ""
+        )
 
     def living(self) -> list[Process]:
         return [one for one in self.world.processes if one.alive and one.kind]

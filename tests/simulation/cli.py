@@ -1,4 +1,6 @@
-"""Plays seeds, each in a process of its own, prints what came of them, and how to replay what went wrong."""
+"""Plays seeds, each in a process of its own, prints what came of them, and how to replay what went
+wrong.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,11 @@ class Playing:
         status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
         shutil.rmtree(self._root, ignore_errors=True)
         if not self._said:
-            why = f"no result within {SEED_S_MAX:g} s" if late else f"the simulator itself failed: exit code {status}"
+            why = (
+                f"no result within {SEED_S_MAX:g} s"
+                if late
+                else f"the simulator itself failed: exit code {status}"
+            )
             return Result(self.seed, [why], "", 0, 0.0)
         return Result(**json.loads(self._said))
 
@@ -121,7 +127,9 @@ class Tally:
         if before is not None:
             self.twice += 1
             if before.log_hash != result.log_hash:
-                result.violations.append(f"two runs of one seed differ: {before.log_hash} and {result.log_hash}")
+                result.violations.append(
+                    f"two runs of one seed differ: {before.log_hash} and {result.log_hash}"
+                )
         else:
             for name, number in result.counts.items():
                 self.counts[name] = self.counts.get(name, 0) + number
@@ -132,7 +140,14 @@ class Tally:
         now = time.monotonic()
         if now - self._told > TELL_S:
             self._told = now
-            print(f"{len(self.results):,} seeds in {now - self.began:.0f} s, {len(self.failures)} failed", flush=True)
+            print(
+                (
+                    f"{len(self.results):,} seeds in {now - self.began:.0f} s, "
+                    f"{len(self.failures)} "
+                    "failed"
+                ),
+                flush=True,
+            )
 
     def summary(self) -> None:
         seconds = time.monotonic() - self.began
@@ -142,10 +157,21 @@ class Tally:
         first, last = (seeds[0], seeds[-1]) if seeds else (0, 0)
         machine = f"{os.cpu_count()} cores, Python {platform.python_version()}"
         print(f"\n{len(seeds):,} seeds ({first} to {last}) in {seconds:.0f} s on {machine}")
-        print(f"  simulated: {simulated / 3600:.2f} hours, {events:,} events; {self.twice} seeds played twice went alike")
-        print("  " + ", ".join(f"{name} {number:,}" for name, number in sorted(self.counts.items())))
+        print(
+            f"  simulated: {simulated / 3600:.2f} hours, {events:,} events; {self.twice} seeds "
+            "played twice went alike"
+        )
+        print(
+            "  " + ", ".join(f"{name} {number:,}" for name, number in sorted(self.counts.items()))
+        )
         print(f"  digest of all logs: {digest([self.results[seed] for seed in seeds])}")
-        print(f"  broken promises: {sum(len(one.violations) for one in self.failures)} in {len(self.failures)} seeds", flush=True)
+        print(
+            (
+                f"  broken promises: {sum(len(one.violations) for one in self.failures)} in "
+                f"{len(self.failures)} seeds"
+            ),
+            flush=True,
+        )
 
 
 def tell_failure(result: Result) -> None:
@@ -159,16 +185,40 @@ def tell_failure(result: Result) -> None:
 
 def _arguments(arguments: list[str]) -> Any:
     parser = argparse.ArgumentParser(prog="simulate.py", description=__doc__)
-    parser.add_argument("--seeds", type=int, default=0, help="how many (default 200, or as many as fit into --minutes)")
+    parser.add_argument(
+        "--seeds",
+        type=int,
+        default=0,
+        help="how many (default 200, or as many as fit into --minutes)",
+    )
     parser.add_argument("--first", type=int, default=1, help="the first of them (default 1)")
     parser.add_argument("--seed", type=int, help="play this one only")
-    parser.add_argument("-v", "--verbose", action="store_true", help="with --seed: print all that happens")
-    parser.add_argument("--minutes", type=float, default=0.0, help="stop beginning new ones after so long")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at a time (default: one a core)")
-    parser.add_argument("--faults", default="", help="only these, comma-separated; of " + ", ".join(KINDS))
-    parser.add_argument("--moving", action="store_true", help="in each seed a client moves channels by seek all the time")
-    parser.add_argument("--failures", type=int, default=10, help="stop after so many seeds that failed (default 10)")
-    parser.add_argument("--broken", metavar="DEFECT", help="play with a deliberate defect; a wrong name lists them")
+    parser.add_argument(
+        "-v", "--verbose", action="store_true", help="with --seed: print all that happens"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=0.0, help="stop beginning new ones after so long"
+    )
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=os.cpu_count() or 1,
+        help="processes at a time (default: one a core)",
+    )
+    parser.add_argument(
+        "--faults", default="", help="only these, comma-separated; of " + ", ".join(KINDS)
+    )
+    parser.add_argument(
+        "--moving",
+        action="store_true",
+        help="in each seed a client moves channels by seek all the time",
+    )
+    parser.add_argument(
+        "--failures", type=int, default=10, help="stop after so many seeds that failed (default 10)"
+    )
+    parser.add_argument(
+        "--broken", metavar="DEFECT", help="play with a deliberate defect; a wrong name lists them"
+    )
     return parser.parse_args(arguments)
 
 
@@ -188,7 +238,10 @@ def main(arguments: list[str]) -> int:
         root = work_folder()
         result = play(given.seed, root, print if given.verbose else None)
         shutil.rmtree(root, ignore_errors=True)
-        print(f"seed {result.seed}: {result.simulated_s:.1f} s simulated, {result.events} events, log {result.log_hash}, {result.counts}")
+        print(
+            f"seed {result.seed}: {result.simulated_s:.1f} s simulated, {result.events} events, "
+            f"log {result.log_hash}, {result.counts}"
+        )
         if result.violations:
             tell_failure(result)
         sys.stdout.flush()

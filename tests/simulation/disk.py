@@ -1,8 +1,10 @@
-"""The simulated disk: one `FaultyFiles` for all processes of the machine, and what may go wrong on it.
+"""The simulated disk: one `FaultyFiles` for all processes of the machine, and what may go wrong on
+it.
 
-A process that dies closes its files and frees its locks, and all it wrote stays (the page cache is the kernel's). A power cut takes a
-random part of what was not synced. LMDB commits at one instant of the simulation, durably: what its own writes may lose is the crash
-states' business (tests/faults).
+A process that dies closes its files and frees its locks, and all it wrote stays (the page cache is
+the kernel's). A power cut takes a random part of what was not synced. LMDB commits at one instant
+of the simulation, durably: what its own writes may lose is the crash states' business
+(tests/faults).
 """
 
 from __future__ import annotations
@@ -71,7 +73,9 @@ class Disk:
             whole = max(len(change.data), 1)
             if mood != "some":
                 return whole if mood == "all" else 0
-            return rng.choice((0, whole, whole, rng.randrange(whole + 1) if change.kind == "write" else 0))
+            return rng.choice(
+                (0, whole, whole, rng.randrange(whole + 1) if change.kind == "write" else 0)
+            )
 
         self.world.note(f"disk keeps {mood} of {len(self.files.pending)} changes")
         self.files.crash(choose)
@@ -176,13 +180,19 @@ for _name in _DELEGATED:
 
 
 def check_in_process() -> None:
-    """The examination of an environment runs here and not in a process of its own: none is damaged so that LMDB dies of it."""
+    """The examination of an environment runs here and not in a process of its own: none is damaged
+    so that LMDB dies of it.
+    """
     module: Any = state_check
-    module._examine = lambda path, timeout_s: state_check.Verdict(state_check.findings(path), finished=True)
+    module._examine = lambda path, timeout_s: state_check.Verdict(
+        state_check.findings(path), finished=True
+    )
 
 
 def watch_lmdb() -> None:
-    """Environments are closed with the process that opened them: LMDB takes no second one of the same file."""
+    """Environments are closed with the process that opened them: LMDB takes no second one of the
+    same file.
+    """
     real = lmdb.open
 
     def opened(*given: Any, **named: Any) -> Any:

@@ -1,21 +1,26 @@
-"""What clients of a simulated broker did and saw, held against the promises as it happens, and once more at the end.
+"""What clients of a simulated broker did and saw, held against the promises as it happens, and once
+more at the end.
 
 The rules, with the numbers of the design's list of invariants:
 
- 1. every acknowledged publish is delivered to each channel whose range it lies in, until it is finished or a dead letter
+ 1. every acknowledged publish is delivered to each channel whose range it lies in, until it is
+ finished or a dead letter
  2. nothing is delivered or stored that was not sent, and bodies agree to the byte
  3. what was confirmed as finished is never leased again
- 4. a message is leased to two at once only after the first lease ended; checked where nothing was disturbed meanwhile
+ 4. a message is leased to two at once only after the first lease ended; checked where nothing was
+ disturbed meanwhile
  5. attempts of a message never fall
  6. nothing delayed comes early; lateness is bounded by the end of the run
- 7. of an ordered channel a key's messages are leased in order, each after the one before it was answered for good
+ 7. of an ordered channel a key's messages are leased in order, each after the one before it was
+ answered for good
  8. an offset always names the same message, and offsets are dense
  9. what was confirmed stays so, by whatever process (as 3)
 10. at the end nothing waits, is in flight or deferred: depth is published less finished less dead
 11. an unacknowledged publish is stored as a whole or not at all
 12. a second crash during recovery changes nothing: all of the above, with kills at any time
 
-A lease's order is that of its token: incarnation, then counter. A delivery that is read late, after others, still counts at its place.
+A lease's order is that of its token: incarnation, then counter. A delivery that is read late, after
+others, still counts at its place.
 """
 
 from __future__ import annotations
@@ -66,10 +71,12 @@ class Held:
 
 @dataclass(slots=True)
 class Move:
-    """A seek that the channel's process took: leases up to `boundary` are from before it, later ones are not.
+    """A seek that the channel's process took: leases up to `boundary` are from before it, later
+    ones are not.
 
-    The world knows the boundary, no client does. Rules 3, 4 and 5 hold before it and behind it, and not across it. It is `in_effect`
-    for good if it was answered, or if anybody got a message that only this seek explains. Else a crash may have undone it.
+    The world knows the boundary, no client does. Rules 3, 4 and 5 hold before it and behind it, and
+    not across it. It is `in_effect` for good if it was answered, or if anybody got a message that
+    only this seek explains. Else a crash may have undone it.
     """
 
     place: int
@@ -79,7 +86,9 @@ class Move:
 
 @dataclass(slots=True)
 class ChannelLedger:
-    """`tags`: what it takes; None: all. `moves`: in the order in which the channel took them; see `Move`."""
+    """`tags`: what it takes; None: all. `moves`: in the order in which the channel took them; see
+    `Move`.
+    """
 
     name: str
     topic: str
@@ -89,13 +98,21 @@ class ChannelLedger:
     moves: list[Move] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     held: dict[int, Held] = field(default_factory=dict)
-    latest: dict[int, tuple[Order, int]] = field(default_factory=dict)  # number -> its last lease, attempts
+    latest: dict[int, tuple[Order, int]] = field(
+        default_factory=dict
+    )  # number -> its last lease, attempts
     confirmed: dict[int, Order] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)  # finished or rejected, perhaps in vain
     finished: set[int] = field(default_factory=set)  # perhaps in vain
-    not_before: dict[int, tuple[int, int]] = field(default_factory=dict)  # requeued: due, and when; monotonic
-    by_key: dict[bytes, int] = field(default_factory=dict)  # ordered: the highest offset leased of each key
-    doubtful: set[int] = field(default_factory=set)  # leased before a power cut that may have taken them
+    not_before: dict[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # requeued: due, and when; monotonic
+    by_key: dict[bytes, int] = field(
+        default_factory=dict
+    )  # ordered: the highest offset leased of each key
+    doubtful: set[int] = field(
+        default_factory=set
+    )  # leased before a power cut that may have taken them
 
 
 class Ledger:
@@ -104,7 +121,9 @@ class Ledger:
         self.sent: dict[int, Sent] = {}
         self.batches: list[list[int]] = []
         self.at: dict[tuple[str, int], int] = {}  # topic and offset -> number
-        self.before: dict[tuple[str, int], int] = {}  # of those whose finish was confirmed before a power cut
+        self.before: dict[
+            tuple[str, int], int
+        ] = {}  # of those whose finish was confirmed before a power cut
         self.losses = Losses(self)
         self.channels: dict[str, ChannelLedger] = {}
         self.deliveries = 0
@@ -116,7 +135,9 @@ class Ledger:
 
     # Publishing
 
-    def publish(self, topic: str, count: int, keys: Sequence[bytes | None], tags: Sequence[str | None]) -> list[int]:
+    def publish(
+        self, topic: str, count: int, keys: Sequence[bytes | None], tags: Sequence[str | None]
+    ) -> list[int]:
         """Numbers for a block that is about to be sent."""
         first = len(self.sent)
         numbers = list(range(first, first + count))
@@ -135,16 +156,24 @@ class Ledger:
             self.sent[number].delayed = True
 
     def clock_jumped(self, jump_ns: int) -> None:
-        """The delay begins when the topic has the message, by the clock as it is then: who was on the way may be due that much earlier."""
+        """The delay begins when the topic has the message, by the clock as it is then: who was on
+        the way may be due that much earlier.
+        """
         for sent in self.sent.values():
             if sent.due_wall_ns and not sent.acked:
                 sent.due_wall_ns += min(0, jump_ns)
 
-    def acknowledged(self, numbers: Sequence[int], offset: int | None, *, durable: bool = False) -> None:
+    def acknowledged(
+        self, numbers: Sequence[int], offset: int | None, *, durable: bool = False
+    ) -> None:
         for index, number in enumerate(numbers):
             sent = self.sent[number]
             sent.acked, sent.durable = True, durable
-            if offset is not None and offset >= 0 and not self.losses.is_old(sent.topic, offset + index, number):
+            if (
+                offset is not None
+                and offset >= 0
+                and not self.losses.is_old(sent.topic, offset + index, number)
+            ):
                 self.place(self.sent[number].topic, offset + index, number)
         self.world.note(f"acked {numbers[0]}+{len(numbers)} at {offset}")
 
@@ -155,15 +184,20 @@ class Ledger:
             self.broken(f"offset {offset} of {topic} named {known} and then {number}")
         before = self.before.get((topic, offset), number)
         if before != number:
-            self.broken(f"offset {offset} of {topic} names {number}, and named {before} when its finish was confirmed")
+            self.broken(
+                f"offset {offset} of {topic} names {number}, and named {before} when its finish "
+                "was confirmed"
+            )
         row = self.sent[number]
         if row.offset not in (-1, offset):
             self.broken(f"{number} lies at {row.offset} and at {offset} of {topic}")
         row.offset = offset
 
     def forget_ends(self, topic: str) -> None:
-        """A power cut of a topic that answers before its sync: what was not answered may lie elsewhere when it is sent again, what was
-        delayed may be moved once more, and the offsets of both may name others. What was answered stays where it is, if it stays."""
+        """A power cut of a topic that answers before its sync: what was not answered may lie
+        elsewhere when it is sent again, what was delayed may be moved once more, and the offsets of
+        both may name others. What was answered stays where it is, if it stays.
+        """
         rows = [row for row in self.channels.values() if row.topic == topic]
         for key in [key for key in self.at if key[0] == topic]:
             number = self.at.pop(key)
@@ -206,48 +240,81 @@ class Ledger:
             row.seen.add(number)
             row.doubtful.discard(number)
             self._check_time(row, number)
-            self._check_lease(row, number, Held(order, attempts, consumer, delivery.received_ns, until_ns), now_ns)
+            self._check_lease(
+                row, number, Held(order, attempts, consumer, delivery.received_ns, until_ns), now_ns
+            )
             if row.tags is not None and self.sent[number].tag not in row.tags:
                 self.broken(f"{row.name} got {number} with tag {self.sent[number].tag}")
         if row.ordered and not row.moves:
             self._check_order(row, consumer, numbers)
-        self.world.note(f"{consumer} holds {row.name} {numbers} attempts {batch.attempts} token {order}")
+        self.world.note(
+            f"{consumer} holds {row.name} {numbers} attempts {batch.attempts} token {order}"
+        )
         return numbers
 
     def _check_time(self, row: ChannelLedger, number: int) -> None:
         """Rule 6."""
         due = self.sent[number].due_wall_ns
         if due > self.world.wall_latest_ns:
-            self.broken(f"{row.name} got {number} {(due - self.world.wall_latest_ns) / MS:.1f} ms before its due time")
+            self.broken(
+                f"{row.name} got {number} {(due - self.world.wall_latest_ns) / MS:.1f} ms "
+                "before its due time"
+            )
         if number in row.not_before:
             due, since_ns = row.not_before.pop(number)
             if not row.moves and self.world.calm(since_ns) and self.world.now_ns < due:
-                self.broken(f"{row.name} got {number} {(due - self.world.now_ns) / MS:.1f} ms before the delay of its requeue")
+                self.broken(
+                    f"{row.name} got {number} {(due - self.world.now_ns) / MS:.1f} ms before "
+                    "the delay of its requeue"
+                )
 
     def _check_lease(self, row: ChannelLedger, number: int, held: Held, now_ns: int) -> None:
         for move in row.moves:
             if held.order[0] == move.boundary[0] and held.order > move.boundary:
                 move.in_effect = True
         finished = row.confirmed.get(number)
-        if finished is not None and held.order > finished and not self._moved(row, number, finished, held.order):
-            self.broken(f"{row.name} leased {number} again (token {held.order}) after its finish was confirmed ({finished})")
+        if (
+            finished is not None
+            and held.order > finished
+            and not self._moved(row, number, finished, held.order)
+        ):
+            self.broken(
+                f"{row.name} leased {number} again (token {held.order}) after its finish was "
+                f"confirmed ({finished})"
+            )
         order, attempts = row.latest.get(number, (_EARLY, 0))
         if held.order > order:
             if held.attempts < attempts and not self._moved(row, number, order, held.order):
-                self.broken(f"attempts of {number} in {row.name} fell from {attempts} to {held.attempts}")
+                self.broken(
+                    f"attempts of {number} in {row.name} fell from {attempts} to {held.attempts}"
+                )
             row.latest[number] = held.order, held.attempts
         elif held.attempts > attempts and not self._moved(row, number, held.order, order):
-            self.broken(f"attempts of {number} in {row.name} were {held.attempts} before they were {attempts}")
+            self.broken(
+                f"attempts of {number} in {row.name} were {held.attempts} before they were "
+                f"{attempts}"
+            )
         before = row.held.get(number)
-        overlaps = before is not None and held.order > before.order and now_ns < before.until_ns - 50 * MS
-        overlaps = overlaps and before is not None and not self._moved(row, number, before.order, held.order)
+        overlaps = (
+            before is not None and held.order > before.order and now_ns < before.until_ns - 50 * MS
+        )
+        overlaps = (
+            overlaps
+            and before is not None
+            and not self._moved(row, number, before.order, held.order)
+        )
         if before is not None and overlaps and self.world.calm(before.since_ns):
-            self.broken(f"{row.name} leased {number} to {held.consumer} while {before.consumer} held it, in peace")
+            self.broken(
+                f"{row.name} leased {number} to {held.consumer} while {before.consumer} held "
+                "it, in peace"
+            )
         if before is None or held.order > before.order:
             row.held[number] = held
 
     def _check_order(self, row: ChannelLedger, consumer: str, numbers: Sequence[int]) -> None:
-        """Rule 7: those of the key that were leased before and lie below are answered, or with the same consumer."""
+        """Rule 7: those of the key that were leased before and lie below are answered, or with the
+        same consumer.
+        """
         for number in numbers:
             sent = self.sent[number]
             if sent.key is None:
@@ -262,13 +329,22 @@ class Ledger:
                 continue
             for other in row.seen:
                 below = self.sent[other]
-                if below.key != sent.key or below.offset >= sent.offset or other in mine or other in row.answered or other in row.doubtful:
+                if (
+                    below.key != sent.key
+                    or below.offset >= sent.offset
+                    or other in mine
+                    or other in row.answered
+                    or other in row.doubtful
+                ):
                     continue
                 if row.attempts_max and row.latest[other][1] >= row.attempts_max:
                     continue  # it is a dead letter by now, or soon
                 held = row.held.get(other)
                 if held is None or held.consumer != consumer:
-                    self.broken(f"{row.name} leased {number} of key {sent.key!r} to {consumer} before {other} was answered")
+                    self.broken(
+                        f"{row.name} leased {number} of key {sent.key!r} to {consumer} before "
+                        f"{other} was answered"
+                    )
 
     # Moves
 
@@ -282,14 +358,29 @@ class Ledger:
         """A seek was answered that was asked for when the channel had taken `known` of them."""
         mine = [move for move in row.moves[known:] if move.place == place]
         if not mine:
-            self.broken(f"a seek of {row.name} was answered with {place}, and it went to {[move.place for move in row.moves[known:]]}")
-        if len(mine) == 1:  # of two that went to the same place at once, one may not have been answered
+            self.broken(
+                f"a seek of {row.name} was answered with {place}, and it went to "
+                f"{[move.place for move in row.moves[known:]]}"
+            )
+        if (
+            len(mine) == 1
+        ):  # of two that went to the same place at once, one may not have been answered
             mine[0].in_effect = True
 
     def _moved(self, row: ChannelLedger, number: int, before: Order, after: Order) -> bool:
-        """Whether a seek explains that the message came again under `after`: then that one is in effect."""
-        found = [move for move in row.moves if before <= move.boundary < after and move.place <= self.sent[number].offset]
-        if found and found[-1].boundary[0] != after[0] and not any(move.in_effect for move in found):
+        """Whether a seek explains that the message came again under `after`: then that one is in
+        effect.
+        """
+        found = [
+            move
+            for move in row.moves
+            if before <= move.boundary < after and move.place <= self.sent[number].offset
+        ]
+        if (
+            found
+            and found[-1].boundary[0] != after[0]
+            and not any(move.in_effect for move in found)
+        ):
             found[-1].in_effect = len(found) == 1
         return bool(found)
 
@@ -325,4 +416,7 @@ class Ledger:
             row.confirmed[number] = max(order, row.confirmed.get(number, _EARLY))
             last, _ = row.latest.get(number, (_EARLY, 0))
             if last > order and not self._moved(row, number, order, last):
-                self.broken(f"{row.name} confirmed the finish of {number} by {order} after it had leased it anew as {last}")
+                self.broken(
+                    f"{row.name} confirmed the finish of {number} by {order} after it had "
+                    f"leased it anew as {last}"
+                )

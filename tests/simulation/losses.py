@@ -1,17 +1,22 @@
-"""What a power cut may take of a topic that answers before its sync, and that nothing else takes anything.
+"""What a power cut may take of a topic that answers before its sync, and that nothing else takes
+anything.
 
 `interval` and `never` promise less than `always`, and exactly this is held:
 
 * kills lose nothing: whatever was answered and is not in the log was written before a power cut
-* a cut takes of the log's last chunk only (a roll syncs the one before), and nothing that was durable by itself: a committed version of
+* a cut takes of the log's last chunk only (a roll syncs the one before), and nothing that was
+  durable by itself: a committed version of
   staged rows, or a delayed message that was not due yet
-* `interval`: what is lost is the end of what was written, with nothing kept behind it; it came within `BOUND_NS` before the cut, if the
-  topic's storage ran all that time; and nothing is lost whose finish was confirmed, as the log is synced before that
+* `interval`: what is lost is the end of what was written, with nothing kept behind it; it came
+  within `BOUND_NS` before the cut, if the
+  topic's storage ran all that time; and nothing is lost whose finish was confirmed, as the log is
+  synced before that
 
-In `never` the kernel may write the later half of a chunk first, and recovery keeps it and steps over what is missing: so there what is
-lost may have something kept behind it.
+In `never` the kernel may write the later half of a chunk first, and recovery keeps it and steps
+over what is missing: so there what is lost may have something kept behind it.
 
-When a message was written is seen at the log itself (`watch_log`): an answer may be on its way for long, and come after the cut.
+When a message was written is seen at the log itself (`watch_log`): an answer may be on its way for
+long, and come after the cut.
 """
 
 from __future__ import annotations
@@ -45,7 +50,9 @@ class Write(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """`last_chunk`: by topic, the first offset of its last chunk. `since_ns`: since when its storage ran without a stop, if it did."""
+    """`last_chunk`: by topic, the first offset of its last chunk. `since_ns`: since when its
+    storage ran without a stop, if it did.
+    """
 
     at_ns: int
     wall_latest_ns: int
@@ -64,7 +71,11 @@ class Losses:
     lost: int = 0
 
     def wrote(self, topic: str, offset: int, numbers: list[int]) -> None:
-        rows, now_ns, era = self.writes.setdefault(topic, []), self.ledger.world.now_ns, len(self.cuts)
+        rows, now_ns, era = (
+            self.writes.setdefault(topic, []),
+            self.ledger.world.now_ns,
+            len(self.cuts),
+        )
         rows += [Write(number, offset + index, now_ns, era) for index, number in enumerate(numbers)]
 
     def cut(self, broker: Broker) -> None:
@@ -84,23 +95,40 @@ class Losses:
             self.ledger.forget_ends(topic)
 
     def is_old(self, topic: str, offset: int, number: int) -> bool:
-        """An answer that a power cut has overtaken: where it lay, another may lie by now. Rule 8 holds for it all the same."""
+        """An answer that a power cut has overtaken: where it lay, another may lie by now. Rule 8
+        holds for it all the same.
+        """
         if topic not in self.modes:
             return False
-        eras = [write.era for write in self.writes.get(topic, ()) if (write.number, write.offset) == (number, offset)]
+        eras = [
+            write.era
+            for write in self.writes.get(topic, ())
+            if (write.number, write.offset) == (number, offset)
+        ]
         return bool(eras) and eras[-1] < len(self.cuts)
 
     def judge(self, topic: str, stored: dict[int, int]) -> set[int]:
-        """`stored`: number -> offset. Which of those that were answered a cut has taken, and may have."""
+        """`stored`: number -> offset. Which of those that were answered a cut has taken, and may
+        have.
+        """
         last = {write.number: write for write in self.writes.get(topic, ())}
-        missing = [sent for sent in self.ledger.sent.values() if sent.topic == topic and sent.acked and sent.number not in stored]
+        missing = [
+            sent
+            for sent in self.ledger.sent.values()
+            if sent.topic == topic and sent.acked and sent.number not in stored
+        ]
         for sent in missing:
             self._may_go(sent, last.get(sent.number))
         if self.modes[topic] == "interval":
             for era in range(len(self.cuts)):
                 writes = [write for write in self.writes.get(topic, ()) if write.era == era]
-                kept = max((write.offset for write in writes if stored.get(write.number) == write.offset), default=-1)
-                lost = min((write.offset for write in writes if write.number not in stored), default=kept)
+                kept = max(
+                    (write.offset for write in writes if stored.get(write.number) == write.offset),
+                    default=-1,
+                )
+                lost = min(
+                    (write.offset for write in writes if write.number not in stored), default=kept
+                )
                 if kept > lost:
                     self.ledger.broken(f"a power cut took offset {lost} of {topic} and left {kept}")
         self.lost += len(missing)
@@ -118,15 +146,23 @@ class Losses:
             return
         cut = self.cuts[write.era]
         if write.offset < cut.last_chunk.get(sent.topic, 0):
-            broken(f"{what} from {write.offset}; the last chunk began at {cut.last_chunk[sent.topic]}")
+            broken(
+                f"{what} from {write.offset}; the last chunk began at {cut.last_chunk[sent.topic]}"
+            )
         if self.modes[sent.topic] != "interval":
             return
         if sent.delayed:
             broken(f"{what}; it was delayed, and in LMDB until the log had it on disk")
         ran_ns = cut.at_ns - cut.since_ns.get(sent.topic, cut.at_ns)
         if min(cut.at_ns - write.at_ns, ran_ns) > BOUND_NS:
-            broken(f"{what}; it was written {(cut.at_ns - write.at_ns) / S:.1f} s before the power cut")
-        if any(sent.number in row.confirmed for row in self.ledger.channels.values() if row.topic == sent.topic):
+            broken(
+                f"{what}; it was written {(cut.at_ns - write.at_ns) / S:.1f} s before the power cut"
+            )
+        if any(
+            sent.number in row.confirmed
+            for row in self.ledger.channels.values()
+            if row.topic == sent.topic
+        ):
             broken(f"{what}; its finish was confirmed")
 
 
@@ -141,7 +177,9 @@ def watch_log() -> None:
         for topic in losses.modes:
             if log._folder == world.broker.folder(topic):
                 for block in blocks:
-                    losses.wrote(topic, offset, [number_of(bytes(body)) for body in block.body.values()])
+                    losses.wrote(
+                        topic, offset, [number_of(bytes(body)) for body in block.body.values()]
+                    )
                     offset += block.count
         return first, time_ns
 

@@ -1,11 +1,15 @@
-"""A topic that is deleted while others go on: it, or its channel, and both come again under the same name by whoever wants them next.
+"""A topic that is deleted while others go on: it, or its channel, and both come again under the
+same name by whoever wants them next.
 
 What is held, beside the promises that hold for any topic:
 
-* an offset names one message for ever, and what is published after a deletion lies behind all that was there before it (promise 8)
-* no process of what was deleted lives when the deletion is answered, and at the end no file of it is left
+* an offset names one message for ever, and what is published after a deletion lies behind all that
+  was there before it (promise 8)
+* no process of what was deleted lives when the deletion is answered, and at the end no file of it
+  is left
 * what was answered before a deletion is not given out by a channel that began after it
-* without `force` a deletion loses nothing; what was published after the last one with it is delivered
+* without `force` a deletion loses nothing; what was published after the last one with it is
+  delivered
 """
 
 from __future__ import annotations
@@ -50,11 +54,18 @@ class Mortal:
     answered: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     at: dict[int, int] = field(default_factory=dict)
-    dead: dict[int, int] = field(default_factory=dict)  # answered before a deletion -> how many processes there had been at its answer
+    dead: dict[int, int] = field(
+        default_factory=dict
+    )  # answered before a deletion -> how many processes there had been at its answer
     highest: int = -1
-    floor: tuple[int, int] = (0, -1)  # when the last deletion of the topic was answered, and the highest offset before it
+    floor: tuple[int, int] = (
+        0,
+        -1,
+    )  # when the last deletion of the topic was answered, and the highest offset before it
     lossy_ns: int = -1  # what was published before it may have been deleted
-    made: bool = False  # the channel gave something out since it was last to be deleted: before that it may not be there yet
+    # The channel gave something out since it was last to be deleted: before that it may not be
+    # there yet.
+    made: bool = False
     since: int = 0  # how many processes there had been then
     left: int = -1  # deletions to come
     until: int = 0  # so many messages: some come behind the last deletion
@@ -66,11 +77,18 @@ class Mortal:
             self.crew.ledger.broken(f"offset {offset} of {TOPIC} named {known} and then {number}")
         since_ns, highest = self.floor
         if self.called_ns[number] > since_ns and offset <= highest:
-            self.crew.ledger.broken(f"{number} of {TOPIC} lies at {offset}, and was published after a deletion up to {highest}")
+            self.crew.ledger.broken(
+                f"{number} of {TOPIC} lies at {offset}, and was published after a deletion up "
+                f"to {highest}"
+            )
         self.highest = max(self.highest, offset)
 
     def number(self, body: bytes) -> int:
-        if not body.startswith(b"d") or not body[1:].isdigit() or int(body[1:]) >= len(self.called_ns):
+        if (
+            not body.startswith(b"d")
+            or not body[1:].isdigit()
+            or int(body[1:]) >= len(self.called_ns)
+        ):
             self.crew.ledger.broken(f"a body that nobody sent came out of {TOPIC}: {body[:40]!r}")
         return int(body[1:])
 
@@ -82,13 +100,19 @@ class Mortal:
 
     def produce(self, name: str, dice: random.Random) -> None:
         world = self.crew.world
-        with zsq.Producer(self.crew.url, timeout=20, heartbeat_ms=1_000, when_full="wait") as producer:
-            while (self.deleting or len(self.called_ns) < self.until) and len(self.called_ns) < MESSAGES_MAX:
+        with zsq.Producer(
+            self.crew.url, timeout=20, heartbeat_ms=1_000, when_full="wait"
+        ) as producer:
+            while (self.deleting or len(self.called_ns) < self.until) and len(
+                self.called_ns
+            ) < MESSAGES_MAX:
                 first, count = len(self.called_ns), dice.choice((1, 2, 6))
                 self.called_ns += [world.monotonic_ns()] * count
                 world.note(f"{name} publishes {first}+{count}")
                 try:
-                    offset = producer.publish_many(TOPIC, [b"d%d" % number for number in range(first, first + count)]).wait()
+                    offset = producer.publish_many(
+                        TOPIC, [b"d%d" % number for number in range(first, first + count)]
+                    ).wait()
                 except errors.ZsqError as error:
                     self.crew.noted(name, error)
                 else:
@@ -103,7 +127,14 @@ class Mortal:
         crew, world = self.crew, self.crew.world
         while not crew.closing:
             consumer = zsq.Consumer(
-                TOPIC, CHANNEL, url=crew.url, ready=dice.choice((1, 50)), message_timeout=2.0, timeout=20, heartbeat_ms=1_000, label=name
+                TOPIC,
+                CHANNEL,
+                url=crew.url,
+                ready=dice.choice((1, 50)),
+                message_timeout=2.0,
+                timeout=20,
+                heartbeat_ms=1_000,
+                label=name,
             )
             try:
                 while not crew.closing:
@@ -130,12 +161,15 @@ class Mortal:
             self._place(offset, number)
             if began >= self.dead.get(number, began + 1):
                 self.crew.ledger.broken(
-                    f"{number} of {TOPIC} was answered before a deletion, and given out by a channel that began after it"
+                    f"{number} of {TOPIC} was answered before a deletion, and given out by a "
+                    "channel that began after it"
                 )
         return numbers
 
     def delete(self, name: str, dice: random.Random) -> None:
-        """Whoever does it is killed now and then: the next life begins with what the last one may have begun."""
+        """Whoever does it is killed now and then: the next life begins with what the last one may
+        have begun.
+        """
         world = self.crew.world
         self.left = self.plan.deletions if self.left < 0 else self.left
         with zsq.Admin(self.crew.url, timeout=15) as admin:
@@ -151,10 +185,19 @@ class Mortal:
 
     def _try(self, admin: Any, name: str) -> None:
         world, forced = self.crew.world, self.wanted == "forced"
-        before, highest, called_ns, lossy_ns = set(self.answered), self.highest, world.monotonic_ns(), self.lossy_ns
+        before, highest, called_ns, lossy_ns = (
+            set(self.answered),
+            self.highest,
+            world.monotonic_ns(),
+            self.lossy_ns,
+        )
         if forced or self.plan.channel:
             self.lossy_ns = called_ns + LATE_NS  # whatever becomes of this life of ours
-        sure, self.made, self.since = self.made or not self.plan.channel, False, len(world.incarnations)
+        sure, self.made, self.since = (
+            self.made or not self.plan.channel,
+            False,
+            len(world.incarnations),
+        )
         world.note(f"{name}: deletes {self.wanted}")
         try:
             if self.plan.channel:
@@ -181,7 +224,11 @@ class Mortal:
             self.dead.setdefault(number, len(world.incarnations))
 
     def _check_gone(self, called_ns: int) -> None:
-        titles = (f"channel {TOPIC}/{CHANNEL} [",) if self.plan.channel else tuple(f"{kind} {TOPIC}" for kind in ("topic", "channel"))
+        titles = (
+            (f"channel {TOPIC}/{CHANNEL} [",)
+            if self.plan.channel
+            else tuple(f"{kind} {TOPIC}" for kind in ("topic", "channel"))
+        )
         for process in self.crew.world.broker.living():
             if process.name.startswith(titles) and process.began_ns < called_ns:
                 self.crew.ledger.broken(f"{process.name} lives, and what it was of is deleted")
@@ -192,7 +239,10 @@ class Mortal:
         """All is drained, and everything still runs."""
         owed = {number for number in self.answered if self.called_ns[number] > self.lossy_ns}
         if owed - self.done:
-            self.crew.ledger.broken(f"{sorted(owed - self.done)[:10]} of {TOPIC} were answered, not deleted, and never finished")
+            self.crew.ledger.broken(
+                f"{sorted(owed - self.done)[:10]} of {TOPIC} were answered, not deleted, and "
+                "never finished"
+            )
         self._check_log()
         assert broker.supervisor is not None
         registry, files = broker.supervisor.state.registry, broker.disk.files
@@ -222,4 +272,7 @@ class Mortal:
         if len(set(found)) < len(found):
             self.crew.ledger.broken(f"something is stored twice in {TOPIC}: {found}")
         if not self.plan.channel and self.dead.keys() & set(found):
-            self.crew.ledger.broken(f"{sorted(self.dead.keys() & set(found))[:10]} of {TOPIC} were deleted, and are in its log")
+            self.crew.ledger.broken(
+                f"{sorted(self.dead.keys() & set(found))[:10]} of {TOPIC} were deleted, and are "
+                "in its log"
+            )

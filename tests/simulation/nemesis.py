@@ -1,7 +1,8 @@
-"""The nemesis: breaks processes, connections, the disk and the clock at random times, then lets all be well again.
+"""The nemesis: breaks processes, connections, the disk and the clock at random times, then lets all
+be well again.
 
-Each kind of fault is a method; a scenario says which kinds may come and how often. What follows of a fault later (a connection that comes
-back, a broker that is started again) is planned with it.
+Each kind of fault is a method; a scenario says which kinds may come and how often. What follows of
+a fault later (a connection that comes back, a broker that is started again) is planned with it.
 """
 
 from __future__ import annotations
@@ -52,7 +53,9 @@ class Nemesis:
             self._later(10, 2_500, self._end)
 
     def moved(self) -> None:
-        """A channel takes a seek: now and then something dies before its commit is done, or just behind it."""
+        """A channel takes a seek: now and then something dies before its commit is done, or just
+        behind it.
+        """
         deadly = [kind for kind in self.scenario.faults if kind in DEADLY]
         if self.over or not deadly or self.rng.random() < 0.5:
             return
@@ -87,7 +90,9 @@ class Nemesis:
             self.broker.start()
 
     def _start_again(self) -> None:
-        """As planned at its fault; who heals all has done it already, and the broker may have been stopped since."""
+        """As planned at its fault; who heals all has done it already, and the broker may have been
+        stopped since.
+        """
         if not self.healed and not self.broker.alive:
             self.broker.start()
 
@@ -138,7 +143,11 @@ class Nemesis:
 
     def stop_process(self) -> bool:
         """SIGSTOP, and SIGCONT after a while."""
-        found = [one for one in self.broker.living() if one.kind != "supervisor" or self.rng.random() < 0.2]
+        found = [
+            one
+            for one in self.broker.living()
+            if one.kind != "supervisor" or self.rng.random() < 0.2
+        ]
         return self._stop(found, (20, 200, 1_500, 4_000))
 
     def _stop(self, found: list[Process], times_ms: tuple[int, ...]) -> bool:
@@ -176,7 +185,9 @@ class Nemesis:
         connection = self._connection()
         if connection is None:
             return False
-        near, far = (self.rng.choice((0, 1, 30, 700, 6_000)) * MS + self.rng.randrange(MS) for _ in range(2))
+        near, far = (
+            self.rng.choice((0, 1, 30, 700, 6_000)) * MS + self.rng.randrange(MS) for _ in range(2)
+        )
         self.world.disturb(f"cut {connection.near.process.name} from {connection.endpoint[-12:]}")
         connection.lose(near_sees_ns=near, far_sees_ns=far)
         if self.rng.random() < 0.3:
@@ -185,15 +196,23 @@ class Nemesis:
         return True
 
     def clog(self) -> bool:
-        """Nothing leaves for a while: what is sent meanwhile waits, and may outlive the server it was meant for."""
+        """Nothing leaves for a while: what is sent meanwhile waits, and may outlive the server it
+        was meant for.
+        """
         connection = self._connection()
         if connection is None:
             return False
         duration = self.rng.choice((30, 300, 1_500, 4_000)) * MS
-        self.world.disturb(f"clog {connection.near.process.name} to {connection.endpoint[-12:]} for {duration // MS} ms")
+        self.world.disturb(
+            f"clog {connection.near.process.name} to {connection.endpoint[-12:]} for "
+            f"{duration // MS} ms"
+        )
         connection.clogged_until_ns = self.world.now_ns + duration
         if self.rng.random() < 0.5:
-            self.world.after(self.rng.randrange(duration), lambda: connection.lose(near_sees_ns=MS, far_sees_ns=MS))
+            self.world.after(
+                self.rng.randrange(duration),
+                lambda: connection.lose(near_sees_ns=MS, far_sees_ns=MS),
+            )
         return True
 
     def jam(self) -> bool:

@@ -1,11 +1,14 @@
-"""Connections of the simulated network, as libzmq makes them: queues at both ends, flight between, reconnection by whoever dialled.
+"""Connections of the simulated network, as libzmq makes them: queues at both ends, flight between,
+reconnection by whoever dialled.
 
-A connection belongs to the socket that dialled; its queue lives as long as that socket, whoever answers at the endpoint: what had not
-left it when the other end died is sent to the next one that binds there. What had left and not arrived is lost with the connection.
+A connection belongs to the socket that dialled; its queue lives as long as that socket, whoever
+answers at the endpoint: what had not left it when the other end died is sent to the next one that
+binds there. What had left and not arrived is lost with the connection.
 
-Faults: `clogged` (nothing leaves either queue for a while), `jammed` (a queue takes nothing: the peer's is full), `cut` (all that is sent
-from now on is lost; each end notices when the nemesis says so). Between two processes of one machine a connection ends only with one of
-them; the nemesis cuts those of clients.
+Faults: `clogged` (nothing leaves either queue for a while), `jammed` (a queue takes nothing: the
+peer's is full), `cut` (all that is sent from now on is lost; each end notices when the nemesis says
+so). Between two processes of one machine a connection ends only with one of them; the nemesis cuts
+those of clients.
 """
 
 from __future__ import annotations
@@ -29,7 +32,9 @@ RETRY_MS: Final = 100  # libzmq's default
 
 
 class Flight:
-    """One direction: what waits at the sender, and what is on its way (leaves, arrives, message)."""
+    """One direction: what waits at the sender, and what is on its way (leaves, arrives,
+    message).
+    """
 
     def __init__(self) -> None:
         self.queue: deque[Message] = deque()
@@ -86,7 +91,9 @@ class Connection:
         rng = world.rng
         while flight.queue:
             leave = max(world.now_ns + rng.randrange(3_000, 60_000), flight.last_leave_ns + 500)
-            arrive = max(leave + rng.randrange(self.low_ns, self.high_ns), flight.last_arrive_ns + 500)
+            arrive = max(
+                leave + rng.randrange(self.low_ns, self.high_ns), flight.last_arrive_ns + 500
+            )
             flight.last_leave_ns, flight.last_arrive_ns = leave, arrive
             flight.moving.append((leave, arrive, flight.queue.popleft()))
             world.at(arrive, partial(self._arrive, flight, self.epoch))
@@ -122,13 +129,17 @@ class Connection:
             self.far = found
             self.cut = False
             self.retry_ms = 0
-            self.out.last_leave_ns = self.back.last_leave_ns = self.out.last_arrive_ns = self.back.last_arrive_ns = 0
+            self.out.last_leave_ns = self.back.last_leave_ns = self.out.last_arrive_ns = (
+                self.back.last_arrive_ns
+            ) = 0
             found.accept(self)
             self.near.connected(self)
             self.pump(self.out)
             return
         ivl, ivl_max = self.near.retry_marks()
-        self.retry_ms = min(max(ivl, self.retry_ms * 2), ivl_max) if self.retry_ms and ivl_max else ivl
+        self.retry_ms = (
+            min(max(ivl, self.retry_ms * 2), ivl_max) if self.retry_ms and ivl_max else ivl
+        )
         self.near.tell(zmq.EVENT_CLOSED)
         self.near.tell(zmq.EVENT_CONNECT_RETRIED)
         if self.near.watched or network.faulty:
@@ -172,7 +183,9 @@ class Connection:
             self.dial(int(ivl * MS * world.rng.uniform(1.0, 1.3)))
 
     def end_near(self, *, linger: bool, killed: bool) -> None:
-        """The socket that dialled is closed, or its process died: a part of what it sent still arrives."""
+        """The socket that dialled is closed, or its process died: a part of what it sent still
+        arrives.
+        """
         if self.closed:
             return
         world = self.network.world
@@ -182,7 +195,9 @@ class Connection:
         if far is not None and not self.cut:
             if linger:
                 while self.out.queue:
-                    self.out.moving.append((world.now_ns, world.now_ns + self.high_ns, self.out.queue.popleft()))
+                    self.out.moving.append(
+                        (world.now_ns, world.now_ns + self.high_ns, self.out.queue.popleft())
+                    )
             sent = [one for one in self.out.moving if linger or one[0] <= world.now_ns]
             if killed:
                 sent = sent[: world.rng.randrange(len(sent) + 1)]
@@ -200,7 +215,9 @@ class Connection:
             far.forget(self)
 
     def end_far(self, *, linger: bool, killed: bool) -> None:
-        """The bound socket is closed, or its process died. Who dialled keeps what has not left, and dials again."""
+        """The bound socket is closed, or its process died. Who dialled keeps what has not left, and
+        dials again.
+        """
         if self.closed or self.far is None:
             return
         world = self.network.world
@@ -209,7 +226,9 @@ class Connection:
         if not self.cut:
             if linger:
                 while self.back.queue:
-                    self.back.moving.append((world.now_ns, world.now_ns + self.high_ns, self.back.queue.popleft()))
+                    self.back.moving.append(
+                        (world.now_ns, world.now_ns + self.high_ns, self.back.queue.popleft())
+                    )
             sent = [one for one in self.back.moving if linger or one[0] <= world.now_ns]
             if killed:
                 sent = sent[: world.rng.randrange(len(sent) + 1)]
@@ -218,7 +237,10 @@ class Connection:
                 last = max(last, arrive)
             self.back.moving.clear()
             self.cut = True
-            world.at(last + world.rng.randrange(self.low_ns, self.high_ns) + 1, partial(self._near_sees, self.epoch))
+            world.at(
+                last + world.rng.randrange(self.low_ns, self.high_ns) + 1,
+                partial(self._near_sees, self.epoch),
+            )
 
     def _late(self, epoch: int, message: Message) -> None:
         if epoch == self.epoch and not self.closed:
@@ -236,11 +258,15 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.bound: dict[str, SimSocket] = {}
-        self.waiting: dict[str, list[Connection]] = {}  # nobody answered, and nobody watches: dialled again when somebody binds
+        self.waiting: dict[
+            str, list[Connection]
+        ] = {}  # nobody answered, and nobody watches: dialled again when somebody binds
         self.connections: list[Connection] = []
         self.faulty = False
         self.slow_tcp_ns = (100_000, 900_000)
-        self.unreachable_until: dict[str, int] = {}  # name of a client's process -> nothing of it comes through before
+        self.unreachable_until: dict[
+            str, int
+        ] = {}  # name of a client's process -> nothing of it comes through before
 
     def latency(self, endpoint: str) -> tuple[int, int]:
         return self.slow_tcp_ns if endpoint.startswith("tcp") else (4_000, 80_000)
@@ -262,4 +288,8 @@ class Network:
     def of_clients(self, wanted: Callable[[Any], bool]) -> list[Connection]:
         """Live connections whose dialling process is of interest."""
         self.connections = [one for one in self.connections if not one.closed and one.near.alive]
-        return [one for one in self.connections if one.far is not None and not one.cut and wanted(one.near.process)]
+        return [
+            one
+            for one in self.connections
+            if one.far is not None and not one.cut and wanted(one.near.process)
+        ]

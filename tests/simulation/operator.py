@@ -1,4 +1,6 @@
-"""A client that commands: pauses and goes on, looks, moves a channel back, makes and deletes channels. At the end it undoes what it did."""
+"""A client that commands: pauses and goes on, looks, moves a channel back, makes and deletes
+channels. At the end it undoes what it did.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +91,9 @@ class Operator:
         admin.configure_channel(row.topic, row.name, backoff_s=self.dice.choice((0.1, 1.0, None)))
 
     def seek(self, admin: Any, row: ChannelLedger) -> None:
-        """Back to the beginning: from the call on until it is answered, and after it, what was finished may come again."""
+        """Back to the beginning: from the call on until it is answered, and after it, what was
+        finished may come again.
+        """
         self._seek(admin, row, "earliest")
 
     def _seek(self, admin: Any, row: ChannelLedger, place: str | int) -> None:
@@ -105,7 +109,9 @@ class Operator:
             for _ in range(self.calls):
                 world.pause(5 * MS, 250 * MS)
                 row = self.dice.choice(list(ledger.channels.values()))
-                place = self.dice.choice(("earliest", "earliest", "latest", self.dice.randrange(200)))
+                place = self.dice.choice(
+                    ("earliest", "earliest", "latest", self.dice.randrange(200))
+                )
                 world.note(f"{self.name}: seek {row.topic}/{row.name} {place}")
                 self._try(lambda row=row, place=place: self._seek(admin, row, place))  # type: ignore[misc]
         self.crew.publishing -= 1

@@ -1,8 +1,10 @@
-"""Puts the simulated world's clock, sockets, threads and randomness in the place of the real ones, in this process, for good.
+"""Puts the simulated world's clock, sockets, threads and randomness in the place of the real ones,
+in this process, for good.
 
-`before_import` runs before anything of the product is imported, because modules keep what they find: default arguments, `from` imports,
-methods of ZeroMQ's binding. `after_import` replaces modules by name in the product's own. Stand-ins of the first kind fall back to the real
-thing while there is no world, so the process can still start others and read its clock.
+`before_import` runs before anything of the product is imported, because modules keep what they
+find: default arguments, `from` imports, methods of ZeroMQ's binding. `after_import` replaces
+modules by name in the product's own. Stand-ins of the first kind fall back to the real thing while
+there is no world, so the process can still start others and read its clock.
 """
 
 from __future__ import annotations
@@ -41,20 +43,58 @@ def real(name: str) -> Any:
 
 
 def before_import() -> None:
-    assert not [name for name in sys.modules if name.startswith("zsq.")], "the product was imported before the patches"
-    _patch(time, "monotonic_ns", lambda real: lambda: w.monotonic_ns() if (w := world_now()) else real())
-    _patch(time, "monotonic", lambda real: lambda: w.monotonic_ns() / S if (w := world_now()) else real())
+    assert not [name for name in sys.modules if name.startswith("zsq.")], (
+        "the product was imported before the patches"
+    )
+    _patch(
+        time,
+        "monotonic_ns",
+        lambda real: lambda: w.monotonic_ns() if (w := world_now()) else real(),
+    )
+    _patch(
+        time,
+        "monotonic",
+        lambda real: lambda: w.monotonic_ns() / S if (w := world_now()) else real(),
+    )
     _patch(time, "time_ns", lambda real: lambda: w.time_ns() if (w := world_now()) else real())
     _patch(time, "time", lambda real: lambda: w.time_ns() / S if (w := world_now()) else real())
     _patch(time, "sleep", lambda real: _sleep)
-    _patch(os, "urandom", lambda real: lambda size: random.randbytes(size) if world_now() else real(size))
+    _patch(
+        os,
+        "urandom",
+        lambda real: lambda size: random.randbytes(size) if world_now() else real(size),
+    )
     _patch(os, "_exit", lambda real: lambda code: _exit(real, code))
     _patch(os, "close", lambda real: lambda fd: None if threads.is_fake(fd) else real(fd))
-    _patch(os, "eventfd", lambda real: lambda *given: threads.eventfd(*given) if world_now() else real(*given))
-    _patch(os, "eventfd_write", lambda real: lambda fd, value: threads.eventfd_write(fd, value) if threads.is_fake(fd) else real(fd, value))
-    _patch(os, "eventfd_read", lambda real: lambda fd: threads.eventfd_read(fd) if threads.is_fake(fd) else real(fd))
-    _patch(select, "epoll", lambda real: lambda *given: threads.SimEpoll(*given) if world_now() else real(*given))
-    _patch(select, "poll", lambda real: lambda *given: threads.SimPoll() if world_now() else real(*given))
+    _patch(
+        os,
+        "eventfd",
+        lambda real: lambda *given: threads.eventfd(*given) if world_now() else real(*given),
+    )
+    _patch(
+        os,
+        "eventfd_write",
+        lambda real: (
+            lambda fd, value: (
+                threads.eventfd_write(fd, value) if threads.is_fake(fd) else real(fd, value)
+            )
+        ),
+    )
+    _patch(
+        os,
+        "eventfd_read",
+        lambda real: lambda fd: threads.eventfd_read(fd) if threads.is_fake(fd) else real(fd),
+    )
+    _patch(
+        select,
+        "epoll",
+        lambda real: lambda *given: threads.SimEpoll(*given) if world_now() else real(*given),
+    )
+    _patch(
+        select,
+        "poll",
+        lambda real: lambda *given: threads.SimPoll() if world_now() else real(*given),
+    )
     _patch(random, "Random", lambda real: _seeded(real))
     _patch(zmq, "Context", lambda real: sockets.SimContext)
     _patch(zmq, "Frame", lambda real: sockets.Frame)
@@ -105,7 +145,8 @@ def after_import() -> None:
     _patch(secrets, "token_hex", lambda real: lambda size=16: random.randbytes(size).hex())
     _patch(logging, "shutdown", lambda real: lambda *_: None)
     _patch(gc, "freeze", lambda real: lambda: None)
-    # The audit log's thread is a real one, and would write into the data directory while the power is cut there. It promises nothing here.
+    # The audit log's thread is a real one, and would write into the data directory while the power
+    # is cut there. It promises nothing here.
     audit = importlib.import_module("zsq.actors.security.audit").AuditLog
     _patch(audit, "open", lambda real: lambda self: None)
     _patch(audit, "close", lambda real: lambda self: None)

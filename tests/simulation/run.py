@@ -45,7 +45,13 @@ class Result:
 
 
 class Run:
-    def __init__(self, seed: int, root: str, say: Callable[[str], None] | None = None, scenario: Scenario | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        root: str,
+        say: Callable[[str], None] | None = None,
+        scenario: Scenario | None = None,
+    ) -> None:
         self.world = World(seed, say)
         self.scenario = scenario or draw(seed)
         world = self.world
@@ -53,7 +59,11 @@ class Run:
         world.disk = self.disk = Disk(world, root)
         self.ledger = Ledger(world)
         self.broker = world.broker = Broker(
-            world, self.disk, chunk_bytes=self.scenario.chunk_bytes, tcp=self.scenario.tcp, losses=self.ledger.losses
+            world,
+            self.disk,
+            chunk_bytes=self.scenario.chunk_bytes,
+            tcp=self.scenario.tcp,
+            losses=self.ledger.losses,
         )
         self.url = URL_TCP if self.scenario.tcp else URL_DIRECT
         self.ledger.losses.modes = self.scenario.modes
@@ -85,7 +95,14 @@ class Run:
             "lost by power cuts": self.ledger.losses.lost,
         }
         spent = (world.now_ns - worlds.START_NS) / S
-        return Result(world.seed, world.violations, world.log_hash(), world.handled, spent, counts | self.nemesis.done)
+        return Result(
+            world.seed,
+            world.violations,
+            world.log_hash(),
+            world.handled,
+            spent,
+            counts | self.nemesis.done,
+        )
 
     def _took_move(self, channel: str, place: int, boundary: tuple[int, int]) -> None:
         self.ledger.took_move(channel, place, boundary)
@@ -100,11 +117,18 @@ class Run:
             self._create(admin)
             self.crew.begin(self.scenario)
             self.nemesis.begin()
-            self._until(lambda: not self.crew.publishing and self.nemesis.over, TROUBLE_S, "the producers' end", 50)
+            self._until(
+                lambda: not self.crew.publishing and self.nemesis.over,
+                TROUBLE_S,
+                "the producers' end",
+                50,
+            )
             self.nemesis.heal()
             self.crew.draining = True
             world.note("healed: draining")
-            self._until(lambda: not self.crew.publishing, DRAIN_S, "the producers' end after all faults", 50)
+            self._until(
+                lambda: not self.crew.publishing, DRAIN_S, "the producers' end after all faults", 50
+            )
             self._until(lambda: self._drained(admin), DRAIN_S, "an empty topic", 400)
         world.note("drained")
         self.crew.closing = True
@@ -119,7 +143,9 @@ class Run:
         self.broker.stop()
         self._until(lambda: not self.broker.living(), STOP_S, "the broker's end", 50)
 
-    def _until(self, condition: Callable[[], bool], limit_s: float, what: str, step_ms: int) -> None:
+    def _until(
+        self, condition: Callable[[], bool], limit_s: float, what: str, step_ms: int
+    ) -> None:
         world = self.world
         deadline = world.now_ns + int(limit_s * S)
         while not condition():
@@ -149,13 +175,17 @@ class Run:
 
 def work_folder() -> str:
     shared = Path("/dev/shm")
-    return tempfile.mkdtemp(prefix="zsq-simulation-", dir=shared if os.access(shared, os.W_OK) else None)
+    return tempfile.mkdtemp(
+        prefix="zsq-simulation-", dir=shared if os.access(shared, os.W_OK) else None
+    )
 
 
 def play(seed: int, root: str, say: Callable[[str], None] | None = None) -> Result:
-    """In a process of its own: a run leaves greenlets behind that must never go on. Who made the folder `root` removes it.
+    """In a process of its own: a run leaves greenlets behind that must never go on. Who made the
+    folder `root` removes it.
 
-    Nothing is collected meanwhile: to end such a greenlet runs its `finally`, and a moment of the collector's choice is in no seed.
+    Nothing is collected meanwhile: to end such a greenlet runs its `finally`, and a moment of the
+    collector's choice is in no seed.
     """
     gc.disable()
     return Run(seed, root, say).play()

@@ -1,4 +1,6 @@
-"""What a seed stands for: which topics, channels, clients and faults. Small, so that many seeds can be tried."""
+"""What a seed stands for: which topics, channels, clients and faults. Small, so that many seeds can
+be tried.
+"""
 
 from __future__ import annotations
 
@@ -35,13 +37,18 @@ class Scenario:
 
     @property
     def topics(self) -> list[str]:
-        return sorted({channel.topic for channel in self.channels} | {producer.topic for producer in self.producers})
+        return sorted(
+            {channel.topic for channel in self.channels}
+            | {producer.topic for producer in self.producers}
+        )
 
 
 HASTY: Final = 0.12  # of all seeds have topics that answer before the sync
 BOUNDED: Final = 0.03  # have a topic that drops its oldest
 MORTAL: Final = 0.05  # of all seeds delete
-MOVING = 0.1  # have a client that moves channels all the time; a defect may want all seeds to have it
+MOVING = (
+    0.1  # have a client that moves channels all the time; a defect may want all seeds to have it
+)
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
 ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
 
@@ -50,7 +57,11 @@ def draw(seed: int) -> Scenario:
     dice = random.Random(f"{seed}/scenario")
     tcp = dice.random() < 0.5
     topics = ["t", "u"][: dice.choice((1, 1, 1, 2))]
-    channels = [_channel(dice, topic, f"c{number}") for topic in topics for number in range(dice.choice((1, 1, 2)))]
+    channels = [
+        _channel(dice, topic, f"c{number}")
+        for topic in topics
+        for number in range(dice.choice((1, 1, 2)))
+    ]
     producers = [
         ProducerPlan(
             topic,
@@ -64,13 +75,19 @@ def draw(seed: int) -> Scenario:
         for _ in range(dice.choice((1, 1, 2)))
     ]
     kinds = [kind for kind in KINDS if kind != "kill_gateway" or tcp]
-    stagers = [StagePlan(dice.choice(topics), dice.randrange(1, 5), dice.choice((1, 2, 3)))] if dice.random() < 0.35 else []
+    stagers = (
+        [StagePlan(dice.choice(topics), dice.randrange(1, 5), dice.choice((1, 2, 3)))]
+        if dice.random() < 0.35
+        else []
+    )
     commands = dice.randrange(1, 8) if dice.random() < 0.3 else 0
     # A few kinds together: combinations of two meet more often than if each came among seventeen.
     faults = ONLY or tuple(dice.sample(kinds, dice.choice((1, 2, 3, 5))))
     strikes = 0 if dice.random() < PEACE else dice.randrange(1, 7)
     chunk_bytes, moves = dice.choice((4, 16, 256)) * 1024, dice.random() < 0.3
-    plain = Scenario(producers, channels, tcp, chunk_bytes, faults, strikes, stagers, commands, moves)
+    plain = Scenario(
+        producers, channels, tcp, chunk_bytes, faults, strikes, stagers, commands, moves
+    )
     plain = _mortal(random.Random(f"{seed}/mortal"), _hasty(random.Random(f"{seed}/modes"), plain))
     dice = random.Random(f"{seed}/moving")
     if dice.random() < MOVING:
@@ -78,29 +95,65 @@ def draw(seed: int) -> Scenario:
     dice = random.Random(f"{seed}/bounded")
     if dice.random() >= BOUNDED:
         return plain
-    return replace(plain, bounded=BoundedPlan(dice.randrange(10, 50), dice.choice((100, 300)), dice.choice((100, 600))))
+    return replace(
+        plain,
+        bounded=BoundedPlan(
+            dice.randrange(10, 50), dice.choice((100, 300)), dice.choice((100, 600))
+        ),
+    )
 
 
 def _mortal(dice: random.Random, plain: Scenario) -> Scenario:
     if dice.random() >= MORTAL:
         return plain
     forced = dice.choice((0.0, 0.3, 1.0))
-    plan = MortalPlan(dice.choice((1, 2, 4)), dice.random() < 0.4, forced, dice.randrange(4, 25), dice.choice((5, 50, 150)))
+    plan = MortalPlan(
+        dice.choice((1, 2, 4)),
+        dice.random() < 0.4,
+        forced,
+        dice.randrange(4, 25),
+        dice.choice((5, 50, 150)),
+    )
     return replace(plain, mortal=plan)
 
 
 def _hasty(dice: random.Random, plain: Scenario) -> Scenario:
-    """Some of its topics answer before the sync, and there may be one more, which no channel's commit ever syncs."""
+    """Some of its topics answer before the sync, and there may be one more, which no channel's
+    commit ever syncs.
+    """
     if dice.random() >= HASTY:
         return plain
-    modes = {topic: mode for topic in plain.topics if (mode := dice.choice(("always", "interval", "interval", "never"))) != "always"}
+    modes = {
+        topic: mode
+        for topic in plain.topics
+        if (mode := dice.choice(("always", "interval", "interval", "never"))) != "always"
+    }
     producers = plain.producers
     if dice.random() < 0.5:
         modes["w"] = dice.choice(("interval", "interval", "never"))
-        producers = [*producers, ProducerPlan("w", dice.randrange(3, 14), dice.choice((0.0, 0.3)), pause_ms=dice.choice((5, 40, 200)))]
-    # Without a power cut they are like others; and one that comes long after the last answer is what `interval` promises about.
-    faults = plain.faults if ONLY or "power_cut" in plain.faults or dice.random() < 0.3 else (*plain.faults, "power_cut")
-    return replace(plain, producers=producers, modes=modes, faults=faults, pauses_ms=dice.choice((plain.pauses_ms, (300, 4_000))))
+        producers = [
+            *producers,
+            ProducerPlan(
+                "w",
+                dice.randrange(3, 14),
+                dice.choice((0.0, 0.3)),
+                pause_ms=dice.choice((5, 40, 200)),
+            ),
+        ]
+    # Without a power cut they are like others; and one that comes long after the last answer is
+    # what `interval` promises about.
+    faults = (
+        plain.faults
+        if ONLY or "power_cut" in plain.faults or dice.random() < 0.3
+        else (*plain.faults, "power_cut")
+    )
+    return replace(
+        plain,
+        producers=producers,
+        modes=modes,
+        faults=faults,
+        pauses_ms=dice.choice((plain.pauses_ms, (300, 4_000))),
+    )
 
 
 def _channel(dice: random.Random, topic: str, name: str) -> ChannelPlan:

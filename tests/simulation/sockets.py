@@ -1,7 +1,8 @@
 """Stand-ins for ZeroMQ's context, sockets, monitors and poller, on the simulated network.
 
-Kept of libzmq what code can depend on: a ROUTER with ROUTER_MANDATORY refuses whom it does not know (EHOSTUNREACH) and who takes no more
-(EAGAIN); a message is sent and comes whole; the descriptor of a socket tells *edges* (news since somebody last touched the socket).
+Kept of libzmq what code can depend on: a ROUTER with ROUTER_MANDATORY refuses whom it does not know
+(EHOSTUNREACH) and who takes no more (EAGAIN); a message is sent and comes whole; the descriptor of
+a socket tells *edges* (news since somebody last touched the socket).
 """
 
 from __future__ import annotations
@@ -30,7 +31,9 @@ class Frame:
 
     __slots__ = ("bytes", "more", "tracker")
 
-    def __init__(self, data: Any = b"", more: bool = False, *, track: bool = False, copy: bool | None = None) -> None:
+    def __init__(
+        self, data: Any = b"", more: bool = False, *, track: bool = False, copy: bool | None = None
+    ) -> None:
         self.bytes = bytes(data)
         self.more = more
         self.tracker = SimpleNamespace(done=True) if track else None
@@ -122,7 +125,11 @@ class SimSocket:
         self.network: Any = world.network
         self.kind = kind
         self.closed = False
-        self.options: dict[int, Any] = {int(zmq.RECONNECT_IVL): 100, int(zmq.RECONNECT_IVL_MAX): 0, int(zmq.SNDHWM): 1000}
+        self.options: dict[int, Any] = {
+            int(zmq.RECONNECT_IVL): 100,
+            int(zmq.RECONNECT_IVL_MAX): 0,
+            int(zmq.SNDHWM): 1000,
+        }
         self.inbox: deque[Message] = deque()
         self.peers: dict[bytes, Connection] = {}  # of a bound socket, or a ROUTER that dials
         self.dialled: list[Connection] = []
@@ -295,7 +302,9 @@ class SimSocket:
         if the_world().now_ns < peer.jammed_until_ns or len(flight) >= self.send_mark:
             raise zmq.Again()
 
-    def send_multipart(self, frames: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False) -> None:
+    def send_multipart(
+        self, frames: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> None:
         last = len(frames) - 1
         for index, frame in enumerate(frames):
             self.send(frame, int(flags) if index == last else int(flags) | int(zmq.SNDMORE), copy)

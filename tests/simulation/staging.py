@@ -1,7 +1,9 @@
-"""A client that writes transactions as Spark does: each version in stages that are pushed, sealed, and committed together, once.
+"""A client that writes transactions as Spark does: each version in stages that are pushed, sealed,
+and committed together, once.
 
-What it has planned and what was committed outlives it (`Checkpoint`), as Spark's does: the next life writes the same rows of the first
-version that is not known to be committed, in new stages. Two lives may write one version at a time, and only one of them counts.
+What it has planned and what was committed outlives it (`Checkpoint`), as Spark's does: the next
+life writes the same rows of the first version that is not known to be committed, in new stages. Two
+lives may write one version at a time, and only one of them counts.
 """
 
 from __future__ import annotations
@@ -41,8 +43,16 @@ class Checkpoint:
 class Stager:
     """One life of the writer."""
 
-    def __init__(self, crew: Crew, plan: StagePlan, checkpoint: Checkpoint, name: str, dice: random.Random) -> None:
-        self.crew, self.plan, self.checkpoint, self.name, self.dice = crew, plan, checkpoint, name, dice
+    def __init__(
+        self, crew: Crew, plan: StagePlan, checkpoint: Checkpoint, name: str, dice: random.Random
+    ) -> None:
+        self.crew, self.plan, self.checkpoint, self.name, self.dice = (
+            crew,
+            plan,
+            checkpoint,
+            name,
+            dice,
+        )
 
     def run(self) -> None:
         world = self.crew.world
@@ -63,7 +73,9 @@ class Stager:
             counts[0] = counts[0] or 2
             total = sum(counts)
             numbers = list(ledger.publish(self.plan.topic, total, [None] * total, [None] * total))
-            self.checkpoint.rows[version] = [[numbers.pop(0) for _ in range(count)] for count in counts]
+            self.checkpoint.rows[version] = [
+                [numbers.pop(0) for _ in range(count)] for count in counts
+            ]
         return self.checkpoint.rows[version]
 
     def _transaction(self, version: int) -> None:
@@ -76,13 +88,25 @@ class Stager:
         world.note(f"{self.name} committed version {version}: {sorted(answer.items())}")
         flat = [number for numbers in rows for number in numbers]
         if not answer["repeated"] and answer["messages"] != len(flat):
-            ledger.broken(f"version {version} of {len(flat)} rows was committed with {answer['messages']}")
-        ledger.acknowledged(flat, None if answer["repeated"] else answer["first_offset"], durable=True)
+            ledger.broken(
+                f"version {version} of {len(flat)} rows was committed with {answer['messages']}"
+            )
+        ledger.acknowledged(
+            flat, None if answer["repeated"] else answer["first_offset"], durable=True
+        )
         self.checkpoint.committed.add(version)
 
     def _stage(self, version: int, partition: int, numbers: list[int]) -> Any:
         plan, world = self.plan, self.crew.world
-        with zsq.StageWriter(self.crew.url, plan.topic, plan.app, version, partition=partition, timeout=20, heartbeat_ms=1_000) as writer:
+        with zsq.StageWriter(
+            self.crew.url,
+            plan.topic,
+            plan.app,
+            version,
+            partition=partition,
+            timeout=20,
+            heartbeat_ms=1_000,
+        ) as writer:
             at = 0
             while at < len(numbers):
                 count = self.dice.randrange(1, 5)

@@ -80,7 +80,9 @@ def test_messages_arrive_in_order_in_both_directions(world: World) -> None:
 
 
 def test_unsent_messages_reach_the_next_server_and_sent_ones_are_lost(world: World) -> None:
-    """What was on its way is lost with the server; what had not left is sent to its successor, by the same socket."""
+    """What was on its way is lost with the server; what had not left is sent to its successor, by
+    the same socket.
+    """
     first: list[bytes] = []
     second: list[bytes] = []
     server = process(world, "server", serve(first))
@@ -93,7 +95,9 @@ def test_unsent_messages_reach_the_next_server_and_sent_ones_are_lost(world: Wor
         world.pause(50 * MS, 51 * MS)
         for number in (3, 4):
             dealer.send(b"%d" % number)
-        world.pause(65_000, 70_000)  # they have left, and arrive no earlier than 100 microseconds later
+        world.pause(
+            65_000, 70_000
+        )  # they have left, and arrive no earlier than 100 microseconds later
         dealer.dialled[0].clogged_until_ns = world.now_ns + 100 * MS
         dealer.send(b"5")
         server.kill()

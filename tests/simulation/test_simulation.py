@@ -30,8 +30,13 @@ DEFECTS: Final = (
 
 
 def simulate(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: it puts its own clock, sockets and threads in the place of the real ones."""
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "PYTHONHASHSEED": "0"}
+    """In a process of its own: it puts its own clock, sockets and threads in the place of the real
+    ones.
+    """
+    environment = os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]),
+        "PYTHONHASHSEED": "0",
+    }
     command = [sys.executable, "-P", "-m", "simulation", *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
@@ -60,7 +65,10 @@ def test_a_seed_gives_the_same_run_each_time() -> None:
 @pytest.mark.smoke
 def test_the_code_of_each_defect_is_in_the_source_once() -> None:
     """A changed line or comment must not leave a defect without effect."""
-    counts = {name: (TESTS.parent / defect.path).read_text().count(defect.old) for name, defect in broken.DEFECTS.items()}
+    counts = {
+        name: (TESTS.parent / defect.path).read_text().count(defect.old)
+        for name, defect in broken.DEFECTS.items()
+    }
     assert {name: count for name, count in counts.items() if count != 1} == {}
 
 
@@ -68,7 +76,9 @@ def test_the_code_of_each_defect_is_in_the_source_once() -> None:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_the_simulation_finds_each_deliberate_defect(defect: str) -> None:
-    done = simulate("--seeds", str(DEFECT_SEEDS), "--failures", "1", "--jobs", "2", "--broken", defect)
+    done = simulate(
+        "--seeds", str(DEFECT_SEEDS), "--failures", "1", "--jobs", "2", "--broken", defect
+    )
     assert done.returncode == 1, done.stdout + done.stderr
     assert "FAILED" in done.stdout
     assert "replay: ./scripts/simulate.py --seed" in done.stdout

@@ -1,7 +1,9 @@
-"""Stand-ins for what makes a program wait beside sockets: locks, threads, events, descriptors, and an actor's worker thread.
+"""Stand-ins for what makes a program wait beside sockets: locks, threads, events, descriptors, and
+an actor's worker thread.
 
-A thread is one more task of its simulated process. Switches happen only where real code would wait, so a critical section without a wait is
-atomic here; the orders in which threads meet at locks, jobs and results vary with the seed.
+A thread is one more task of its simulated process. Switches happen only where real code would wait,
+so a critical section without a wait is atomic here; the orders in which threads meet at locks, jobs
+and results vary with the seed.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ class SimLock:
         if self._held:
             if not blocking or timeout == 0:
                 return False
-            limit = None if timeout < 0 or timeout >= threading.TIMEOUT_MAX / 2 else int(timeout * S)
+            limit = (
+                None if timeout < 0 or timeout >= threading.TIMEOUT_MAX / 2 else int(timeout * S)
+            )
             if not the_world().wait((self,), self.readable, limit):
                 return False
         self._held = True
@@ -73,16 +77,26 @@ class SimEvent:
         self._process.wake(self)
 
     def wait(self, timeout: float | None = None) -> bool:
-        return the_world().wait((self,), self.readable, None if timeout is None else int(timeout * S))
+        return the_world().wait(
+            (self,), self.readable, None if timeout is None else int(timeout * S)
+        )
 
 
 class SimThread:
-    def __init__(self, target: Callable[..., Any], args: tuple[Any, ...] = (), name: str = "thread", daemon: bool = True) -> None:
+    def __init__(
+        self,
+        target: Callable[..., Any],
+        args: tuple[Any, ...] = (),
+        name: str = "thread",
+        daemon: bool = True,
+    ) -> None:
         self._target, self._args, self.name = target, args, name
         self._task: Task | None = None
 
     def start(self) -> None:
-        self._task = _process().run(lambda: self._target(*self._args), self.name, the_world().rng.randrange(10_000, 300_000))
+        self._task = _process().run(
+            lambda: self._target(*self._args), self.name, the_world().rng.randrange(10_000, 300_000)
+        )
 
     def is_alive(self) -> bool:
         return self._task is not None and not self._task.done
@@ -150,7 +164,9 @@ class SimEpoll(Descriptor):
         if self.readable():
             world.pause(2_000, 30_000)
             return self._ready()
-        world.wait(Deep(self), self.readable, None if timeout is None or timeout < 0 else int(timeout * S))
+        world.wait(
+            Deep(self), self.readable, None if timeout is None or timeout < 0 else int(timeout * S)
+        )
         return self._ready()
 
     def close(self) -> None:
@@ -158,13 +174,18 @@ class SimEpoll(Descriptor):
 
 
 class Deep:
-    """An epoll set as what one listens to: itself and all that it watches, also what it begins to watch meanwhile."""
+    """An epoll set as what one listens to: itself and all that it watches, also what it begins to
+    watch meanwhile.
+    """
 
     def __init__(self, *things: Any) -> None:
         self._things = things
 
     def __contains__(self, source: object) -> bool:
-        return any(one is source or (isinstance(one, SimEpoll) and source in one.sources()) for one in self._things)
+        return any(
+            one is source or (isinstance(one, SimEpoll) and source in one.sources())
+            for one in self._things
+        )
 
 
 class SimPoll:
@@ -239,7 +260,9 @@ def is_fake(fd: object) -> bool:
 
 
 class SimWorkerThread:
-    """`actors.runtime.worker_thread.WorkerThread`: a job runs at some later time, its result comes at another."""
+    """`actors.runtime.worker_thread.WorkerThread`: a job runs at some later time, its result comes
+    at another.
+    """
 
     def __init__(self, context: object, name: str) -> None:
         self.socket = _Bell()
@@ -272,7 +295,9 @@ class SimWorkerThread:
             if job is None:
                 return
             tag, function = job
-            if isinstance(tag, tuple) and tag[0] == "commit" and world.disk.slow:  # LMDB syncs by itself
+            if (
+                isinstance(tag, tuple) and tag[0] == "commit" and world.disk.slow
+            ):  # LMDB syncs by itself
                 world.pause(*world.disk.sync_takes_ns())
             try:
                 value = function()

@@ -18,8 +18,14 @@ def depths(stats: dict[str, Any]) -> dict[str, int]:
         if topic["delayed_count"]:
             left[f"{topic['topic_name']} delayed"] = topic["delayed_count"]
         for channel in topic["channels"]:
-            waits = sum(channel.get(name, 0) for name in ("depth", "in_flight_count", "deferred_count", "dying_count"))
-            if waits or channel["health"] in ("starting", "failed"):  # the figures of one that is not up say nothing
+            waits = sum(
+                channel.get(name, 0)
+                for name in ("depth", "in_flight_count", "deferred_count", "dying_count")
+            )
+            if waits or channel["health"] in (
+                "starting",
+                "failed",
+            ):  # the figures of one that is not up say nothing
                 left[f"{topic['topic_name']}/{channel['channel_name']}"] = waits
     return left
 
@@ -33,7 +39,9 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
         while True:
             found = reader.read(offset, 1 << 20)
             for block in found.blocks:
-                if block.first_offset != offset and not (ledger.losses.modes.get(topic) == "never" and ledger.losses.cuts):
+                if block.first_offset != offset and not (
+                    ledger.losses.modes.get(topic) == "never" and ledger.losses.cuts
+                ):
                     ledger.broken(f"{topic}: after offset {offset} comes {block.first_offset}")
                 offset = block.first_offset
                 for index, body in enumerate(block.body.values()):
@@ -47,10 +55,17 @@ def check_stored(ledger: Ledger, url: str, topic: str) -> None:
     for number, times in stored.items():
         if times > 1:
             ledger.broken(f"{number} is stored {times} times in {topic}")
-    _check_batches(ledger, topic, stored, ledger.losses.judge(topic, offsets) if topic in ledger.losses.modes else set())
+    _check_batches(
+        ledger,
+        topic,
+        stored,
+        ledger.losses.judge(topic, offsets) if topic in ledger.losses.modes else set(),
+    )
     for row in ledger.channels.values():
         if row.topic == topic:
-            _check_channel(ledger, row, stored, _dead_letters(ledger, url, row) if row.attempts_max else set())
+            _check_channel(
+                ledger, row, stored, _dead_letters(ledger, url, row) if row.attempts_max else set()
+            )
 
 
 def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int], taken: set[int]) -> None:
@@ -58,7 +73,11 @@ def _check_batches(ledger: Ledger, topic: str, stored: dict[int, int], taken: se
         if ledger.sent[numbers[0]].topic != topic:
             continue
         there = [number for number in numbers if number in stored]
-        if ledger.sent[numbers[0]].acked and len(there) < len(numbers) and not taken.issuperset(set(numbers) - set(there)):
+        if (
+            ledger.sent[numbers[0]].acked
+            and len(there) < len(numbers)
+            and not taken.issuperset(set(numbers) - set(there))
+        ):
             ledger.broken(f"acknowledged and not in {topic}: {sorted(set(numbers) - set(there))}")
         if there and len(there) < len(numbers):
             ledger.broken(f"of one block {there} are stored in {topic}, the others are not")
@@ -75,35 +94,51 @@ def _dead_letters(ledger: Ledger, url: str, row: Any) -> set[int]:
             except zsq.NotFound:
                 return found
             for block in page.blocks:
-                found |= {ledger.number(row.topic, bytes(body or b"")) for body in block.body.values()}
+                found |= {
+                    ledger.number(row.topic, bytes(body or b"")) for body in block.body.values()
+                }
                 offset = block.first_offset + block.count
             if offset >= page.head or not page.blocks:
                 return found
 
 
 def _check_channel(ledger: Ledger, row: Any, stored: dict[int, int], dead: set[int]) -> None:
-    wanted = {number for number in stored if row.tags is None or ledger.sent[number].tag in row.tags}
+    wanted = {
+        number for number in stored if row.tags is None or ledger.sent[number].tag in row.tags
+    }
     _check_moves(ledger, row, wanted - dead)
     passed = max((move.place for move in row.moves), default=0)  # by a seek, perhaps in vain
     wanted = {number for number in wanted if ledger.sent[number].offset >= passed}
     missing = wanted - row.seen - dead  # the attempts of those were lost on their way
     if missing:
-        ledger.broken(f"{row.name} of {row.topic} is empty and never gave out {sorted(missing)[:10]}")
+        ledger.broken(
+            f"{row.name} of {row.topic} is empty and never gave out {sorted(missing)[:10]}"
+        )
     lost = wanted - row.finished - dead
     if lost:
-        ledger.broken(f"{row.name} of {row.topic} is empty, and {sorted(lost)[:10]} were neither finished nor are they dead letters")
+        ledger.broken(
+            f"{row.name} of {row.topic} is empty, and {sorted(lost)[:10]} were neither finished "
+            "nor are they dead letters"
+        )
 
 
 def _check_moves(ledger: Ledger, row: Any, wanted: set[int]) -> None:
-    """Behind the last seek that is in effect for certain everything has come again since, but what a later one may have passed."""
+    """Behind the last seek that is in effect for certain everything has come again since, but what
+    a later one may have passed.
+    """
     certain = [index for index, move in enumerate(row.moves) if move.in_effect]
     if not certain or row.topic in ledger.losses.modes:
         return
     last = row.moves[certain[-1]]
     begin = max([last.place, *(move.place for move in row.moves[certain[-1] + 1 :])])
     behind = {number for number in wanted if ledger.sent[number].offset >= begin}
-    never = [number for number in behind if number not in row.latest or row.latest[number][0] <= last.boundary]
+    never = [
+        number
+        for number in behind
+        if number not in row.latest or row.latest[number][0] <= last.boundary
+    ]
     if never:
         ledger.broken(
-            f"{row.name} of {row.topic} was moved to {last.place} behind {last.boundary}, and never gave out {sorted(never)[:10]} since"
+            f"{row.name} of {row.topic} was moved to {last.place} behind {last.boundary}, and "
+            f"never gave out {sorted(never)[:10]} since"
         )

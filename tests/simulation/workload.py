@@ -1,6 +1,8 @@
-"""The clients of a simulated broker: producers and consumers made of the real client library, each in a process of its own.
+"""The clients of a simulated broker: producers and consumers made of the real client library, each
+in a process of its own.
 
-What each of them does is drawn from the seed. A client that was killed is started again by its keeper (`Crew`), as a new one.
+What each of them does is drawn from the seed. A client that was killed is started again by its
+keeper (`Crew`), as a new one.
 """
 
 from __future__ import annotations
@@ -78,7 +80,13 @@ class Crew:
         for plan in scenario.channels:
             settings = plan.settings
             tags = frozenset(settings["tags"].split("||")) if settings.get("tags") else None
-            row = ChannelLedger(plan.name, plan.topic, bool(settings.get("ordered")), tags, settings.get("max_attempts", 0))
+            row = ChannelLedger(
+                plan.name,
+                plan.topic,
+                bool(settings.get("ordered")),
+                tags,
+                settings.get("max_attempts", 0),
+            )
             self.ledger.channels[f"{plan.topic}/{plan.name}"] = row
         for number, producer in enumerate(scenario.producers):
             self.publishing += 1
@@ -105,16 +113,32 @@ class Crew:
             self._start("mortal-consumer", mortal.consume, 0)
         for channel in scenario.channels:
             for number in range(channel.consumers):
-                self._start(f"{channel.topic}/{channel.name}-{number}", partial(self._consume, channel), number)
+                self._start(
+                    f"{channel.topic}/{channel.name}-{number}",
+                    partial(self._consume, channel),
+                    number,
+                )
 
-    def _start(self, name: str, work: Callable[[str, random.Random], None], number: int, life: int = 1) -> None:
+    def _start(
+        self, name: str, work: Callable[[str, random.Random], None], number: int, life: int = 1
+    ) -> None:
         process = Process(self.world, f"{name}.{life}")
         self.processes.append(process)
         process.on_death.append(lambda dead: self._died(dead, name, work, number, life))
         dice = self.world.dice(process.name)
-        process.run(lambda: work(process.name, dice), delay_ns=self.rng.randrange(50 * MS) + (life > 1) * 200 * MS)
+        process.run(
+            lambda: work(process.name, dice),
+            delay_ns=self.rng.randrange(50 * MS) + (life > 1) * 200 * MS,
+        )
 
-    def _died(self, process: Process, name: str, work: Callable[[str, random.Random], None], number: int, life: int) -> None:
+    def _died(
+        self,
+        process: Process,
+        name: str,
+        work: Callable[[str, random.Random], None],
+        number: int,
+        life: int,
+    ) -> None:
         for socket in list(process.sockets):
             socket.end(linger=False, killed=True)
         self.processes.remove(process)
@@ -123,7 +147,9 @@ class Crew:
 
     def noted(self, who: str, error: Exception) -> None:
         code = getattr(error, "code", "")
-        self.errors[f"{type(error).__name__} {code}".strip()] = self.errors.get(f"{type(error).__name__} {code}".strip(), 0) + 1
+        self.errors[f"{type(error).__name__} {code}".strip()] = (
+            self.errors.get(f"{type(error).__name__} {code}".strip(), 0) + 1
+        )
         self.world.note(f"{who}: {type(error).__name__} {code}")
         self.world.comment(str(error))
 
@@ -131,7 +157,11 @@ class Crew:
 
     def _produce(self, plan: ProducerPlan, name: str, dice: random.Random) -> None:
         producer = zsq.Producer(
-            self.url, timeout=TIMEOUT_S, heartbeat_ms=HEARTBEAT_MS, when_full="wait", linger_ms=5.0 if plan.linger else 0.0
+            self.url,
+            timeout=TIMEOUT_S,
+            heartbeat_ms=HEARTBEAT_MS,
+            when_full="wait",
+            linger_ms=5.0 if plan.linger else 0.0,
         )
         out: deque[tuple[list[int], Any]] = deque()
         for _ in range(plan.blocks):
@@ -150,7 +180,14 @@ class Crew:
             self.noted(name, error)
         self.publishing -= 1
 
-    def _publish(self, producer: Any, plan: ProducerPlan, name: str, dice: random.Random, out: deque[tuple[list[int], Any]]) -> None:
+    def _publish(
+        self,
+        producer: Any,
+        plan: ProducerPlan,
+        name: str,
+        dice: random.Random,
+        out: deque[tuple[list[int], Any]],
+    ) -> None:
         ledger = self.ledger
         count = dice.choice((1, 1, 2, 5, 20))
         keys = [dice.choice(KEYS) if dice.random() < 0.8 else None for _ in range(count)]
@@ -158,22 +195,43 @@ class Crew:
         numbers = ledger.publish(plan.topic, count, keys, tags)
         delay = dice.choice((0.05, 0.3, 1.5)) if dice.random() < plan.delayed else None
         if delay is not None:
-            ledger.delayed(numbers, self.world.now_ns + self.world.wall_offset_ns + int(delay * S) if self.steady else 0)
+            ledger.delayed(
+                numbers,
+                self.world.now_ns + self.world.wall_offset_ns + int(delay * S)
+                if self.steady
+                else 0,
+            )
         self.world.note(f"{name} publishes {numbers[0]}+{count} delay {delay}")
         try:
-            out.append((numbers, producer.publish_many(plan.topic, ledger.bodies(numbers), keys=keys, tags=tags, delay=delay, wait=False)))
+            out.append(
+                (
+                    numbers,
+                    producer.publish_many(
+                        plan.topic,
+                        ledger.bodies(numbers),
+                        keys=keys,
+                        tags=tags,
+                        delay=delay,
+                        wait=False,
+                    ),
+                )
+            )
         except errors.ZsqError as error:
             self.noted(name, error)
 
     def _acknowledge(self, name: str, numbers: list[int], receipt: Any) -> None:
         try:
             receipt.wait()
-        except errors.ZsqError as error:  # whatever it says, it may be stored now or later: at most once
+        except (
+            errors.ZsqError
+        ) as error:  # whatever it says, it may be stored now or later: at most once
             self.noted(name, error)
         else:
             self.ledger.acknowledged(numbers, receipt.offset)
 
-    def _stage(self, plan: StagePlan, checkpoint: Checkpoint, name: str, dice: random.Random) -> None:
+    def _stage(
+        self, plan: StagePlan, checkpoint: Checkpoint, name: str, dice: random.Random
+    ) -> None:
         Stager(self, plan, checkpoint, name, dice).run()
 
     def _command(self, calls: int, moves: bool, name: str, dice: random.Random) -> None:
@@ -209,10 +267,14 @@ class Crew:
 class Work:
     """A consumer's life on one subscription."""
 
-    def __init__(self, crew: Crew, plan: ChannelPlan, name: str, dice: random.Random, consumer: Any) -> None:
+    def __init__(
+        self, crew: Crew, plan: ChannelPlan, name: str, dice: random.Random, consumer: Any
+    ) -> None:
         self.crew, self.plan, self.name, self.dice, self.consumer = crew, plan, name, dice, consumer
         self.channel = f"{plan.topic}/{plan.name}"
-        self.told: list[tuple[list[int], int]] = []  # finished plainly, not confirmed: numbers, token
+        self.told: list[
+            tuple[list[int], int]
+        ] = []  # finished plainly, not confirmed: numbers, token
         self.mine: set[int] = set()
 
     def run(self, rounds: int) -> None:
@@ -255,7 +317,9 @@ class Work:
             chance = dice.random()
             if chance < plan.late:
                 world.note(f"{self.name} is late with {numbers}")
-                world.pause(int(plan.message_timeout * 1.3 * S), int(plan.message_timeout * 1.5 * S))
+                world.pause(
+                    int(plan.message_timeout * 1.3 * S), int(plan.message_timeout * 1.5 * S)
+                )
             elif chance < plan.late + plan.requeue:
                 self._requeue(part, numbers)
                 return
@@ -283,8 +347,12 @@ class Work:
         delay = self.dice.choice((0.0, 0.0, 0.1, 0.7))
         world = self.crew.world
         delivery = (part if hasattr(part, "delivery") else part._batch).delivery
-        counts = delivery.live and not delivery.expired(world.now_ns + ON_ITS_WAY) and self.crew.steady  # else it may be nobody's any more
-        self.crew.ledger.requeued(self.channel, numbers, world.now_ns + int(delay * S) if counts else 0)
+        counts = (
+            delivery.live and not delivery.expired(world.now_ns + ON_ITS_WAY) and self.crew.steady
+        )  # else it may be nobody's any more
+        self.crew.ledger.requeued(
+            self.channel, numbers, world.now_ns + int(delay * S) if counts else 0
+        )
         world.note(f"{self.name} requeues {numbers} by {delay}")
         part.requeue(delay)
 

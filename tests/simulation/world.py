@@ -1,11 +1,13 @@
-"""The simulated world: one clock, one queue of events, processes made of greenlets; everything random comes from one seed.
+"""The simulated world: one clock, one queue of events, processes made of greenlets; everything
+random comes from one seed.
 
-A simulated process runs the product's own code until it would wait: for a socket, a lock, a sleep, a disk. There it switches to the
-scheduler (`park`), which takes the next event in order of time. So two runs of one seed take the same turns, and what happened can be
-compared line by line (`log_hash`).
+A simulated process runs the product's own code until it would wait: for a socket, a lock, a sleep,
+a disk. There it switches to the scheduler (`park`), which takes the next event in order of time. So
+two runs of one seed take the same turns, and what happened can be compared line by line
+(`log_hash`).
 
-A killed process is never resumed. Its greenlets are kept for good (`_graveyard`): one that is collected would run its `finally` blocks,
-which the dead do not do.
+A killed process is never resumed. Its greenlets are kept for good (`_graveyard`): one that is
+collected would run its `finally` blocks, which the dead do not do.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ START_NS: Final = 1_000 * S
 WALL_START_NS: Final = 1_800_000_000 * S
 EVENTS_MAX: Final = 2_000_000
 CALM_NS: Final = 8 * S  # half-open connections, heartbeats and leases have ended by then
-_READ_NS: Final = 40  # looking at the clock takes so long: who waits for it without sleeping sees it go on
+_READ_NS: Final = (
+    40  # looking at the clock takes so long: who waits for it without sleeping sees it go on
+)
 
 
 class Source(Protocol):
@@ -62,13 +66,17 @@ class Task:
             self.process.failed(self, error)
         self.done = True
         self.process.task_ended(self)
-        while True:  # never returns: a finished greenlet would go on in its parent at a place of our choosing, not the scheduler's
+        # Never returns: a finished greenlet would go on in its parent at a place of our choosing,
+        # not the scheduler's.
+        while True:
             self.parked = True
             world.main.switch()
 
 
 class Process:
-    """A process of the simulated machine, or of a client's. `on_death` is called once, however it ends."""
+    """A process of the simulated machine, or of a client's. `on_death` is called once, however it
+    ends.
+    """
 
     def __init__(self, world: World, name: str, kind: str = "") -> None:
         self.world = world
@@ -120,7 +128,9 @@ class Process:
 
 
 class World:
-    """One run. `rng` decides when things happen; `dice(name)` gives others a stream of their own from the same seed."""
+    """One run. `rng` decides when things happen; `dice(name)` gives others a stream of their own
+    from the same seed.
+    """
 
     def __init__(self, seed: int, say: Callable[[str], None] | None = None) -> None:
         self.seed = seed
@@ -165,9 +175,13 @@ class World:
         return self._hash.hexdigest()[:16]
 
     def trouble(self, process: Process, error: BaseException) -> None:
-        """A process ended by an exception. Those that the product means to end by are listed in `broker.py`."""
+        """A process ended by an exception. Those that the product means to end by are listed in
+        `broker.py`.
+        """
         trace = traceback.extract_tb(error.__traceback__)
-        where = " < ".join(f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(trace[-5:]))
+        where = " < ".join(
+            f"{Path(frame.filename).name}:{frame.lineno}" for frame in reversed(trace[-5:])
+        )
         self.violation(f"{process.name} ended by {type(error).__name__}: {error} ({where})")
 
     def violation(self, text: str) -> None:
@@ -182,7 +196,9 @@ class World:
         self.note(f"FAULT {text}")
 
     def calm(self, since_ns: int) -> bool:
-        """Nothing was disturbed since then, and what was before is over: rules that hold only in peace ask it."""
+        """Nothing was disturbed since then, and what was before is over: rules that hold only in
+        peace ask it.
+        """
         return self.disturbed_ns + CALM_NS < since_ns
 
     # Time
@@ -228,13 +244,18 @@ class World:
     def wake(self, task: Task) -> None:
         if task.parked and not task.waking:
             task.waking = True
-            self.at(self.now_ns + self.rng.randrange(2_000, 120_000), partial(self.resume, task, task.turn))
+            self.at(
+                self.now_ns + self.rng.randrange(2_000, 120_000),
+                partial(self.resume, task, task.turn),
+            )
 
     def resume(self, task: Task, turn: int) -> None:
         if not task.process.alive or not task.parked or task.turn != turn or task.done:
             return
         if task.process.asleep_until_ns > self.now_ns:
-            soon = min(task.process.asleep_until_ns + 1, self.now_ns + 50 * MS)  # it may be woken before its time
+            soon = min(
+                task.process.asleep_until_ns + 1, self.now_ns + 50 * MS
+            )  # it may be woken before its time
             self.at(soon, partial(self.resume, task, turn))
             return
         task.parked = task.waking = False

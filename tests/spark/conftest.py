@@ -18,8 +18,11 @@ from support.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# The extra `test-spark` brings both; without it the other tests still run. Continuous integration leaves out only what --fast does.
-if ("CI" not in os.environ or "ZSQ_TEST_FAST" in os.environ) and not (find_spec("pyspark") and find_spec("pyarrow")):
+# The extra `test-spark` brings both; without it the other tests still run. Continuous integration
+# leaves out only what --fast does.
+if ("CI" not in os.environ or "ZSQ_TEST_FAST" in os.environ) and not (
+    find_spec("pyspark") and find_spec("pyarrow")
+):
     collect_ignore_glob = ["test_*.py"]
 
 
@@ -53,8 +56,12 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
         "spark.local.dir": str(folder / "local"),
     }
     builder: Any = SparkSession.builder
-    session: SparkSession = builder.master("local[2]").appName("zsq-tests").config(map=settings).getOrCreate()
-    session.sparkContext.setLogLevel("OFF")  # tests look at what is raised; the log would repeat it a hundred lines long
+    session: SparkSession = (
+        builder.master("local[2]").appName("zsq-tests").config(map=settings).getOrCreate()
+    )
+    session.sparkContext.setLogLevel(
+        "OFF"
+    )  # tests look at what is raised; the log would repeat it a hundred lines long
     gateway: Any = SparkContext._gateway
     try:
         register(session)

@@ -18,7 +18,10 @@ from zsq.transport.errors import DataLoss
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a time-out cuts the talk with the JVM and fails all that follow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]  # a time-out cuts the talk with the JVM and fails all that follow
 
 NUMBERS = "cast(cast(id as string) as binary) as value"
 
@@ -47,25 +50,40 @@ def test_all_columns_come_back(spark: SparkSession, topic: Topic) -> None:
     write(spark.createDataFrame(rows, schema).coalesce(1), topic)
     found = read(spark, topic, includeHeaders="true").orderBy("offset").collect()
     assert [(bytes(row.value), row.key, row.tag, row.headers) for row in found] == rows
-    assert [(row.topic, row.partition, row.offset, row.timestampType) for row in found] == [(topic.name, 0, i, 1) for i in range(4)]
+    assert [(row.topic, row.partition, row.offset, row.timestampType) for row in found] == [
+        (topic.name, 0, i, 1) for i in range(4)
+    ]
     assert len({row.timestamp for row in found}) == 1
     assert before <= found[0].timestamp <= datetime.datetime.now(datetime.UTC).replace(tzinfo=None)
 
 
 def test_text_columns_and_maps_are_taken(spark: SparkSession, topic: Topic) -> None:
-    write(spark.sql("select 'text' as value, 'k' as key, cast('t' as binary) as tag, map('a', 'b') as headers"), topic)
+    write(
+        spark.sql(
+            "select 'text' as value, 'k' as key, cast('t' as binary) as tag, map('a', 'b') as "
+            "headers"
+        ),
+        topic,
+    )
     [row] = read(spark, topic, includeHeaders="true").collect()
     assert (row.value, row.key, row.tag, row.headers) == (b"text", b"k", "t", [("a", b"b")])
     write(spark.sql("select 'text' as value, null as key, null as tag"), topic)
-    assert [(row.key, row.tag) for row in read(spark, topic, startingOffsets=f'{{"{topic.name}": 1}}').collect()] == [(None, None)]
+    assert [
+        (row.key, row.tag)
+        for row in read(spark, topic, startingOffsets=f'{{"{topic.name}": 1}}').collect()
+    ] == [(None, None)]
 
 
-def test_each_row_is_written_and_read_once_in_any_partitions(spark: SparkSession, topic: Topic) -> None:
+def test_each_row_is_written_and_read_once_in_any_partitions(
+    spark: SparkSession, topic: Topic
+) -> None:
     write(spark.range(0, 100_000, 1, 7).selectExpr(NUMBERS), topic)
     assert sorted(map(int, topic.bodies())) == list(range(100_000))
     found = read(spark, topic, minPartitions="5")
     assert found.rdd.getNumPartitions() == 5
-    counted = found.selectExpr("count(*)", "count(distinct value)", "count(distinct offset)", "min(offset)", "max(offset)").first()
+    counted = found.selectExpr(
+        "count(*)", "count(distinct value)", "count(distinct offset)", "min(offset)", "max(offset)"
+    ).first()
     assert tuple(counted or ()) == (100_000, 100_000, 100_000, 0, 99_999)
 
 
@@ -76,11 +94,18 @@ def test_a_write_without_rows_makes_no_topic(spark: SparkSession, topic: Topic) 
 
 
 @pytest.mark.parametrize("large", ["true", "false"])
-def test_rows_are_written_with_both_widths_of_arrow(spark: SparkSession, topic: Topic, large: str) -> None:
+def test_rows_are_written_with_both_widths_of_arrow(
+    spark: SparkSession, topic: Topic, large: str
+) -> None:
     spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", large)
     try:
         write(
-            spark.range(100).selectExpr(NUMBERS, "cast(id as string) as key", "'t' as tag", "map('h', 'x') as headers").coalesce(1), topic
+            spark.range(100)
+            .selectExpr(
+                NUMBERS, "cast(id as string) as key", "'t' as tag", "map('h', 'x') as headers"
+            )
+            .coalesce(1),
+            topic,
         )
     finally:
         spark.conf.unset("spark.sql.execution.arrow.useLargeVarTypes")
@@ -90,7 +115,12 @@ def test_rows_are_written_with_both_widths_of_arrow(spark: SparkSession, topic: 
 def test_spark_reads_what_producers_publish(spark: SparkSession, topic: Topic) -> None:
     topic.put(b"a", b"b", keys=[b"k", None], tags=["t", None], headers=[{"n": 1, "s": "x"}, None])
     first, second = read(spark, topic, includeHeaders="true").orderBy("offset").collect()
-    assert (first.value, first.key, first.tag, first.headers) == (b"a", b"k", "t", [("n", b"1"), ("s", b"x")])
+    assert (first.value, first.key, first.tag, first.headers) == (
+        b"a",
+        b"k",
+        "t",
+        [("n", b"1"), ("s", b"x")],
+    )
     assert (second.value, second.key, second.tag, second.headers) == (b"b", None, None, None)
 
 
@@ -115,7 +145,14 @@ def test_an_empty_version_counts(spark: SparkSession, topic: Topic) -> None:
     rows = spark.range(1000).selectExpr(NUMBERS)
     write(rows.limit(0), topic, txnAppId="loader", txnVersion="1")
     assert not topic.made(), "no topic is made for nothing"
-    for version, wanted in (("1", rows), ("2", rows.limit(0)), ("2", rows), ("3", rows.where("value is null")), ("3", rows), ("4", rows)):
+    for version, wanted in (
+        ("1", rows),
+        ("2", rows.limit(0)),
+        ("2", rows),
+        ("3", rows.where("value is null")),
+        ("3", rows),
+        ("4", rows),
+    ):
         write(wanted, topic, txnAppId="loader", txnVersion=version)
     assert topic.head() == 2000, "of versions 1 and 4"
 
@@ -130,7 +167,9 @@ def test_a_batch_reads_only_the_given_range_and_columns(spark: SparkSession, top
         columns="offset,value",
     )
     assert part.columns == ["offset", "value"]
-    assert [tuple(row) for row in part.orderBy("offset").collect()] == [(i, b"%d" % i) for i in range(1234, 3210)]
+    assert [tuple(row) for row in part.orderBy("offset").collect()] == [
+        (i, b"%d" % i) for i in range(1234, 3210)
+    ]
     assert read(spark, topic, columns="tag").count() == 5000
 
 
@@ -143,13 +182,27 @@ def test_a_batch_reads_only_the_given_range_of_time(spark: SparkSession, topic: 
     assert values(read(spark, topic, startingTimestamp=str(between))) == [b"late"]
     assert values(read(spark, topic, endingTimestamp=str(between))) == [b"early"]
     assert values(read(spark, topic, startingTimestamp="0")) == [b"early", b"late"]
-    assert values(read(spark, topic, startingOffsetsByTimestamp=f'{{"{topic.name}": {between + 3_600_000}}}')) == []
+    assert (
+        values(
+            read(
+                spark,
+                topic,
+                startingOffsetsByTimestamp=f'{{"{topic.name}": {between + 3_600_000}}}',
+            )
+        )
+        == []
+    )
 
 
 def test_one_batch_reads_several_topics(spark: SparkSession, topic: Topic, other: Topic) -> None:
     topic.put(b"a", b"b")
     other.put(b"c")
-    rows = spark.read.format("zsq").option("url", topic.url).option("subscribe", f"{topic.name}, {other.name}").load()
+    rows = (
+        spark.read.format("zsq")
+        .option("url", topic.url)
+        .option("subscribe", f"{topic.name}, {other.name}")
+        .load()
+    )
     assert sorted((row.topic, row.offset, bytes(row.value)) for row in rows.collect()) == sorted(
         [(topic.name, 0, b"a"), (topic.name, 1, b"b"), (other.name, 0, b"c")]
     )
@@ -168,9 +221,13 @@ def test_a_range_reads_the_same_each_time(spark: SparkSession, topic: Topic) -> 
 
 
 def test_a_topic_made_again_after_planning_is_not_read(topic: Topic) -> None:
-    """Not even with failOnDataLoss=false: a task would mix two topics. A query that is tried again plans anew."""
+    """Not even with failOnDataLoss=false: a task would mix two topics. A query that is tried again
+    plans anew.
+    """
     topic.put(b"old", b"old")
-    reader = BatchReader(source_options({**topic.options, "failondataloss": "false"}, topic.url, streaming=False))
+    reader = BatchReader(
+        source_options({**topic.options, "failondataloss": "false"}, topic.url, streaming=False)
+    )
     [part] = reader.partitions()
     assert sum(batch.num_rows for batch in reader.read(pickle.loads(pickle.dumps(part)))) == 2
     topic.delete()

@@ -1,4 +1,6 @@
-"""Arrow and blocks, both directions: whatever comes out is what went in, and no buffer is copied that need not be."""
+"""Arrow and blocks, both directions: whatever comes out is what went in, and no buffer is copied
+that need not be.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from zsq.transport.wire.codec import pack_headers, unpack_headers
 
 MAYBE = st.none() | st.binary(max_size=12)
 TEXT = st.none() | st.text(max_size=6)
-HEADERS = st.none() | st.dictionaries(st.text(max_size=5), st.none() | st.binary(max_size=5), max_size=3)
+HEADERS = st.none() | st.dictionaries(
+    st.text(max_size=5), st.none() | st.binary(max_size=5), max_size=3
+)
 ROW = st.tuples(st.binary(max_size=40), MAYBE, TEXT, HEADERS)
 Row = tuple[bytes, bytes | None, str | None, dict[str, bytes | None] | None]
 
@@ -30,11 +34,26 @@ Row = tuple[bytes, bytes | None, str | None, dict[str, bytes | None] | None]
 # From Arrow to blocks
 
 
-def batch_of(rows: list[Row], *, large: bool = False, value_as_text: bool = False, tag_as_binary: bool = False) -> pa.RecordBatch:
+def batch_of(
+    rows: list[Row],
+    *,
+    large: bool = False,
+    value_as_text: bool = False,
+    tag_as_binary: bool = False,
+) -> pa.RecordBatch:
     binary, text = (pa.large_binary(), pa.large_string()) if large else (pa.binary(), pa.string())
-    values: list[Any] = [value.hex() for value, *_ in rows] if value_as_text else [row[0] for row in rows]
-    tags: list[Any] = [None if row[2] is None else row[2].encode() for row in rows] if tag_as_binary else [row[2] for row in rows]
-    headers = [None if row[3] is None else [{"key": key, "value": value} for key, value in row[3].items()] for row in rows]
+    values: list[Any] = (
+        [value.hex() for value, *_ in rows] if value_as_text else [row[0] for row in rows]
+    )
+    tags: list[Any] = (
+        [None if row[2] is None else row[2].encode() for row in rows]
+        if tag_as_binary
+        else [row[2] for row in rows]
+    )
+    headers = [
+        None if row[3] is None else [{"key": key, "value": value} for key, value in row[3].items()]
+        for row in rows
+    ]
     return pa.RecordBatch.from_arrays(
         [
             pa.array([row[1] for row in rows], binary),
@@ -57,7 +76,14 @@ def rows_of(blocks: list[Block]) -> list[Row]:
         headers = nothing if block.headers is None else block.headers.values()
         for body, key, tag, packed in zip(bodies, keys, tags, headers, strict=True):
             assert body is not None
-            rows.append((body, key, None if tag is None else tag.decode(), None if packed is None else unpack_headers(packed)))  # type: ignore[arg-type]
+            rows.append(
+                (  # type: ignore[arg-type]
+                    body,
+                    key,
+                    None if tag is None else tag.decode(),
+                    None if packed is None else unpack_headers(packed),
+                )
+            )
     return rows
 
 
@@ -66,9 +92,19 @@ def packed(*batches: pa.RecordBatch, block_bytes: int = BLOCK_BYTES) -> list[Blo
     return [block for batch in batches for block in packer.blocks(batch)] + list(packer.rest())
 
 
-@given(st.lists(st.lists(ROW, max_size=30), max_size=4), st.integers(60, 2000), st.booleans(), st.booleans(), st.integers(0, 5))
-def test_rows_come_back_from_blocks(batches: list[list[Row]], block_bytes: int, large: bool, tag_as_binary: bool, skip: int) -> None:
-    made = [batch_of(rows, large=large, tag_as_binary=tag_as_binary).slice(skip) for rows in batches]
+@given(
+    st.lists(st.lists(ROW, max_size=30), max_size=4),
+    st.integers(60, 2000),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 5),
+)
+def test_rows_come_back_from_blocks(
+    batches: list[list[Row]], block_bytes: int, large: bool, tag_as_binary: bool, skip: int
+) -> None:
+    made = [
+        batch_of(rows, large=large, tag_as_binary=tag_as_binary).slice(skip) for rows in batches
+    ]
     blocks = packed(*made, block_bytes=block_bytes)
     assert rows_of(blocks) == [row for rows in batches for row in rows[skip:]]
     assert all(block.header.producer_id == 0 and block.header.flags == 0 for block in blocks)
@@ -77,14 +113,21 @@ def test_rows_come_back_from_blocks(batches: list[list[Row]], block_bytes: int, 
 def test_text_values_are_bytes() -> None:
     [block] = packed(batch_of([(b"\x01", None, None, None)], value_as_text=True))
     assert block.body.values() == [b"01"]
-    assert (block.key, block.tag, block.headers) == (None, None, None), "a column of nulls is left out"
+    assert (block.key, block.tag, block.headers) == (None, None, None), (
+        "a column of nulls is left out"
+    )
 
 
 @pytest.mark.parametrize("kind", [pa.binary(), pa.string(), pa.large_binary(), pa.large_string()])
 def test_a_tag_is_text(kind: pa.DataType) -> None:
     """Also where Spark says so: it casts bytes to a string without a look."""
-    tags = pa.array([b"ok", None, b"\xff\xfe"], pa.large_binary() if kind in (pa.large_binary(), pa.large_string()) else pa.binary())
-    made = pa.RecordBatch.from_arrays([pa.array([b"a", b"b", b"c"]), tags.view(kind)], names=["value", "tag"])
+    tags = pa.array(
+        [b"ok", None, b"\xff\xfe"],
+        pa.large_binary() if kind in (pa.large_binary(), pa.large_string()) else pa.binary(),
+    )
+    made = pa.RecordBatch.from_arrays(
+        [pa.array([b"a", b"b", b"c"]), tags.view(kind)], names=["value", "tag"]
+    )
     [block] = packed(made.slice(0, 2))
     assert block.tag is not None
     assert block.tag.values() == [b"ok", None]
@@ -107,7 +150,9 @@ def test_no_more_rows_wait_than_a_block_holds() -> None:
     """Rows of nothing take no bytes, and each batch costs something."""
     packer = Packer(1 << 40)
     batch = pa.RecordBatch.from_arrays([pa.array([b""] * 1_000)], names=["value"])
-    counts = [sum(block.count for block in packer.blocks(batch)) for _ in range(BLOCK_COUNT_MAX // 1_000)]
+    counts = [
+        sum(block.count for block in packer.blocks(batch)) for _ in range(BLOCK_COUNT_MAX // 1_000)
+    ]
     assert not any(counts[:-1]), "they wait for others"
     assert counts[-1] == 1_000 * len(counts)
 
@@ -121,7 +166,9 @@ def test_tiny_rows_before_large_ones_are_packed_in_order() -> None:
 def test_tiny_rows_behind_a_large_one_keep_the_limit_of_a_block() -> None:
     """Half of the bytes are in the first row: what is behind it is more than a block may count."""
     rows = [b"y" * 500_000] + [b""] * (2 * BLOCK_COUNT_MAX - 1)
-    blocks = packed(pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]), block_bytes=1 << 29)
+    blocks = packed(
+        pa.RecordBatch.from_arrays([pa.array(rows)], names=["value"]), block_bytes=1 << 29
+    )
     assert [body for block in blocks for body in block.body.values()] == rows
     assert max(block.count for block in blocks) <= BLOCK_COUNT_MAX
 
@@ -155,12 +202,20 @@ def test_a_message_too_long_is_refused() -> None:
     with pytest.raises(UsageError, match="message of 1048577 bytes is over the limit"):
         packed(pa.RecordBatch.from_arrays([pa.array([b"x" * 1_048_577])], names=["value"]))
     with pytest.raises(UsageError, match="key of 257 bytes is over the limit"):
-        packed(pa.RecordBatch.from_arrays([pa.array([b"x"]), pa.array([b"k" * 257])], names=["value", "key"]))
+        packed(
+            pa.RecordBatch.from_arrays(
+                [pa.array([b"x"]), pa.array([b"k" * 257])], names=["value", "key"]
+            )
+        )
 
 
 def test_headers_may_be_maps_and_wrong_ones_are_refused() -> None:
     def one(headers: Any, kind: pa.DataType) -> Block:
-        [block] = packed(pa.RecordBatch.from_arrays([pa.array([b"v"]), pa.array([headers], kind)], names=["value", "headers"]))
+        [block] = packed(
+            pa.RecordBatch.from_arrays(
+                [pa.array([b"v"]), pa.array([headers], kind)], names=["value", "headers"]
+            )
+        )
         return block
 
     pairs = pa.map_(pa.string(), pa.string())
@@ -191,34 +246,73 @@ def test_rows_of_several_topics_or_of_none_are_refused() -> None:
 
 
 def test_rows_without_arrow_are_packed_in_batches() -> None:
-    fields = [("value", "binary"), ("key", "string"), ("headers", "array<struct<key:string,value:binary>>"), ("tag", "void")]
+    fields = [
+        ("value", "binary"),
+        ("key", "string"),
+        ("headers", "array<struct<key:string,value:binary>>"),
+        ("tag", "void"),
+    ]
     rows = [(bytearray(b"v"), "k", [{"key": "h", "value": b"1"}], None), (b"w", None, None, None)]
     [batch] = rows_as_batches(iter(rows), fields)
     assert rows_of(packed(batch)) == [(b"v", b"k", None, {"h": b"1"}), (b"w", None, None, None)]
-    assert [batch.num_rows for batch in rows_as_batches([(b"v",)] * 20_001, [("value", "binary")])] == [10_000, 10_000, 1]
+    assert [
+        batch.num_rows for batch in rows_as_batches([(b"v",)] * 20_001, [("value", "binary")])
+    ] == [10_000, 10_000, 1]
 
 
 @pytest.mark.parametrize(
     ("fields", "topic", "text"),
     [
-        ([("key", "binary")], "t", r"needs a column 'value' \(binary or string\); the columns are: key binary"),
-        ([("value", "int")], "t", "'value' is of type int; the sink takes binary or string: cast it"),
+        (
+            [("key", "binary")],
+            "t",
+            r"needs a column 'value' \(binary or string\); the columns are: key binary",
+        ),
+        (
+            [("value", "int")],
+            "t",
+            "'value' is of type int; the sink takes binary or string: cast it",
+        ),
         ([("value", "struct<a:int>")], "t", "to_json"),
-        ([("value", "binary"), ("offset", "bigint")], "t", r"no column 'offset' \(bigint\).*select"),
-        ([("value", "binary"), ("headers", "array<string>")], "t", "array<struct<key:string,value:binary>>"),
-        ([("value", "binary"), ("tag", "int")], "t", "'tag' is of type int; the sink takes string or binary"),
+        (
+            [("value", "binary"), ("offset", "bigint")],
+            "t",
+            r"no column 'offset' \(bigint\).*select",
+        ),
+        (
+            [("value", "binary"), ("headers", "array<string>")],
+            "t",
+            "array<struct<key:string,value:binary>>",
+        ),
+        (
+            [("value", "binary"), ("tag", "int")],
+            "t",
+            "'tag' is of type int; the sink takes string or binary",
+        ),
         ([("value", "binary"), ("value", "binary")], "t", "occurs twice"),
         ([("value", "binary")], "", r"no topic is given: use \.option\('topic', NAME\)"),
     ],
 )
-def test_each_column_that_a_sink_cannot_take_is_refused(fields: list[tuple[str, str]], topic: str, text: str) -> None:
+def test_each_column_that_a_sink_cannot_take_is_refused(
+    fields: list[tuple[str, str]], topic: str, text: str
+) -> None:
     with pytest.raises(UsageError, match=text):
         check_sink_columns(fields, topic)
 
 
 def test_columns_that_a_sink_takes_raise_nothing() -> None:
-    check_sink_columns([("value", "string"), ("key", "varchar(9)"), ("tag", "string collate UTF8_LCASE"), ("topic", "string")], "")
-    check_sink_columns([("value", "binary"), ("key", "void"), ("headers", "map<string,string>")], "t")
+    check_sink_columns(
+        [
+            ("value", "string"),
+            ("key", "varchar(9)"),
+            ("tag", "string collate UTF8_LCASE"),
+            ("topic", "string"),
+        ],
+        "",
+    )
+    check_sink_columns(
+        [("value", "binary"), ("key", "void"), ("headers", "map<string,string>")], "t"
+    )
 
 
 # From blocks to Arrow
@@ -226,7 +320,9 @@ def test_columns_that_a_sink_takes_raise_nothing() -> None:
 
 def test_the_schema_is_what_spark_makes_of_it() -> None:
     """Spark refuses batches whose types differ in anything."""
-    header = t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
+    header = t.StructType(
+        [t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())]
+    )
     kinds: dict[str, t.DataType] = {
         "key": t.BinaryType(),
         "value": t.BinaryType(),
@@ -241,10 +337,14 @@ def test_the_schema_is_what_spark_makes_of_it() -> None:
     for columns in (COLUMNS, ("value",), ("offset", "key")):
         struct = t.StructType([t.StructField(name, kinds[name]) for name in columns])
         assert struct.simpleString() == simple(columns)
-        assert arrow_schema(columns).equals(to_arrow_schema(struct, timezone="UTC"), check_metadata=True)
+        assert arrow_schema(columns).equals(
+            to_arrow_schema(struct, timezone="UTC"), check_metadata=True
+        )
 
 
-def block_of(rows: list[Row], first: int = 0, time_ns: int = 0, times: list[int] | None = None) -> Block:
+def block_of(
+    rows: list[Row], first: int = 0, time_ns: int = 0, times: list[int] | None = None
+) -> Block:
     headers = [None if row[3] is None else pack_headers(row[3]) for row in rows]
     tags = [None if row[2] is None else row[2].encode() for row in rows]
     return pack(
@@ -270,7 +370,9 @@ def expected(rows: list[Row], first: int, times_ns: list[int], kind: int) -> lis
             "timestamp": epoch + datetime.timedelta(microseconds=times_ns[i] // 1000),
             "timestampType": kind,
             "tag": tag,
-            "headers": None if headers is None else [{"key": name, "value": found} for name, found in headers.items()],
+            "headers": None
+            if headers is None
+            else [{"key": name, "value": found} for name, found in headers.items()],
         }
         for i, (value, key, tag, headers) in enumerate(rows)
     ]
@@ -279,7 +381,9 @@ def expected(rows: list[Row], first: int, times_ns: list[int], kind: int) -> lis
 @given(st.lists(ROW, min_size=1, max_size=40), st.data())
 def test_blocks_come_back_as_rows(rows: list[Row], data: st.DataObject) -> None:
     first = data.draw(st.integers(0, 2**60))
-    times = data.draw(st.none() | st.lists(st.integers(-(2**60), 2**60), min_size=len(rows), max_size=len(rows)))
+    times = data.draw(
+        st.none() | st.lists(st.integers(-(2**60), 2**60), min_size=len(rows), max_size=len(rows))
+    )
     block = block_of(rows, first, 1_700_000_000_123_456_789, times)
     start = data.draw(st.integers(0, len(rows) - 1))
     stop = data.draw(st.integers(start + 1, len(rows)))
@@ -290,10 +394,15 @@ def test_blocks_come_back_as_rows(rows: list[Row], data: st.DataObject) -> None:
     made = BatchMaker("t", COLUMNS).batch(block, first + start, first + stop)
     made.validate(full=True)
     kind = 1 if times is None else 0
-    assert made.to_pylist() == expected(rows, first, times or [1_700_000_000_123_456_789] * len(rows), kind)[start:stop]
+    assert (
+        made.to_pylist()
+        == expected(rows, first, times or [1_700_000_000_123_456_789] * len(rows), kind)[start:stop]
+    )
 
 
-@given(st.lists(st.integers(1, 700), min_size=1, max_size=12), st.integers(0, 300), st.integers(0, 300))
+@given(
+    st.lists(st.integers(1, 700), min_size=1, max_size=12), st.integers(0, 300), st.integers(0, 300)
+)
 def test_small_blocks_are_laid_together(counts: list[int], before: int, behind: int) -> None:
     blocks, first = [], 1000
     for count in counts:
@@ -303,15 +412,21 @@ def test_small_blocks_are_laid_together(counts: list[int], before: int, behind: 
     if start >= stop:
         start, stop = 1000, first
     made = list(BatchMaker("t", ("offset", "value", "tag")).batches(iter(blocks), start, stop))
-    assert [row["offset"] for batch in made for row in batch.to_pylist()] == list(range(start, stop))
-    assert [row["value"] for batch in made for row in batch.to_pylist()] == [b"%d" % i for i in range(start, stop)]
+    assert [row["offset"] for batch in made for row in batch.to_pylist()] == list(
+        range(start, stop)
+    )
+    assert [row["value"] for batch in made for row in batch.to_pylist()] == [
+        b"%d" % i for i in range(start, stop)
+    ]
     assert all(batch.num_rows >= ROWS_MIN for batch in made[:-1])
     assert all(batch.schema == made[0].schema for batch in made)
 
 
 def test_large_messages_are_not_gathered_without_bound() -> None:
     blocks = [with_place(pack([b"x" * 1_000_000] * 3), i * 3, 0) for i in range(6)]
-    assert [batch.num_rows for batch in BatchMaker("t", ("value",)).batches(iter(blocks), 0, 18)] == [6, 6, 6]
+    assert [
+        batch.num_rows for batch in BatchMaker("t", ("value",)).batches(iter(blocks), 0, 18)
+    ] == [6, 6, 6]
 
 
 def test_the_bytes_are_not_copied() -> None:
@@ -328,14 +443,37 @@ def test_the_bytes_are_not_copied() -> None:
 
 
 def test_header_values_of_every_type_become_bytes() -> None:
-    block = pack([b"v"], headers=[pack_headers({"text": "é", "number": 3, "truth": True, "nothing": None, "raw": b"\xff", "real": 1.5})])
+    block = pack(
+        [b"v"],
+        headers=[
+            pack_headers(
+                {
+                    "text": "é",
+                    "number": 3,
+                    "truth": True,
+                    "nothing": None,
+                    "raw": b"\xff",
+                    "real": 1.5,
+                }
+            )
+        ],
+    )
     [row] = BatchMaker("t", ("headers",)).batch(block, 0, 1).to_pylist()
     values = {header["key"]: header["value"] for header in row["headers"]}
-    assert values == {"text": "é".encode(), "number": b"3", "truth": b"true", "nothing": None, "raw": b"\xff", "real": b"1.5"}
+    assert values == {
+        "text": "é".encode(),
+        "number": b"3",
+        "truth": b"true",
+        "nothing": None,
+        "raw": b"\xff",
+        "real": b"1.5",
+    }
 
 
 def test_the_work_is_per_block_and_not_per_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No object a row on the fast path: a hundred times the rows in a block costs no more calls into Python."""
+    """No object a row on the fast path: a hundred times the rows in a block costs no more calls
+    into Python.
+    """
     import sys
 
     def calls(rows: int) -> int:
@@ -345,7 +483,9 @@ def test_the_work_is_per_block_and_not_per_row(monkeypatch: pytest.MonkeyPatch) 
             nonlocal count
             count += event in {"call", "c_call"}
 
-        batch = pa.RecordBatch.from_arrays([pa.array([b"0123456789"] * rows), pa.array([b"k"] * rows)], names=["value", "key"])
+        batch = pa.RecordBatch.from_arrays(
+            [pa.array([b"0123456789"] * rows), pa.array([b"k"] * rows)], names=["value", "key"]
+        )
         block = pack([b"0123456789"] * rows, keys=[b"k"] * rows)
         maker = BatchMaker("t", [name for name in COLUMNS if name != "headers"])
         maker.batch(block, 0, rows)  # what is made once

@@ -1,4 +1,6 @@
-"""What a Spark user reads when something is wrong: the exception that Spark raises, and in it what to do."""
+"""What a Spark user reads when something is wrong: the exception that Spark raises, and in it what
+to do.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ from support.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a time-out cuts the talk with the JVM and fails all that follow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]  # a time-out cuts the talk with the JVM and fails all that follow
 
 
 def said(action: Callable[[], Any]) -> str:
@@ -30,14 +35,18 @@ def load(spark: SparkSession, topic: Topic | None, **options: str) -> Callable[[
 
 
 def test_options_are_checked_at_load(spark: SparkSession, topic: Topic) -> None:
-    assert "no topic is given: use .option('topic', NAME)" in said(lambda: spark.read.format("zsq").load())
+    assert "no topic is given: use .option('topic', NAME)" in said(
+        lambda: spark.read.format("zsq").load()
+    )
     assert "no topic is given" in said(lambda: spark.readStream.format("zsq").load())
     assert "did you mean 'startingOffsets'" in said(load(spark, topic, startingOffset="earliest"))
     assert "write tcp://HOST:PORT" in said(load(spark, topic, url="localhost"))
     assert "use spark.readStream" in said(load(spark, topic.create(), channel="c"))
 
 
-def test_an_unknown_topic_is_refused_with_the_command_that_creates_it(spark: SparkSession, topic: Topic) -> None:
+def test_an_unknown_topic_is_refused_with_the_command_that_creates_it(
+    spark: SparkSession, topic: Topic
+) -> None:
     text = said(load(spark, topic))
     assert f"topic {topic.name} does not exist at {topic.url}" in text
     assert f"`zsq topic create {topic.name}`" in text
@@ -47,11 +56,18 @@ def test_a_schema_is_refused_unless_it_is_the_same(spark: SparkSession, topic: T
     topic.put(b"1")
     rows = spark.read.format("zsq").options(**topic.options)
     assert "leave out .schema(...)" in said(lambda: rows.schema("value int").load().collect())
-    same = spark.read.format("zsq").options(**topic.options, columns="value,offset").schema("value binary, offset long").load()
+    same = (
+        spark.read.format("zsq")
+        .options(**topic.options, columns="value,offset")
+        .schema("value binary, offset long")
+        .load()
+    )
     assert same.collect() == [(b"1", 0)]
 
 
-def test_offsets_beyond_the_end_are_reported_as_data_loss(spark: SparkSession, topic: Topic) -> None:
+def test_offsets_beyond_the_end_are_reported_as_data_loss(
+    spark: SparkSession, topic: Topic
+) -> None:
     topic.put(b"1")
     text = said(load(spark, topic, endingOffsets=f'{{"{topic.name}": 5}}'))
     assert "E_DATA_LOSS" in text
@@ -68,11 +84,18 @@ def test_offsets_beyond_the_end_are_reported_as_data_loss(spark: SparkSession, t
         ("select 'x' as value, 1L as offset", "no column 'offset' (bigint)"),
         ("select 'x' as value, array('a') as headers", "column 'headers' is of type array<string>"),
         ("select cast(null as string) as value", "column 'value' is null in 1 rows"),
-        ("select repeat('x', 1048577) as value", "message of 1048577 bytes is over the limit of 1048576 bytes"),
+        (
+            "select repeat('x', 1048577) as value",
+            "message of 1048577 bytes is over the limit of 1048576 bytes",
+        ),
     ],
 )
-def test_each_wrong_row_is_refused_with_what_to_write(spark: SparkSession, topic: Topic, query: str, text: str) -> None:
-    assert text in said(lambda: spark.sql(query).write.format("zsq").mode("append").options(**topic.options).save())
+def test_each_wrong_row_is_refused_with_what_to_write(
+    spark: SparkSession, topic: Topic, query: str, text: str
+) -> None:
+    assert text in said(
+        lambda: spark.sql(query).write.format("zsq").mode("append").options(**topic.options).save()
+    )
 
 
 def test_overwrite_is_refused_with_what_to_use_instead(spark: SparkSession, topic: Topic) -> None:
@@ -82,9 +105,13 @@ def test_overwrite_is_refused_with_what_to_use_instead(spark: SparkSession, topi
     assert "zsq topic delete" in text
 
 
-def test_a_write_to_no_topic_or_to_several_is_refused(spark: SparkSession, broker: Broker, topic: Topic) -> None:
+def test_a_write_to_no_topic_or_to_several_is_refused(
+    spark: SparkSession, broker: Broker, topic: Topic
+) -> None:
     def save(query: str) -> Callable[[], Any]:
-        return lambda: spark.sql(query).write.format("zsq").mode("append").option("url", topic.url).save()
+        return lambda: (
+            spark.sql(query).write.format("zsq").mode("append").option("url", topic.url).save()
+        )
 
     assert "no topic is given" in said(save("select 'x' as value"))
     within = "select 'x' as value, concat('a', id) as topic from range(0, 2, 1, 1)"
@@ -94,22 +121,40 @@ def test_a_write_to_no_topic_or_to_several_is_refused(spark: SparkSession, broke
     assert not any(Topic(broker, name).head() for name in ("b0", "b1")), "nothing of it can be seen"
 
 
-def test_an_unreachable_broker_is_reported_with_advice(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_reported_with_advice(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
     away = f"tcp://127.0.0.1:{free_port()}"
     advice = "Check that `zsq serve` runs there"
     assert advice in said(load(spark, topic, url=away, timeout="1"))
     options = {**topic.options, "url": away, "timeout": "1"}
-    assert advice in said(lambda: spark.sql("select 'x' as value").write.format("zsq").mode("append").options(**options).save())
+    assert advice in said(
+        lambda: (
+            spark.sql("select 'x' as value")
+            .write.format("zsq")
+            .mode("append")
+            .options(**options)
+            .save()
+        )
+    )
 
     def stream() -> None:
         writer = spark.readStream.format("zsq").options(**options).load().writeStream.format("noop")
-        writer.option("checkpointLocation", str(tmp_path / "c")).trigger(availableNow=True).start().awaitTermination(120)
+        writer.option("checkpointLocation", str(tmp_path / "c")).trigger(
+            availableNow=True
+        ).start().awaitTermination(120)
 
     assert advice in said(stream)
 
 
-def test_a_stream_does_not_take_a_transaction(spark: SparkSession, topic: Topic, tmp_path: Path) -> None:
+def test_a_stream_does_not_take_a_transaction(
+    spark: SparkSession, topic: Topic, tmp_path: Path
+) -> None:
     rows = spark.readStream.format("rate").load().selectExpr("cast(value as string) as value")
     writer = rows.writeStream.format("zsq").options(**topic.options, txnAppId="a", txnVersion="1")
-    text = said(lambda: writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(120))
+    text = said(
+        lambda: (
+            writer.option("checkpointLocation", str(tmp_path / "c")).start().awaitTermination(120)
+        )
+    )
     assert "foreachBatch" in text

@@ -1,4 +1,6 @@
-"""How far a topic reaches is asked with who it is: offsets of one topic must not be taken for those of another of its name."""
+"""How far a topic reaches is asked with who it is: offsets of one topic must not be taken for those
+of another of its name.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ def extent(*uuids: str) -> Extent:
 
 def test_an_extent_is_of_one_topic() -> None:
     assert extent("a", "a") == Extent(10, 20, "a")
-    assert extent("a", "b", "b", "b") == Extent(10, 20, "b"), "it was made again in between: asked once more"
+    assert extent("a", "b", "b", "b") == Extent(10, 20, "b"), (
+        "it was made again in between: asked once more"
+    )
 
 
 def test_a_topic_that_is_recreated_again_and_again_is_refused() -> None:

@@ -26,12 +26,19 @@ def key_file(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("way", ["option", "environment"])
-def test_executors_get_what_the_driver_read(key_file: Path, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_executors_get_what_the_driver_read(
+    key_file: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if way == "environment":
         monkeypatch.setenv("ZSQ_KEY_FILE", str(key_file))
     source = ZsqDataSource(OPTIONS | ({"keyfile": str(key_file)} if way == "option" else {}))
     expected = load(str(key_file))
-    for options in (source._source(False), source._source(True), source._sink(False), source._sink(True)):
+    for options in (
+        source._source(False),
+        source._source(True),
+        source._sink(False),
+        source._sink(True),
+    ):
         carried = pickle.loads(pickle.dumps(options))
         monkeypatch.setenv("ZSQ_KEY_FILE", "/on/the/executor")
         assert parse(carried.url, carried.keys).credentials == expected
@@ -39,7 +46,9 @@ def test_executors_get_what_the_driver_read(key_file: Path, way: str, monkeypatc
         assert SECRET not in repr(options)
 
 
-def test_without_keys_an_executor_looks_for_none_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_keys_an_executor_looks_for_none_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     carried = pickle.loads(pickle.dumps(ZsqDataSource(OPTIONS)._source(False)))
     monkeypatch.setenv("ZSQ_KEY_FILE", "/on/the/executor")
     assert parse(carried.url, carried.keys).credentials is None

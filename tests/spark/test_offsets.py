@@ -17,7 +17,11 @@ NAMES = st.sampled_from("abcd")
 
 def test_the_checkpoint_form_is_fixed() -> None:
     place = StreamPosition({"b": 2, "a": 1}, {"a": "ua", "b": "ub"})
-    written = {"version": 1, "topics": {"a": {"0": 1}, "b": {"0": 2}}, "uuids": {"a": "ua", "b": "ub"}}
+    written = {
+        "version": 1,
+        "topics": {"a": {"0": 1}, "b": {"0": 2}},
+        "uuids": {"a": "ua", "b": "ub"},
+    }
     assert json.dumps(place.as_json()) == json.dumps(written), "Spark compares places as text"
     assert StreamPosition.from_json(written) == place
     assert StreamPosition.from_json(json.dumps(written)) == place
@@ -26,12 +30,21 @@ def test_the_checkpoint_form_is_fixed() -> None:
 @pytest.mark.parametrize(
     ("read", "text"),
     [
-        ({"version": 2, "topics": {}, "uuids": {}}, "offsets of version 2, and this zsq reads versions up to 1; use a newer zsq"),
+        (
+            {"version": 2, "topics": {}, "uuids": {}},
+            "offsets of version 2, and this zsq reads versions up to 1; use a newer zsq",
+        ),
         ({"clicks": {"0": 5}}, "give the query its own checkpointLocation"),
         ("no json", "give the query its own checkpointLocation"),
         ([], "give the query its own checkpointLocation"),
-        ({"version": 1, "topics": {"a": 5}, "uuids": {"a": "u"}}, "give the query its own checkpointLocation"),
-        ({"version": 1, "topics": {"a": {"0": 5}}, "uuids": {}}, "give the query its own checkpointLocation"),
+        (
+            {"version": 1, "topics": {"a": 5}, "uuids": {"a": "u"}},
+            "give the query its own checkpointLocation",
+        ),
+        (
+            {"version": 1, "topics": {"a": {"0": 5}}, "uuids": {}},
+            "give the query its own checkpointLocation",
+        ),
         ({"version": 1, "topics": {"a": {"0": -5}}, "uuids": {"a": "u"}}, "that are not valid"),
     ],
 )
@@ -41,7 +54,9 @@ def test_foreign_checkpoints_are_refused(read: Any, text: str) -> None:
 
 
 @given(st.dictionaries(NAMES, st.integers(0, 10**12), min_size=1), st.integers(1, 10**12))
-def test_admission_stays_within_the_limit_and_starves_no_topic(waiting: dict[str, int], most: int) -> None:
+def test_admission_stays_within_the_limit_and_starves_no_topic(
+    waiting: dict[str, int], most: int
+) -> None:
     found = admit(waiting, most)
     assert found.keys() == waiting.keys()
     assert all(found[topic] <= count for topic, count in waiting.items())
@@ -76,8 +91,16 @@ def test_split_loses_nothing(spans: list[OffsetRange], least: int) -> None:
 
 
 def test_ranges_are_split_by_bytes_and_by_the_wanted_number() -> None:
-    assert split([OffsetRange("a", 0, 100, PARTITION_BYTES)]) == [OffsetRange("a", 0, 100, PARTITION_BYTES)]
-    assert [(part.start, part.stop) for part in split([OffsetRange("a", 0, 100, PARTITION_BYTES + 1)])] == [(0, 50), (50, 100)]
-    assert [(part.start, part.stop) for part in split([OffsetRange("a", 10, 13)], 5)] == [(10, 11), (11, 12), (12, 13)]
+    assert split([OffsetRange("a", 0, 100, PARTITION_BYTES)]) == [
+        OffsetRange("a", 0, 100, PARTITION_BYTES)
+    ]
+    assert [
+        (part.start, part.stop) for part in split([OffsetRange("a", 0, 100, PARTITION_BYTES + 1)])
+    ] == [(0, 50), (50, 100)]
+    assert [(part.start, part.stop) for part in split([OffsetRange("a", 10, 13)], 5)] == [
+        (10, 11),
+        (11, 12),
+        (12, 13),
+    ]
     assert len(split([OffsetRange("a", 0, 10), OffsetRange("b", 0, 30)], 8)) == 8
     assert split([OffsetRange("a", 5, 5)]) == []

@@ -5,25 +5,48 @@ from __future__ import annotations
 import pytest
 
 from zsq import UsageError
-from zsq.apps.spark.options import EARLIEST, LATEST, Point, SinkOptions, SourceOptions, sink_options, source_options
+from zsq.apps.spark.options import (
+    EARLIEST,
+    LATEST,
+    Point,
+    SinkOptions,
+    SourceOptions,
+    sink_options,
+    source_options,
+)
 
 URL = "tcp://127.0.0.1:4153"
 
 
 def source(streaming: bool = False, /, **options: str) -> SourceOptions:
     # Spark hands names over in lower case.
-    return source_options({"topic": "t"} | {name.lower(): value for name, value in options.items()}, URL, streaming=streaming)
+    return source_options(
+        {"topic": "t"} | {name.lower(): value for name, value in options.items()},
+        URL,
+        streaming=streaming,
+    )
 
 
 def sink(streaming: bool = False, /, **options: str) -> SinkOptions:
-    return sink_options({name.lower(): value for name, value in options.items()}, URL, streaming=streaming)
+    return sink_options(
+        {name.lower(): value for name, value in options.items()}, URL, streaming=streaming
+    )
 
 
 def test_options_not_given_have_their_defaults() -> None:
     batch = source()
     assert batch.url == URL
     assert batch.topics == ("t",)
-    assert batch.columns == ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "tag")
+    assert batch.columns == (
+        "key",
+        "value",
+        "topic",
+        "partition",
+        "offset",
+        "timestamp",
+        "timestampType",
+        "tag",
+    )
     assert (batch.starting, batch.ending) == ({"t": EARLIEST}, {"t": LATEST})
     assert (batch.offsets_max, batch.bytes_max, batch.partitions_min) == (0, 0, 0)
     assert batch.fail_on_data_loss
@@ -43,7 +66,9 @@ def test_every_given_option_is_taken() -> None:
     assert found.columns[-1] == "headers"
     assert (found.offsets_max, found.bytes_max, found.partitions_min) == (10, 2 << 20, 3)
     assert (found.fail_on_data_loss, found.channel, found.timeout_s) == (False, "c", 1.5)
-    assert sink(topic="t", txnAppId="a", txnVersion="0", timeout="9s") == SinkOptions(url=URL, topic="t", app="a", version=0, timeout_s=9.0)
+    assert sink(topic="t", txnAppId="a", txnVersion="0", timeout="9s") == SinkOptions(
+        url=URL, topic="t", app="a", version=0, timeout_s=9.0
+    )
 
 
 @pytest.mark.parametrize(
@@ -55,11 +80,23 @@ def test_every_given_option_is_taken() -> None:
         ({"startingOffsets": '{"t": -2}'}, EARLIEST),
         ({"startingTimestamp": "1700000000000"}, Point("time", 1_700_000_000_000)),
         ({"startingOffsetsByTimestamp": '{"t": {"0": 5}}'}, Point("time", 5)),
-        ({"startingTimestamp": "1", "startingOffsetsByTimestamp": '{"t": 2}', "startingOffsets": '{"t": 3}'}, Point("time", 1)),
-        ({"startingOffsetsByTimestamp": '{"t": 2}', "startingOffsets": '{"t": 3}'}, Point("time", 2)),
+        (
+            {
+                "startingTimestamp": "1",
+                "startingOffsetsByTimestamp": '{"t": 2}',
+                "startingOffsets": '{"t": 3}',
+            },
+            Point("time", 1),
+        ),
+        (
+            {"startingOffsetsByTimestamp": '{"t": 2}', "startingOffsets": '{"t": 3}'},
+            Point("time", 2),
+        ),
     ],
 )
-def test_each_way_to_name_a_starting_point_is_understood(options: dict[str, str], point: Point) -> None:
+def test_each_way_to_name_a_starting_point_is_understood(
+    options: dict[str, str], point: Point
+) -> None:
     assert source(**options).starting == {"t": point}
     assert source(True, **options).starting == {"t": point}
 
@@ -75,7 +112,10 @@ def test_each_way_to_name_an_ending_point_is_understood() -> None:
         ({"topic": ""}, r"no topic is given: use \.option\('topic', NAME\)"),
         ({"topic": "a b"}, "is not legal"),
         ({"subscribe": "t"}, "give only one of them"),
-        ({"subscribePattern": "t.*"}, "belongs to the Kafka connector.*'subscribe' with the topics"),
+        (
+            {"subscribePattern": "t.*"},
+            "belongs to the Kafka connector.*'subscribe' with the topics",
+        ),
         ({"assign": "{}"}, "a topic has one partition"),
         ({"kafka.bootstrap.servers": "h"}, "option 'url'"),
         ({"kafka.client.id": "h"}, "name the broker with option 'url'"),
@@ -84,7 +124,10 @@ def test_each_way_to_name_an_ending_point_is_understood() -> None:
         ({"startingOffsets": "first"}, '"earliest", "latest" or JSON such as {"t": 17}'),
         ({"startingOffsets": "[1]"}, 'JSON such as {"t": 17}'),
         ({"startingOffsets": '{"u": 1}'}, "it names u, and the query reads t"),
-        ({"startingOffsets": '{"t": -3}'}, "topic t is -3, but must be a whole number of at least -2"),
+        (
+            {"startingOffsets": '{"t": -3}'},
+            "topic t is -3, but must be a whole number of at least -2",
+        ),
         ({"startingOffsets": '{"t": true}'}, "topic t is True, but"),
         ({"startingOffsets": '{"t": {"1": 3}}'}, "has one partition, \"0\", not '1'"),
         ({"startingOffsets": "latest"}, "leaves nothing to read"),
@@ -119,7 +162,11 @@ def test_a_stream_has_no_end(name: str) -> None:
 def test_options_of_streams_and_batches_are_taken_while_neither_is_known() -> None:
     given = {"topic": "t", "startingOffsets": "latest", "channel": "c", "endingOffsets": '{"t": 7}'}
     found = source_options(given, URL, streaming=None)
-    assert (found.starting, found.channel, found.ending) == ({"t": LATEST}, "c", {"t": Point("offset", 7)})
+    assert (found.starting, found.channel, found.ending) == (
+        {"t": LATEST},
+        "c",
+        {"t": Point("offset", 7)},
+    )
 
 
 def test_columns_are_taken_in_the_order_given() -> None:
@@ -127,7 +174,9 @@ def test_columns_are_taken_in_the_order_given() -> None:
 
 
 def test_foreign_options_are_left_alone() -> None:
-    assert source(path="/x", checkpointLocation="/y", mergeSchema="true", header="true").topics == ("t",)
+    assert source(path="/x", checkpointLocation="/y", mergeSchema="true", header="true").topics == (
+        "t",
+    )
     assert sink(startingOffsets="earliest", topic="t").topic == "t"
 
 
@@ -146,6 +195,8 @@ def test_foreign_options_are_left_alone() -> None:
         (False, {"topics": "t"}, "did you mean 'topic'"),
     ],
 )
-def test_each_wrong_option_of_a_sink_is_refused(streaming: bool, options: dict[str, str], text: str) -> None:
+def test_each_wrong_option_of_a_sink_is_refused(
+    streaming: bool, options: dict[str, str], text: str
+) -> None:
     with pytest.raises(UsageError, match=text):
         sink(streaming, **options)

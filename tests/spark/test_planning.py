@@ -1,4 +1,6 @@
-"""What a query reads next, against topics made up here: limits, data loss, AvailableNow, and the reader for older PySparks."""
+"""What a query reads next, against topics made up here: limits, data loss, AvailableNow, and the
+reader for older PySparks.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class MadeUp:
     """Topics by their extents, each message of 100 bytes, stored at one millisecond an offset."""
 
     def __init__(self, **extents: tuple[int, int] | tuple[int, int, str]) -> None:
-        self.extents = {topic: Extent(*extent, *(["u-" + topic] if len(extent) == 2 else [])) for topic, extent in extents.items()}
+        self.extents = {
+            topic: Extent(*extent, *(["u-" + topic] if len(extent) == 2 else []))
+            for topic, extent in extents.items()
+        }
 
     def set(self, topic: str, start: int, head: int, uuid: str = "") -> None:
         self.extents[topic] = Extent(start, head, uuid or "u-" + topic)
@@ -40,10 +45,16 @@ class MadeUp:
         extent = self.extent(topic)
         return min(max(time_ms, extent.start), extent.head)
 
-    def measure(self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1) -> Measured:
+    def measure(
+        self, topic: str, start: int, stop: int, bytes_max: int = (1 << 63) - 1
+    ) -> Measured:
         assert start < stop
         size = (stop - start) * MESSAGE_BYTES
-        return Measured(size, start + max(1, min(stop - start, bytes_max // MESSAGE_BYTES)), *self.extent(topic)[:2])
+        return Measured(
+            size,
+            start + max(1, min(stop - start, bytes_max // MESSAGE_BYTES)),
+            *self.extent(topic)[:2],
+        )
 
     def close(self) -> None:
         """Nothing is open."""
@@ -62,17 +73,30 @@ class Admin:
         self.asked.append(("create", topic, channel))
         return {"existed": self.existed}
 
-    def seek(self, topic: str, channel: str, offset: int, forward: bool = False, clamp: bool = False) -> None:
+    def seek(
+        self, topic: str, channel: str, offset: int, forward: bool = False, clamp: bool = False
+    ) -> None:
         if self.gone:
             raise NotFound(E_NOT_FOUND, f"there is no channel {channel}")
         self.asked.append(("seek", topic, channel, offset, forward))
 
     def stats(self, topic: str, channel: str) -> dict[str, Any]:
-        return {"topics": [{"topic_name": topic, "channels": [{"channel_name": channel, "client_count": self.consumers}]}]}
+        return {
+            "topics": [
+                {
+                    "topic_name": topic,
+                    "channels": [{"channel_name": channel, "client_count": self.consumers}],
+                }
+            ]
+        }
 
 
 def options(streaming: bool = True, /, **given: str) -> Any:
-    return source_options({"topic": "a", **{name.lower(): value for name, value in given.items()}}, "tcp://h:1", streaming=streaming)
+    return source_options(
+        {"topic": "a", **{name.lower(): value for name, value in given.items()}},
+        "tcp://h:1",
+        streaming=streaming,
+    )
 
 
 def stream(logs: MadeUp, **given: str) -> StreamPlan:
@@ -84,7 +108,9 @@ def ranges(spans: list[Any]) -> list[tuple[str, int, int]]:
 
 
 def at(uuid: str = "u-a", **offsets: int) -> StreamPosition:
-    return StreamPosition(offsets, {topic: uuid if topic == "a" else f"u-{topic}" for topic in offsets})
+    return StreamPosition(
+        offsets, {topic: uuid if topic == "a" else f"u-{topic}" for topic in offsets}
+    )
 
 
 # Batches
@@ -101,8 +127,12 @@ def at(uuid: str = "u-a", **offsets: int) -> StreamPosition:
         ({"minPartitions": "4"}, [("a", 10, 20), ("a", 20, 30), ("a", 30, 40), ("a", 40, 50)]),
     ],
 )
-def test_each_batch_reads_the_range_that_its_options_name(given_options: dict[str, str], found: list[tuple[str, int, int]]) -> None:
-    assert ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == found
+def test_each_batch_reads_the_range_that_its_options_name(
+    given_options: dict[str, str], found: list[tuple[str, int, int]]
+) -> None:
+    assert (
+        ranges(BatchPlan(options(False, **given_options), MadeUp(a=(10, 50))).partitions()) == found
+    )
 
 
 def test_tasks_have_the_uuid_of_the_planned_topic() -> None:
@@ -115,19 +145,37 @@ def test_tasks_have_the_uuid_of_the_planned_topic() -> None:
 @pytest.mark.parametrize(
     ("given_options", "text", "rest"),
     [
-        ({"startingOffsets": '{"a": 5}'}, "offsets 5 to 9 of topic a do not exist any more: the topic now begins at 10", [("a", 10, 50)]),
-        ({"endingOffsets": '{"a": 60}'}, "topic a ends at offset 50, before offset 60", [("a", 10, 50)]),
+        (
+            {"startingOffsets": '{"a": 5}'},
+            "offsets 5 to 9 of topic a do not exist any more: the topic now begins at 10",
+            [("a", 10, 50)],
+        ),
+        (
+            {"endingOffsets": '{"a": 60}'},
+            "topic a ends at offset 50, before offset 60",
+            [("a", 10, 50)],
+        ),
         ({"startingOffsets": '{"a": 70}'}, "topic a ends at offset 50, before offset 70", []),
     ],
 )
 def test_lost_offsets_of_a_batch_are_an_error_or_a_warning(
-    given_options: dict[str, str], text: str, rest: list[tuple[str, int, int]], caplog: pytest.LogCaptureFixture
+    given_options: dict[str, str],
+    text: str,
+    rest: list[tuple[str, int, int]],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     logs = MadeUp(a=(10, 50))
     with pytest.raises(DataLoss, match=f"{text}.*set option 'failOnDataLoss' to 'false'"):
         BatchPlan(options(False, **given_options), logs).partitions()
     with caplog.at_level(logging.WARNING, "zsq.spark"):
-        assert ranges(BatchPlan(options(False, failOnDataLoss="false", **given_options), logs).partitions()) == rest
+        assert (
+            ranges(
+                BatchPlan(
+                    options(False, failOnDataLoss="false", **given_options), logs
+                ).partitions()
+            )
+            == rest
+        )
     assert text in caplog.text
 
 
@@ -152,7 +200,9 @@ def test_a_stream_goes_on_where_it_ended() -> None:
     assert ranges(plan.partitions(end, end)) == []
     logs.set("a", 10, 80)
     assert plan.latest(end) == at(a=80)
-    assert ranges(plan.partitions(begin, end)) == [("a", 10, 50)], "a batch that is repeated is the same"
+    assert ranges(plan.partitions(begin, end)) == [("a", 10, 50)], (
+        "a batch that is repeated is the same"
+    )
 
 
 def test_a_limit_is_shared_among_topics_by_what_waits() -> None:
@@ -162,12 +212,19 @@ def test_a_limit_is_shared_among_topics_by_what_waits() -> None:
     assert plan.latest(begin, offsets_max=110).offsets == {"a": 100, "b": 10}
     assert plan.latest(begin, bytes_max=110 * MESSAGE_BYTES).offsets == {"a": 100, "b": 10}
     assert plan.latest(begin, offsets_max=55, bytes_max=10**9).offsets == {"a": 50, "b": 5}
-    assert plan.latest(begin, offsets_max=55, bytes_max=11 * MESSAGE_BYTES).offsets == {"a": 10, "b": 1}
-    assert plan.latest(begin, bytes_max=1).offsets == {"a": 1, "b": 1}, "some of each, or nothing would ever go on"
+    assert plan.latest(begin, offsets_max=55, bytes_max=11 * MESSAGE_BYTES).offsets == {
+        "a": 10,
+        "b": 1,
+    }
+    assert plan.latest(begin, bytes_max=1).offsets == {"a": 1, "b": 1}, (
+        "some of each, or nothing would ever go on"
+    )
 
 
 @given(st.integers(0, 100), st.integers(0, 500), st.integers(0, 50), st.integers(0, 5000))
-def test_each_step_leads_on_to_the_end(start: int, count: int, offsets_max: int, bytes_max: int) -> None:
+def test_each_step_leads_on_to_the_end(
+    start: int, count: int, offsets_max: int, bytes_max: int
+) -> None:
     plan = stream(MadeUp(a=(start, start + count)))
     place = at(a=start)
     for _ in range(600):
@@ -203,7 +260,10 @@ def test_available_now_reads_nothing_of_a_topic_recreated_after_its_start() -> N
 
 def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> None:
     logs = MadeUp(a=(50, 80, "other"))
-    fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=50)), lambda plan: plan.partitions(at(a=40), at(a=50))]
+    fails: list[Callable[[StreamPlan], object]] = [
+        lambda plan: plan.latest(at(a=50)),
+        lambda plan: plan.partitions(at(a=40), at(a=50)),
+    ]
     for fail in fails:
         with pytest.raises(DataLoss, match="deleted and created again"):
             fail(stream(logs))
@@ -212,7 +272,9 @@ def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> No
         end = plan.latest(at(a=50), offsets_max=10)
         assert end == at(uuid="other", a=60)
         assert ranges(plan.partitions(at(a=50), end)) == [("a", 50, 60)]
-        assert ranges(plan.partitions(at(a=40), at(a=50))) == [], "the old one's offsets are nobody else's"
+        assert ranges(plan.partitions(at(a=40), at(a=50))) == [], (
+            "the old one's offsets are nobody else's"
+        )
     assert "deleted and created again" in caplog.text
     planned = ranges(stream(logs).partitions(at(a=40), at(uuid="other", a=60)))
     assert planned == [("a", 50, 60)], "a batch that was planned so is repeated so"
@@ -220,7 +282,10 @@ def test_a_topic_made_again_is_data_loss(caplog: pytest.LogCaptureFixture) -> No
 
 def test_messages_removed_by_retention_are_data_loss() -> None:
     logs = MadeUp(a=(30, 80))
-    fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=20)), lambda plan: plan.partitions(at(a=20), at(a=50))]
+    fails: list[Callable[[StreamPlan], object]] = [
+        lambda plan: plan.latest(at(a=20)),
+        lambda plan: plan.partitions(at(a=20), at(a=50)),
+    ]
     for fail in fails:
         with pytest.raises(DataLoss, match="offsets 20 to 29 of topic a do not exist any more"):
             fail(stream(logs))
@@ -232,7 +297,10 @@ def test_messages_removed_by_retention_are_data_loss() -> None:
 
 def test_a_log_that_ends_too_early_is_data_loss() -> None:
     logs = MadeUp(a=(0, 30))
-    fails: list[Callable[[StreamPlan], object]] = [lambda plan: plan.latest(at(a=50)), lambda plan: plan.partitions(at(a=20), at(a=50))]
+    fails: list[Callable[[StreamPlan], object]] = [
+        lambda plan: plan.latest(at(a=50)),
+        lambda plan: plan.partitions(at(a=20), at(a=50)),
+    ]
     for fail in fails:
         with pytest.raises(DataLoss, match="topic a ends at offset 30, before offset 50"):
             fail(stream(logs))
@@ -246,7 +314,9 @@ def test_topics_join_and_leave_a_query(caplog: pytest.LogCaptureFixture) -> None
     logs = MadeUp(a=(10, 20), b=(5, 9))
     plan = StreamPlan(source_options({"subscribe": "a,b"}, "tcp://h:1", streaming=True), logs)
     end = plan.latest(at(a=15))
-    assert end.offsets == {"a": 20, "b": 9}, "a topic that is new to the query is read from its oldest message on"
+    assert end.offsets == {"a": 20, "b": 9}, (
+        "a topic that is new to the query is read from its oldest message on"
+    )
     assert ranges(plan.partitions(at(a=15), end)) == [("a", 15, 20), ("b", 5, 9)]
     alone = stream(logs)
     with caplog.at_level(logging.WARNING, "zsq.spark"):
@@ -262,16 +332,25 @@ def plain(monkeypatch: pytest.MonkeyPatch, logs: MadeUp, **given: str) -> PlainS
     return PlainStreamReader(options(**given))
 
 
-def test_limits_hold_although_spark_does_not_pass_the_position(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_hold_although_spark_does_not_pass_the_position(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     logs = MadeUp(a=(0, 100))
     reader = plain(monkeypatch, logs, startingOffsets="earliest", maxOffsetsPerTrigger="40")
     assert StreamPosition.from_json(reader.initialOffset()) == at(a=0)
-    assert [StreamPosition.from_json(reader.latestOffset()).offsets["a"] for _ in range(4)] == [40, 80, 100, 100]
+    assert [StreamPosition.from_json(reader.latestOffset()).offsets["a"] for _ in range(4)] == [
+        40,
+        80,
+        100,
+        100,
+    ]
     parts = reader.partitions(at(a=0).as_json(), at(a=40).as_json())
     assert [(part.start, part.stop) for part in parts] == [(0, 40)]  # type: ignore[attr-defined]
 
 
-def test_limits_hold_from_the_second_batch_after_a_restart(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_limits_hold_from_the_second_batch_after_a_restart(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     logs = MadeUp(a=(0, 100))
     repeats = plain(monkeypatch, logs, maxOffsetsPerTrigger="40")
     repeats.partitions(at(a=0).as_json(), at(a=40).as_json())
@@ -293,7 +372,9 @@ def test_a_channel_begins_at_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
     assert admin.asked[2:] == [("seek", "a", "c", 60, True)]
 
 
-def test_following_makes_no_topic(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_following_makes_no_topic(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """To make a channel makes its topic, so a topic that was deleted must not be followed."""
     from zsq.apps.spark.admission import AdmittingReader
 
@@ -306,12 +387,17 @@ def test_following_makes_no_topic(monkeypatch: pytest.MonkeyPatch, caplog: pytes
         lambda: reader.latestOffset(start, reader.getDefaultReadLimit()),
         lambda: reader.partitions(start, end),
     ):
-        with caplog.at_level(logging.WARNING, "zsq.spark"), pytest.raises(NotFound, match="topic a does not exist"):
+        with (
+            caplog.at_level(logging.WARNING, "zsq.spark"),
+            pytest.raises(NotFound, match="topic a does not exist"),
+        ):
             ask()
     assert not caplog.text, "it is the query that fails"
     reader.commit(end)
     assert "channel a/c could not be created" in caplog.text
-    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 5, "u-2")))
+    monkeypatch.setattr(
+        "zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 5, "u-2"))
+    )
     again = AdmittingReader(options(channel="c"))
     again.commit(end)
     assert not admin.asked, "nor one that was made again, at an offset of its predecessor"
@@ -325,19 +411,29 @@ def test_a_channel_that_goes_with_its_topic_is_made_again(monkeypatch: pytest.Mo
     reader.commit(at(a=20).as_json())
     admin.gone = False
     reader.commit(at(a=30).as_json())
-    assert admin.asked[-3:] == [("create", "a", "c"), ("seek", "a", "c", 30, False), ("seek", "a", "c", 30, True)]
+    assert admin.asked[-3:] == [
+        ("create", "a", "c"),
+        ("seek", "a", "c", 30, False),
+        ("seek", "a", "c", 30, True),
+    ]
 
 
-def test_a_channel_of_others_is_warned_about(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_channel_of_others_is_warned_about(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     admin = Admin(monkeypatch)
     admin.existed = True
     with caplog.at_level(logging.WARNING, "zsq.spark"):
-        plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(at(a=0).as_json(), at(a=5).as_json())
+        plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(
+            at(a=0).as_json(), at(a=5).as_json()
+        )
         assert not caplog.text, "after a restart the channel is the query's own"
         plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").initialOffset()
         assert "channel a/c existed before this query began" in caplog.text
         admin.consumers = 2
-        plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(at(a=0).as_json(), at(a=5).as_json())
+        plain(monkeypatch, MadeUp(a=(0, 100)), channel="c").partitions(
+            at(a=0).as_json(), at(a=5).as_json()
+        )
         assert "channel a/c has 2 consumers" in caplog.text
     assert all(word[0] != "seek" for word in admin.asked), "it stays where it is"
 
@@ -362,17 +458,25 @@ def test_both_limits_hold_though_spark_knows_one(monkeypatch: pytest.MonkeyPatch
 
     from zsq.apps.spark.admission import AdmittingReader
 
-    monkeypatch.setattr("zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 100)))
+    monkeypatch.setattr(
+        "zsq.apps.spark.stream.TopicLogs", lambda url, timeout, keys: MadeUp(a=(0, 100))
+    )
     reader = AdmittingReader(options(maxOffsetsPerTrigger="40", maxBytesPerTrigger="1k"))
     assert reader.getDefaultReadLimit() == ReadMaxRows(40)
     start = at(a=0).as_json()
-    assert StreamPosition.from_json(reader.latestOffset(start, reader.getDefaultReadLimit())) == at(a=10)
+    assert StreamPosition.from_json(reader.latestOffset(start, reader.getDefaultReadLimit())) == at(
+        a=10
+    )
     assert StreamPosition.from_json(reader.latestOffset(start, ReadAllAvailable())) == at(a=100)
-    assert AdmittingReader(options(maxBytesPerTrigger="1k")).getDefaultReadLimit() == ReadMaxBytes(1024)
+    assert AdmittingReader(options(maxBytesPerTrigger="1k")).getDefaultReadLimit() == ReadMaxBytes(
+        1024
+    )
     assert AdmittingReader(options()).getDefaultReadLimit() == ReadAllAvailable()
 
 
-def test_a_channel_that_cannot_be_moved_fails_nothing(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_channel_that_cannot_be_moved_fails_nothing(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class NoAnswer:
         def __init__(self, *_: Any, **__: Any) -> None:
             self.close = lambda: None

@@ -1,4 +1,6 @@
-"""What a sink tells the broker and Spark, with stages made up here: retries, aborts, messages, and what is refused."""
+"""What a sink tells the broker and Spark, with stages made up here: retries, aborts, messages, and
+what is refused.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,33 @@ from pyspark.sql import types as t
 import zsq
 from zsq.apps.spark import sink
 from zsq.apps.spark.options import SinkOptions
-from zsq.apps.spark.sink import ArrowStreamWriter, BatchWriter, RowStreamWriter, SinkTransaction, StagedPartition, stream_writer
+from zsq.apps.spark.sink import (
+    ArrowStreamWriter,
+    BatchWriter,
+    RowStreamWriter,
+    SinkTransaction,
+    StagedPartition,
+    stream_writer,
+)
 from zsq.transport.errors import E_CLOSING, E_DISK_FULL, E_NOT_FOUND, E_TIMEOUT
 from zsq.transport.wire.credentials import Credentials, KeyFile
 
-SCHEMA = t.StructType([t.StructField("value", t.BinaryType()), t.StructField("topic", t.StringType())])
+SCHEMA = t.StructType(
+    [t.StructField("value", t.BinaryType()), t.StructField("topic", t.StringType())]
+)
 JOB = SinkTransaction("app", 3, "app")
 
 
 def options(topic: str = "t", timeout_s: float = 5.0, app: str = "") -> SinkOptions:
-    return SinkOptions(url="tcp://h:1", topic=topic, app=app, version=3 if app else -1, timeout_s=timeout_s)
+    return SinkOptions(
+        url="tcp://h:1", topic=topic, app=app, version=3 if app else -1, timeout_s=timeout_s
+    )
 
 
 def batch(*values: bytes, topic: str = "t") -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays([pa.array(values, pa.binary()), pa.array([topic] * len(values))], names=["value", "topic"])
+    return pa.RecordBatch.from_arrays(
+        [pa.array(values, pa.binary()), pa.array([topic] * len(values))], names=["value", "topic"]
+    )
 
 
 def part(number: int) -> Any:
@@ -61,14 +76,18 @@ class Writer:
 
 
 class Committer:
-    """Stands for a StageCommitter; `answers` are given in order, an exception is raised; `asked` is what it was asked, `keys` with what."""
+    """Stands for a StageCommitter; `answers` are given in order, an exception is raised; `asked` is
+    what it was asked, `keys` with what.
+    """
 
     answers: ClassVar[list[Any]] = []
     asked: ClassVar[list[Any]] = []
     timeouts: ClassVar[list[float]] = []
     keys: ClassVar[list[KeyFile]] = []
 
-    def __init__(self, url: str, topic: str, *, timeout: float, create: bool, key_file: KeyFile) -> None:
+    def __init__(
+        self, url: str, topic: str, *, timeout: float, create: bool, key_file: KeyFile
+    ) -> None:
         assert timeout > 0
         assert not create, "a commit makes no topic"
         self.topic = topic
@@ -114,7 +133,13 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_task_stages_its_rows() -> None:
     found = sink.stage_rows(options(), JOB, 5, [batch(b"a", b"b"), batch(), batch(b"c")])
     [writer] = Writer.made
-    assert writer.asked == ("tcp://h:1", "t", "app", 3, {"kind": "app", "partition": 5, "timeout": 5.0, "key_file": ""})
+    assert writer.asked == (
+        "tcp://h:1",
+        "t",
+        "app",
+        3,
+        {"kind": "app", "partition": 5, "timeout": 5.0, "key_file": ""},
+    )
     assert writer.rows == [b"a", b"b", b"c"]
     assert writer.closed
     assert (found.topic, found.part, found.transaction) == ("t", part(1), JOB)
@@ -130,13 +155,20 @@ def test_a_task_without_rows_makes_no_stage() -> None:
 
 def test_the_column_names_the_topic_where_no_option_does() -> None:
     assert sink.stage_rows(options(""), JOB, 0, [batch(b"a", topic="c")]).topic == "c"
-    assert sink.stage_rows(options("o"), JOB, 0, [batch(b"a", topic="c"), batch(b"a", topic="d")]).topic == "o"
+    assert (
+        sink.stage_rows(
+            options("o"), JOB, 0, [batch(b"a", topic="c"), batch(b"a", topic="d")]
+        ).topic
+        == "o"
+    )
     with pytest.raises(zsq.UsageError, match=r"several topics \(c, d\).*write once for each"):
         sink.stage_rows(options(""), JOB, 0, [batch(b"a", topic="c"), batch(b"a", topic="d")])
     assert Writer.made[-1].closed, "what was staged is given up"
 
 
-def test_a_task_of_a_committed_transaction_takes_no_more_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_task_of_a_committed_transaction_takes_no_more_rows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(Writer, "committed", True)
     large = batch(*[b"x" * 1000] * 1000)
     batches = iter([large, large, large])
@@ -159,7 +191,9 @@ def staged(number: int, topic: str = "t", transaction: SinkTransaction = JOB) ->
 
 
 def test_a_commit_names_the_parts_in_the_order_of_partitions() -> None:
-    sink.commit_parts(options(), [staged(2), StagedPartition("t", None, JOB), staged(1)], None, "batch 3")
+    sink.commit_parts(
+        options(), [staged(2), StagedPartition("t", None, JOB), staged(1)], None, "batch 3"
+    )
     assert Committer.asked == [("t", "commit", "app", 3, [part(2), part(1)], "app")]
 
 
@@ -185,14 +219,23 @@ def test_partitions_of_several_topics_are_refused() -> None:
     with pytest.raises(zsq.UsageError, match=r"several topics \(a, b\)"):
         sink.commit_parts(options(""), [staged(1, "a"), staged(2, "b")], None, "batch 3")
     with pytest.raises(zsq.UsageError, match="belong to different transactions"):
-        sink.commit_parts(options(), [staged(1), staged(2, transaction=SinkTransaction("app", 4, "app"))], None, "batch 3")
+        sink.commit_parts(
+            options(),
+            [staged(1), staged(2, transaction=SinkTransaction("app", 4, "app"))],
+            None,
+            "batch 3",
+        )
     with pytest.raises(zsq.UsageError, match=r"10001 partitions.*coalesce"):
         sink.commit_parts(options(), [staged(1)] * 10_001, None, "batch 3")
     assert not Committer.asked
 
 
 def test_a_commit_is_tried_until_it_is_answered() -> None:
-    Committer.answers += [zsq.Refused(E_DISK_FULL, "full"), zsq.BrokerUnreachable(E_TIMEOUT, "away"), {"repeated": True}]
+    Committer.answers += [
+        zsq.Refused(E_DISK_FULL, "full"),
+        zsq.BrokerUnreachable(E_TIMEOUT, "away"),
+        {"repeated": True},
+    ]
     sink.commit_parts(options(), [staged(1)], None, "batch 3")
     assert len(Committer.asked) == 3
 
@@ -205,10 +248,18 @@ def test_one_attempt_of_a_commit_does_not_use_up_the_time_out() -> None:
 
 def test_a_commit_gives_up_in_the_end_and_says_what_to_do() -> None:
     Committer.answers += [zsq.Refused(E_CLOSING, "the broker stops")] * 1000
-    with pytest.raises(zsq.Refused, match=r"batch 3 was not committed to topic t within 0\.1 s: the broker stops\. Repeat it"):
+    with pytest.raises(
+        zsq.Refused,
+        match=r"batch 3 was not committed to topic t within 0\.1 s: the broker stops\. Repeat it",
+    ):
         sink.commit_parts(options(timeout_s=0.1), [staged(1)], None, "batch 3")
     with pytest.raises(zsq.Refused, match="Check whether it is in the topic before you repeat it"):
-        sink.commit_parts(options(timeout_s=0.1), [staged(1, transaction=SinkTransaction("u", 0, "job"))], None, "the write")
+        sink.commit_parts(
+            options(timeout_s=0.1),
+            [staged(1, transaction=SinkTransaction("u", 0, "job"))],
+            None,
+            "the write",
+        )
 
 
 def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
@@ -220,7 +271,9 @@ def test_a_commit_that_cannot_be_is_not_tried_again() -> None:
 
 def test_an_abort_for_an_app_drops_only_the_stages_it_names() -> None:
     """A successor may be at the same batch, and an old driver's abort come late."""
-    sink.abort_parts(options(), [staged(1), None, StagedPartition("t", None, JOB), staged(2)], None, "batch 3")
+    sink.abort_parts(
+        options(), [staged(1), None, StagedPartition("t", None, JOB), staged(2)], None, "batch 3"
+    )
     sink.abort_parts(options(""), [staged(1, "a"), None, staged(2, "b")], JOB, "transaction app 3")
     assert Committer.asked == [
         ("t", "abort", "", 0, [part(1)[0], part(2)[0]]),
@@ -249,7 +302,10 @@ def test_an_abort_never_raises(caplog: pytest.LogCaptureFixture) -> None:
 def test_tasks_commits_and_aborts_have_the_keys_that_the_driver_read() -> None:
     """And without any none, whatever an executor's environment names: "" is not None."""
     read = Credentials("public", "secret", "server")
-    for given, passed in ((replace(options(), key_file="/only/here", credentials=read), read), (options(), "")):
+    for given, passed in (
+        (replace(options(), key_file="/only/here", credentials=read), read),
+        (options(), ""),
+    ):
         message = sink.stage_rows(given, JOB, 0, [batch(b"a")])
         sink.commit_parts(given, [message], None, "batch 3")
         sink.abort_parts(given, [message], None, "batch 3")
@@ -268,7 +324,9 @@ def test_a_batch_writer_has_one_job_id_wherever_it_is_used() -> None:
     assert len({message.transaction for message in messages}) == 1
     assert messages[0].transaction[1:] == (0, "job")
     assert BatchWriter(options(), SCHEMA, overwrite=False)._transaction != writer._transaction
-    assert BatchWriter(options(app="mine"), SCHEMA, overwrite=False)._transaction == SinkTransaction("mine", 3, "app")
+    assert BatchWriter(
+        options(app="mine"), SCHEMA, overwrite=False
+    )._transaction == SinkTransaction("mine", 3, "app")
 
 
 @pytest.mark.parametrize("make", [BatchWriter, ArrowStreamWriter, RowStreamWriter])
@@ -277,7 +335,9 @@ def test_overwriting_is_refused(make: Any) -> None:
         make(options(), SCHEMA, overwrite=True)
 
 
-def test_each_pyspark_gets_the_stream_writer_that_it_supports(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_pyspark_gets_the_stream_writer_that_it_supports(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert type(stream_writer(options(), SCHEMA, False)) is ArrowStreamWriter
     monkeypatch.setattr(sink, "ARROW_STREAMS", False)
     assert type(stream_writer(options(), SCHEMA, False)) is RowStreamWriter
@@ -310,12 +370,19 @@ def test_a_stream_task_is_of_its_query_and_batch(monkeypatch: pytest.MonkeyPatch
     assert len(Committer.asked) == 1
 
 
-@pytest.mark.parametrize("context", [None, Context(), Context(query="q"), Context(batch="1"), Context(query="q", batch="x")])
-def test_a_spark_that_names_its_batches_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch, context: Context | None) -> None:
+@pytest.mark.parametrize(
+    "context",
+    [None, Context(), Context(query="q"), Context(batch="1"), Context(query="q", batch="x")],
+)
+def test_a_spark_that_names_its_batches_otherwise_is_refused(
+    monkeypatch: pytest.MonkeyPatch, context: Context | None
+) -> None:
     import pyspark
 
     monkeypatch.setattr(TaskContext, "get", lambda: context)
-    with pytest.raises(zsq.UsageError, match=f"Spark {pyspark.__version__} does not tell.*txnAppId and txnVersion"):
+    with pytest.raises(
+        zsq.UsageError, match=f"Spark {pyspark.__version__} does not tell.*txnAppId and txnVersion"
+    ):
         ArrowStreamWriter(options(), SCHEMA, overwrite=False).write(iter([]))
 
 

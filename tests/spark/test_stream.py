@@ -1,4 +1,6 @@
-"""Streams on a real Spark and a real broker: exactly once over restarts, in the steps that were asked for."""
+"""Streams on a real Spark and a real broker: exactly once over restarts, in the steps that were
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,24 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]  # a time-out cuts the talk with the JVM and fails all that follow
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+]  # a time-out cuts the talk with the JVM and fails all that follow
 
 
 def read(spark: SparkSession, topic: Topic, **options: str) -> DataFrame:
-    return spark.readStream.format("zsq").options(**topic.options).options(**{"startingOffsets": "earliest", **options}).load()
+    return (
+        spark.readStream.format("zsq")
+        .options(**topic.options)
+        .options(**{"startingOffsets": "earliest", **options})
+        .load()
+    )
 
 
-def start(rows: DataFrame, topic: Topic, checkpoint: Path, now: bool = True, /, **options: str) -> StreamingQuery:
+def start(
+    rows: DataFrame, topic: Topic, checkpoint: Path, now: bool = True, /, **options: str
+) -> StreamingQuery:
     writer = rows.select("value").writeStream.format("zsq").options(**topic.options, **options)
     writer = writer.option("checkpointLocation", str(checkpoint))
     return (writer.trigger(availableNow=True) if now else writer).start()
@@ -54,7 +66,9 @@ def numbers(first: int, last: int) -> list[bytes]:
     return [b"%d" % i for i in range(first, last)]
 
 
-def test_a_restart_goes_on_from_the_checkpoint(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_restart_goes_on_from_the_checkpoint(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 1000))
     run(read(spark, topic), other, checkpoint)
     assert other.bodies() == numbers(0, 1000)
@@ -64,33 +78,47 @@ def test_a_restart_goes_on_from_the_checkpoint(spark: SparkSession, topic: Topic
     assert other.bodies() == numbers(0, 1500), "startingOffsets is for new queries"
 
 
-def test_a_batch_that_spark_repeats_is_stored_once(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_batch_that_spark_repeats_is_stored_once(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     """As after a driver that died between the broker's commit and its own."""
     topic.put(*numbers(0, 300))
     assert run(read(spark, topic, maxOffsetsPerTrigger="100"), other, checkpoint) == [100, 100, 100]
     for name in ("2", ".2.crc"):
         (checkpoint / "commits" / name).unlink()
     topic.put(*numbers(300, 400))
-    assert run(read(spark, topic, maxOffsetsPerTrigger="100"), other, checkpoint) == [100, 100], "batch 2 ran again"
+    assert run(read(spark, topic, maxOffsetsPerTrigger="100"), other, checkpoint) == [100, 100], (
+        "batch 2 ran again"
+    )
     assert other.bodies() == numbers(0, 400)
 
 
-def test_the_checkpoint_holds_offset_and_uuid_of_each_topic(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_the_checkpoint_holds_offset_and_uuid_of_each_topic(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 10))
     run(read(spark, topic), other, checkpoint)
     place = json.loads((checkpoint / "offsets" / "0").read_text().splitlines()[-1])
     with zsq.Reader(topic.name, url=topic.url) as reader:
-        assert place == {"version": 1, "topics": {topic.name: {"0": 10}}, "uuids": {topic.name: reader.uuid()}}
+        assert place == {
+            "version": 1,
+            "topics": {topic.name: {"0": 10}},
+            "uuids": {topic.name: reader.uuid()},
+        }
     assert place["uuids"][topic.name]
 
 
-def test_available_now_reads_everything_in_steps(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_available_now_reads_everything_in_steps(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 250))
     assert run(read(spark, topic, maxOffsetsPerTrigger="100"), other, checkpoint) == [100, 100, 50]
     assert other.bodies() == numbers(0, 250)
 
 
-def test_a_limit_in_bytes_cuts_a_stream_into_steps(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_limit_in_bytes_cuts_a_stream_into_steps(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     for first in range(0, 1000, 100):
         topic.put(*[b"%04d" % i * 250 for i in range(first, first + 100)])  # blocks of 100 KB
     steps = run(read(spark, topic, maxBytesPerTrigger="256k"), other, checkpoint)
@@ -99,11 +127,17 @@ def test_a_limit_in_bytes_cuts_a_stream_into_steps(spark: SparkSession, topic: T
     assert len(other.bodies()) == 1000
 
 
-def test_one_stream_reads_several_topics(spark: SparkSession, topic: Topic, other: Topic, broker: Broker, checkpoint: Path) -> None:
+def test_one_stream_reads_several_topics(
+    spark: SparkSession, topic: Topic, other: Topic, broker: Broker, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 100))
     other.put(*numbers(100, 120))
     target = Topic(broker, "joined")
-    rows = spark.readStream.format("zsq").option("url", topic.url).option("subscribe", f"{topic.name},{other.name}")
+    rows = (
+        spark.readStream.format("zsq")
+        .option("url", topic.url)
+        .option("subscribe", f"{topic.name},{other.name}")
+    )
     stream = rows.option("startingOffsets", "earliest").option("maxOffsetsPerTrigger", "60").load()
     assert run(stream, target, checkpoint) == [60, 60]
     assert sorted(target.bodies(), key=int) == numbers(0, 120)
@@ -118,10 +152,22 @@ def running(spark: SparkSession) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("running")
-def test_latest_is_where_a_new_query_begins(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_latest_is_where_a_new_query_begins(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 50))
-    query = start(spark.readStream.format("zsq").options(**topic.options).load(), other, checkpoint, False)
-    wait_for(lambda: (checkpoint / "offsets").exists() or query.status["isDataAvailable"] or query.lastProgress, 60, "the query's start")
+    query = start(
+        spark.readStream.format("zsq").options(**topic.options).load(), other, checkpoint, False
+    )
+    wait_for(
+        lambda: (
+            (checkpoint / "offsets").exists()
+            or query.status["isDataAvailable"]
+            or query.lastProgress
+        ),
+        60,
+        "the query's start",
+    )
     wait_for(lambda: query.lastProgress is not None, 60, "its first look")
     topic.put(*numbers(50, 60))
     wait_for(lambda: other.made() and other.head() == 10, 60, "what came after it began")
@@ -135,33 +181,51 @@ def test_latest_is_where_a_new_query_begins(spark: SparkSession, topic: Topic, o
 
 
 @pytest.mark.usefixtures("running")
-def test_a_channel_shows_how_far_the_stream_has_read(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_channel_shows_how_far_the_stream_has_read(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 100))
     query = start(read(spark, topic, channel="spark"), other, checkpoint, False)
     wait_for(lambda: other.made() and other.head() == 100, 60, "the first batch")
     topic.put(*numbers(100, 150))
     wait_for(lambda: other.head() == 150, 60, "the second batch")
-    wait_for(lambda: topic.channel("spark")["depth"] == 0, 60, "the question what comes after the second one")
+    wait_for(
+        lambda: topic.channel("spark")["depth"] == 0,
+        60,
+        "the question what comes after the second one",
+    )
     query.stop()
     topic.put(*numbers(150, 160))
     assert topic.channel("spark")["depth"] == 10
 
 
-def test_a_channel_begins_where_the_query_does(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_channel_begins_where_the_query_does(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 100))
-    run(read(spark, topic, channel="spark", startingOffsets=f'{{"{topic.name}": 40}}'), other, checkpoint)
+    run(
+        read(spark, topic, channel="spark", startingOffsets=f'{{"{topic.name}": 40}}'),
+        other,
+        checkpoint,
+    )
     assert other.bodies() == numbers(40, 100)
     assert topic.channel("spark")["depth"] == 0, "it has passed the last batch"
 
 
-def test_a_channel_does_not_pass_a_batch_that_failed(spark: SparkSession, topic: Topic, checkpoint: Path) -> None:
+def test_a_channel_does_not_pass_a_batch_that_failed(
+    spark: SparkSession, topic: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 100))
 
     def fails(rows: DataFrame, batch: int) -> None:
         rows.count()
         raise ValueError("no good")
 
-    writer = read(spark, topic, channel="spark").writeStream.foreachBatch(fails).option("checkpointLocation", str(checkpoint))
+    writer = (
+        read(spark, topic, channel="spark")
+        .writeStream.foreachBatch(fails)
+        .option("checkpointLocation", str(checkpoint))
+    )
     assert "no good" in error_of(writer.trigger(availableNow=True).start())
     assert topic.channel("spark")["depth"] == 100
 
@@ -182,7 +246,9 @@ def test_register_says_where_it_was_not_needed(caplog: pytest.LogCaptureFixture)
     assert "register() was not needed" in caplog.text
 
 
-def test_a_topic_made_again_stops_the_query(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_topic_made_again_stops_the_query(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 10))
     run(read(spark, topic), other, checkpoint)
     topic.delete()
@@ -196,7 +262,9 @@ def test_a_topic_made_again_stops_the_query(spark: SparkSession, topic: Topic, o
     run(read(spark, topic), other, checkpoint)
 
 
-def test_a_topic_that_is_gone_stops_the_query(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_topic_that_is_gone_stops_the_query(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 10))
     run(read(spark, topic), other, checkpoint)
     topic.delete()
@@ -205,21 +273,32 @@ def test_a_topic_that_is_gone_stops_the_query(spark: SparkSession, topic: Topic,
     assert f"zsq topic create {topic.name}" in text
 
 
-def test_a_batch_with_the_users_version_is_written_once(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_batch_with_the_users_version_is_written_once(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 200))
 
     def twice(rows: DataFrame, batch: int) -> None:
         for _ in range(2):
-            writer = rows.select("value").write.format("zsq").mode("append").options(**other.options)
+            writer = (
+                rows.select("value").write.format("zsq").mode("append").options(**other.options)
+            )
             writer.option("txnAppId", "twice").option("txnVersion", str(batch)).save()
 
     rows = read(spark, topic, maxOffsetsPerTrigger="100")
-    query = rows.writeStream.foreachBatch(twice).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    query = (
+        rows.writeStream.foreachBatch(twice)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(availableNow=True)
+        .start()
+    )
     assert query.awaitTermination(200)
     assert other.bodies() == numbers(0, 200)
 
 
-def test_a_checkpoint_of_another_source_is_refused(spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path) -> None:
+def test_a_checkpoint_of_another_source_is_refused(
+    spark: SparkSession, topic: Topic, other: Topic, checkpoint: Path
+) -> None:
     topic.put(*numbers(0, 10))
     run(read(spark, topic), other, checkpoint)
     offsets = checkpoint / "offsets" / "0"
@@ -227,11 +306,17 @@ def test_a_checkpoint_of_another_source_is_refused(spark: SparkSession, topic: T
     (offsets.parent / ".0.crc").unlink()
     lines = offsets.read_text().splitlines()
     offsets.write_text("\n".join([*lines[:-1], '{"clicks": {"0": 3}}']))
-    assert "give the query its own checkpointLocation" in error_of(start(read(spark, topic), other, checkpoint))
+    assert "give the query its own checkpointLocation" in error_of(
+        start(read(spark, topic), other, checkpoint)
+    )
 
 
-def test_the_keys_that_spark_keeps_to_itself(spark: SparkSession, topic: Topic, checkpoint: Path) -> None:
-    """The sink takes query and batch from the task's local properties, which are not public: this is where a change shows."""
+def test_the_keys_that_spark_keeps_to_itself(
+    spark: SparkSession, topic: Topic, checkpoint: Path
+) -> None:
+    """The sink takes query and batch from the task's local properties, which are not public: this
+    is where a change shows.
+    """
     topic.put(*numbers(0, 10))
     keys = (QUERY_ID, BATCH_ID)
 
@@ -246,7 +331,14 @@ def test_the_keys_that_spark_keeps_to_itself(spark: SparkSession, topic: Topic, 
     rows = read(spark, topic, maxOffsetsPerTrigger="5").select(
         *[f.udf(told, "string", useArrow=False)(f.lit(key)).alias(key) for key in keys]
     )
-    writer = rows.writeStream.format("memory").queryName("told").option("checkpointLocation", str(checkpoint))
+    writer = (
+        rows.writeStream.format("memory")
+        .queryName("told")
+        .option("checkpointLocation", str(checkpoint))
+    )
     query = writer.trigger(availableNow=True).start()
     assert query.awaitTermination(200)
-    assert {tuple(row) for row in spark.table("told").collect()} == {(query.id, "0"), (query.id, "1")}
+    assert {tuple(row) for row in spark.table("told").collect()} == {
+        (query.id, "0"),
+        (query.id, "1"),
+    }

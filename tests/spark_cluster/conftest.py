@@ -1,4 +1,6 @@
-"""Fixtures: a broker and a Spark with executors of its own for each module, a topic for each test."""
+"""Fixtures: a broker and a Spark with executors of its own for each module, a topic for each
+test.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from support.broker import Broker
 from support.spark_topic import Topic
 from support.topic_names import topic_name_of
 
-# The `test` extra brings both; who did without still has the other tests. In continuous integration nothing is left out.
+# The `test` extra brings both; who did without still has the other tests. In continuous integration
+# nothing is left out.
 if "CI" in os.environ or (find_spec("pyspark") and find_spec("pyarrow")):
     from support.spark_cluster import SparkDriver
 else:

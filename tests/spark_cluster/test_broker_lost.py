@@ -1,4 +1,6 @@
-"""The topic's process or the whole broker is killed while Spark writes: the query continues, and each row is in the topic exactly once."""
+"""The topic's process or the whole broker is killed while Spark writes: the query continues, and
+each row is in the topic exactly once.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +46,12 @@ class Query:
         self._topic.no_stage_left()
 
 
-def test_a_write_goes_on_when_storage_is_killed_while_staging(spark: SparkDriver, topic: Topic) -> None:
-    """Once behind an interim seal, so that part of the stage is on disk and part has to be sent again, and once before the final seal."""
+def test_a_write_goes_on_when_storage_is_killed_while_staging(
+    spark: SparkDriver, topic: Topic
+) -> None:
+    """Once behind an interim seal, so that part of the stage is on disk and part has to be sent
+    again, and once before the final seal.
+    """
     count, size = 60_000, 1_000
     gates = [spark.gate(topic.name, f"write.0.{batch}") for batch in ("45", "end")]
     writing = {"url": topic.broker.ipc, "topic": topic.name}
@@ -62,7 +68,9 @@ def test_a_write_goes_on_when_storage_is_killed_while_staging(spark: SparkDriver
 
 
 @pytest.mark.parametrize("rows", [SMALL, LARGE])
-def test_a_stream_goes_on_when_storage_is_killed_before_the_commit(spark: SparkDriver, topic: Topic, tmp_path: Path, rows: int) -> None:
+def test_a_stream_goes_on_when_storage_is_killed_before_the_commit(
+    spark: SparkDriver, topic: Topic, tmp_path: Path, rows: int
+) -> None:
     query = Query(spark, topic, tmp_path, rows)
     gate = spark.gate(topic.name, "commit.1.before")
     job = query.start()
@@ -94,15 +102,20 @@ def of_kind(found: dict[str, int], ending: str) -> dict[str, int]:
     return {name: size for name, size in found.items() if name.endswith(ending)}
 
 
-# The first signs of a commit on disk: the last chunk grows by the group; a staged file gets its footer; it becomes a chunk
+# The first signs of a commit on disk: the last chunk grows by the group; a staged file gets its
+# footer; it becomes a chunk
 SIGNS: dict[str, Callable[[dict[str, int], dict[str, int]], bool]] = {
     "appended": lambda before, now: of_kind(now, ".chunk") != of_kind(before, ".chunk"),
     "prepared": lambda before, now: of_kind(now, ".part") != of_kind(before, ".part"),
-    "adopted": lambda before, now: of_kind(now, ".chunk").keys() != of_kind(before, ".chunk").keys(),
+    "adopted": lambda before, now: (
+        of_kind(now, ".chunk").keys() != of_kind(before, ".chunk").keys()
+    ),
 }
 
 
-@pytest.mark.parametrize(("sign", "rows"), [("appended", SMALL), ("prepared", LARGE), ("adopted", LARGE)])
+@pytest.mark.parametrize(
+    ("sign", "rows"), [("appended", SMALL), ("prepared", LARGE), ("adopted", LARGE)]
+)
 def test_a_stream_goes_on_when_the_broker_is_killed_within_the_commit(
     spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path, sign: str, rows: int
 ) -> None:
@@ -113,7 +126,11 @@ def test_a_stream_goes_on_when_the_broker_is_killed_within_the_commit(
     before = files(topic.folder)
     assert broker.process is not None
     pids = sorted(actor["pid"] for actor in broker.actors() if actor["pid"] != broker.process.pid)
-    trap = Trap(topic.folder, [topic.storage_pid(), broker.process.pid], lambda now: SIGNS[sign](before, now))
+    trap = Trap(
+        topic.folder,
+        [topic.storage_pid(), broker.process.pid],
+        lambda now: SIGNS[sign](before, now),
+    )
     try:
         gate.open()
         assert trap.caught.wait(60), "the commit came"
@@ -125,15 +142,31 @@ def test_a_stream_goes_on_when_the_broker_is_killed_within_the_commit(
     query.went_on(job)
 
 
-def test_broker_killed_while_a_query_reads_and_writes(spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path) -> None:
-    """From a topic into another one: its tasks are in the middle of both, and its next batch is planned, with a new broker."""
+def test_broker_killed_while_a_query_reads_and_writes(
+    spark: SparkDriver, broker: Broker, topic: Topic, tmp_path: Path
+) -> None:
+    """From a topic into another one: its tasks are in the middle of both, and its next batch is
+    planned, with a new broker.
+    """
     source = Topic(broker, f"{topic.name[:50]}-source").create()
     given = {"url": broker.ipc, "topic": source.name}
     spark.submit("write", first=0, count=3 * LARGE, partitions=2, size=SIZE, options=given).result()
-    reading = {"format": "zsq", **given, "startingOffsets": "earliest", "maxOffsetsPerTrigger": str(LARGE), "minPartitions": "2"}
+    reading = {
+        "format": "zsq",
+        **given,
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": str(LARGE),
+        "minPartitions": "2",
+    }
     writing = {"url": broker.ipc, "topic": topic.name}
     gate = spark.gate(topic.name, "write.0.2")
-    job = spark.submit("stream", source=reading, checkpoint=str(tmp_path / "checkpoint"), size=SIZE, options=writing)
+    job = spark.submit(
+        "stream",
+        source=reading,
+        checkpoint=str(tmp_path / "checkpoint"),
+        size=SIZE,
+        options=writing,
+    )
     met(gate, job)
     topic.wait_staged()
     crash(broker)

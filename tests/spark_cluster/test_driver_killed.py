@@ -1,4 +1,6 @@
-"""The driver killed before the broker's commit and after it, and started again on its checkpoint."""
+"""The driver killed before the broker's commit and after it, and started again on its
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ import zsq
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(420)]
 
 SIZE = 200
-KEPT_S = 20  # longer than a commit takes on a busy machine, and short, as the last thing shown here is that abandoned stages go
+# Longer than a commit takes on a busy machine, and short, as the last thing shown here is that
+# abandoned stages go.
+KEPT_S = 20
 
 
 @pytest.fixture(scope="module")
@@ -62,20 +66,44 @@ class Query:
 
 def publish(topic: Topic, first: int, count: int) -> None:
     with zsq.Producer(topic.broker.ipc) as producer:
-        producer.publish_many(topic.name, [value_of(number, SIZE) for number in range(first, first + count)])
+        producer.publish_many(
+            topic.name, [value_of(number, SIZE) for number in range(first, first + count)]
+        )
 
 
-def test_queries_write_each_row_once_although_their_driver_is_killed(broker: Broker, tmp_path: Path) -> None:
-    """Two queries at once, one of files and one that copies a topic to which producers write on; and a job that is never repeated."""
-    filed, given, copied, orphan = (Topic(broker, name).create() for name in ("filed", "given", "copied", "orphan"))
+def test_queries_write_each_row_once_although_their_driver_is_killed(
+    broker: Broker, tmp_path: Path
+) -> None:
+    """Two queries at once, one of files and one that copies a topic to which producers write on;
+    and a job that is never repeated.
+    """
+    filed, given, copied, orphan = (
+        Topic(broker, name).create() for name in ("filed", "given", "copied", "orphan")
+    )
     one = Query(filed, tmp_path / "one", ranges(tmp_path / "ranges", files=6, rows=1000))
-    source = {"format": "zsq", "url": broker.ipc, "topic": given.name, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "1500"}
+    source = {
+        "format": "zsq",
+        "url": broker.ipc,
+        "topic": given.name,
+        "startingOffsets": "earliest",
+        "maxOffsetsPerTrigger": "1500",
+    }
     two = Query(copied, tmp_path / "two", source)
     publish(given, 0, 4000)
 
     with driver(tmp_path / "first") as spark:
         gate = spark.gate(orphan.name, "write.0.10")
-        met(gate, spark.submit("write", first=0, count=20_000, partitions=1, size=SIZE, options={"url": broker.ipc, "topic": orphan.name}))
+        met(
+            gate,
+            spark.submit(
+                "write",
+                first=0,
+                count=20_000,
+                partitions=1,
+                size=SIZE,
+                options={"url": broker.ipc, "topic": orphan.name},
+            ),
+        )
         orphan.wait_staged()
         assert one.stop_at(spark, "commit.0.before") == 0
         assert two.stop_at(spark, "commit.0.after") == 1500
@@ -84,7 +112,9 @@ def test_queries_write_each_row_once_although_their_driver_is_killed(broker: Bro
 
     with driver(tmp_path / "second") as spark:
         jobs = [query.start(spark) for query in (one, two)]
-        assert jobs[0].result()["batches"] == [0, 1, 2], "it began with the batch that was not committed"
+        assert jobs[0].result()["batches"] == [0, 1, 2], (
+            "it began with the batch that was not committed"
+        )
         batches = jobs[1].result()["batches"]
     assert batches[0] == 0, "Spark repeated the batch that was committed"
     exactly_once(broker.ipc, filed.name, range(6000), SIZE)

@@ -1,4 +1,6 @@
-"""An executor on a machine of its own, as far as the network knows: in a network namespace, joined to this one by a pair of veth."""
+"""An executor on a machine of its own, as far as the network knows: in a network namespace, joined
+to this one by a pair of veth.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ from support.spark_topic import Topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
-HERE, THERE = "198.18.153.1", "198.18.153.2"  # of the range that is kept for tests of networks (RFC 2544)
+HERE, THERE = (
+    "198.18.153.1",
+    "198.18.153.2",
+)  # of the range that is kept for tests of networks (RFC 2544)
 ROWS = 40_000
 SIZE = 200
 
@@ -55,7 +60,13 @@ def namespace() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def broker(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
     one = Broker(tmp_path_factory.mktemp("zsq") / "data")
-    one.extra = ("--listen", f"{HERE}:{one.port}", "--listen-push", f"{HERE}:{free_port()}", "--insecure")
+    one.extra = (
+        "--listen",
+        f"{HERE}:{one.port}",
+        "--listen-push",
+        f"{HERE}:{free_port()}",
+        "--insecure",
+    )
     try:
         yield one.start()
     finally:
@@ -80,12 +91,23 @@ def test_an_executor_in_another_network_namespace_writes_and_reads_everything_on
 ) -> None:
     url = f"tcp://{HERE}:{broker.port}"
     gate = spark.gate(topic.name, "write.0.5")
-    job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options={"url": url, "topic": topic.name})
+    job = spark.submit(
+        "write",
+        first=0,
+        count=ROWS,
+        partitions=2,
+        size=SIZE,
+        options={"url": url, "topic": topic.name},
+    )
     who = met(gate, job)
-    assert os.stat(f"/proc/{who['pid']}/ns/net").st_ino == os.stat(f"/run/netns/{namespace}").st_ino, "it runs over there"
+    assert (
+        os.stat(f"/proc/{who['pid']}/ns/net").st_ino == os.stat(f"/run/netns/{namespace}").st_ino
+    ), "it runs over there"
     gate.open()
     job.result()
     exactly_once(broker.ipc, topic.name, range(ROWS), SIZE)
     topic.no_stage_left()
-    found = spark.submit("read", options={"url": url, "topic": topic.name, "minPartitions": "2"}).result()
+    found = spark.submit(
+        "read", options={"url": url, "topic": topic.name, "minPartitions": "2"}
+    ).result()
     assert found["rows"] == found["numbers"] == ROWS

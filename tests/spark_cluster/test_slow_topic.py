@@ -1,4 +1,6 @@
-"""A topic that is slow: executors wait for it, nothing is lost, and nobody holds in memory what it cannot take."""
+"""A topic that is slow: executors wait for it, nothing is lost, and nobody holds in memory what it
+cannot take.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,12 @@ FAR = 5  # batches: more than may be on the way
 
 
 @pytest.mark.parametrize("over", ["ipc", "tcp"])
-def test_a_slow_topic_slows_the_executors(spark: SparkDriver, broker: Broker, topic: Topic, over: str) -> None:
-    spark.submit("conf", key="spark.sql.execution.arrow.maxRecordsPerBatch", value=str(BATCH)).result()
+def test_a_slow_topic_slows_the_executors(
+    spark: SparkDriver, broker: Broker, topic: Topic, over: str
+) -> None:
+    spark.submit(
+        "conf", key="spark.sql.execution.arrow.maxRecordsPerBatch", value=str(BATCH)
+    ).result()
     url = getattr(broker, over)
     writing = {"url": url, "topic": topic.name}
     first = [spark.gate(topic.name, f"write.{partition}.1") for partition in (0, 1)]

@@ -1,4 +1,6 @@
-"""Tasks that die, fail or crawl: each row is in the topic exactly once, and nothing of what was given up is ever seen."""
+"""Tasks that die, fail or crawl: each row is in the topic exactly once, and nothing of what was
+given up is ever seen.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,18 @@ def options(topic: Topic, **more: str) -> dict[str, str]:
 
 
 # Whom to kill: the Python worker itself, or the executor's JVM above it (worker, daemon, executor)
-VICTIMS: dict[str, Callable[[int, list[int]], int]] = {"worker": lambda pid, above: pid, "executor": lambda pid, above: above[1]}
+VICTIMS: dict[str, Callable[[int, list[int]], int]] = {
+    "worker": lambda pid, above: pid,
+    "executor": lambda pid, above: above[1],
+}
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_killed_in_the_middle_of_a_write(spark: SparkDriver, topic: Topic, victim: str) -> None:
     gate = spark.gate(topic.name, "write.0.20")
-    job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic))
+    job = spark.submit(
+        "write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)
+    )
     who = met(gate, job)
     topic.wait_staged()
     kill(VICTIMS[victim](who["pid"], who["parents"]))
@@ -46,7 +53,9 @@ def test_killed_in_the_middle_of_a_write(spark: SparkDriver, topic: Topic, victi
 def test_killed_when_its_stage_was_sealed(spark: SparkDriver, topic: Topic, victim: str) -> None:
     """Two sealed stages then hold the same rows: the commit names one of them."""
     gate = spark.gate(topic.name, "sealed.1")
-    job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic))
+    job = spark.submit(
+        "write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)
+    )
     who = met(gate, job)
     assert topic.head() == 0, "sealed is not visible"
     kill(VICTIMS[victim](who["pid"], who["parents"]))
@@ -59,8 +68,12 @@ def test_killed_when_its_stage_was_sealed(spark: SparkDriver, topic: Topic, vict
 def test_a_job_that_fails_leaves_nothing(spark: SparkDriver, topic: Topic) -> None:
     writing = options(topic)
     with pytest.raises(SparkFailed, match="poisoned"):
-        spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=writing, poison=ROWS - 1).result()
-    assert attempts(spark.chaos, topic.name) == 5, "one task succeeded, the other one was tried four times"
+        spark.submit(
+            "write", first=0, count=ROWS, partitions=2, size=SIZE, options=writing, poison=ROWS - 1
+        ).result()
+    assert attempts(spark.chaos, topic.name) == 5, (
+        "one task succeeded, the other one was tried four times"
+    )
     assert topic.head() == 0
     topic.no_stage_left()
     spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=writing).result()
@@ -70,13 +83,19 @@ def test_a_job_that_fails_leaves_nothing(spark: SparkDriver, topic: Topic) -> No
 def test_a_transaction_repeated_is_written_once(spark: SparkDriver, topic: Topic) -> None:
     for version in ("0", "1", "1", "0"):
         writing = options(topic, txnAppId="nightly", txnVersion=version)
-        spark.submit("write", first=int(version) * 1000, count=1000, partitions=2, size=SIZE, options=writing).result()
+        spark.submit(
+            "write", first=int(version) * 1000, count=1000, partitions=2, size=SIZE, options=writing
+        ).result()
     exactly_once(topic.broker.ipc, topic.name, range(2000), SIZE)
     topic.no_stage_left()
 
 
-def test_a_commit_that_raises_after_its_effect_is_not_repeated(spark: SparkDriver, topic: Topic, tmp_path: Path) -> None:
-    """Spark then aborts the very batch that was committed, and writes and commits it again when the query is started again."""
+def test_a_commit_that_raises_after_its_effect_is_not_repeated(
+    spark: SparkDriver, topic: Topic, tmp_path: Path
+) -> None:
+    """Spark then aborts the very batch that was committed, and writes and commits it again when the
+    query is started again.
+    """
     stream = {
         "source": ranges(tmp_path / "ranges", files=6, rows=1000),
         "checkpoint": str(tmp_path / "checkpoint"),
@@ -92,7 +111,9 @@ def test_a_commit_that_raises_after_its_effect_is_not_repeated(spark: SparkDrive
     topic.no_stage_left()
 
 
-def test_a_range_read_again_is_the_same_while_producers_write(spark: SparkDriver, topic: Topic) -> None:
+def test_a_range_read_again_is_the_same_while_producers_write(
+    spark: SparkDriver, topic: Topic
+) -> None:
     """Whole and in pieces, on two executors."""
     stop = threading.Event()
 
@@ -103,14 +124,25 @@ def test_a_range_read_again_is_the_same_while_producers_write(spark: SparkDriver
                 producer.publish_many(topic.name, [value_of(number + n, SIZE) for n in range(100)])
                 number += 100
 
-    spark.submit("write", first=1_000_000, count=5000, partitions=2, size=SIZE, options=options(topic)).result()
+    spark.submit(
+        "write", first=1_000_000, count=5000, partitions=2, size=SIZE, options=options(topic)
+    ).result()
     producing = threading.Thread(target=produce)
     producing.start()
     try:
-        spark.submit("write", first=2_000_000, count=5000, partitions=2, size=SIZE, options=options(topic)).result()
+        spark.submit(
+            "write", first=2_000_000, count=5000, partitions=2, size=SIZE, options=options(topic)
+        ).result()
         end = topic.head()
-        reading = options(topic, startingOffsets=f'{{"{topic.name}": 17}}', endingOffsets=f'{{"{topic.name}": {end}}}')
-        found = [spark.submit("read", options={**reading, "minPartitions": str(pieces)}).result() for pieces in (1, 7, 2)]
+        reading = options(
+            topic,
+            startingOffsets=f'{{"{topic.name}": 17}}',
+            endingOffsets=f'{{"{topic.name}": {end}}}',
+        )
+        found = [
+            spark.submit("read", options={**reading, "minPartitions": str(pieces)}).result()
+            for pieces in (1, 7, 2)
+        ]
         assert topic.head() > end, "the producer went on"
     finally:
         stop.set()

@@ -1,4 +1,6 @@
-"""Executors on two addresses, over tcp: a standalone master and a worker at each. Speculation needs two hosts, and fires here."""
+"""Executors on two addresses, over tcp: a standalone master and a worker at each. Speculation needs
+two hosts, and fires here.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 
 @pytest.fixture(scope="module")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkDriver]:
-    """With speculation; and Spark does not end a zombie's Python worker, so that it goes on as long as the test wants."""
+    """With speculation; and Spark does not end a zombie's Python worker, so that it goes on as long
+    as the test wants.
+    """
     folder = tmp_path_factory.mktemp("spark")
     cluster = Standalone(folder / "cluster", HOSTS)
     one = SparkDriver(
@@ -43,7 +47,9 @@ def test_a_zombie_goes_on_after_the_commit(spark: SparkDriver, topic: Topic) -> 
     """The slow attempt still has rows to push, and seals, when the fast one's are in the topic."""
     gate, sealed = spark.gate(topic.name, "write.0.5"), spark.gate(topic.name, "sealed.0")
     sealed.open()
-    job = spark.submit("write", first=0, count=ROWS, partitions=4, size=SIZE, options=options(topic))
+    job = spark.submit(
+        "write", first=0, count=ROWS, partitions=4, size=SIZE, options=options(topic)
+    )
     slow = met(gate, job)
     job.result()
     fast = sealed.here()
@@ -63,7 +69,9 @@ def test_a_zombie_goes_on_after_the_commit(spark: SparkDriver, topic: Topic) -> 
 
 def test_rows_are_written_once_when_the_gateway_is_killed(spark: SparkDriver, topic: Topic) -> None:
     gates = [spark.gate(topic.name, f"write.{partition}.10") for partition in (0, 1)]
-    job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic))
+    job = spark.submit(
+        "write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)
+    )
     for gate in gates:
         met(gate, job)
     topic.wait_staged()
@@ -76,9 +84,13 @@ def test_rows_are_written_once_when_the_gateway_is_killed(spark: SparkDriver, to
     topic.no_stage_left()
 
 
-def test_rows_are_written_once_when_storage_behind_the_gateway_is_killed(spark: SparkDriver, topic: Topic) -> None:
+def test_rows_are_written_once_when_storage_behind_the_gateway_is_killed(
+    spark: SparkDriver, topic: Topic
+) -> None:
     gate, commit = spark.gate(topic.name, "write.0.10"), spark.gate(topic.name, "commit.job.before")
-    job = spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic))
+    job = spark.submit(
+        "write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)
+    )
     for stop in (gate, commit):
         met(stop, job)
         topic.kill_storage()
@@ -89,7 +101,9 @@ def test_rows_are_written_once_when_storage_behind_the_gateway_is_killed(spark: 
 
 
 def test_a_read_over_tcp_equals_one_over_ipc(spark: SparkDriver, topic: Topic) -> None:
-    spark.submit("write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)).result()
+    spark.submit(
+        "write", first=0, count=ROWS, partitions=2, size=SIZE, options=options(topic)
+    ).result()
     found = [spark.submit("read", options={**options(topic), "url": url, "minPartitions": "4"}).result()
              for url in (topic.broker.tcp, topic.broker.ipc)]  # fmt: skip
     assert found[0]["rows"] == found[0]["numbers"] == ROWS

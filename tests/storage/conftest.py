@@ -18,7 +18,9 @@ from zsq.storage.files import Files
 
 @pytest.fixture
 def tmp_path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """In memory where there is such a folder: the disk that forgets is a model, and LMDB's real syncs would be most of the time."""
+    """In memory where there is such a folder: the disk that forgets is a model, and LMDB's real
+    syncs would be most of the time.
+    """
     memory = Path("/dev/shm")
     if not os.access(memory, os.W_OK):
         yield tmp_path_factory.mktemp("disk")

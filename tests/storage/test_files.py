@@ -1,4 +1,6 @@
-"""The seam itself: each promise of `Files` is the system call that keeps it, made on the right file, and before it returns."""
+"""The seam itself: each promise of `Files` is the system call that keeps it, made on the right
+file, and before it returns.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def test_a_sync_is_of_that_file(tmp_path: Path, synced: list[str]) -> None:
         FILES.close(fd)
 
 
-def test_all_of_several_syncs_are_tried_and_a_failure_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_of_several_syncs_are_tried_and_a_failure_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fds = [FILES.open_new(str(tmp_path / name)) for name in "abc"]
     tried = []
 

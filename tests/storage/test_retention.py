@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.storage.retention import CHUNKS_A_ROUND_MAX, LogView, RetentionPlan, changed, chunk_bytes, plan, resolve
+from zsq.storage.retention import (
+    CHUNKS_A_ROUND_MAX,
+    LogView,
+    RetentionPlan,
+    changed,
+    chunk_bytes,
+    plan,
+    resolve,
+)
 from zsq.transport.errors import UsageError
 from zsq.transport.settings import MAX_BYTES_MIN, MIB, Retention
 
@@ -19,16 +27,33 @@ ALL = 1 << 40
 
 
 def view(
-    chunks: int = 5, floor: int = ALL, applied: int = ALL, size: int = MIB, unfinished: int | None = None, idle_s: float = 0
+    chunks: int = 5,
+    floor: int = ALL,
+    applied: int = ALL,
+    size: int = MIB,
+    unfinished: int | None = None,
+    idle_s: float = 0,
 ) -> LogView:
-    """Chunks of 10 messages and `size` bytes, one a minute, the last with 5 messages and half the bytes; all times end `idle_s` ago."""
+    """Chunks of 10 messages and `size` bytes, one a minute, the last with 5 messages and half the
+    bytes; all times end `idle_s` ago.
+    """
     end = chunks * 10 - 5
     bases = [10 * i for i in range(chunks)]
     floor = min(floor, end)
     if unfinished is None:
         unfinished = (end - floor) * size // 10
     last = NOW - int(idle_s * S)
-    return LogView(bases, [size] * (chunks - 1) + [size // 2], end, floor, min(applied, end), unfinished, last - 30 * S, last, NOW)
+    return LogView(
+        bases,
+        [size] * (chunks - 1) + [size // 2],
+        end,
+        floor,
+        min(applied, end),
+        unfinished,
+        last - 30 * S,
+        last,
+        NOW,
+    )
 
 
 def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
@@ -65,7 +90,9 @@ def plan_for(policy: Retention, shown: LogView) -> RetentionPlan:
         ({"keep_bytes": 0}, view(chunks=1), 0),  # never the ongoing one
     ],
 )
-def test_each_policy_lets_the_expected_finished_chunks_go(settings: dict[str, Any], shown: LogView, chunks: int) -> None:
+def test_each_policy_lets_the_expected_finished_chunks_go(
+    settings: dict[str, Any], shown: LogView, chunks: int
+) -> None:
     assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
 
 
@@ -85,8 +112,16 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
         (BOUND, view(20, floor=195), 0),
         (BOUND | {"when_full": "reject"}, view(20, floor=0), 0),
         (BOUND, view(200, floor=0), CHUNKS_A_ROUND_MAX),
-        (BOUND, view(2, floor=0)._replace(sizes=[40 * MIB, 100], unfinished_bytes=40 * MIB), 0),  # all there is: too much, but the newest
-        (BOUND, view(2, floor=0)._replace(sizes=[40 * MIB, 6 * MIB - 1], unfinished_bytes=46 * MIB), 0),
+        (
+            BOUND,
+            view(2, floor=0)._replace(sizes=[40 * MIB, 100], unfinished_bytes=40 * MIB),
+            0,
+        ),  # all there is: too much, but the newest
+        (
+            BOUND,
+            view(2, floor=0)._replace(sizes=[40 * MIB, 6 * MIB - 1], unfinished_bytes=46 * MIB),
+            0,
+        ),
         (BOUND, view(2, floor=0)._replace(sizes=[40 * MIB, 6 * MIB], unfinished_bytes=46 * MIB), 1),
         (AGED, view(5, floor=0), 2),
         (AGED, view(5, floor=25), 0),  # finished ones are no matter of this bound
@@ -96,7 +131,9 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
         (BOUND | {"keep_bytes": 0}, view(5, floor=30), 3),
     ],
 )
-def test_each_bound_lets_the_expected_unfinished_chunks_go(settings: dict[str, Any], shown: LogView, chunks: int) -> None:
+def test_each_bound_lets_the_expected_unfinished_chunks_go(
+    settings: dict[str, Any], shown: LogView, chunks: int
+) -> None:
     assert plan_for(Retention(**settings), shown)[:2] == (shown.bases[chunks], chunks)
 
 
@@ -104,7 +141,11 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(settings: dict[str, A
     ("settings", "shown", "roll"),
     [
         ({"keep_bytes": 0}, view(idle_s=3), True),
-        ({"keep_bytes": 0}, view(idle_s=1), False),  # half a MiB, and written to a moment ago: not a roll for each message
+        (
+            {"keep_bytes": 0},
+            view(idle_s=1),
+            False,
+        ),  # half a MiB, and written to a moment ago: not a roll for each message
         ({"keep_bytes": 0}, view(idle_s=1, size=2 * MIB), True),
         ({"keep_bytes": 0}, view(idle_s=3, floor=44), False),  # one message of it is not finished
         ({"keep_bytes": MIB // 2}, view(idle_s=3), False),
@@ -115,19 +156,33 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(settings: dict[str, A
         ({"keep_s": 2} | FOREVER, view(idle_s=3), True),
         ({"keep_s": 4} | FOREVER, view(idle_s=3), False),
         ({"keep_s": 400} | FOREVER, view(idle_s=29), False),  # begun 59 s ago
-        ({"keep_s": 400} | FOREVER, view(idle_s=31, floor=0), True),  # a slow topic: else its newest message would keep the oldest
+        (
+            {"keep_s": 400} | FOREVER,
+            view(idle_s=31, floor=0),
+            True,
+        ),  # a slow topic: else its newest message would keep the oldest
         ({"keep_s": 7 * 86_400} | FOREVER, view(idle_s=31), False),
         (BOUND, view(1, floor=0, size=20 * MIB), True),  # made before the bound was
         (BOUND, view(1, floor=0, size=16 * MIB), False),
         (BOUND | {"when_full": "reject"}, view(1, floor=0, size=20 * MIB), False),
         (BOUND, view(9, floor=0, size=20 * MIB), True),
         (AGED, view(1, floor=0, idle_s=151), True),
-        (AGED | {"max_s": 4}, view(1, floor=0)._replace(first_time_ns=NOW - S, last_time_ns=NOW - S), False),  # not twice a second
-        (AGED | {"max_s": 4}, view(1, floor=0)._replace(first_time_ns=NOW - 3 * S, last_time_ns=NOW - S), True),
+        (
+            AGED | {"max_s": 4},
+            view(1, floor=0)._replace(first_time_ns=NOW - S, last_time_ns=NOW - S),
+            False,
+        ),  # not twice a second
+        (
+            AGED | {"max_s": 4},
+            view(1, floor=0)._replace(first_time_ns=NOW - 3 * S, last_time_ns=NOW - S),
+            True,
+        ),
         (FOREVER, view(idle_s=10**6), False),
     ],
 )
-def test_the_ongoing_chunk_is_sealed_if_it_would_be_removed(settings: dict[str, Any], shown: LogView, roll: bool) -> None:
+def test_the_ongoing_chunk_is_sealed_if_it_would_be_removed(
+    settings: dict[str, Any], shown: LogView, roll: bool
+) -> None:
     assert plan_for(Retention(**settings), shown).roll is roll
 
 
@@ -152,7 +207,9 @@ def test_ages_are_asked_only_where_one_is_bounded() -> None:
 
 def test_a_clock_that_was_set_back_makes_nothing_old() -> None:
     shown = view()._replace(now_ns=NOW - 10_000 * S)
-    assert plan_for(Retention(keep_bytes=-1, keep_s=0, max_s=1, when_full="drop-oldest"), shown) == (0, 0, False)
+    assert plan_for(
+        Retention(keep_bytes=-1, keep_s=0, max_s=1, when_full="drop-oldest"), shown
+    ) == (0, 0, False)
 
 
 sizes = st.lists(st.integers(0, 5 * MIB), min_size=1, max_size=100)
@@ -176,7 +233,17 @@ def views(draw: st.DrawFn) -> LogView:
     floor, applied = draw(st.integers(0, end)), draw(st.integers(0, end))
     at = max(i for i, base in enumerate(bases) if base <= floor)
     unfinished = 0 if floor == end else sum(found[at + 1 :]) + draw(st.integers(0, found[at]))
-    return LogView(bases, found, end, floor, applied, unfinished, NOW - 100 * S, NOW - draw(st.sampled_from([0, 10, 5000])) * S, NOW)
+    return LogView(
+        bases,
+        found,
+        end,
+        floor,
+        applied,
+        unfinished,
+        NOW - 100 * S,
+        NOW - draw(st.sampled_from([0, 10, 5000])) * S,
+        NOW,
+    )
 
 
 @given(policies, views())
@@ -185,12 +252,20 @@ def test_no_policy_removes_more_than_it_may(policy: Retention, shown: LogView) -
     assert found.start == shown.bases[found.chunks] <= shown.applied or not found.chunks
     assert found.chunks <= min(len(shown.bases) - 1, CHUNKS_A_ROUND_MAX)
     if policy.max_bytes < 0 and policy.max_s < 0:
-        assert found.start <= shown.floor or not found.chunks, "unfinished messages go only where a bound says so"
+        assert found.start <= shown.floor or not found.chunks, (
+            "unfinished messages go only where a bound says so"
+        )
     if found.start > shown.floor and found.chunks and policy.max_s < 0:
         assert shown.unfinished_bytes > policy.max_bytes >= 0
-        before = shown.unfinished_bytes - sum(shown.sizes[max(i for i, b in enumerate(shown.bases) if b <= shown.floor) + 1 : found.chunks])
+        before = shown.unfinished_bytes - sum(
+            shown.sizes[
+                max(i for i, b in enumerate(shown.bases) if b <= shown.floor) + 1 : found.chunks
+            ]
+        )
         assert before > policy.max_bytes, "not a chunk more than needed"
-        assert sum(shown.sizes[found.chunks :]) >= policy.max_bytes * 3 // 4, "the newest ones, whatever lies with them in one chunk"
+        assert sum(shown.sizes[found.chunks :]) >= policy.max_bytes * 3 // 4, (
+            "the newest ones, whatever lies with them in one chunk"
+        )
 
 
 @given(policies, views())
@@ -201,18 +276,31 @@ def test_repeated_rounds_end_within_the_bounds(policy: Retention, shown: LogView
         found = plan_for(policy, shown)
         gone = found.chunks
         at = max(i for i, base in enumerate(shown.bases) if base <= shown.floor)
-        left = shown.unfinished_bytes if gone <= at else min(shown.unfinished_bytes, sum(shown.sizes[gone:]))
+        left = (
+            shown.unfinished_bytes
+            if gone <= at
+            else min(shown.unfinished_bytes, sum(shown.sizes[gone:]))
+        )
         floor = max(shown.floor, found.start)
         shown = shown._replace(
-            bases=shown.bases[gone:], sizes=shown.sizes[gone:], floor=floor, unfinished_bytes=left if floor < shown.end else 0
+            bases=shown.bases[gone:],
+            sizes=shown.sizes[gone:],
+            floor=floor,
+            unfinished_bytes=left if floor < shown.end else 0,
         )
     assert plan_for(policy, shown).chunks == 0
-    finished = [size for base, size in zip(shown.bases[1:], shown.sizes, strict=False) if base <= shown.floor]
+    finished = [
+        size
+        for base, size in zip(shown.bases[1:], shown.sizes, strict=False)
+        if base <= shown.floor
+    ]
     assert policy.keep_bytes < 0 or sum(finished) <= policy.keep_bytes
     assert policy.keep_chunks < 0 or len(finished) <= policy.keep_chunks
     if 0 <= policy.max_bytes < shown.unfinished_bytes:
         only_ongoing = len(shown.sizes) - 1 == len(finished)
-        assert only_ongoing or sum(shown.sizes[len(finished) + 1 :]) < policy.max_bytes * 3 // 4, "one chunk above the bound at most"
+        assert only_ongoing or sum(shown.sizes[len(finished) + 1 :]) < policy.max_bytes * 3 // 4, (
+            "one chunk above the bound at most"
+        )
         assert not only_ongoing or plan_for(policy, shown).roll or shown.end == shown.bases[-1]
 
 
@@ -251,10 +339,14 @@ def test_a_topics_own_settings_override_the_defaults() -> None:
     assert resolve() == Retention() == Retention(keep_bytes=1024 * MIB, when_full="reject")
     own = changed({"keep_bytes": 5, "max_bytes": MAX_BYTES_MIN}, {"keep_bytes": None, "keep_s": 60})
     assert own == {"max_bytes": MAX_BYTES_MIN, "keep_s": 60}
-    assert resolve({"keep_bytes": 7, "keep_s": 1}, own) == Retention(keep_bytes=7, keep_s=60, max_bytes=MAX_BYTES_MIN)
+    assert resolve({"keep_bytes": 7, "keep_s": 1}, own) == Retention(
+        keep_bytes=7, keep_s=60, max_bytes=MAX_BYTES_MIN
+    )
     assert resolve(resolve(own).as_dict()) == resolve(own)
 
 
-@pytest.mark.parametrize(("max_bytes", "expected"), [(-1, 256), (MAX_BYTES_MIN, 1), (80 * MIB, 10), (10_000 * MIB, 256)])
+@pytest.mark.parametrize(
+    ("max_bytes", "expected"), [(-1, 256), (MAX_BYTES_MIN, 1), (80 * MIB, 10), (10_000 * MIB, 256)]
+)
 def test_chunks_are_smaller_where_a_bound_is(max_bytes: int, expected: int) -> None:
     assert chunk_bytes(Retention(max_bytes=max_bytes), 256 * MIB) == expected * MIB

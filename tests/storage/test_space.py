@@ -34,14 +34,17 @@ def test_a_refusal_names_the_directory_what_is_free_and_what_to_do() -> None:
     with pytest.raises(DiskFull) as refused:
         space(4 * MIB).take(2 * MIB, SPACE_CHECK_NS)
     assert str(refused.value) == (
-        "2.0 MiB do not fit: /data/topics/1 is on a file system with 4.0 MiB free, and zsq keeps a reserve of 3.0 MiB."
+        "2.0 MiB do not fit: /data/topics/1 is on a file system with 4.0 MiB free, and zsq "
+        "keeps a reserve of 3.0 MiB."
         " Free space on this file system or enlarge it; publishing then resumes by itself"
     )
     assert refused.value.wanted_bytes == 2 * MIB
 
 
 def test_a_write_that_the_system_refused_says_the_same() -> None:
-    error = space(5 * MIB).refused("no space to write to x", OSError(errno.ENOSPC, "No space left on device"))
+    error = space(5 * MIB).refused(
+        "no space to write to x", OSError(errno.ENOSPC, "No space left on device")
+    )
     assert "no space to write to x" in str(error)
     assert "5.0 MiB free" in str(error)
     assert error.wanted_bytes == 0
@@ -78,7 +81,14 @@ def test_a_shortage_that_free_space_does_not_explain_ends_with_a_write_or_after_
 
 
 @pytest.mark.parametrize(
-    ("count", "text"), [(0, "0 bytes"), (1023, "1023 bytes"), (1536, "1.5 KiB"), (3 << 40, "3,072.0 GiB"), (-2048, "-2.0 KiB")]
+    ("count", "text"),
+    [
+        (0, "0 bytes"),
+        (1023, "1023 bytes"),
+        (1536, "1.5 KiB"),
+        (3 << 40, "3,072.0 GiB"),
+        (-2048, "-2.0 KiB"),
+    ],
 )
 def test_each_size_is_shown_with_its_unit(count: int, text: str) -> None:
     assert sized(count) == text

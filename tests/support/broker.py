@@ -25,7 +25,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def wait_for(condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition") -> None:
+def wait_for(
+    condition: Callable[[], object], timeout_s: float = 30.0, what: str = "the condition"
+) -> None:
     """Poll a condition that no event tells of; fails with `what` after the time-out."""
     deadline = time.monotonic() + timeout_s
     while not condition():
@@ -67,15 +69,32 @@ class Broker:
 
     def launch(self) -> None:
         """Without waiting for it."""
-        command = [sys.executable, "-m", "zsq", "serve", "--data-dir", str(self.data_dir), "--listen", f"127.0.0.1:{self.port}"]
+        command = [
+            sys.executable,
+            "-m",
+            "zsq",
+            "serve",
+            "--data-dir",
+            str(self.data_dir),
+            "--listen",
+            f"127.0.0.1:{self.port}",
+        ]
         with self.log.open("ab") as log:
             self._begin = log.tell()
-            self.process = subprocess.Popen([*command, *self.extra], stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(
+                [*command, *self.extra], stdout=log, stderr=log, start_new_session=True
+            )
 
     def wait_ready(self, timeout_s: float = START_S) -> None:
-        wait_for(lambda: b" ready: " in self._said(self._begin) or self._exited(), timeout_s, "the broker's ready line")
+        wait_for(
+            lambda: b" ready: " in self._said(self._begin) or self._exited(),
+            timeout_s,
+            "the broker's ready line",
+        )
         if self._exited():
-            raise AssertionError(f"the broker did not start: {self._said(self._begin).decode()[-2000:]}")
+            raise AssertionError(
+                f"the broker did not start: {self._said(self._begin).decode()[-2000:]}"
+            )
 
     def _said(self, begin: int) -> bytes:
         with self.log.open("rb") as log:

@@ -1,4 +1,6 @@
-"""A headless Chromium for the console's tests: one page of a broker, and whatever the browser complains of is a failure."""
+"""A headless Chromium for the console's tests: one page of a broker, and whatever the browser
+complains of is a failure.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,37 @@ from typing import Any, Final
 
 import pytest
 
-CHROMIUM: Final = shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+CHROMIUM: Final = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or "/usr/bin/chromium"
+)
 PATIENCE_MS: Final = 20_000
 # What a test provokes itself is no complaint: answers that refuse, and a broker that is gone.
-EXPECTED: Final = ("Failed to load resource", "ERR_CONNECTION_REFUSED", "ERR_INCOMPLETE_CHUNKED_ENCODING")
+EXPECTED: Final = (
+    "Failed to load resource",
+    "ERR_CONNECTION_REFUSED",
+    "ERR_INCOMPLETE_CHUNKED_ENCODING",
+)
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
     """A browser, or a skip where there is none; continuous integration must have one."""
     if not Path(CHROMIUM).exists():
-        assert os.environ.get("CI") != "true", "continuous integration must have Chromium: apt-get install chromium"
+        assert os.environ.get("CI") != "true", (
+            "continuous integration must have Chromium: apt-get install chromium"
+        )
         pytest.skip("there is no Chromium on this machine (apt-get install chromium)")
     try:
         from playwright.sync_api import sync_playwright
     except ImportError:
-        assert os.environ.get("CI") != "true", "continuous integration must have playwright: pip install -e .[test-browser]"
+        assert os.environ.get("CI") != "true", (
+            "continuous integration must have playwright: pip install -e .[test-browser]"
+        )
         pytest.skip("playwright is not installed (pip install -e .[test-browser])")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, headless=True, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=CHROMIUM, headless=True, args=["--no-sandbox", "--disable-gpu"]
+        )
         try:
             yield browser
         finally:
@@ -43,7 +57,13 @@ class Window:
     def __init__(self, browser: Any, url: str, **context: Any) -> None:
         self.url = url
         self.complaints: list[str] = []
-        self.context = browser.new_context(**{"viewport": {"width": 1360, "height": 900}, "timezone_id": "Europe/Berlin", **context})
+        self.context = browser.new_context(
+            **{
+                "viewport": {"width": 1360, "height": 900},
+                "timezone_id": "Europe/Berlin",
+                **context,
+            }
+        )
         self.context.set_default_timeout(PATIENCE_MS)
         self.page = self.context.new_page()
         self.page.on("pageerror", lambda error: self.complaints.append(f"pageerror: {error}"))
@@ -51,7 +71,9 @@ class Window:
         self.page.on("dialog", lambda dialog: self.complaints.append(f"alert: {dialog.message}"))
 
     def _said(self, message: Any) -> None:
-        if message.type in ("error", "warning") and not any(part in message.text for part in EXPECTED):
+        if message.type in ("error", "warning") and not any(
+            part in message.text for part in EXPECTED
+        ):
             self.complaints.append(f"{message.type}: {message.text}")
 
     def open(self, place: str = "#/") -> Any:
@@ -81,7 +103,9 @@ class Window:
 
     def row(self, name: str) -> Any:
         """A row of a table, by the name in it."""
-        return self.page.locator("tbody tr").filter(has=self.page.get_by_text(name, exact=True)).first
+        return (
+            self.page.locator("tbody tr").filter(has=self.page.get_by_text(name, exact=True)).first
+        )
 
     def cell(self, row: str, column: str) -> str:
         return str(self.row(row).locator(f"td.c-{column}").inner_text()).strip()

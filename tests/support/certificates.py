@@ -1,4 +1,6 @@
-"""Certificates for a test: an authority, a server and a client that it vouches for, and a client that somebody else does."""
+"""Certificates for a test: an authority, a server and a client that it vouches for, and a client
+that somebody else does.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,14 @@ def make(folder: Path) -> Certificates:
     authority.cert_pem.write_to_path(str(folder / "ca.pem"))
     _write(authority.issue_cert("localhost", "127.0.0.1", "::1"), folder, "server")
     _write(authority.issue_cert("client@example.org", common_name=CLIENT_NAME), folder, "client")
-    _write(trustme.CA().issue_cert("client@example.org", common_name=CLIENT_NAME), folder, "stranger")
-    paths = [folder / "ca.pem"] + [folder / f"{who}{end}.pem" for who in ("server", "client", "stranger") for end in ("", "-key")]
+    _write(
+        trustme.CA().issue_cert("client@example.org", common_name=CLIENT_NAME), folder, "stranger"
+    )
+    paths = [folder / "ca.pem"] + [
+        folder / f"{who}{end}.pem"
+        for who in ("server", "client", "stranger")
+        for end in ("", "-key")
+    ]
     return Certificates(*map(str, paths))
 
 

@@ -1,4 +1,6 @@
-"""The console's API over a broker that is none: calls are written down, statistics and messages are what a test says."""
+"""The console's API over a broker that is none: calls are written down, statistics and messages are
+what a test says.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ ALARMS: dict[str, Any] = {"now": (), "recent": (), "receivers": ()}
 
 
 class FakeSource:
-    """Topics with their channels; what is called and not known here is written down and answered with nothing."""
+    """Topics with their channels; what is called and not known here is written down and answered
+    with nothing.
+    """
 
     def __init__(self) -> None:
         self.topics: dict[str, list[str]] = {"t": ["c"]}
@@ -52,23 +56,64 @@ class FakeSource:
         self.calls.append(("audit", count))
         return []
 
-    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> dict[str, Any]:
+    async def overview(
+        self, since: int = 0, *, processes: bool = False, alarms: bool = False
+    ) -> dict[str, Any]:
         self.overviews += 1
         if self.fails is not None:
             raise self.fails
         row = ROW | self.values
-        topic, channel = tuple(row[name] for name in TOPIC_FIELDS), tuple(row[name] for name in CHANNEL_FIELDS)
-        found: dict[str, Any] = {"version": self.overviews, "whole": True, "topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS}
-        found |= {"topics": {name: (topic, dict.fromkeys(channels, channel)) for name, channels in self.topics.items()}}
+        topic, channel = (
+            tuple(row[name] for name in TOPIC_FIELDS),
+            tuple(row[name] for name in CHANNEL_FIELDS),
+        )
+        found: dict[str, Any] = {
+            "version": self.overviews,
+            "whole": True,
+            "topic_fields": TOPIC_FIELDS,
+            "channel_fields": CHANNEL_FIELDS,
+        }
+        found |= {
+            "topics": {
+                name: (topic, dict.fromkeys(channels, channel))
+                for name, channels in self.topics.items()
+            }
+        }
         found |= {"broker": dict(self.broker), "alarms": ALARMS}
-        return found | {"processes": ({"name": "supervisor", "kind": "supervisor", "pid": 1 << 22, "state": "up", "restarts": 0},)}
+        return found | {
+            "processes": (
+                {
+                    "name": "supervisor",
+                    "kind": "supervisor",
+                    "pid": 1 << 22,
+                    "state": "up",
+                    "restarts": 0,
+                },
+            )
+        }
 
     async def stats(self, topic: str | None = None, channel: str | None = None) -> dict[str, Any]:
         if topic not in self.topics:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
-        rows = [{**CHANNEL, "channel_name": name, "rates": {}, "drain_s": 0} for name in self.topics[topic]]
-        own = {"topic_name": topic, "rates": {}, "closed": "", "head": 10, "start": 0, "log_bytes": 100, "stages": 0}
-        return {"topics": [{**TOPIC, **own, "channels": rows}], "producers": [], "processes": [], "alarms": []}
+        rows = [
+            {**CHANNEL, "channel_name": name, "rates": {}, "drain_s": 0}
+            for name in self.topics[topic]
+        ]
+        own = {
+            "topic_name": topic,
+            "rates": {},
+            "closed": "",
+            "head": 10,
+            "start": 0,
+            "log_bytes": 100,
+            "stages": 0,
+        }
+        return {
+            "topics": [{**TOPIC, **own, "channels": rows}],
+            "producers": [],
+            "processes": [],
+            "alarms": [],
+        }
 
     @asynccontextmanager
     async def reader(self, topic: str) -> AsyncIterator[Any]:
@@ -77,8 +122,17 @@ class FakeSource:
         yield self
 
     async def publish_many(self, topic: str, bodies: list[bytes], **more: Any) -> Any:
-        """As a producer; what its receipt says is the answer "publish" of a test: an offset, or keys of delayed messages."""
-        self.calls.append(("publish", topic, bodies, {name: value for name, value in more.items() if value is not None}))
+        """As a producer; what its receipt says is the answer "publish" of a test: an offset, or
+        keys of delayed messages.
+        """
+        self.calls.append(
+            (
+                "publish",
+                topic,
+                bodies,
+                {name: value for name, value in more.items() if value is not None},
+            )
+        )
         said = self.answers.get("publish", 0)
         if isinstance(said, Exception):
             raise said
@@ -113,11 +167,21 @@ class FakeSource:
 class ConsoleSite(Site):
     """With the sampler at work in its loop, while a call is."""
 
-    def __init__(self, folder: str = "", authority: HttpAuthority | None = None, limits: HttpLimits | None = None) -> None:
+    def __init__(
+        self,
+        folder: str = "",
+        authority: HttpAuthority | None = None,
+        limits: HttpLimits | None = None,
+    ) -> None:
         self.source = FakeSource()
         limits = limits or HttpLimits()
         self.console = Console(
-            cast("Any", self.source), self.source.reader, lambda: cast("Any", self.source), "ipc:///nowhere", limits, folder
+            cast("Any", self.source),
+            self.source.reader,
+            lambda: cast("Any", self.source),
+            "ipc:///nowhere",
+            limits,
+            folder,
         )
         super().__init__(limits, console=self.console, authority=authority)
         self.runner.run(self._start())

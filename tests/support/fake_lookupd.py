@@ -1,6 +1,8 @@
-"""A nsqlookupd for tests: its TCP protocol V1 and the answers of its HTTP API, as nsqlookupd 1.3 gives them, and ways to be ill.
+"""A nsqlookupd for tests: its TCP protocol V1 and the answers of its HTTP API, as nsqlookupd 1.3
+gives them, and ways to be ill.
 
-`answer(line)` may give other bytes than nsqlookupd would (with their length), b"" for silence, or None for the usual ones.
+`answer(line)` may give other bytes than nsqlookupd would (with their length), b"" for silence, or
+None for the usual ones.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ class Fatal(Exception):
 
 
 class FakeLookupd:
-    """`registered` has the registrations of each connection; `lines` all that was said, in order."""
+    """`registered` has the registrations of each connection; `lines` all that was said, in
+    order.
+    """
 
     def __init__(self, answer: Callable[[str], bytes | None] = lambda _: None) -> None:
         self.answer = answer
@@ -115,7 +119,9 @@ class FakeLookupd:
                 self.lines.append(line)
             self.changed.notify_all()
 
-    async def _execute(self, line: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bytes:
+    async def _execute(
+        self, line: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bytes:
         command, *parameters = line.split(" ")
         if command == "PING":
             return b"OK"
@@ -152,11 +158,17 @@ class FakeLookupd:
             node = json.loads(body)
         except ValueError:
             raise Fatal("E_BAD_BODY IDENTIFY failed to decode JSON body") from None
-        if not all(node.get(name) for name in ("broadcast_address", "tcp_port", "http_port", "version")):
+        if not all(
+            node.get(name) for name in ("broadcast_address", "tcp_port", "http_port", "version")
+        ):
             raise Fatal("E_BAD_BODY IDENTIFY missing fields")
         self.nodes[writer] = node
         self.registered[writer] = set()
-        me = {"broadcast_address": self.broadcast_address, "hostname": "lookup", "http_port": self.web.port}
+        me = {
+            "broadcast_address": self.broadcast_address,
+            "hostname": "lookup",
+            "http_port": self.web.port,
+        }
         return json.dumps({**me, "tcp_port": self.port, "version": "1.3.0"}).encode()
 
     # HTTP
@@ -164,7 +176,9 @@ class FakeLookupd:
     def _web(self, question: Question) -> bytes:
         topic = question.parameters.get("topic", "")
         channels = sorted(channel for name, channel in self.names if name == topic and channel)
-        nodes = [self.nodes[writer] for writer, some in self.registered.items() if (topic, "") in some]
+        nodes = [
+            self.nodes[writer] for writer, some in self.registered.items() if (topic, "") in some
+        ]
         if question.path == "/topics":
             return said({"topics": sorted({name for name, _ in self.names})})
         if question.path not in {"/channels", "/lookup"}:

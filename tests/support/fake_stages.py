@@ -1,4 +1,6 @@
-"""A small storage in a thread: stages by the rules of PROTOCOL.md, in memory, and faults to order."""
+"""A small storage in a thread: stages by the rules of PROTOCOL.md, in memory, and faults to
+order.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,12 @@ CREDIT: Final = 256 * 1024
 
 
 class FakeStages:
-    """RUN/supervisor, RUN/1 (stage), RUN/2 (PULL), in a thread. What is sealed survives `die` and `start`.
+    """RUN/supervisor, RUN/1 (stage), RUN/2 (PULL), in a thread. What is sealed survives `die` and
+    `start`.
 
-    Faults: `lose` (numbers of pushes to drop, by their order of arrival), `failures` (codes answered to the next pushes),
-    `hold` (pushes are not read while set), `deaf_to` (kinds of words).
+    Faults: `lose` (numbers of pushes to drop, by their order of arrival), `failures` (codes
+    answered to the next pushes), `hold` (pushes are not read while set), `deaf_to` (kinds of
+    words).
     """
 
     def __init__(self, run: Path) -> None:
@@ -86,10 +90,14 @@ class FakeStages:
         return sum(type(message) is kind for message in self.heard)
 
     def bodies(self, stage: bytes) -> list[bytes]:
-        return [body for block in self.stages[stage] for body in block.body.values() if body is not None]
+        return [
+            body for block in self.stages[stage] for body in block.body.values() if body is not None
+        ]
 
     def _loop(self, up: threading.Event) -> None:
-        self._router = {name: sockets.make_router(f"ipc://{self.run}/{name}") for name in ("supervisor", "1")}
+        self._router = {
+            name: sockets.make_router(f"ipc://{self.run}/{name}") for name in ("supervisor", "1")
+        }
         pull: Any = sockets.context().socket(zmq.PULL)
         pull.bind(f"ipc://{self.run}/2")
         poller = zmq.Poller()
@@ -139,8 +147,12 @@ class FakeStages:
         elif isinstance(message, p.Commit):
             key = (message.app, message.version)
             repeated = key in self.committed
-            self.committed.setdefault(key, {"first_offset": 0, "messages": sum(part[2] for part in message.parts)})
-            self._say(envelope, p.Done(message.request, {**self.committed[key], "repeated": repeated}))
+            self.committed.setdefault(
+                key, {"first_offset": 0, "messages": sum(part[2] for part in message.parts)}
+            )
+            self._say(
+                envelope, p.Done(message.request, {**self.committed[key], "repeated": repeated})
+            )
         elif isinstance(message, p.Abort):
             dropped = sum(self.stages.pop(stage, None) is not None for stage in message.stages)
             self._say(envelope, p.Done(message.request, {"dropped": dropped, "committed": False}))
@@ -149,13 +161,21 @@ class FakeStages:
 
     def _open(self, envelope: list[bytes], message: p.OpenStage) -> None:
         if self.refuse_open:
-            self._say(envelope, p.Failed(message.request, self.refuse_open.popleft(), "as the test wants it"))
+            self._say(
+                envelope,
+                p.Failed(message.request, self.refuse_open.popleft(), "as the test wants it"),
+            )
             return
         blocks = self.stages.setdefault(message.stage, [])
         self._owners[message.stage] = envelope
         self._told.pop(message.stage, None)
         committed = (message.app, message.version) in self.committed
-        data = {"expected": len(blocks), "sealed": self.sealed.get(message.stage, 0), "credit_bytes": CREDIT, "committed": committed}
+        data = {
+            "expected": len(blocks),
+            "sealed": self.sealed.get(message.stage, 0),
+            "credit_bytes": CREDIT,
+            "committed": committed,
+        }
         self._say(envelope, p.Done(message.request, data))
 
     def _pushed(self, frames: list[Any]) -> None:
@@ -163,7 +183,11 @@ class FakeStages:
         _, message, payload = sockets.open_frames(frames)
         assert isinstance(message, p.Push)
         self.pushes += 1
-        if self.pushes in self.lose or message.stage not in self.stages or message.stage in self.final:
+        if (
+            self.pushes in self.lose
+            or message.stage not in self.stages
+            or message.stage in self.final
+        ):
             return
         block = frames_blocks([bytes(frame.buffer) for frame in payload])[0]
         check_block(block)
@@ -196,8 +220,14 @@ class FakeStages:
             checksum = 0
             for block in blocks[: seal.blocks]:
                 checksum = p.checksum_after(checksum, block.header.columns_crc)
-            assert (seal.checksum, seal.size_bytes) == (checksum, sum(b.length for b in blocks[: seal.blocks]))
+            assert (seal.checksum, seal.size_bytes) == (
+                checksum,
+                sum(b.length for b in blocks[: seal.blocks]),
+            )
             self.sealed[seal.stage] = seal.blocks
             if seal.final:
                 self.final.add(seal.stage)
-            self._say(envelope, p.Done(seal.request, {"messages": sum(b.count for b in blocks[: seal.blocks])}))
+            self._say(
+                envelope,
+                p.Done(seal.request, {"messages": sum(b.count for b in blocks[: seal.blocks])}),
+            )

@@ -1,17 +1,20 @@
-"""A seam for tests that forgets: what was not synced, and names in folders that were not synced, may be lost at a crash.
+"""A seam for tests that forgets: what was not synced, and names in folders that were not synced,
+may be lost at a crash.
 
-Underneath lies a real folder, so that reads, locks and LMDB work as ever. Beside it this class keeps a model
-of what is certainly on disk: for each file its content at the last sync, for each folder its names at the last
-sync, and the list of changes since, in order. `crash` replaces the real folder by the certain state plus any choice of the
-pending changes, each whole, not at all, or (a write) the first bytes only.
+Underneath lies a real folder, so that reads, locks and LMDB work as ever. Beside it this class
+keeps a model of what is certainly on disk: for each file its content at the last sync, for each
+folder its names at the last sync, and the list of changes since, in order. `crash` replaces the
+real folder by the certain state plus any choice of the pending changes, each whole, not at all, or
+(a write) the first bytes only.
 
     files = FaultyFiles(root)
     files.power_cut_at = 17            # the 17th change from now does not happen any more: PowerCut
     files.fail["sync"] = {2: EIO}      # the 2nd sync from now fails
     files.crash(keep_none)             # and then open a store again
 
-After a failed sync the changes it covered are visible in reads and never reach the disk, whatever is synced later:
-that is what Linux does. A file that was not made through this seam (LMDB's, the lock) is taken as it is.
+After a failed sync the changes it covered are visible in reads and never reach the disk, whatever
+is synced later: that is what Linux does. A file that was not made through this seam (LMDB's, the
+lock) is taken as it is.
 """
 
 from __future__ import annotations
@@ -32,7 +35,9 @@ class PowerCut(Exception):
 
 @dataclass(eq=False, slots=True)
 class FaultyNode:
-    """A file or a folder. `content` and `names` are what is certainly on disk; `names_now` is what the process sees."""
+    """A file or a folder. `content` and `names` are what is certainly on disk; `names_now` is what
+    the process sees.
+    """
 
     folder: bool
     content: bytearray = field(default_factory=bytearray)
@@ -42,7 +47,9 @@ class FaultyNode:
 
 @dataclass(eq=False, slots=True)
 class Change:
-    """One pending change: a write (`data` at `position`), a cut (`position`), or names set and unset in folders."""
+    """One pending change: a write (`data` at `position`), a cut (`position`), or names set and
+    unset in folders.
+    """
 
     kind: str
     node: FaultyNode
@@ -53,7 +60,9 @@ class Change:
     def apply(self, kept: int) -> None:
         if self.kind == "write":
             data = self.data[:kept]
-            self.node.content.extend(bytes(max(0, self.position + len(data) - len(self.node.content))))
+            self.node.content.extend(
+                bytes(max(0, self.position + len(data) - len(self.node.content)))
+            )
             self.node.content[self.position : self.position + len(data)] = data
         elif self.kind == "truncate":
             del self.node.content[self.position :]
@@ -66,7 +75,9 @@ class Change:
 
 
 Choose = Callable[[int, Change], int]
-"""(number, change) -> how much of it reached the disk: for a write a number of bytes, else 0 or not."""
+"""(number, change) -> how much of it reached the disk: for a write a number of bytes, else 0 or
+not.
+"""
 
 
 def keep_none(number: int, change: Change) -> int:
@@ -126,7 +137,11 @@ class FaultyFiles(Files):
 
     def sync(self, fd: int) -> None:
         node = self._node(fd)
-        mine = [change for change in self.pending if change.node is node and change.kind in {"write", "truncate"}]
+        mine = [
+            change
+            for change in self.pending
+            if change.node is node and change.kind in {"write", "truncate"}
+        ]
         try:
             self._step("sync")
         except OSError:
@@ -143,7 +158,9 @@ class FaultyFiles(Files):
     def sync_folder(self, path: str) -> None:
         self._step("sync_folder")
         folder = self._find(path)
-        mine = [change for change in self.pending if any(entry[0] is folder for entry in change.entries)]
+        mine = [
+            change for change in self.pending if any(entry[0] is folder for entry in change.entries)
+        ]
         for change in mine:
             change.apply(1)
         self._forget(mine)
@@ -212,7 +229,9 @@ class FaultyFiles(Files):
     # The crash
 
     def crash(self, choose: Choose) -> None:
-        """The machine stops, some of what is pending reaches the disk, the machine starts. What was open is closed."""
+        """The machine stops, some of what is pending reaches the disk, the machine starts. What was
+        open is closed.
+        """
         for number, change in enumerate(self.pending):
             kept = choose(number, change)
             if kept:
@@ -240,7 +259,11 @@ class FaultyFiles(Files):
         node = FaultyNode(folder=True)
         for name in super().list(path):
             inner = f"{path}/{name}"
-            child = self._adopt(inner) if os.path.isdir(inner) else FaultyNode(folder=False, content=bytearray(self._whole(inner)))
+            child = (
+                self._adopt(inner)
+                if os.path.isdir(inner)
+                else FaultyNode(folder=False, content=bytearray(self._whole(inner)))
+            )
             node.names[name] = node.names_now[name] = child
         return node
 
@@ -252,7 +275,9 @@ class FaultyFiles(Files):
             super().close(fd)
 
     def _strangers(self, path: str, node: FaultyNode) -> dict[int, dict[str, bytes]]:
-        """Per folder, the files that nobody made, or changes, through this seam: LMDB's and the lock."""
+        """Per folder, the files that nobody made, or changes, through this seam: LMDB's and the
+        lock.
+        """
         found: dict[int, dict[str, bytes]] = {id(node): {}}
         for name in super().list(path):
             inner = f"{path}/{name}"
@@ -263,9 +288,13 @@ class FaultyFiles(Files):
                 found[id(node)][name] = self._whole(inner)
         return found
 
-    def _lay_down(self, path: str, node: FaultyNode, strangers: dict[int, dict[str, bytes]]) -> None:
+    def _lay_down(
+        self, path: str, node: FaultyNode, strangers: dict[int, dict[str, bytes]]
+    ) -> None:
         super().make_folder(path)
-        files = {name: bytes(child.content) for name, child in node.names.items() if not child.folder}
+        files = {
+            name: bytes(child.content) for name, child in node.names.items() if not child.folder
+        }
         for name, data in {**files, **strangers.get(id(node), {})}.items():
             fd = super().open_new(f"{path}/{name}")
             super().writev(fd, [data], 0)

@@ -1,4 +1,6 @@
-"""go-diskqueue 1.1 as a model: its rules in Python on real files, its flaws included. What `DiskQueue` writes must be what this writes."""
+"""go-diskqueue 1.1 as a model: its rules in Python on real files, its flaws included. What
+`DiskQueue` writes must be what this writes.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +9,26 @@ from pathlib import Path
 
 
 class GoDiskQueue:
-    """One loop round after each call, as the Go program's single goroutine does; `sync_every` counts reads and writes."""
+    """One loop round after each call, as the Go program's single goroutine does; `sync_every`
+    counts reads and writes.
+    """
 
-    def __init__(self, folder: Path, name: str, file_bytes_max: int, size_min: int, size_max: int, sync_every: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        file_bytes_max: int,
+        size_min: int,
+        size_max: int,
+        sync_every: int,
+    ) -> None:
         self.folder, self.name = folder, name
-        self.file_bytes_max, self.size_min, self.size_max, self.sync_every = file_bytes_max, size_min, size_max, sync_every
+        self.file_bytes_max, self.size_min, self.size_max, self.sync_every = (
+            file_bytes_max,
+            size_min,
+            size_max,
+            sync_every,
+        )
         self.depth = self.read_file = self.read_pos = self.write_file = self.write_pos = 0
         self.next_file = self.next_pos = 0
         self.ahead: bytes | None = None
@@ -41,7 +58,9 @@ class GoDiskQueue:
             self.write_pos = 0
 
     def _sync(self) -> None:
-        self._meta.write_text(f"{self.depth}\n{self.read_file},{self.read_pos}\n{self.write_file},{self.write_pos}\n")
+        self._meta.write_text(
+            f"{self.depth}\n{self.read_file},{self.read_pos}\n{self.write_file},{self.write_pos}\n"
+        )
         self.need_sync = False
 
     def _turn(self) -> None:

@@ -1,4 +1,6 @@
-"""A supervisor's place, for tests of a topic's group: processes start and end when told; storage's orders are answered when told."""
+"""A supervisor's place, for tests of a topic's group: processes start and end when told; storage's
+orders are answered when told.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def made_with(child: Child) -> NewChannelSettings:
 
 
 class Broker:
-    """It is what the group takes as `Processes`, and what handlers of commands take as state of the broker."""
+    """It is what the group takes as `Processes`, and what handlers of commands take as state of the
+    broker.
+    """
 
     def __init__(self, topic: str = "t") -> None:
         self.keys = iter(range(100, 10_000))
@@ -56,12 +60,20 @@ class Broker:
             in_doubt=False,
             node=3,
         )
-        self.options = SimpleNamespace(retention={}, chunk_bytes=1 << 20, message_bytes_max=1 << 20, stage_timeout_s=0, log_level="info")
+        self.options = SimpleNamespace(
+            retention={},
+            chunk_bytes=1 << 20,
+            message_bytes_max=1 << 20,
+            stage_timeout_s=0,
+            log_level="info",
+        )
         self.scan_endpoint = ""
         self.requests: Any = SimpleNamespace(
             broker=self,
             sealed=[],
-            orders=SimpleNamespace(send=lambda child, make, answer: self.orders.append((make(1), answer))),
+            orders=SimpleNamespace(
+                send=lambda child, make, answer: self.orders.append((make(1), answer))
+            ),
             after_end=lambda child, then: self.ends.append(then),
             count_refused=lambda: None,
             settle=lambda request, error, data=None: None,
@@ -84,10 +96,14 @@ class Broker:
 
     def view(self, **parts: Any) -> BrokerView:
         """What statistics see of it."""
-        alarms = SimpleNamespace(rows=lambda *_: [], recent=list, receivers=list, texts=lambda topic: [])
+        alarms = SimpleNamespace(
+            rows=lambda *_: [], recent=list, receivers=list, texts=lambda topic: []
+        )
         disk = SimpleNamespace(health="", statistics=dict, says_why=lambda topic: False)
         given: dict[str, Any] = {"disk": disk, "alarms": alarms, "singles": {}} | parts
-        return BrokerView(3, "u", 100.0, self.groups, cast("Any", self), settings_trouble=lambda: "", **given)
+        return BrokerView(
+            3, "u", 100.0, self.groups, cast("Any", self), settings_trouble=lambda: "", **given
+        )
 
     def new_key(self) -> int:
         return next(self.keys)
@@ -101,8 +117,12 @@ class Broker:
         return f"ipc://{number}"
 
     def child(self, kind: str, start: ActorStart) -> Child:
-        spec = SimpleNamespace(key=self.new_key(), kind=kind, title=kind, start=start, stop_timeout_s=1)
-        found = Child(cast("Any", spec), 1, cast("Any", None), None, state="up", envelope=(b"%d" % spec.key,))
+        spec = SimpleNamespace(
+            key=self.new_key(), kind=kind, title=kind, start=start, stop_timeout_s=1
+        )
+        found = Child(
+            cast("Any", spec), 1, cast("Any", None), None, state="up", envelope=(b"%d" % spec.key,)
+        )
         found.owner = getattr(self, "group", None)
         self.children[spec.key] = found
         return found
@@ -134,7 +154,9 @@ class Broker:
     def end(self) -> None:
         """The process is gone, and so is its row."""
         self.ends.pop(0)(True)
-        (order, answer), *self.orders = [one for one in self.orders if not isinstance(one[0], p.LeaveChannel)]
+        (order, answer), *self.orders = [
+            one for one in self.orders if not isinstance(one[0], p.LeaveChannel)
+        ]
         assert order == p.DropChannel(1, C)
         answer(p.Done(1, {}), None)
         self.group.tick()

@@ -8,7 +8,9 @@ from zsq.storage.files import Files
 
 
 class HastyFiles(FaultyFiles):
-    """`hasty`: what was renamed while bytes, or names below it, were not synced. Files outside of the root are read as they are."""
+    """`hasty`: what was renamed while bytes, or names below it, were not synced. Files outside of
+    the root are read as they are.
+    """
 
     def __init__(self, root: str) -> None:
         self.hasty: list[str] = []
@@ -22,7 +24,11 @@ class HastyFiles(FaultyFiles):
 
     def rename(self, old: str, new: str) -> None:
         below = self._below(self._find(old))
-        loose = [one.kind for one in self.pending if id(one.node) in below or any(id(entry[0]) in below for entry in one.entries)]
+        loose = [
+            one.kind
+            for one in self.pending
+            if id(one.node) in below or any(id(entry[0]) in below for entry in one.entries)
+        ]
         if loose:
             self.hasty.append(f"{new}: {loose}")
         super().rename(old, new)

@@ -1,4 +1,5 @@
-"""What was promised and what happened: the checker that kill tests (and later the simulation) hold the system against.
+"""What was promised and what happened: the checker that kill tests (and later the simulation) hold
+the system against.
 
 Bodies are unique numbers. Rules (the invariants that an outside observer can check):
 
@@ -33,7 +34,9 @@ class ChannelHistory:
     delivered: dict[int, int] = field(default_factory=dict)  # number -> times
     attempts: dict[int, int] = field(default_factory=dict)
     confirmed: set[int] = field(default_factory=set)
-    doubtful: set[int] = field(default_factory=set)  # a finish whose answer was lost: it may have taken effect or not
+    doubtful: set[int] = field(
+        default_factory=set
+    )  # a finish whose answer was lost: it may have taken effect or not
     errors: list[str] = field(default_factory=list)
 
 
@@ -59,9 +62,14 @@ class History:
             if number not in self.sent:
                 row.errors.append(f"{number} was never sent")
             if number in row.confirmed:
-                row.errors.append(f"{number} came again (attempt {message.attempts}) after its finish was confirmed")
+                row.errors.append(
+                    f"{number} came again (attempt {message.attempts}) after its finish was "
+                    "confirmed"
+                )
             if message.attempts < row.attempts.get(number, 0):
-                row.errors.append(f"attempts of {number} fell from {row.attempts[number]} to {message.attempts}")
+                row.errors.append(
+                    f"attempts of {number} fell from {row.attempts[number]} to {message.attempts}"
+                )
             row.attempts[number] = message.attempts
             row.doubtful.discard(number)
             row.delivered[number] = row.delivered.get(number, 0) + 1
@@ -101,7 +109,9 @@ class History:
                 offset = found.blocks[-1].next_offset
         doubled = [number for number, times in stored.items() if times > 1]
         assert not doubled, f"stored more than once: {doubled[:10]}"
-        assert not self.acknowledged - stored.keys(), f"acknowledged and lost: {sorted(self.acknowledged - stored.keys())[:10]}"
+        assert not self.acknowledged - stored.keys(), (
+            f"acknowledged and lost: {sorted(self.acknowledged - stored.keys())[:10]}"
+        )
         assert not stored.keys() - self.sent, "stored and never sent"
         for name, row in self.channels.items():
             missing = self.acknowledged - row.delivered.keys()

@@ -1,4 +1,6 @@
-"""The HTTP application without a broker behind it, or without a network before it: what tests of it stand on."""
+"""The HTTP application without a broker behind it, or without a network before it: what tests of it
+stand on.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ class FakeBroker:
         return {}
 
     async def stats(self, topic: str | None = None, channel: str | None = None) -> Any:
-        found = [self._row(name) for name in sorted(self.topics) if topic in (None, name)]  # as it was when it was asked
+        found = [
+            self._row(name) for name in sorted(self.topics) if topic in (None, name)
+        ]  # as it was when it was asked
         self.asked.set()
         if self.hold is not None:
             await self.hold.wait()
@@ -124,8 +128,15 @@ class FakeBroker:
         }
 
     def _row(self, name: str) -> dict[str, Any]:
-        channels = [{**CHANNEL, "channel_name": channel, "paused": (name, channel) in self.paused} for channel in sorted(self.topics[name])]
-        own = {"topic_name": name, "paused": (name, "") in self.paused, "health": self.health.get(name, "OK")}
+        channels = [
+            {**CHANNEL, "channel_name": channel, "paused": (name, channel) in self.paused}
+            for channel in sorted(self.topics[name])
+        ]
+        own = {
+            "topic_name": name,
+            "paused": (name, "") in self.paused,
+            "health": self.health.get(name, "OK"),
+        }
         own["write_trouble"] = self.health.get(name, "")
         return {**TOPIC, **own, "channels": channels}
 
@@ -133,16 +144,28 @@ class FakeBroker:
 class Site:
     """An application over a fake broker, called in one event loop without a network."""
 
-    def __init__(self, limits: HttpLimits | None = None, nsq: NsqOptions | None = None, node: LookupNode = NODE, **options: Any) -> None:
+    def __init__(
+        self,
+        limits: HttpLimits | None = None,
+        nsq: NsqOptions | None = None,
+        node: LookupNode = NODE,
+        **options: Any,
+    ) -> None:
         self.broker = FakeBroker()
-        self.app: Guard = make_app(self.broker, self.broker, node, nsq=nsq, limits=limits or HttpLimits(), **options)
+        self.app: Guard = make_app(
+            self.broker, self.broker, node, nsq=nsq, limits=limits or HttpLimits(), **options
+        )
         self.runner = asyncio.Runner()
-        self._client = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
+        self._client = httpx.AsyncClient(
+            transport=httpx.ASGITransport(self.app), base_url="http://localhost"
+        )
 
     def call(self, method: str, target: str, content: Any = b"", **more: Any) -> httpx.Response:
         return self.runner.run(self.acall(method, target, content, **more))
 
-    async def acall(self, method: str, target: str, content: Any = b"", **more: Any) -> httpx.Response:
+    async def acall(
+        self, method: str, target: str, content: Any = b"", **more: Any
+    ) -> httpx.Response:
         return await self._client.request(method, target, content=content, **more)
 
     def get(self, target: str, **more: Any) -> httpx.Response:
@@ -177,7 +200,9 @@ class Served:
 
     async def _main(self) -> None:
         self.broker = FakeBroker()
-        self.app = make_app(self.broker, self.broker, NODE, limits=self._limits, origins=Origins(["a", "x"]))
+        self.app = make_app(
+            self.broker, self.broker, NODE, limits=self._limits, origins=Origins(["a", "x"])
+        )
         self.server = HttpServer(self.app, self._limits)
         sock = open_listener("127.0.0.1:0")
         self.port = sock.getsockname()[1]
@@ -210,7 +235,9 @@ class Served:
 
 
 @contextmanager
-def served(limits: HttpLimits | None = None, certificates: Certificates | None = None) -> Iterator[Served]:
+def served(
+    limits: HttpLimits | None = None, certificates: Certificates | None = None
+) -> Iterator[Served]:
     one = Served(limits or HttpLimits(), certificates)
     one.start()
     try:

@@ -18,7 +18,18 @@ PATHS = (
     "/config/nsqlookupd_tcp_addresses", "/config/max_msg_size", "/config/", "/lookup", "/topics", "/channels", "/nodes", "/metrics", "/",
     "/debug/pprof/", "/topic", "/PING", "//pub", "/%2e%2e/pub", "/ping/", "/config/a/b",
 )  # fmt: skip
-NAMES = ("topic", "channel", "defer", "binary", "format", "include_clients", "include_mem", "node", "x", "")
+NAMES = (
+    "topic",
+    "channel",
+    "defer",
+    "binary",
+    "format",
+    "include_clients",
+    "include_mem",
+    "node",
+    "x",
+    "",
+)
 VALUES = (b"a", b"b", b"c#ephemeral", b"json", b"true", b"false", b"0", b"1", b"-1", b"3600000", b"9" * 30, b"10.0.0.1:4151", b"", b"..",
           b"\xff\xfe", b"\0", "täg".encode(), b"a b", b"t" * 65, b"%", b"&=?#")  # fmt: skip
 OWN_CODES = ("E_",)
@@ -39,10 +50,19 @@ class Requests:
         chance = self.random.random()
         if chance < 0.05:
             return "?" + "".join(self.random.choices("%;&=+ab012", k=self.random.randrange(20)))
-        names = ["topic"] * (chance < 0.8) + ["channel"] * (chance < 0.6) + self.random.choices(NAMES, k=self.random.randrange(3))
+        names = (
+            ["topic"] * (chance < 0.8)
+            + ["channel"] * (chance < 0.6)
+            + self.random.choices(NAMES, k=self.random.randrange(3))
+        )
         good = self.random.random() < 0.7
-        values = [self.random.choice(VALUES[:3] if good and name in ("topic", "channel") else VALUES) for name in names]
-        pairs = [f"{name}={quote_from_bytes(value)}" for name, value in zip(names, values, strict=True)]
+        values = [
+            self.random.choice(VALUES[:3] if good and name in ("topic", "channel") else VALUES)
+            for name in names
+        ]
+        pairs = [
+            f"{name}={quote_from_bytes(value)}" for name, value in zip(names, values, strict=True)
+        ]
         return "?" + "&".join(pairs) if pairs else ""
 
     def _body(self) -> bytes:
@@ -52,10 +72,19 @@ class Requests:
         if kind == 1:
             return self.random.randbytes(self.random.randrange(100))
         if kind == 2:
-            return b"\n".join(self.random.randbytes(self.random.randrange(30)) for _ in range(self.random.randrange(1, 50)))
+            return b"\n".join(
+                self.random.randbytes(self.random.randrange(30))
+                for _ in range(self.random.randrange(1, 50))
+            )
         if kind == 3:
-            bodies = [self.random.randbytes(self.random.randrange(1, 50)) for _ in range(self.random.randrange(1, 20))]
-            body = bytearray(struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(one)) + one for one in bodies))
+            bodies = [
+                self.random.randbytes(self.random.randrange(1, 50))
+                for _ in range(self.random.randrange(1, 20))
+            ]
+            body = bytearray(
+                struct.pack(">i", len(bodies))
+                + b"".join(struct.pack(">i", len(one)) + one for one in bodies)
+            )
             if self.random.random() < 0.5:
                 body[self.random.randrange(len(body))] ^= 1 << self.random.randrange(8)
             return bytes(body)
@@ -64,9 +93,20 @@ class Requests:
         return b"x" * self.random.choice((1_999, 2_000, 2_001, 7_999, 8_001, 70_000))
 
 
-def check(seed: int, method: str, target: str, body: bytes, status: int, headers: Mapping[str, str], content: bytes) -> None:
+def check(
+    seed: int,
+    method: str,
+    target: str,
+    body: bytes,
+    status: int,
+    headers: Mapping[str, str],
+    content: bytes,
+) -> None:
     """Of one answer: it is one that docs/http.md has."""
-    said = f"seed {seed}: {method} {target} {body[:40]!r} ({len(body)} bytes) was answered {status} {content[:200]!r}"
+    said = (
+        f"seed {seed}: {method} {target} {body[:40]!r} ({len(body)} bytes) was answered "
+        f"{status} {content[:200]!r}"
+    )
     if status == 200:
         assert method in ("GET", "HEAD", "POST", "PUT"), said
         return

@@ -13,7 +13,9 @@ from zsq.transport.wire.credentials import Credentials, load
 
 
 class Keyring:
-    """Made by the commands that people use. `etl.key` and so on lie in `folder`, and `access.toml`."""
+    """Made by the commands that people use. `etl.key` and so on lie in `folder`, and
+    `access.toml`.
+    """
 
     def __init__(self, folder: Path, users: Iterable[str]) -> None:
         self.folder = folder

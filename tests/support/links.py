@@ -1,4 +1,6 @@
-"""Cut the connections between a broker's processes from outside: what the kernel would do to them, without a word of ours."""
+"""Cut the connections between a broker's processes from outside: what the kernel would do to them,
+without a word of ours.
+"""
 
 from __future__ import annotations
 
@@ -45,12 +47,18 @@ def dialled(pid: int, run_dir: Path) -> list[str]:
 
 
 def cut(pid: int, run_dir: Path, only: str = "") -> list[str]:
-    """End these connections (or those to the endpoint `only`), and return to which endpoints they led."""
+    """End these connections (or those to the endpoint `only`), and return to which endpoints they
+    led.
+    """
     ended = []
     for one in _sockets(pid):
         with contextlib.suppress(OSError):
             peer = one.getpeername()
-            if one.family == socket.AF_UNIX and str(peer).startswith(f"{run_dir}/") and only in ("", Path(str(peer)).name):
+            if (
+                one.family == socket.AF_UNIX
+                and str(peer).startswith(f"{run_dir}/")
+                and only in ("", Path(str(peer)).name)
+            ):
                 one.shutdown(socket.SHUT_RDWR)
                 ended.append(Path(str(peer)).name)
     return sorted(ended)
@@ -58,4 +66,8 @@ def cut(pid: int, run_dir: Path, only: str = "") -> list[str]:
 
 def wait_linked(pid: int, run_dir: Path, names: list[str]) -> None:
     """Until the process is connected to all of these again."""
-    wait_for(lambda: not Counter(names) - Counter(dialled(pid, run_dir)), 10, f"connections of {pid} to {names}")
+    wait_for(
+        lambda: not Counter(names) - Counter(dialled(pid, run_dir)),
+        10,
+        f"connections of {pid} to {names}",
+    )

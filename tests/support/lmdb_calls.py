@@ -1,14 +1,18 @@
-"""Between LMDB and the C library: every call that changes a file is seen first, and may be made to fail.
+"""Between LMDB and the C library: every call that changes a file is seen first, and may be made to
+fail.
 
-LMDB writes past the seam of `storage/files.py`, from C. Its extension module reaches `pwrite`, `fdatasync` and the others by a table of
-addresses (the ELF global offset table); here that table is read from the module's own dynamic section and its entries are pointed at
-functions of ours. It does what an LD_PRELOAD shim would, needs no compiler, and sees the calls in one order with those of the seam.
+LMDB writes past the seam of `storage/files.py`, from C. Its extension module reaches `pwrite`,
+`fdatasync` and the others by a table of addresses (the ELF global offset table); here that table is
+read from the module's own dynamic section and its entries are pointed at functions of ours. It does
+what an LD_PRELOAD shim would, needs no compiler, and sees the calls in one order with those of the
+seam.
 
     with LmdbCalls(lambda call: 0):       # 0: do it; an errno: fail with it
         env = lmdb.open(...)
 
-How LMDB commits (mdb.c, `mdb_txn_commit`): dirty pages by pwrite or lseek and writev, fdatasync, then the meta page of the other parity
-through a second descriptor that was opened with O_DSYNC: that write is durable when it returns.
+How LMDB commits (mdb.c, `mdb_txn_commit`): dirty pages by pwrite or lseek and writev, fdatasync,
+then the meta page of the other parity through a second descriptor that was opened with O_DSYNC:
+that write is durable when it returns.
 """
 
 from __future__ import annotations
@@ -32,8 +36,12 @@ _DYNAMIC, _LOAD = 2, 1
 _SIZE = ctypes.c_ssize_t
 _POINTER = ctypes.c_void_p
 HOOKED: Final[dict[str, Any]] = {
-    "pwrite": ctypes.CFUNCTYPE(_SIZE, ctypes.c_int, _POINTER, ctypes.c_size_t, ctypes.c_int64, use_errno=True),
-    "pwritev": ctypes.CFUNCTYPE(_SIZE, ctypes.c_int, _POINTER, ctypes.c_int, ctypes.c_int64, use_errno=True),
+    "pwrite": ctypes.CFUNCTYPE(
+        _SIZE, ctypes.c_int, _POINTER, ctypes.c_size_t, ctypes.c_int64, use_errno=True
+    ),
+    "pwritev": ctypes.CFUNCTYPE(
+        _SIZE, ctypes.c_int, _POINTER, ctypes.c_int, ctypes.c_int64, use_errno=True
+    ),
     "write": ctypes.CFUNCTYPE(_SIZE, ctypes.c_int, _POINTER, ctypes.c_size_t, use_errno=True),
     "writev": ctypes.CFUNCTYPE(_SIZE, ctypes.c_int, _POINTER, ctypes.c_int, use_errno=True),
     "fdatasync": ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, use_errno=True),
@@ -43,7 +51,9 @@ HOOKED: Final[dict[str, Any]] = {
 
 
 class LmdbCall(NamedTuple):
-    """`kind`: write, sync or truncate. `durable`: a write by a descriptor that syncs itself. `position`: of a write, or the new size."""
+    """`kind`: write, sync or truncate. `durable`: a write by a descriptor that syncs itself.
+    `position`: of a write, or the new size.
+    """
 
     kind: str
     path: str
@@ -53,11 +63,15 @@ class LmdbCall(NamedTuple):
 
 
 Hook = Callable[[LmdbCall], int]
-"""0: let it go on; an errno: it fails with that, and nothing was written; below 0: a write takes only that many bytes (a short write)."""
+"""0: let it go on; an errno: it fails with that, and nothing was written; below 0: a write takes
+only that many bytes (a short write).
+"""
 
 
 class LmdbCalls:
-    """One at a time in a process. An exception of the hook fails the call with EIO and is kept in `error`."""
+    """One at a time in a process. An exception of the hook fails the call with EIO and is kept in
+    `error`.
+    """
 
     def __init__(self, hook: Hook) -> None:
         self.hook = hook
@@ -71,7 +85,9 @@ class LmdbCalls:
             if name in HOOKED:
                 function = HOOKED[name](getattr(self, f"_{name}"))
                 self._kept.append(function)
-                self._before[address] = self._point(address, ctypes.cast(function, _POINTER).value or 0)
+                self._before[address] = self._point(
+                    address, ctypes.cast(function, _POINTER).value or 0
+                )
         assert len(self._before) >= 3, "this build of LMDB reaches the C library in another way"
         return self
 
@@ -110,7 +126,9 @@ class LmdbCalls:
             return self._fails(error.errno or errno.EIO)
 
     def _put(self, fd: int, position: int, data: bytes, *, moves: bool) -> int:
-        call = LmdbCall("write", path_of(fd), position, data, bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC))
+        call = LmdbCall(
+            "write", path_of(fd), position, data, bool(fcntl.fcntl(fd, fcntl.F_GETFL) & os.O_DSYNC)
+        )
         answer = self._ask(call)
         if answer > 0:
             return self._fails(answer)
@@ -124,10 +142,14 @@ class LmdbCalls:
         return self._put(fd, position, b"".join(gathered(vector, count)), moves=False)
 
     def _write(self, fd: int, buffer: int, size: int) -> int:
-        return self._put(fd, os.lseek(fd, 0, os.SEEK_CUR), ctypes.string_at(buffer, size), moves=True)
+        return self._put(
+            fd, os.lseek(fd, 0, os.SEEK_CUR), ctypes.string_at(buffer, size), moves=True
+        )
 
     def _writev(self, fd: int, vector: int, count: int) -> int:
-        return self._put(fd, os.lseek(fd, 0, os.SEEK_CUR), b"".join(gathered(vector, count)), moves=True)
+        return self._put(
+            fd, os.lseek(fd, 0, os.SEEK_CUR), b"".join(gathered(vector, count)), moves=True
+        )
 
     def _fdatasync(self, fd: int) -> int:
         answer = self._ask(LmdbCall("sync", path_of(fd)))
@@ -151,7 +173,9 @@ def gathered(vector: int, count: int) -> Iterator[bytes]:
 
 
 def table_entries(module: Path) -> dict[str, int]:
-    """Name of a C function -> where its address lies in this process, for a loaded module (64-bit little-endian ELF: x86-64, aarch64)."""
+    """Name of a C function -> where its address lies in this process, for a loaded module (64-bit
+    little-endian ELF: x86-64, aarch64).
+    """
     path = str(module.resolve())
     image = Path(path).read_bytes()
     assert image[:6] == b"\x7fELF\x02\x01", f"{path}: not a 64-bit little-endian ELF file"
@@ -162,7 +186,11 @@ def table_entries(module: Path) -> dict[str, int]:
     ]
 
     def in_file(address: int) -> int:
-        return next(int(address - h[3] + h[2]) for h in headers if h[0] == _LOAD and h[3] <= address < h[3] + h[5])
+        return next(
+            int(address - h[3] + h[2])
+            for h in headers
+            if h[0] == _LOAD and h[3] <= address < h[3] + h[5]
+        )
 
     _, _, start, _, _, size = next(h for h in headers if h[0] == _DYNAMIC)
     tags = dict(struct.iter_unpack("<QQ", image[start : start + size // 16 * 16]))
@@ -176,7 +204,9 @@ def table_entries(module: Path) -> dict[str, int]:
         for place, info, _ in struct.iter_unpack("<QQq", image[begin : begin + tags[length]]):
             if info >> 32:
                 name = strings + struct.unpack_from("<I", image, symbols + 24 * (info >> 32))[0]
-                found[image[name : image.index(b"\0", name)].decode().removesuffix("64")] = base + place
+                found[image[name : image.index(b"\0", name)].decode().removesuffix("64")] = (
+                    base + place
+                )
     return found
 
 

@@ -11,7 +11,9 @@ from .fake_lookupd import FakeLookupd
 
 def _typed(answer: bytes | None) -> bytes | None:
     """As nsqlookupd says it: gnsq takes no other for JSON."""
-    return answer and answer.replace(b"\r\n", b"\r\nContent-Type: application/json; charset=utf-8\r\n", 1)
+    return answer and answer.replace(
+        b"\r\n", b"\r\nContent-Type: application/json; charset=utf-8\r\n", 1
+    )
 
 
 class LookupdThread:

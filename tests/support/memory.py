@@ -11,9 +11,18 @@ EVERY_S = 0.05
 
 
 def private_bytes(pid: int) -> int:
-    """What the process shares with no other, without clean pages of files: those are the page cache's."""
+    """What the process shares with no other, without clean pages of files: those are the page
+    cache's.
+    """
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("Private_Dirty", "Private_Hugetlb"))) * 1024
+    return (
+        sum(
+            int(line.split()[1])
+            for line in lines
+            if line.startswith(("Private_Dirty", "Private_Hugetlb"))
+        )
+        * 1024
+    )
 
 
 class Peak:

@@ -1,4 +1,6 @@
-"""An NSQ client and a backend that records, around a session: raw bytes in, exact bytes out; and builders of both, written by hand here."""
+"""An NSQ client and a backend that records, around a session: raw bytes in, exact bytes out; and
+builders of both, written by hand here.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def pub(topic: bytes, body: bytes) -> bytes:
 
 def mpub(topic: bytes, *bodies: bytes, size: int | None = None) -> bytes:
     packed = struct.pack(">i", len(bodies)) + b"".join(map(sized, bodies))
-    return b"MPUB " + topic + b"\n" + struct.pack(">i", len(packed) if size is None else size) + packed
+    return (
+        b"MPUB " + topic + b"\n" + struct.pack(">i", len(packed) if size is None else size) + packed
+    )
 
 
 def said(text: str | bytes) -> bytes:
@@ -53,9 +57,13 @@ class Grant(NamedTuple):
 
 
 class Client:
-    """A session with its backend. Answers are given at once unless their verb is in `late`; then they wait in `waiting`, by verb."""
+    """A session with its backend. Answers are given at once unless their verb is in `late`; then
+    they wait in `waiting`, by verb.
+    """
 
-    def __init__(self, limits: NsqLimits | None = None, *, late: str = "", magic: bool = True) -> None:
+    def __init__(
+        self, limits: NsqLimits | None = None, *, late: str = "", magic: bool = True
+    ) -> None:
         self.late = late.split()
         self.waiting: dict[str, list[Answer]] = {}
         self.calls: list[tuple[object, ...]] = []
@@ -136,7 +144,9 @@ class Client:
     def leave(self) -> None:
         self.calls.append(("leave",))
 
-    def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
+    def authenticate(
+        self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]
+    ) -> None:
         self.calls.append(("authenticate", secret))
         if "authenticate" in self.late:
             self.granting.append(answer)

@@ -1,4 +1,6 @@
-"""NSQ's clients as programs of their own: which there are, what each can, how one is started, told and heard (tests/compat/clients/)."""
+"""NSQ's clients as programs of their own: which there are, what each can, how one is started, told
+and heard (tests/compat/clients/).
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True)
 class Client:
-    """`asks_timeout`: it can ask for a message timeout of its own. `packs`: its producer can use layers, as its consumer can.
+    """`asks_timeout`: it can ask for a message timeout of its own. `packs`: its producer can use
+    layers, as its consumer can.
 
     `looks_again`: it asks its lookups on after a connection was refused.
     """
@@ -55,7 +58,9 @@ class Client:
 
 CLIENTS: Final = (
     Client("pynsq", ("nsq", "tornado", "snappy")),
-    Client("gnsq", ("gnsq", "gevent", "snappy"), asks_timeout=False, packs=False),  # takes the layer's OK for a publish's
+    Client(
+        "gnsq", ("gnsq", "gevent", "snappy"), asks_timeout=False, packs=False
+    ),  # takes the layer's OK for a publish's
     Client("ansq", ("ansq",), layers=(), looks_again=False),
     Client("nsqjs"),
 )
@@ -87,9 +92,24 @@ def nsqjs_missing() -> str:
         if folder.exists():
             return ""
         with tempfile.TemporaryDirectory(dir=folder.parent) as made:
-            command = [str(npm), "install", "--no-audit", "--no-fund", "--prefix", made, f"nsqjs@{NSQJS}"]
+            command = [
+                str(npm),
+                "install",
+                "--no-audit",
+                "--no-fund",
+                "--prefix",
+                made,
+                f"nsqjs@{NSQJS}",
+            ]
             try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, stdin=subprocess.DEVNULL)
+                done = subprocess.run(
+                    command,
+                    capture_output=True,
+                    text=True,
+                    timeout=90,
+                    check=False,
+                    stdin=subprocess.DEVNULL,
+                )
             except subprocess.TimeoutExpired:
                 return "npm install did not end within 90 s"
             if done.returncode:
@@ -100,10 +120,20 @@ def nsqjs_missing() -> str:
 
 
 class Program:
-    """One client in a process of its own. It ends with its stdin, so it outlives neither its test nor the test's process."""
+    """One client in a process of its own. It ends with its stdin, so it outlives neither its test
+    nor the test's process.
+    """
 
     def __init__(self, client: Client, role: str, log: Path, **config: Any) -> None:
-        usual: dict[str, Any] = {"nsqd": "", "lookupd": "", "topic": "", "channel": "ch", "in_flight": 10, "auto": False, "heartbeat_s": 30}
+        usual: dict[str, Any] = {
+            "nsqd": "",
+            "lookupd": "",
+            "topic": "",
+            "channel": "ch",
+            "in_flight": 10,
+            "auto": False,
+            "heartbeat_s": 30,
+        }
         usual |= {"msg_timeout_ms": 0, "tls_ca": "", "deflate": False, "snappy": False}
         assert config.keys() <= usual.keys()
         self.log = log
@@ -151,7 +181,9 @@ class Program:
                 if self._over or left <= 0:
                     why = "it ended" if self._over else f"not within {timeout_s:g} s"
                     said = self.log.read_text(errors="replace")[-3000:]
-                    raise AssertionError(f"no {kind}: {why}; events {self.events[-5:]}; it said\n{said}")
+                    raise AssertionError(
+                        f"no {kind}: {why}; events {self.events[-5:]}; it said\n{said}"
+                    )
                 self._changed.wait(left)
 
     def message(self, timeout_s: float = EVENT_S) -> Event:
@@ -164,7 +196,9 @@ class Program:
     def silent(self, kind: str, seconds: float) -> bool:
         """Whether nothing of this kind comes for as long."""
         with self._changed:
-            return not self._changed.wait_for(lambda: any(event["event"] == kind for event in self.events), seconds)
+            return not self._changed.wait_for(
+                lambda: any(event["event"] == kind for event in self.events), seconds
+            )
 
     def publish(self, op: str, topic: str, *bodies: bytes, delay_ms: int | None = None) -> Event:
         """Without waiting for its answer."""

@@ -1,4 +1,6 @@
-"""A client of NSQ's TCP protocol on a real socket, written by hand: what it sends and gets is bytes, so that nothing is smoothed over."""
+"""A client of NSQ's TCP protocol on a real socket, written by hand: what it sends and gets is
+bytes, so that nothing is smoothed over.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ class NsqSocket:
         self.socket.sendall(b"  V2")
 
     def send(self, line: str, body: bytes | None = None) -> None:
-        self.socket.sendall(f"{line}\n".encode() + (b"" if body is None else struct.pack(">i", len(body)) + body))
+        self.socket.sendall(
+            f"{line}\n".encode() + (b"" if body is None else struct.pack(">i", len(body)) + body)
+        )
 
     def frame(self) -> tuple[int, bytes]:
         """The next one that is no heartbeat; `EOFError` at the end."""
@@ -47,11 +51,15 @@ class NsqSocket:
         return self.frame()[1].decode()
 
     def identify(self, **asked: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.ask("IDENTIFY", json.dumps({"feature_negotiation": True} | asked).encode()))
+        answer: dict[str, Any] = json.loads(
+            self.ask("IDENTIFY", json.dumps({"feature_negotiation": True} | asked).encode())
+        )
         return answer
 
     def mpub(self, topic: str, *bodies: bytes) -> str:
-        packed = struct.pack(">i", len(bodies)) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+        packed = struct.pack(">i", len(bodies)) + b"".join(
+            struct.pack(">i", len(body)) + body for body in bodies
+        )
         return self.ask(f"MPUB {topic}", packed)
 
     def subscribe(self, topic: str, channel: str, ready: int = 0) -> Self:
@@ -84,5 +92,10 @@ class NsqSocket:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

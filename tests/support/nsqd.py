@@ -1,4 +1,6 @@
-"""Directories that a real nsqd left, what was in them, and what stands in a data directory of ours after an import."""
+"""Directories that a real nsqd left, what was in them, and what stands in a data directory of ours
+after an import.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,15 @@ from typing import Any, Final
 from zsq.actors.supervisor.topics.registry import Registry
 from zsq.storage.directory.store import StoreOptions, TopicIdentity, open_store
 from zsq.storage.files import Files
-from zsq.storage.nsq.disk_queue_format import Meta, NsqdList, NsqMessage, encode_message, encode_meta, encode_nsqd, encode_record
+from zsq.storage.nsq.disk_queue_format import (
+    Meta,
+    NsqdList,
+    NsqMessage,
+    encode_message,
+    encode_meta,
+    encode_nsqd,
+    encode_record,
+)
 from zsq.transport.wire.codec import unpack_headers
 
 FIXTURES: Final = Path(__file__).resolve().parents[1] / "compat" / "fixtures" / "nsqd-1.3.0"
@@ -39,7 +49,9 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 @dataclass
 class Backlog:
-    """A topic of ours: its own waiting bodies (seen by all channels), and by channel (body, attempts) of all it has not finished."""
+    """A topic of ours: its own waiting bodies (seen by all channels), and by channel (body,
+    attempts) of all it has not finished.
+    """
 
     paused: bool = False
     waiting: list[bytes] = field(default_factory=list)
@@ -50,7 +62,9 @@ class Backlog:
 
 
 def backlogs(data_dir: Path, files: Files | None = None) -> dict[str, Backlog]:
-    """Read from the stores themselves, by the words of the format: a channel's holes, and from its cursor to what it may see."""
+    """Read from the stores themselves, by the words of the format: a channel's holes, and from its
+    cursor to what it may see.
+    """
     files = files or Files()
     registry = Registry(files, data_dir, 0)
     registry.open()
@@ -59,7 +73,12 @@ def backlogs(data_dir: Path, files: Files | None = None) -> dict[str, Backlog]:
 
 def _backlog(files: Files, registry: Registry, name: str) -> Backlog:
     row = registry.topics[name]
-    store = open_store(files, registry.folder(row), StoreOptions(reserve_bytes=0), TopicIdentity(name, row.uuid, row.base_offset))
+    store = open_store(
+        files,
+        registry.folder(row),
+        StoreOptions(reserve_bytes=0),
+        TopicIdentity(name, row.uuid, row.base_offset),
+    )
     try:
         bodies: dict[int, bytes] = {}
         found = Backlog()
@@ -77,8 +96,14 @@ def _backlog(files: Files, registry: Registry, name: str) -> Backlog:
         found.paused = table.paused_end >= 0
         end = table.paused_end if found.paused else store.log.end
         for channel, its in table.channels.items():
-            left = [(bodies[hole.start + i], hole.attempts) for hole in store.state.holes(channel) for i in range(hole.count)]
-            found.channels[channel] = left + [(bodies[offset], 0) for offset in range(its.next_offset, end)]
+            left = [
+                (bodies[hole.start + i], hole.attempts)
+                for hole in store.state.holes(channel)
+                for i in range(hole.count)
+            ]
+            found.channels[channel] = left + [
+                (bodies[offset], 0) for offset in range(its.next_offset, end)
+            ]
             found.stopped[channel] = its.paused
         begin = end if found.channels else table.waiting
         found.waiting = [bodies[offset] for offset in range(begin, store.log.end)]
@@ -96,7 +121,9 @@ def write_nsqd(folder: Path, listed: NsqdList, queues: dict[str, list[list[NsqMe
     folder.mkdir()
     (folder / "nsqd.dat").write_bytes(encode_nsqd(listed))
     for queue, in_files in queues.items():
-        datas = [b"".join(encode_record(encode_message(one)) for one in of_file) for of_file in in_files]
+        datas = [
+            b"".join(encode_record(encode_message(one)) for one in of_file) for of_file in in_files
+        ]
         for number, data in enumerate(datas):
             (folder / f"{queue}.diskqueue.{number:06d}.dat").write_bytes(data)
         meta = Meta(sum(map(len, in_files)), 0, 0, len(datas) - 1, len(datas[-1]))

@@ -25,7 +25,9 @@ def greeted(known: Mapping[int, tuple[int, Sequence[Sequence[int]]]] | None = No
 
 
 def publish(ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A) -> list[Reply]:
-    return [reply for sequence in sequences for reply in ordering.publish(peer, block(sequence), NOW)]
+    return [
+        reply for sequence in sequences for reply in ordering.publish(peer, block(sequence), NOW)
+    ]
 
 
 def brief(replies: list[Reply]) -> list[tuple[bytes, object]]:
@@ -35,7 +37,14 @@ def brief(replies: list[Reply]) -> list[tuple[bytes, object]]:
         if isinstance(message, Unstored):
             found.append((peer[-1], (message.sequence, message.expected, message.code)))
         else:
-            found.append((peer[-1], message.blocks if isinstance(message, Stored) else (message.sequence, message.due_ns, message.serial)))
+            found.append(
+                (
+                    peer[-1],
+                    message.blocks
+                    if isinstance(message, Stored)
+                    else (message.sequence, message.due_ns, message.serial),
+                )
+            )
     return found
 
 

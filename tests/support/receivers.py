@@ -1,4 +1,6 @@
-"""Receivers of alarms on this machine: a webhook, which notes what it gets and fails as often as it is told, and one that trickles."""
+"""Receivers of alarms on this machine: a webhook, which notes what it gets and fails as often as it
+is told, and one that trickles.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,13 @@ from typing import Any, Self
 
 
 class Hook:
-    """POSTs as they come in `got`: (headers, JSON). `failures`: so many are answered `status` first; `hangs`: nothing is ever answered."""
+    """POSTs as they come in `got`: (headers, JSON). `failures`: so many are answered `status`
+    first; `hangs`: nothing is ever answered.
+    """
 
-    def __init__(self, *, failures: int = 0, status: int = 500, hangs: bool = False, location: str = "") -> None:
+    def __init__(
+        self, *, failures: int = 0, status: int = 500, hangs: bool = False, location: str = ""
+    ) -> None:
         self.got: queue.Queue[tuple[dict[str, str], Any]] = queue.Queue()
         self.tries = 0
         released = self._released = threading.Event()
@@ -43,13 +49,20 @@ class Hook:
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}/secret-path"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.05,), daemon=True
+        )
 
     def __enter__(self) -> Self:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._released.set()
         self._server.shutdown()
         self._server.server_close()
@@ -57,7 +70,9 @@ class Hook:
 
 
 class Trickler:
-    """Takes connections, says `first` on each, and then a byte every 20 ms for ever: no time-out of a socket ever sees the end of it."""
+    """Takes connections, says `first` on each, and then a byte every 20 ms for ever: no time-out of
+    a socket ever sees the end of it.
+    """
 
     def __init__(self, first: bytes, byte: bytes) -> None:
         self._first, self._byte = first, byte
@@ -70,7 +85,12 @@ class Trickler:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self._ended.set()
         self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

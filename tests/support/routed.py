@@ -20,5 +20,7 @@ class Routed:
         self.routes[kind] = handler
 
     def hear(self, message: Wire, envelope: Envelope = (), frames: list[Any] | None = None) -> None:
-        """Give a message to its handler, as an actor's loop does it. `KeyError`: it has none here."""
+        """Give a message to its handler, as an actor's loop does it. `KeyError`: it has none
+        here.
+        """
         self.routes[type(message)](self, Mail(envelope, message, frames or []), message)

@@ -1,4 +1,6 @@
-"""A web server of a few lines for a test: it notes what it was asked, and answers whatever bytes it is told to."""
+"""A web server of a few lines for a test: it notes what it was asked, and answers whatever bytes it
+is told to.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +26,13 @@ def said(body: bytes | Any, status: str = "200 OK", headers: str = "") -> bytes:
 
 
 class SmallWeb:
-    """`answer` is called for each question; None leaves the asker waiting. `asked` are the questions so far."""
+    """`answer` is called for each question; None leaves the asker waiting. `asked` are the
+    questions so far.
+    """
 
-    def __init__(self, answer: Callable[[Question], bytes | None], context: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, answer: Callable[[Question], bytes | None], context: ssl.SSLContext | None = None
+    ) -> None:
         self.answer = answer
         self.asked: list[Question] = []
         self._context = context
@@ -69,8 +75,17 @@ class SmallWeb:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
         first, *lines = head.strip().split("\r\n")
         method, target, _ = first.split(" ")
-        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+        headers = {
+            name.lower(): value.strip()
+            for name, _, value in (line.partition(":") for line in lines)
+        }
         url = urlsplit(target)
-        form = (await reader.readexactly(int(headers.get("content-length", 0)))).decode() or url.query
-        found = parse_qs(form, keep_blank_values=True, strict_parsing=bool(form), errors="surrogateescape")
-        return Question(method, url.path, {name: values[0] for name, values in found.items()}, headers)
+        form = (
+            await reader.readexactly(int(headers.get("content-length", 0)))
+        ).decode() or url.query
+        found = parse_qs(
+            form, keep_blank_values=True, strict_parsing=bool(form), errors="surrogateescape"
+        )
+        return Question(
+            method, url.path, {name: values[0] for name, values in found.items()}, headers
+        )

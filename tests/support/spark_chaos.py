@@ -1,12 +1,16 @@
-"""Faults at named points of a Spark write: the sink's writers wrapped, so that a test stops a task or a commit exactly where it wants.
+"""Faults at named points of a Spark write: the sink's writers wrapped, so that a test stops a task
+or a commit exactly where it wants.
 
-A rule is a file `TOPIC.POINT` in a folder that the test and all of Spark's processes see. Whoever comes to the point first takes the
-rule (by a rename, so one alone), leaves a file that says which process it is, and waits until the test opens the gate, or raises.
+A rule is a file `TOPIC.POINT` in a folder that the test and all of Spark's processes see. Whoever
+comes to the point first takes the rule (by a rename, so one alone), leaves a file that says which
+process it is, and waits until the test opens the gate, or raises.
 
-Each call of the sink's write leaves a file `TOPIC.begun.PARTITION.UUID`, so that a test can count the attempts.
+Each call of the sink's write leaves a file `TOPIC.begun.PARTITION.UUID`, so that a test can count
+the attempts.
 
-Points: `write.PARTITION.N` before the Nth Arrow batch is handed to the sink, `write.PARTITION.end` behind the last one and before the
-seal, `sealed.PARTITION` when the sink's write has returned; `commit.BATCH.before`, `commit.BATCH.after` (batch jobs: BATCH is "job").
+Points: `write.PARTITION.N` before the Nth Arrow batch is handed to the sink, `write.PARTITION.end`
+behind the last one and before the seal, `sealed.PARTITION` when the sink's write has returned;
+`commit.BATCH.before`, `commit.BATCH.after` (batch jobs: BATCH is "job").
 """
 
 from __future__ import annotations
@@ -93,7 +97,9 @@ def through(batches: Iterator[Any], folder: str, topic: str, partition: int) -> 
 
 
 def twist(writer: Any, folder: str, topic: str) -> Any:
-    """The same writer, with points to stop at. The class is made anew, so that Spark still sees what kind of writer it is."""
+    """The same writer, with points to stop at. The class is made anew, so that Spark still sees
+    what kind of writer it is.
+    """
     kind: Any = type(writer)
 
     def write(self: Any, iterator: Iterator[Any]) -> Any:
@@ -116,7 +122,9 @@ def twist(writer: Any, folder: str, topic: str) -> Any:
 
 
 def chaotic(source: Any, folder: str) -> Any:
-    """A data source class like `source`, named NAME, whose writers stop where the folder's rules say."""
+    """A data source class like `source`, named NAME, whose writers stop where the folder's rules
+    say.
+    """
 
     class Chaotic(source):  # type: ignore[misc]
         @classmethod
@@ -127,6 +135,8 @@ def chaotic(source: Any, folder: str) -> Any:
             return twist(source.writer(self, schema, overwrite), folder, self.options["topic"])
 
         def streamWriter(self, schema: Any, overwrite: bool) -> Any:
-            return twist(source.streamWriter(self, schema, overwrite), folder, self.options["topic"])
+            return twist(
+                source.streamWriter(self, schema, overwrite), folder, self.options["topic"]
+            )
 
     return Chaotic

@@ -1,4 +1,6 @@
-"""Spark in real processes, for tests: a driver, a standalone master and workers, all in sessions of their own and ended by pid."""
+"""Spark in real processes, for tests: a driver, a standalone master and workers, all in sessions of
+their own and ended by pid.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,8 @@ QUIET = {
     "spark.ui.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",  # so that a task has many batches to be stopped between
+    # So that a task has many batches to be stopped between.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "1000",
 }
 
 
@@ -32,7 +35,9 @@ class SparkFailed(Exception):
 
 
 def in_session(leader: int) -> dict[int, str]:
-    """Pid and command line of all processes of a session: executors and Python workers stay in their driver's, or worker's."""
+    """Pid and command line of all processes of a session: executors and Python workers stay in
+    their driver's, or worker's.
+    """
     found: dict[int, str] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -57,7 +62,9 @@ def end_session(leader: int) -> None:
 
 
 def spark_home(folder: Path) -> Path:
-    """The installed Spark seen through links, so that what it writes below its home lands in the test's folder."""
+    """The installed Spark seen through links, so that what it writes below its home lands in the
+    test's folder.
+    """
     home = folder / "spark"
     if not home.exists():
         home.mkdir()
@@ -103,9 +110,13 @@ class Job:
 
 
 class SparkDriver:
-    """`support/spark_driver.py` in a session of its own. Its executors are in it too, on local-cluster."""
+    """`support/spark_driver.py` in a session of its own. Its executors are in it too, on
+    local-cluster.
+    """
 
-    def __init__(self, folder: Path, master: str, *, address: str = "127.0.0.1", **conf: str) -> None:
+    def __init__(
+        self, folder: Path, master: str, *, address: str = "127.0.0.1", **conf: str
+    ) -> None:
         """`conf`: Spark's settings, with `__` in place of dots."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.master, self.address = folder, master, address
@@ -120,15 +131,27 @@ class SparkDriver:
         self._last = 0
 
     def start(self) -> SparkDriver:
-        command = [sys.executable, "-m", "support.spark_driver", "--master", self.master, "--chaos", str(self.chaos)]
-        command += [message for key, value in self.conf.items() for message in ("--conf", f"{key}={value}")]
+        command = [
+            sys.executable,
+            "-m",
+            "support.spark_driver",
+            "--master",
+            self.master,
+            "--chaos",
+            str(self.chaos),
+        ]
+        command += [
+            message for key, value in self.conf.items() for message in ("--conf", f"{key}={value}")
+        ]
         with self.log.open("ab") as log:
             self.process = subprocess.Popen(
                 command, cwd=self.folder, env=environment(self.folder, self.address), stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE, stderr=log, start_new_session=True,
             )  # fmt: skip
         ready = self._jobs[0] = Job()
-        self._listener = threading.Thread(target=self._listen, args=(self.process, self._jobs), daemon=True)
+        self._listener = threading.Thread(
+            target=self._listen, args=(self.process, self._jobs), daemon=True
+        )
         self._listener.start()
         self.jvm = ready.result(START_S)["jvm"]
         return self
@@ -141,7 +164,9 @@ class SparkDriver:
                 jobs[answer["id"]].answered(answer)
         for job in list(jobs.values()):
             if not job.wait(0):
-                job.answered({"error": f"the driver is gone; its log ends: {self.log.read_text()[-2000:]}"})
+                job.answered(
+                    {"error": f"the driver is gone; its log ends: {self.log.read_text()[-2000:]}"}
+                )
 
     def submit(self, command: str, **arguments: Any) -> Job:
         assert self.process is not None
@@ -161,7 +186,9 @@ class SparkDriver:
         return in_session(self.process.pid)
 
     def kill(self) -> None:
-        """SIGKILL to the program and its JVM; what they leave behind ends by itself, or with `close`."""
+        """SIGKILL to the program and its JVM; what they leave behind ends by itself, or with
+        `close`.
+        """
         assert self.process is not None
         os.kill(self.process.pid, signal.SIGKILL)
         os.kill(self.jvm, signal.SIGKILL)
@@ -191,7 +218,9 @@ def met(gate: Gate, job: Job, timeout_s: float = 90.0) -> dict[str, Any]:
 
 
 def ranges(folder: Path, *, files: int, rows: int) -> dict[str, str]:
-    """Source of a streaming query: two files make a batch of two tasks, each file names the next `rows` numbers."""
+    """Source of a streaming query: two files make a batch of two tasks, each file names the next
+    `rows` numbers.
+    """
     folder.mkdir()
     for number in range(files):
         line = json.dumps({"first": number * rows, "last": (number + 1) * rows - 1})
@@ -203,7 +232,9 @@ def ranges(folder: Path, *, files: int, rows: int) -> dict[str, str]:
 class Standalone:
     """A master, and a worker at each address: hosts of their own, as far as Spark knows."""
 
-    def __init__(self, folder: Path, addresses: Sequence[str], *, cores: int = 1, host: str = "127.0.0.1") -> None:
+    def __init__(
+        self, folder: Path, addresses: Sequence[str], *, cores: int = 1, host: str = "127.0.0.1"
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.addresses, self.cores, self.host = folder, addresses, cores, host
         self.port = free_port()
@@ -215,15 +246,41 @@ class Standalone:
 
     def start(self, prefixes: Sequence[Sequence[str]] = ()) -> Standalone:
         """`prefixes`: words before each worker's command, such as a namespace to run in."""
-        master = ["org.apache.spark.deploy.master.Master", "--host", self.host, "--port", str(self.port), "--webui-port", "0"]
+        master = [
+            "org.apache.spark.deploy.master.Master",
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+            "--webui-port",
+            "0",
+        ]
         self._run("master", master, self.host, "New state: ALIVE")
         for number, address in enumerate(self.addresses):
-            words = ["org.apache.spark.deploy.worker.Worker", "--host", address, "--webui-port", "0", "-c", str(self.cores), "-m", "1g"]
+            words = [
+                "org.apache.spark.deploy.worker.Worker",
+                "--host",
+                address,
+                "--webui-port",
+                "0",
+                "-c",
+                str(self.cores),
+                "-m",
+                "1g",
+            ]
             words += ["-d", str(self.folder / f"work{number}"), self.url]
-            self._run(f"worker{number}", words, address, "Successfully registered", prefixes[number] if prefixes else ())
+            self._run(
+                f"worker{number}",
+                words,
+                address,
+                "Successfully registered",
+                prefixes[number] if prefixes else (),
+            )
         return self
 
-    def _run(self, name: str, words: list[str], address: str, ready: str, prefix: Sequence[str] = ()) -> None:
+    def _run(
+        self, name: str, words: list[str], address: str, ready: str, prefix: Sequence[str] = ()
+    ) -> None:
         log = self.folder / f"{name}.log"
         command = [*prefix, str(spark_home(self.folder) / "bin/spark-class"), *words]
         with log.open("wb") as file:
@@ -232,7 +289,11 @@ class Standalone:
                 start_new_session=True,
             )  # fmt: skip
         self.processes.append(process)
-        wait_for(lambda: ready in log.read_text() or process.poll() is not None, START_S, f"Spark's {name}")
+        wait_for(
+            lambda: ready in log.read_text() or process.poll() is not None,
+            START_S,
+            f"Spark's {name}",
+        )
         assert process.poll() is None, log.read_text()[-2000:]
 
     def close(self) -> None:

@@ -1,6 +1,8 @@
-"""A Spark driver as a program: commands as lines of JSON on stdin, answers on stdout, so that a test may kill it like any process.
+"""A Spark driver as a program: commands as lines of JSON on stdin, answers on stdout, so that a
+test may kill it like any process.
 
-Rows are numbers: the value of number n is its twelve digits, a colon and SIZE times one letter (`support.spark_rows.value_of`).
+Rows are numbers: the value of number n is its twelve digits, a colon and SIZE times one letter
+(`support.spark_rows.value_of`).
 """
 
 from __future__ import annotations
@@ -17,27 +19,48 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from support.spark_chaos import NAME, chaotic
 
-VALUE = "cast(concat(lpad(cast(id as string), 12, '0'), ':', repeat(char(cast(65 + id % 26 as int)), {size})) as binary) as value"
+VALUE = (
+    "cast(concat(lpad(cast(id as string), 12, '0'), ':', repeat(char(cast(65 + id % 26 as "
+    "int)), {size})) as binary) as value"
+)
 
 
 class Program:
-    """Each public method is a command; it runs in a thread of its own and its result is the answer."""
+    """Each public method is a command; it runs in a thread of its own and its result is the
+    answer.
+    """
 
     def __init__(self, spark: SparkSession) -> None:
         self.spark = spark
         self.queries: dict[str, StreamingQuery] = {}
 
-    def write(self, first: int, count: int, partitions: int, size: int, options: dict[str, str], poison: int = -1) -> None:
-        """Rows first .. first + count - 1 as one job. The row `poison` makes its task fail, whenever it is tried."""
+    def write(
+        self,
+        first: int,
+        count: int,
+        partitions: int,
+        size: int,
+        options: dict[str, str],
+        poison: int = -1,
+    ) -> None:
+        """Rows first .. first + count - 1 as one job. The row `poison` makes its task fail,
+        whenever it is tried.
+        """
         numbers = self.spark.range(first, first + count, 1, partitions)
         if poison >= 0:
-            numbers = numbers.selectExpr(f"if(id = {poison}, cast(raise_error('poisoned') as bigint), id) as id")
+            numbers = numbers.selectExpr(
+                f"if(id = {poison}, cast(raise_error('poisoned') as bigint), id) as id"
+            )
         rows = numbers.selectExpr(VALUE.format(size=size))
         rows.write.format(NAME).mode("append").options(**options).save()
 
-    def stream(self, source: dict[str, str], checkpoint: str, size: int, options: dict[str, str]) -> dict[str, Any]:
-        """All that is there now, in micro-batches, into a topic. `source`: {"format": "json", "path"}: files whose lines name ranges;
-        else the data source's options, and its values go on as they are."""
+    def stream(
+        self, source: dict[str, str], checkpoint: str, size: int, options: dict[str, str]
+    ) -> dict[str, Any]:
+        """All that is there now, in micro-batches, into a topic. `source`: {"format": "json",
+        "path"}: files whose lines name ranges; else the data source's options, and its values go on
+        as they are.
+        """
         query = self._start(source, checkpoint, size, options)
         query.awaitTermination()
         failed = query.exception()
@@ -45,14 +68,22 @@ class Program:
             raise failed
         return {"id": query.id, "batches": [row["batchId"] for row in query.recentProgress]}
 
-    def _start(self, source: dict[str, str], checkpoint: str, size: int, options: dict[str, str]) -> StreamingQuery:
+    def _start(
+        self, source: dict[str, str], checkpoint: str, size: int, options: dict[str, str]
+    ) -> StreamingQuery:
         stream = self.spark.readStream.format(source.pop("format"))
         if "path" in source:
             ranges = stream.schema("first long, last long").options(**source).load()
-            rows = ranges.selectExpr("explode(sequence(first, last)) as id").selectExpr(VALUE.format(size=size))
+            rows = ranges.selectExpr("explode(sequence(first, last)) as id").selectExpr(
+                VALUE.format(size=size)
+            )
         else:
             rows = stream.options(**source).load().select("value")
-        writer = rows.writeStream.format(NAME).option("checkpointLocation", checkpoint).trigger(availableNow=True)
+        writer = (
+            rows.writeStream.format(NAME)
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+        )
         query = writer.options(**options).start()
         self.queries[options["topic"]] = query
         return query
@@ -65,7 +96,10 @@ class Program:
             "count(distinct offset) as offsets",
             "min(offset) as first",
             "max(offset) as last",
-            "cast(sum(cast(xxhash64(key, value, topic, offset, timestamp, timestampType, tag) as decimal(38,0))) as string) as digest",
+            (
+                "cast(sum(cast(xxhash64(key, value, topic, offset, timestamp, timestampType, tag) "
+                "as decimal(38,0))) as string) as digest"
+            ),
             "count(distinct substr(cast(value as string), 1, 12)) as numbers",
         )
         return kept.first().asDict()  # type: ignore[union-attr]
@@ -107,13 +141,25 @@ def main() -> None:
     spark = session(arguments)
     register(spark, arguments.chaos)
     java: Any = spark._jvm
-    answer({"id": 0, "result": {"pid": os.getpid(), "jvm": java.java.lang.ProcessHandle.current().pid()}})
+    answer(
+        {
+            "id": 0,
+            "result": {"pid": os.getpid(), "jvm": java.java.lang.ProcessHandle.current().pid()},
+        }
+    )
     program = Program(spark)
 
     def run(words: dict[str, Any]) -> None:
         try:
-            java.SparkSession.setActiveSession(spark._jsparkSession)  # a thread's own; without it no registered source is found
-            answer({"id": words["id"], "result": getattr(program, words["command"])(**words["arguments"])})
+            java.SparkSession.setActiveSession(
+                spark._jsparkSession
+            )  # a thread's own; without it no registered source is found
+            answer(
+                {
+                    "id": words["id"],
+                    "result": getattr(program, words["command"])(**words["arguments"]),
+                }
+            )
         except Exception as error:
             traceback.print_exc()
             answer({"id": words["id"], "error": f"{type(error).__name__}: {error}"})

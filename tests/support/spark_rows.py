@@ -20,12 +20,16 @@ def numbers_in(url: str, topic: str, size: int) -> Counter[int]:
         while True:
             read = reader.read(offset, 1 << 20)
             for block in read.blocks:
-                assert block.first_offset == offset, f"offsets jump from {offset} to {block.first_offset}"
+                assert block.first_offset == offset, (
+                    f"offsets jump from {offset} to {block.first_offset}"
+                )
                 offset = block.next_offset
                 for body in block.body.values():
                     assert body is not None
                     number = int(bytes(body[:12]))
-                    assert body == value_of(number, size), f"a value was changed: {bytes(body[:80])!r}"
+                    assert body == value_of(number, size), (
+                        f"a value was changed: {bytes(body[:80])!r}"
+                    )
                     found[number] += 1
             if not read.blocks or offset >= read.head:
                 return found

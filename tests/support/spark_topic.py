@@ -1,4 +1,6 @@
-"""What a test asks of a topic that Spark writes to: what is staged, what is visible, and a trap that springs within a commit."""
+"""What a test asks of a topic that Spark writes to: what is staged, what is visible, and a trap
+that springs within a commit.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +49,25 @@ class Topic:
         raise AssertionError(f"topic {self.name} has no folder")
 
     def storage_pid(self) -> int:
-        [pid] = [actor["pid"] for actor in self.broker.actors() if actor["name"] == f"topic {self.name}"]
+        [pid] = [
+            actor["pid"] for actor in self.broker.actors() if actor["name"] == f"topic {self.name}"
+        ]
         return int(pid)
 
     def wait_staged(self, size_bytes: int = 1) -> None:
-        wait_for(lambda: self.row()["staged_bytes"] >= size_bytes, 60, f"{size_bytes} bytes staged in {self.name}")
+        wait_for(
+            lambda: self.row()["staged_bytes"] >= size_bytes,
+            60,
+            f"{size_bytes} bytes staged in {self.name}",
+        )
 
     def no_stage_left(self, timeout_s: float = 15.0) -> None:
         wait_for(lambda: not self.row()["stages"], timeout_s, f"no stage left in {self.name}")
-        wait_for(lambda: not list((self.folder / "staging").glob("*")), timeout_s, f"no staged file left of {self.name}")
+        wait_for(
+            lambda: not list((self.folder / "staging").glob("*")),
+            timeout_s,
+            f"no staged file left of {self.name}",
+        )
 
     def kill_storage(self) -> int:
         """SIGKILL; returns when a successor is up."""
@@ -63,7 +75,11 @@ class Topic:
         kill(pid)
 
         def follows() -> bool:
-            found = [a for a in self.broker.actors() if a["name"] == f"topic {self.name}" and a.get("state") == "up"]
+            found = [
+                a
+                for a in self.broker.actors()
+                if a["name"] == f"topic {self.name}" and a.get("state") == "up"
+            ]
             return bool(found) and found[0]["pid"] != pid
 
         wait_for(follows, 30, f"a new storage of {self.name}")
@@ -82,10 +98,13 @@ def crash(broker: Broker, *first: int) -> None:
 
 
 class Trap:
-    """A thread that kills `pids` at once when `sprung(files(folder))` of the topic's folder comes true: the middle of a commit, or as
-    near as a process can come to it from outside."""
+    """A thread that kills `pids` at once when `sprung(files(folder))` of the topic's folder comes
+    true: the middle of a commit, or as near as a process can come to it from outside.
+    """
 
-    def __init__(self, folder: Path, pids: list[int], sprung: Callable[[dict[str, int]], bool]) -> None:
+    def __init__(
+        self, folder: Path, pids: list[int], sprung: Callable[[dict[str, int]], bool]
+    ) -> None:
         self._folder, self._pids, self._sprung = folder, pids, sprung
         self._stop = threading.Event()
         self.caught = threading.Event()
@@ -106,7 +125,9 @@ class Trap:
 
 
 def files(folder: Path) -> dict[str, int]:
-    """Name and size of each chunk of a topic, and of each staged file: those end with .chunk and .part."""
+    """Name and size of each chunk of a topic, and of each staged file: those end with .chunk and
+    .part.
+    """
     found = {}
     for path in (folder, folder / "staging"):
         with os.scandir(path) as entries:

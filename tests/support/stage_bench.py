@@ -84,7 +84,9 @@ class Bench:
         self.store: Store = open_store(Files(), directory, StoreOptions(reserve_bytes=0), IDENTITY)
         self.stage_thread, self.state_thread = Thread(), Thread()
         table = self.store.state.load()
-        self.state = StateCommits(self.state_thread, self.store.state, table, "storage t", self.keeper())
+        self.state = StateCommits(
+            self.state_thread, self.store.state, table, "storage t", self.keeper()
+        )
         self.wire = Wire()
         self.port = cast("Port", self.wire)
         self.harness = StageCommits(
@@ -103,7 +105,9 @@ class Bench:
 
     def push(self, stage: bytes, *blocks: Block) -> list[p.Wire]:
         for block in blocks:
-            self.wire.mails.append(Mail((b"-",), p.Push(stage), [block.wire_header(), block.payload]))
+            self.wire.mails.append(
+                Mail((b"-",), p.Push(stage), [block.wire_header(), block.payload])
+            )
         self.harness.take_pushes(self.port)
         return self.turn()
 
@@ -127,14 +131,25 @@ class Bench:
         self.state.on_results()
         return self.turn()
 
-    def sealed(self, stage: bytes, *blocks: Block, version: int = 1, app: str = "app", kind: str = "app") -> p.StagePart:
+    def sealed(
+        self, stage: bytes, *blocks: Block, version: int = 1, app: str = "app", kind: str = "app"
+    ) -> p.StagePart:
         self.say(p.OpenStage(1, stage, app, version, kind, 0))
         self.push(stage, *blocks)
         seal = seal_of(stage, *blocks)
         self.say(seal)
         self.sync_stages()
-        assert p.Done(seal.request, {"messages": sum(block.count for block in blocks)}) in self.commit_state()
-        return stage, len(blocks), sum(block.count for block in blocks), seal.size_bytes, seal.checksum
+        assert (
+            p.Done(seal.request, {"messages": sum(block.count for block in blocks)})
+            in self.commit_state()
+        )
+        return (
+            stage,
+            len(blocks),
+            sum(block.count for block in blocks),
+            seal.size_bytes,
+            seal.checksum,
+        )
 
     def files(self) -> list[str]:
         """Once the thread has removed what it is to remove."""

@@ -1,4 +1,6 @@
-"""Harness for a topic's stages: writers' messages are methods. An accepted block is written at once, and kept."""
+"""Harness for a topic's stages: writers' messages are methods. An accepted block is written at
+once, and kept.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class StageTable:
         self.now_ns = 1_000 * S
         self.blocks: dict[bytes, list[Block]] = {}
 
-    def open(self, peer: tuple[bytes, ...] = A, stage: bytes = ONE, transaction: Transaction = T) -> dict[str, Any]:
+    def open(
+        self, peer: tuple[bytes, ...] = A, stage: bytes = ONE, transaction: Transaction = T
+    ) -> dict[str, Any]:
         self.stages.check_open(stage, transaction)
         self.stages.link(peer, self.now_ns)
         return self.stages.opened(peer, stage, transaction, self.now_ns)
@@ -49,9 +53,23 @@ class StageTable:
 
     def part(self, blocks: int, stage: bytes = ONE) -> StagePart:
         message = self.seal_of(0, blocks)
-        return stage, blocks, sum(1 + number % 3 for number in range(blocks)), message.size_bytes, message.checksum
+        return (
+            stage,
+            blocks,
+            sum(1 + number % 3 for number in range(blocks)),
+            message.size_bytes,
+            message.checksum,
+        )
 
-    def seal(self, request: int, blocks: int, *, final: bool = True, stage: bytes = ONE, peer: tuple[bytes, ...] = A) -> None:
+    def seal(
+        self,
+        request: int,
+        blocks: int,
+        *,
+        final: bool = True,
+        stage: bytes = ONE,
+        peer: tuple[bytes, ...] = A,
+    ) -> None:
         self.stages.seal(peer, self.seal_of(request, blocks, final=final, stage=stage), self.now_ns)
 
     def sync(self, stage: bytes = ONE) -> SealNow:

@@ -1,4 +1,6 @@
-"""What tests do with stages on a real broker: write them, look at their files, and speak to storage without manners."""
+"""What tests do with stages on a real broker: write them, look at their files, and speak to storage
+without manners.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,15 @@ def blocks_of(bodies: Sequence[bytes], per_block: int = 100) -> list[Block]:
     return [pack(bodies[i : i + per_block]) for i in range(0, len(bodies), per_block)]
 
 
-def write(url: str, bodies: Sequence[bytes], app: str = "app", version: int = 1, *, topic: str = TOPIC, per_block: int = 100) -> StagePart:
+def write(
+    url: str,
+    bodies: Sequence[bytes],
+    app: str = "app",
+    version: int = 1,
+    *,
+    topic: str = TOPIC,
+    per_block: int = 100,
+) -> StagePart:
     """One task's part, sealed."""
     with StageWriter(url, topic, app, version, heartbeat_ms=1_000) as writer:
         for block in blocks_of(bodies, per_block):

@@ -1,9 +1,11 @@
-"""Flip bits of a state store's file, one at a time, and open the topic as its storage would: for a process of its own.
+"""Flip bits of a state store's file, one at a time, and open the topic as its storage would: for a
+process of its own.
 
     python -m support.state_flips FOLDER FIRST STEP
 
-Every try is a child process, because LMDB may die of it; after a death or an error the next try follows, as the supervisor has it. The
-promises are checked in the child. The last line is JSON: how many bits, deaths by signal, errors, stores set aside.
+Every try is a child process, because LMDB may die of it; after a death or an error the next try
+follows, as the supervisor has it. The promises are checked in the child. The last line is JSON: how
+many bits, deaths by signal, errors, stores set aside.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ IDENTITY = TopicIdentity("t", "0" * 31 + "1")
 OPTIONS = StoreOptions(reserve_bytes=0, map_bytes=1 << 20)
 TRIES_MAX = 5
 CHANNELS = [f"channel{number}" for number in range(12)]
-UNFINISHED = {name: {number, 100 + number, 200 + number, *range(300, 320)} for number, name in enumerate(CHANNELS)}
+UNFINISHED = {
+    name: {number, 100 + number, 200 + number, *range(300, 320)}
+    for number, name in enumerate(CHANNELS)
+}
 OK, AGAIN, BROKEN = 0, 3, 7
 
 
@@ -40,7 +45,10 @@ def make(folder: str) -> None:
         store.log.append([pack([b"x"] * 10, producer_id=5, sequence=sequence)], 1_000 + sequence)
     store.log.sync()
     for turn in range(8):  # so that there are pages to use again
-        batch = StateBatch(applied_offset=30 * turn, producers={5: ProducerRow(3 * turn, 5, ((0, 0),)), 6: ProducerRow(9, 5, ())})
+        batch = StateBatch(
+            applied_offset=30 * turn,
+            producers={5: ProducerRow(3 * turn, 5, ((0, 0),)), 6: ProducerRow(9, 5, ())},
+        )
         for number, name in enumerate(CHANNELS):
             batch.channel_puts[name] = ChannelRow(300, counters={"turn": turn})
             batch.hole_puts += [(name, start + number, 1, turn + 1, 0) for start in (0, 100)]
@@ -56,15 +64,21 @@ def unfinished(store: Store, name: str) -> set[int]:
     rows = [*store.state.holes(name), *store.state.deferred_rows(name)]
     due, _ = store.state.due(name, 10**9, 1_000)
     assert {one.start for one in due} == {one.start for one in store.state.deferred_rows(name)}
-    return {offset for one in rows for offset in range(one.start, one.start + one.count)} | set(range(row.next_offset, 320))
+    return {offset for one in rows for offset in range(one.start, one.start + one.count)} | set(
+        range(row.next_offset, 320)
+    )
 
 
 def check(store: Store) -> None:
-    """What was promised: nothing unfinished is taken for finished, no sequence is forgotten, no transaction comes twice."""
+    """What was promised: nothing unfinished is taken for finished, no sequence is forgotten, no
+    transaction comes twice.
+    """
     table = store.state.load()
     assert sorted(table.channels) == sorted(CHANNELS)
     for name in CHANNELS:
-        assert unfinished(store, name) >= UNFINISHED[name], f"{name} lost {UNFINISHED[name] - unfinished(store, name)}"
+        assert unfinished(store, name) >= UNFINISHED[name], (
+            f"{name} lost {UNFINISHED[name] - unfinished(store, name)}"
+        )
     assert table.producers[5].next_sequence == 32
     assert table.producers[6].next_sequence == 9
     assert table.transactions["app"].version == 7
@@ -78,7 +92,12 @@ def attempt(folder: str) -> int:
         row = store.state.load().channels[CHANNELS[0]]
         for turn in range(3):
             rows = [(name, 310 + turn, 1, 1, 0) for name in CHANNELS]
-            store.state.commit(StateBatch(hole_puts=rows, channel_puts={CHANNELS[0]: row.changed({"filler": bytes(3_000 * turn)})}))
+            store.state.commit(
+                StateBatch(
+                    hole_puts=rows,
+                    channel_puts={CHANNELS[0]: row.changed({"filler": bytes(3_000 * turn)})},
+                )
+            )
         check(store)
     except StorageError:
         store.keeper.distrust()  # as `commits.py` does

@@ -1,4 +1,6 @@
-"""A topic's store on a disk that forgets, with the verbs of the domain: publish, sync, crash, reopen, check; and what was promised."""
+"""A topic's store on a disk that forgets, with the verbs of the domain: publish, sync, crash,
+reopen, check; and what was promised.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from zsq.storage.state.state import StateBatch
 from zsq.transport.block.block import Block, pack
 
 IDENTITY = TopicIdentity("clicks", "00112233445566778899aabbccddeeff")
-SMALL = StoreOptions(chunk_bytes=1024, index_every_bytes=256, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+SMALL = StoreOptions(
+    chunk_bytes=1024, index_every_bytes=256, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0
+)
 GROUPS = replace(SMALL, adopt_bytes=500, group_append_bytes=900)
 PRODUCER = 77
 APP = "query"
@@ -27,7 +31,9 @@ APP = "query"
 class StorageHarness:
     """One topic's store, and what was promised about it."""
 
-    def __init__(self, root: Path, options: StoreOptions = SMALL, files: FaultyFiles | None = None) -> None:
+    def __init__(
+        self, root: Path, options: StoreOptions = SMALL, files: FaultyFiles | None = None
+    ) -> None:
         self.root = str(root)
         self.directory = f"{root}/clicks"
         self.files = files or FaultyFiles(self.root)
@@ -45,7 +51,7 @@ class StorageHarness:
         self.staged: dict[bytes, list[tuple[bytes, ...]]] = {}
         """Bodies of every block of each stage that may be there."""
         self.sealed: dict[bytes, tuple[int, bool]] = {}
-        """Blocks whose seal was committed, and whether it was the final one; of stages that were not dropped."""
+        """For each stage not dropped: blocks whose seal was committed, and if it was final."""
         self.tried: dict[int, dict[bytes, list[tuple[bytes, ...]]]] = {}
         """Version -> what its commit named, by stage."""
         self.groups: dict[int, CommittedGroup] = {}
@@ -91,7 +97,9 @@ class StorageHarness:
         self.acknowledged = known
 
     def checkpoint(self) -> None:
-        """What the storage actor commits a few times a second; here without the producers, which recovery replays."""
+        """What the storage actor commits a few times a second; here without the producers, which
+        recovery replays.
+        """
         assert self.store is not None
         self.store.state.commit(StateBatch(synced_end=self.log.synced_end))
 
@@ -142,7 +150,8 @@ class StorageHarness:
         return blocks
 
     def check(self, lost_max: int = 0) -> list[int]:
-        """Nothing acknowledged lost (but `lost_max` blocks), no phantom, no reordering, no wrong body; what producers were told is true.
+        """Nothing acknowledged lost (but `lost_max` blocks), no phantom, no reordering, no wrong
+        body; what producers were told is true.
 
         Returns the sequences found.
         """
@@ -166,7 +175,9 @@ class StorageHarness:
         table = self.store.state.load()
         expected = table.producers[PRODUCER].next_sequence if PRODUCER in table.producers else 0
         answered = set(range(expected)) - set(found) - self.removed()
-        assert len(answered) <= lost_max, f"blocks {sorted(answered)} would be answered as stored and are not"
+        assert len(answered) <= lost_max, (
+            f"blocks {sorted(answered)} would be answered as stored and are not"
+        )
         assert table.applied_offset <= self.log.synced_end
         return found
 
@@ -176,7 +187,9 @@ class StorageHarness:
 
     # Stages and groups
 
-    def stage(self, name: str, version: int, blocks: int = 2, count: int = 2, size: int = 20) -> bytes:
+    def stage(
+        self, name: str, version: int, blocks: int = 2, count: int = 2, size: int = 20
+    ) -> bytes:
         """Push blocks, one a call."""
         key = name.encode().ljust(16, b"_")
         self.now_ns += 10
@@ -184,9 +197,13 @@ class StorageHarness:
         made = self.staged.setdefault(key, [])
         assert expected == len(made)
         for number in range(expected, expected + blocks):
-            bodies = tuple(b"%s %d/%d" % (name.encode(), number, i) + b"." * size for i in range(count))
+            bodies = tuple(
+                b"%s %d/%d" % (name.encode(), number, i) + b"." * size for i in range(count)
+            )
             made.append(bodies)
-            assert self.staging.append(key, [pack(bodies, sequence=number)], self.now_ns) == number + 1
+            assert (
+                self.staging.append(key, [pack(bodies, sequence=number)], self.now_ns) == number + 1
+            )
         return key
 
     def seal(self, *keys: bytes, final: bool = True) -> None:
@@ -200,8 +217,12 @@ class StorageHarness:
             self.store.state.commit(StateBatch(stage_puts={key: row}))
             self.sealed[key] = (row.blocks, final)
 
-    def commit(self, version: int, *keys: bytes, lag: bool = False, merge: bool = False) -> CommittedGroup:
-        """One group. `lag`: the process would die before the state is committed; `merge`: its small parts before, if there are many."""
+    def commit(
+        self, version: int, *keys: bytes, lag: bool = False, merge: bool = False
+    ) -> CommittedGroup:
+        """One group. `lag`: the process would die before the state is committed; `merge`: its small
+        parts before, if there are many.
+        """
         self.tried[version] = {key: list(self.staged[key]) for key in keys}
         self.now_ns += 10
         transaction = Transaction(APP, version, "app")
@@ -211,14 +232,18 @@ class StorageHarness:
             merging.step()
         merged = None if merging is None else merging.merged
         try:
-            group = self.groups[version] = self.log.append_group(transaction, parts, self.now_ns, merged)
+            group = self.groups[version] = self.log.append_group(
+                transaction, parts, self.now_ns, merged
+            )
         except (Damaged, DiskFull):
             if merging is not None:
                 merging.discard()
             raise
         if merging is not None:
             merging.discard()
-        batch = StateBatch(transactions={APP: TransactionRow(version, "app", *group)}, applied_offset=self.log.end)
+        batch = StateBatch(
+            transactions={APP: TransactionRow(version, "app", *group)}, applied_offset=self.log.end
+        )
         self.drop(*keys, batch=batch, lag=lag)
         return group
 
@@ -239,34 +264,53 @@ class StorageHarness:
         self.staging.purge(batch)
 
     def check_groups(self, blocks: list[Block]) -> None:
-        """Each group is there whole, once and in order, or not at all; its stages are gone, or there; and nothing else is."""
+        """Each group is there whole, once and in order, or not at all; its stages are gone, or
+        there; and nothing else is.
+        """
         assert self.store is not None
         table = self.store.state.load()
         row = table.transactions.get(APP)
         rest = [block for block in blocks if not block.header.producer_id]
-        assert all(block.header.flags == 0 and block.count for block in blocks), "readers see what groups are made of"
+        assert all(block.header.flags == 0 and block.count for block in blocks), (
+            "readers see what groups are made of"
+        )
         present = set()
         for version, parts in self.tried.items():
             wanted = {bodies for part in parts.values() for bodies in part}
             mine = [block for block in rest if tuple(block.body.values()) in wanted]
             rest = [block for block in rest if block not in mine]
-            assert mine or version not in self.groups, f"group {version} was committed and is not there"
+            assert mine or version not in self.groups, (
+                f"group {version} was committed and is not there"
+            )
             if not mine:
-                assert row is None or row.version < version, f"group {version} is not there, and would be answered as committed"
+                assert row is None or row.version < version, (
+                    f"group {version} is not there, and would be answered as committed"
+                )
                 continue
             present.add(version)
             messages = sum(map(len, wanted))
-            assert (mine[-1].next_offset - mine[0].first_offset, len(mine)) == (messages, len(wanted)), f"group {version} is not whole"
+            assert (mine[-1].next_offset - mine[0].first_offset, len(mine)) == (
+                messages,
+                len(wanted),
+            ), f"group {version} is not whole"
             order = [tuple(block.body.values()) for block in mine]
             for part in parts.values():
-                assert [bodies for bodies in order if bodies in part] == part, "a part's rows changed places"
+                assert [bodies for bodies in order if bodies in part] == part, (
+                    "a part's rows changed places"
+                )
             assert len({block.header.time_ns for block in mine}) == 1
             assert row is not None
             assert row.version >= version
             if row.version == version:
-                assert (row.first_offset, row.messages, row.time_ns) == (mine[0].first_offset, messages, mine[0].header.time_ns)
+                assert (row.first_offset, row.messages, row.time_ns) == (
+                    mine[0].first_offset,
+                    messages,
+                    mine[0].header.time_ns,
+                )
             if version in self.groups:
-                assert self.groups[version][:2] == (mine[0].first_offset, messages), "the answer was wrong"
+                assert self.groups[version][:2] == (mine[0].first_offset, messages), (
+                    "the answer was wrong"
+                )
         assert not rest, "blocks of no group"
         self._check_stages(present)
         self._check_names()
@@ -283,26 +327,53 @@ class StorageHarness:
             assert facts[key].final >= final
 
     def _check_names(self) -> None:
-        """No file that nobody knows, in the folder and in its staging; those that are doomed (see `purge`) count as known."""
+        """No file that nobody knows, in the folder and in its staging; those that are doomed (see
+        `purge`) count as known.
+        """
         bases = self.log.chunks
         known = {chunk_name(base) for base in bases} | {index_name(base) for base in bases}
-        known |= {"topic", "lock", "state", "state.snapshot", "state.snapshot.tmp", "state.starts", STAGING_NAME}
-        names = {name for name in self.files.list(self.directory) if not name.endswith((".bad", ".bad-1"))}
+        known |= {
+            "topic",
+            "lock",
+            "state",
+            "state.snapshot",
+            "state.snapshot.tmp",
+            "state.starts",
+            STAGING_NAME,
+        }
+        names = {
+            name
+            for name in self.files.list(self.directory)
+            if not name.endswith((".bad", ".bad-1"))
+        }
         assert names <= known, f"left over: {names - known}"
         assert {chunk_name(base) for base in bases} <= names
         if STAGING_NAME in names:
             staging = self.staging
             mine = {file.path for stage in staging._stages.values() for file in stage.files}
             doomed = {file.path for _, files in staging._dropped for file in files}
-            found = {f"{self.directory}/{STAGING_NAME}/{name}" for name in self.files.list(f"{self.directory}/{STAGING_NAME}")}
-            assert mine <= found <= mine | doomed, f"staging: lost {mine - found}, left over {found - mine - doomed}"
+            found = {
+                f"{self.directory}/{STAGING_NAME}/{name}"
+                for name in self.files.list(f"{self.directory}/{STAGING_NAME}")
+            }
+            assert mine <= found <= mine | doomed, (
+                f"staging: lost {mine - found}, left over {found - mine - doomed}"
+            )
 
     def after_crash(self) -> list[int]:
-        """What a writer learns then: blocks that were not sealed are gone. The versions whose commit can, and must, be tried again."""
+        """What a writer learns then: blocks that were not sealed are gone. The versions whose
+        commit can, and must, be tried again.
+        """
         facts = self.staging.stages()
-        self.staged = {key: bodies[: facts[key].blocks] for key, bodies in self.staged.items() if key in facts}
+        self.staged = {
+            key: bodies[: facts[key].blocks] for key, bodies in self.staged.items() if key in facts
+        }
         self.sealed = {key: promise for key, promise in self.sealed.items() if key in facts}
-        return [version for version, parts in self.tried.items() if version not in self.groups and parts.keys() <= facts.keys()]
+        return [
+            version
+            for version, parts in self.tried.items()
+            if version not in self.groups and parts.keys() <= facts.keys()
+        ]
 
     def go_on(self) -> None:
         """After a crash: what was not committed is committed, and the topic lives."""

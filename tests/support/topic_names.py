@@ -9,6 +9,12 @@ CHARS_MAX = 56
 
 
 def topic_name_of(test: str) -> str:
-    """Return a legal topic name of at most 56 characters, a different one for each test and each of its parameters."""
+    """Return a legal topic name of at most 56 characters, a different one for each test and each of
+    its parameters.
+    """
     slug = re.sub(r"[^a-z0-9]+", "-", test.removeprefix("test_").lower()).strip("-")
-    return slug if len(slug) <= CHARS_MAX else f"{slug[: CHARS_MAX - 9]}-{zlib.crc32(test.encode()):08x}"
+    return (
+        slug
+        if len(slug) <= CHARS_MAX
+        else f"{slug[: CHARS_MAX - 9]}-{zlib.crc32(test.encode()):08x}"
+    )

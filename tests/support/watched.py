@@ -1,4 +1,6 @@
-"""A channel's core under watch: after each call every offset is where one move of the table can have brought it, and in one place only."""
+"""A channel's core under watch: after each call every offset is where one move of the table can
+have brought it, and in one place only.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ class Watch:
             for name, event in events.items():
                 setattr(owner, name, self._wrapped(getattr(owner, name), event))
 
-    def _wrapped(self, method: Callable[..., Any], event: MessageEvent | None) -> Callable[..., Any]:
+    def _wrapped(
+        self, method: Callable[..., Any], event: MessageEvent | None
+    ) -> Callable[..., Any]:
         def watched(*arguments: Any, **named: Any) -> Any:
             if self._inside:
                 return method(*arguments, **named)
@@ -54,9 +58,13 @@ class Watch:
     def _check_consumers(self) -> None:
         """What is told of them without a look at each."""
         channel, consumers = self.channel, self.channel.consumers.values()
-        assert channel.is_wanted() == (not channel.paused and any(consumer.ready > 0 for consumer in consumers))
+        assert channel.is_wanted() == (
+            not channel.paused and any(consumer.ready > 0 for consumer in consumers)
+        )
         due_ns = channel.next_due(0, 0)
-        assert not consumers or 0 < due_ns <= max(1, min(consumer.lost_ns for consumer in consumers)), "nobody is lost unseen"
+        assert not consumers or 0 < due_ns <= max(
+            1, min(consumer.lost_ns for consumer in consumers)
+        ), "nobody is lost unseen"
 
     def _look(self) -> None:
         """Where each offset behind the cursor is; those that are nowhere are over."""
@@ -66,7 +74,9 @@ class Watch:
         def put(runs: Iterable[tuple[int, ...]], state: MessageState) -> None:
             for start, count, *_ in runs:
                 for offset in range(start, start + count):
-                    assert offset not in found, f"offset {offset} is {found[offset].value} and {state.value}"
+                    assert offset not in found, (
+                        f"offset {offset} is {found[offset].value} and {state.value}"
+                    )
                     found[offset] = state
 
         put((run for lease in self.channel._leases.values() for run in lease.runs), _S.IN_FLIGHT)
@@ -78,7 +88,9 @@ class Watch:
         if isinstance(supply, OrderedSupply):
             put((*supply._slots.runs(), *supply._unsorted.runs()), _S.PARKED)
         here = {offset for offset, state in found.items() if state is _S.DEFERRED}
-        self._deferred = (self._deferred - found.keys()) | here  # what a commit has taken to the store stays deferred
+        self._deferred = (
+            self._deferred - found.keys()
+        ) | here  # what a commit has taken to the store stays deferred
         found.update(dict.fromkeys(self._deferred, _S.DEFERRED))
         self.places = found
 
@@ -93,6 +105,9 @@ class Watch:
             now = self.places.get(offset, _S.OVER if offset < self._next else _S.AHEAD)
             if was is not now:
                 allowed = MOVES[was].get(event, frozenset()) if event is not None else frozenset()
-                assert now in allowed, f"offset {offset} went from {was.value} to {now.value} by {event and event.value}"
+                assert now in allowed, (
+                    f"offset {offset} went from {was.value} to {now.value} by "
+                    f"{event and event.value}"
+                )
                 assert event is not None
                 SEEN.add((was, event, now))

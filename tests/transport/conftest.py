@@ -1,4 +1,6 @@
-"""A small broker in a thread: one topic, one channel, the rules of sequences and leases, and faults to order."""
+"""A small broker in a thread: one topic, one channel, the rules of sequences and leases, and faults
+to order.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ CREDIT_BYTES: Final = 4 * 1024 * 1024
 
 
 class FakeBroker:
-    """Listens on RUN/supervisor, RUN/1 (topic), RUN/2 (reader), RUN/3 (channel). What it stored survives `die` and `start`.
+    """Listens on RUN/supervisor, RUN/1 (topic), RUN/2 (reader), RUN/3 (channel). What it stored
+    survives `die` and `start`.
 
-    Faults, to be set from the test: `refuse` (code for the next blocks), `lose_answers` (store, do not answer), `silent` (answer
-    nothing), `deaf_to` (kinds of words), `forgotten` (links), `lookup_error`. `heard` has every word that came, `news` tells when one came.
+    Faults, to be set from the test: `refuse` (code for the next blocks), `lose_answers` (store, do
+    not answer), `silent` (answer nothing), `deaf_to` (kinds of words), `forgotten` (links),
+    `lookup_error`. `heard` has every word that came, `news` tells when one came.
     """
 
     def __init__(self, run: Path) -> None:
@@ -96,7 +100,10 @@ class FakeBroker:
         return [body for block in self.log for body in block.body.values() if body is not None]
 
     def _loop(self, up: threading.Event) -> None:
-        ends = {name: sockets.make_router(f"ipc://{self.run}/{name}") for name in ("supervisor", "1", "2", "3")}
+        ends = {
+            name: sockets.make_router(f"ipc://{self.run}/{name}")
+            for name in ("supervisor", "1", "2", "3")
+        }
         self.ends = ends
         poller = zmq.Poller()
         for end in ends.values():
@@ -136,7 +143,9 @@ class FakeBroker:
         if answer is not None:
             self.say(end, tuple(envelope), answer)
 
-    def say(self, end: Any, envelope: Envelope, message: p.Wire, blocks: tuple[Block, ...] = ()) -> bool:
+    def say(
+        self, end: Any, envelope: Envelope, message: p.Wire, blocks: tuple[Block, ...] = ()
+    ) -> bool:
         try:
             return sockets.send_word(end, envelope, message, blocks)
         except zmq.ZMQError:  # the peer is gone
@@ -145,7 +154,11 @@ class FakeBroker:
     def on_lookup(self, _: Envelope, message: p.Lookup, __: Any) -> p.Wire:
         if self.lookup_error is not None:
             return p.Failed(message.request, *self.lookup_error)
-        places = {"topic": f"ipc://{self.run}/1", "reader": f"ipc://{self.run}/2", "channel": f"ipc://{self.run}/3"}
+        places = {
+            "topic": f"ipc://{self.run}/1",
+            "reader": f"ipc://{self.run}/2",
+            "channel": f"ipc://{self.run}/3",
+        }
         return p.Done(message.request, {**places, "uuid": self.uuid})
 
     def on_manage(self, _: Envelope, message: p.Manage, __: Any) -> p.Wire:
@@ -160,7 +173,9 @@ class FakeBroker:
         return p.Beat()
 
     def on_hello(self, envelope: Envelope, message: p.Hello, _: Any) -> p.Wire:
-        return p.Welcome(1, self.expected.get(message.producer_id, 0), CREDIT_BYTES, message.heartbeat_ms)
+        return p.Welcome(
+            1, self.expected.get(message.producer_id, 0), CREDIT_BYTES, message.heartbeat_ms
+        )
 
     def on_pub(self, _: Envelope, __: p.Pub, payload: list[Any]) -> p.Wire | None:
         block = frames_blocks([bytes(frame.buffer) for frame in payload])[0]
@@ -172,7 +187,9 @@ class FakeBroker:
         if sequence == expected:
             if self.refuse:
                 code = self.refuse.popleft()
-                return p.Unstored(sequence, expected, code, "as the test wants it") if code else None
+                return (
+                    p.Unstored(sequence, expected, code, "as the test wants it") if code else None
+                )
             self.expected[producer] = expected + 1
             self.places[producer, sequence] = self.head
             placed = with_place(block, self.head, 1_700_000_000_000_000_000 + self.head)
@@ -189,32 +206,60 @@ class FakeBroker:
         blocks = tuple(block for block in self.log if block.next_offset > message.offset)[:10]
         start = self.log[0].first_offset if self.log else self.head
         next_offset = blocks[-1].next_offset if blocks else message.offset
-        self.say(self.ends["2"], envelope, p.Blocks(message.request, start, self.head, next_offset), blocks)
+        self.say(
+            self.ends["2"],
+            envelope,
+            p.Blocks(message.request, start, self.head, next_offset),
+            blocks,
+        )
 
     def on_offsetat(self, _: Envelope, message: p.OffsetAt, __: Any) -> p.Wire:
-        offset = next((block.first_offset for block in self.log if block.header.time_ns >= message.time_ns), self.head)
+        offset = next(
+            (block.first_offset for block in self.log if block.header.time_ns >= message.time_ns),
+            self.head,
+        )
         return p.Done(message.request, {"offset": offset, "start": 0, "head": self.head})
 
     def on_measure(self, _: Envelope, message: p.Measure, __: Any) -> p.Wire:
         end = self.head if message.end < 0 else message.end
         within = [block for block in self.log if message.start <= block.first_offset < end]
-        fitting = [block for i, block in enumerate(within) if not i or sum(b.length for b in within[: i + 1]) <= message.bytes_max]
+        fitting = [
+            block
+            for i, block in enumerate(within)
+            if not i or sum(b.length for b in within[: i + 1]) <= message.bytes_max
+        ]
         offset = fitting[-1].next_offset if fitting else message.start
-        return p.Done(message.request, {"bytes": sum(b.length for b in within), "offset": offset, "start": 0, "head": self.head})
+        return p.Done(
+            message.request,
+            {
+                "bytes": sum(b.length for b in within),
+                "offset": offset,
+                "start": 0,
+                "head": self.head,
+            },
+        )
 
     # Consumers
 
     def on_sub(self, envelope: Envelope, message: p.Sub, _: Any) -> None:
         self.consumers[envelope] = message
         self.given[envelope] = 0
-        self.say(self.ends["3"], envelope, p.Subscribed(message.request, 1, message.message_timeout_ms or 60_000, message.heartbeat_ms))
+        self.say(
+            self.ends["3"],
+            envelope,
+            p.Subscribed(
+                message.request, 1, message.message_timeout_ms or 60_000, message.heartbeat_ms
+            ),
+        )
         self._deliver()
 
     def on_ready(self, envelope: Envelope, message: p.Ready, _: Any) -> None:
         old = self.consumers.get(envelope)
         if old is None:
             return  # it said Bye meanwhile
-        self.consumers[envelope] = p.Sub(old.request, 1, message.ready, 0, old.heartbeat_ms, old.label)
+        self.consumers[envelope] = p.Sub(
+            old.request, 1, message.ready, 0, old.heartbeat_ms, old.label
+        )
         self._deliver()
 
     def on_bye(self, envelope: Envelope, _: p.Bye, __: Any) -> None:
@@ -224,7 +269,13 @@ class FakeBroker:
         self._deliver()
 
     def on_fin(self, envelope: Envelope, message: p.Fin, _: Any) -> p.Wire | None:
-        return self._settle(envelope, message.request, message.token, message.ranges, lambda offsets: self.finished.extend(offsets))
+        return self._settle(
+            envelope,
+            message.request,
+            message.token,
+            message.ranges,
+            lambda offsets: self.finished.extend(offsets),
+        )
 
     def on_req(self, envelope: Envelope, message: p.Req, _: Any) -> p.Wire | None:
         def again(offsets: list[int]) -> None:
@@ -234,14 +285,23 @@ class FakeBroker:
         return self._settle(envelope, message.request, message.token, message.ranges, again)
 
     def _settle(
-        self, envelope: Envelope, request: int, token: int, ranges: tuple[p.Range, ...], what: Callable[[list[int]], object]
+        self,
+        envelope: Envelope,
+        request: int,
+        token: int,
+        ranges: tuple[p.Range, ...],
+        what: Callable[[list[int]], object],
     ) -> p.Wire | None:
         if envelope not in self.consumers:
             return p.Failed(request, E_HELLO, "subscribe first")
         refused: tuple[p.Range, ...] = ()
         if token:
             _, offsets = self.leases.get(token, (envelope, set()))
-            wanted = {o for first, count in ranges for o in range(first, first + count)} if ranges else set(offsets)
+            wanted = (
+                {o for first, count in ranges for o in range(first, first + count)}
+                if ranges
+                else set(offsets)
+            )
             refused = tuple((offset, 1) for offset in sorted(wanted - offsets))
             taken = sorted(wanted & offsets)
             offsets.difference_update(taken)
@@ -262,7 +322,9 @@ class FakeBroker:
         for offset in offsets:
             block = next(b for b in self.log if b.first_offset <= offset < b.next_offset)
             start = offset - block.first_offset
-            self.todo.append((with_place(cut(block, start, start + 1), offset, block.header.time_ns), 2))
+            self.todo.append(
+                (with_place(cut(block, start, start + 1), offset, block.header.time_ns), 2)
+            )
 
     def _deliver(self) -> None:
         for envelope, sub in self.consumers.items():
@@ -273,10 +335,18 @@ class FakeBroker:
                     self.todo.appendleft((rest, attempts))
                     block = cut(block, 0, room)
                 self._token += 1
-                self.leases[self._token] = (envelope, set(range(block.first_offset, block.next_offset)))
+                self.leases[self._token] = (
+                    envelope,
+                    set(range(block.first_offset, block.next_offset)),
+                )
                 self.given[envelope] += block.count
                 run = (block.first_offset, block.count, attempts)
-                if not self.say(self.ends["3"], envelope, p.Deliver(self._token, (run,), sub.message_timeout_ms or 60_000), (block,)):
+                if not self.say(
+                    self.ends["3"],
+                    envelope,
+                    p.Deliver(self._token, (run,), sub.message_timeout_ms or 60_000),
+                    (block,),
+                ):
                     self.on_bye(envelope, p.Bye(), ())
                     return
 
@@ -312,7 +382,11 @@ def _nothing_is_left() -> Iterator[None]:
     """No client leaves its thread behind."""
     before = set(threading.enumerate())
     yield
-    left = [thread for thread in threading.enumerate() if thread.name.startswith("zsq") and thread not in before]
+    left = [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith("zsq") and thread not in before
+    ]
     for thread in left:
         thread.join(2)
 

@@ -1,4 +1,6 @@
-"""The table of settings: one row each, no list of settings elsewhere, and a new row is enough for all that is derived."""
+"""The table of settings: one row each, no list of settings elsewhere, and a new row is enough for
+all that is derived.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import pytest
 from zsq.storage.retention import changed, resolve
 from zsq.transport import settings
 from zsq.transport.errors import E_BAD_ARGUMENT, UsageError
-from zsq.transport.settings import CHANNEL, TOPIC, ChannelOptions, ChannelSettings, Retention, RetentionSettings
+from zsq.transport.settings import (
+    CHANNEL,
+    TOPIC,
+    ChannelOptions,
+    ChannelSettings,
+    Retention,
+    RetentionSettings,
+)
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 TABLE: Final = "transport/settings.py"
@@ -22,7 +31,9 @@ NAMED_MAX: Final = 3  # settings of one table that a file names because it obeys
 WORDS: Final = frozenset({"tags", "ordered"})  # of messages and of lists too
 
 
-@pytest.mark.parametrize(("of", "options"), [(ChannelSettings, ChannelOptions), (Retention, RetentionSettings)])
+@pytest.mark.parametrize(
+    ("of", "options"), [(ChannelSettings, ChannelOptions), (Retention, RetentionSettings)]
+)
 def test_callers_are_told_the_same_types(of: type, options: type) -> None:
     told, held = get_type_hints(options), get_type_hints(of)
     assert [*told] == [*held]
@@ -31,21 +42,37 @@ def test_callers_are_told_the_same_types(of: type, options: type) -> None:
 
 
 def test_no_other_file_lists_settings() -> None:
-    """A setting changes the table and the code that obeys it: each file names at most a few of them."""
+    """A setting changes the table and the code that obeys it: each file names at most a few of
+    them.
+    """
     for rows in (CHANNEL, TOPIC):
         names = {row.name for row in rows} - WORDS
-        for path in [*(file for layer in ("actors", "apps", "storage", "transport") for file in (ROOT / layer).rglob("*.py"))]:
+        for path in [
+            *(
+                file
+                for layer in ("actors", "apps", "storage", "transport")
+                for file in (ROOT / layer).rglob("*.py")
+            )
+        ]:
             named = names & {*_words(path.read_text())}
-            assert len(named) <= NAMED_MAX or path == ROOT / TABLE, f"{path} lists the settings {sorted(named)}: take the rows of {TABLE}"
+            assert len(named) <= NAMED_MAX or path == ROOT / TABLE, (
+                f"{path} lists the settings {sorted(named)}: take the rows of {TABLE}"
+            )
         for path in (ROOT / "apps/console").rglob("*.js"):
             named = names & {*re.findall(r"\w+", path.read_text())}
-            assert len(named) <= NAMED_MAX, f"{path} lists the settings {sorted(named)}: take the rows of base/settings.js"
+            assert len(named) <= NAMED_MAX, (
+                f"{path} lists the settings {sorted(named)}: take the rows of base/settings.js"
+            )
 
 
 def _words(source: str) -> list[str]:
     """The strings and the keywords of a module."""
     nodes = [*ast.walk(ast.parse(source))]
-    strings = [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+    strings = [
+        node.value
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
     return strings + [str(node.arg) for node in nodes if isinstance(node, ast.keyword)]
 
 
@@ -91,8 +118,19 @@ except UsageError as error:
 def test_a_new_setting_needs_only_its_row() -> None:
     source = (ROOT / TABLE).read_text()
     source = source.replace("    def __post_init__", f"{ROW}    def __post_init__", 1)
-    source = source.replace("    alarm_age_s: float | None\n", "    alarm_age_s: float | None\n    shade: int | None\n", 1)
-    ended = subprocess.run([sys.executable, "-P", "-c", PROGRAM], input=source, capture_output=True, text=True, timeout=60, check=False)
+    source = source.replace(
+        "    alarm_age_s: float | None\n",
+        "    alarm_age_s: float | None\n    shade: int | None\n",
+        1,
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", PROGRAM],
+        input=source,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (ended.stdout, ended.stderr) == ("shade must be a number from 0 to 10, not 11\n", "")
 
 
@@ -101,10 +139,19 @@ def test_a_new_setting_needs_only_its_row() -> None:
     [
         ({"max_attempts": -1}, "max_attempts must be a number from 0 to 65535, not -1"),
         ({"max_attempts": True}, "max_attempts must be a number from 0 to 65535, not True"),
-        ({"alarm_depth": -2}, "alarm_depth must be a number from -1 to 4611686018427387904, not -2"),
+        (
+            {"alarm_depth": -2},
+            "alarm_depth must be a number from -1 to 4611686018427387904, not -2",
+        ),
         ({"max_age_s": 0}, "max_age_s must be a number of seconds above 0, or -1 for never, not 0"),
-        ({"max_age_s": float("nan")}, "max_age_s must be a number of seconds above 0, or -1 for never, not nan"),
-        ({"max_age_s": None}, "max_age_s must be a number of seconds above 0, or -1 for never, not None"),
+        (
+            {"max_age_s": float("nan")},
+            "max_age_s must be a number of seconds above 0, or -1 for never, not nan",
+        ),
+        (
+            {"max_age_s": None},
+            "max_age_s must be a number of seconds above 0, or -1 for never, not None",
+        ),
         ({"backoff_s": -1}, "backoff_s must be a number of seconds from 0 to 3600, not -1"),
         ({"backoff_s": 300}, "backoff_s (300) is above backoff_max_s (120.0)"),
         ({"dead_letter_topic": 3}, "dead_letter_topic must be a topic's name, not 3"),
@@ -121,10 +168,22 @@ def test_each_wrong_setting_of_a_channel_is_refused(own: dict[str, Any], text: s
 @pytest.mark.parametrize(
     ("own", "text"),
     [
-        ({"keep_bytes": "x" * 99}, f"keep_bytes must be a number from 0 to 2**62, or -1 for no bound, not '{'x' * 39}"),
+        (
+            {"keep_bytes": "x" * 99},
+            f"keep_bytes must be a number from 0 to 2**62, or -1 for no bound, not '{'x' * 39}",
+        ),
         ({"keep_s": -2}, "keep_s must be a number of seconds, or -1 for no bound, not -2"),
-        ({"max_bytes": -2}, "max_bytes must be a number from 0 to 2**62, or -1 for no bound, not -2"),
-        ({"max_bytes": 5}, "max_bytes must be at least 8388608 (8 MiB, the largest block), or -1 for no bound, not 5"),
+        (
+            {"max_bytes": -2},
+            "max_bytes must be a number from 0 to 2**62, or -1 for no bound, not -2",
+        ),
+        (
+            {"max_bytes": 5},
+            (
+                "max_bytes must be at least 8388608 (8 MiB, the largest block), or -1 for no "
+                "bound, not 5"
+            ),
+        ),
         ({"max_s": 0.5}, "max_s must be at least 1 s, or -1 for no bound, not 0.5"),
         ({"when_full": "wait"}, "when_full must be reject or drop-oldest, not 'wait'"),
         ({"when_full": []}, "when_full must be reject or drop-oldest, not []"),

@@ -158,7 +158,11 @@ class Column:
         first = ends[0]
         size = ends[1] - first
         found: list[bytes | None]
-        if size and size * count == len(whole) and ends == list(range(first, first + size * count + 1, size)):
+        if (
+            size
+            and size * count == len(whole)
+            and ends == list(range(first, first + size * count + 1, size))
+        ):
             found = list(struct.unpack(f"{size}s" * count, whole))
         else:
             if first:
@@ -276,8 +280,12 @@ class Block:
                     bitmap = at - padded(len(column.validity))
                     self._check_pieces(bitmap + (start >> 3), bitmap + ((stop + 7) >> 3))
                 if (at + start * 4) // PIECE_BYTES > at // PIECE_BYTES:
-                    self._check_pieces(at, at + 4)  # the first offset, which all others are relative to
-                self._check_pieces(at + start * 4, at + stop * 4 + 4)  # the offsets, before one of them is used
+                    self._check_pieces(
+                        at, at + 4
+                    )  # the first offset, which all others are relative to
+                self._check_pieces(
+                    at + start * 4, at + stop * 4 + 4
+                )  # the offsets, before one of them is used
                 data = at + padded(len(offsets) * 4) - offsets[0]
                 self._check_pieces(data + offsets[start], data + offsets[stop])
             if times is not None:
@@ -289,13 +297,18 @@ class Block:
         if low >= high:
             return
         first, end = low // PIECE_BYTES, (high - 1) // PIECE_BYTES + 1
-        columns = self.columns[first * PIECE_BYTES : min(end * PIECE_BYTES, len(self.columns) - TRAILER_BYTES)]
+        columns = self.columns[
+            first * PIECE_BYTES : min(end * PIECE_BYTES, len(self.columns) - TRAILER_BYTES)
+        ]
         if crc32c(columns, self._prefixes[first]) != self._prefixes[end]:
             raise self._corrupt()
 
     def _corrupt(self) -> CorruptBlock:
         header = self.header
-        where = f"{header.producer_id:x}/{header.sequence} (offsets {header.first_offset} to {self.next_offset - 1})"
+        where = (
+            f"{header.producer_id:x}/{header.sequence} (offsets {header.first_offset} to "
+            f"{self.next_offset - 1})"
+        )
         return CorruptBlock(E_CHECKSUM, f"the columns of block {where} do not match their checksum")
 
 
@@ -306,11 +319,26 @@ def check_columns(header: Header, columns: memoryview) -> None:
     (E_BAD_BLOCK) if the length is wrong.
     """
     if header.length != HEADER_BYTES + len(columns):
-        raise UsageError(E_BAD_BLOCK, f"the header of a block says {header.length} bytes, but the block has {HEADER_BYTES + len(columns)}")
-    if _TRAILER.unpack_from(columns, len(columns) - TRAILER_BYTES) != (header.length, TRAILER_MAGIC):
+        raise UsageError(
+            E_BAD_BLOCK,
+            (
+                f"the header of a block says {header.length} bytes, but the block has "
+                f"{HEADER_BYTES + len(columns)}"
+            ),
+        )
+    if _TRAILER.unpack_from(columns, len(columns) - TRAILER_BYTES) != (
+        header.length,
+        TRAILER_MAGIC,
+    ):
         raise CorruptBlock(E_CHECKSUM, "the trailer of a block does not match its length")
     if crc32c(columns[:-TRAILER_BYTES]) != header.columns_crc:
-        raise CorruptBlock(E_CHECKSUM, f"the columns of block {header.producer_id:x}/{header.sequence} do not match their checksum")
+        raise CorruptBlock(
+            E_CHECKSUM,
+            (
+                f"the columns of block {header.producer_id:x}/{header.sequence} do not match their "
+                "checksum"
+            ),
+        )
 
 
 def check_block(block: Block, limits: Limits | None = None) -> None:
@@ -318,8 +346,15 @@ def check_block(block: Block, limits: Limits | None = None) -> None:
     limits = limits or Limits()
     check_columns(block.header, block.columns)
     columns = block._parts()[0]
-    sizes_max = (limits.message_bytes_max, limits.key_bytes_max, limits.tag_bytes_max, limits.headers_bytes_max)
-    for column, size_max, what in zip(columns, sizes_max, ("message", "key", "tag", "headers"), strict=True):
+    sizes_max = (
+        limits.message_bytes_max,
+        limits.key_bytes_max,
+        limits.tag_bytes_max,
+        limits.headers_bytes_max,
+    )
+    for column, size_max, what in zip(
+        columns, sizes_max, ("message", "key", "tag", "headers"), strict=True
+    ):
         if column is None:
             continue
         ends = column.offsets.tolist()
@@ -328,7 +363,9 @@ def check_block(block: Block, limits: Limits | None = None) -> None:
         if len(column.data) > size_max:
             largest = max(map(sub, ends[1:], ends))
             if largest > size_max:
-                raise UsageError(E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes")
+                raise UsageError(
+                    E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes"
+                )
 
 
 def open_block(header: Buffer, payload: Any, columns: memoryview | None = None) -> Block:
@@ -336,7 +373,9 @@ def open_block(header: Buffer, payload: Any, columns: memoryview | None = None) 
     return Block(decode_header(header), payload, columns)
 
 
-def _split(header: Header, columns: memoryview) -> tuple[tuple[Column | None, ...], memoryview | None]:
+def _split(
+    header: Header, columns: memoryview
+) -> tuple[tuple[Column | None, ...], memoryview | None]:
     """Walk the layout once. Raises `UsageError` (E_BAD_BLOCK) if a piece ends outside."""
     count = header.count
     end = len(columns) - TRAILER_BYTES
@@ -357,13 +396,24 @@ def _split(header: Header, columns: memoryview) -> tuple[tuple[Column | None, ..
             position += padded((count + 7) // 8)
         offsets_bytes = (count + 1) * 4
         if position + padded(offsets_bytes) > end:
-            raise UsageError(E_BAD_BLOCK, "the offsets of a column extend beyond the end of the block")
+            raise UsageError(
+                E_BAD_BLOCK, "the offsets of a column extend beyond the end of the block"
+            )
         offsets = columns[position : position + offsets_bytes].cast("i")
         position += padded(offsets_bytes)
         size = offsets[count] - offsets[0]
         if offsets[0] < 0 or size < 0 or position + padded(size) > end:
-            raise UsageError(E_BAD_BLOCK, "the bytes of a column extend beyond the end of the block")
-        found.append(Column(offsets, columns[position : position + size], validity, position - padded(offsets_bytes)))
+            raise UsageError(
+                E_BAD_BLOCK, "the bytes of a column extend beyond the end of the block"
+            )
+        found.append(
+            Column(
+                offsets,
+                columns[position : position + size],
+                validity,
+                position - padded(offsets_bytes),
+            )
+        )
         position += padded(size)
     times = None
     if header.columns & HAS_TIMES:
@@ -385,7 +435,16 @@ def pad(size: int) -> bytes:
 
 
 def seal(
-    pieces: list[Any], size: int, bits: int, count: int, *, first_offset: int, time_ns: int, producer_id: int, sequence: int, flags: int = 0
+    pieces: list[Any],
+    size: int,
+    bits: int,
+    count: int,
+    *,
+    first_offset: int,
+    time_ns: int,
+    producer_id: int,
+    sequence: int,
+    flags: int = 0,
 ) -> Block:
     """Join the pieces of the columns (`size` bytes) and the trailer, and make checksum and header.
 
@@ -393,11 +452,27 @@ def seal(
     """
     length = HEADER_BYTES + size + TRAILER_BYTES
     if length > BLOCK_BYTES_MAX:
-        raise UsageError(E_TOO_BIG, f"a block of {length} bytes is over the limit of {BLOCK_BYTES_MAX} bytes; send smaller batches")
+        raise UsageError(
+            E_TOO_BIG,
+            (
+                f"a block of {length} bytes is over the limit of {BLOCK_BYTES_MAX} bytes; send "
+                "smaller batches"
+            ),
+        )
     pieces.append(_TRAILER.pack(length, TRAILER_MAGIC))
     payload = b"".join(pieces)
     view = memoryview(payload)
-    header = Header(bits, flags, length, count, first_offset, time_ns, producer_id, sequence, crc32c(view[:-TRAILER_BYTES]))
+    header = Header(
+        bits,
+        flags,
+        length,
+        count,
+        first_offset,
+        time_ns,
+        producer_id,
+        sequence,
+        crc32c(view[:-TRAILER_BYTES]),
+    )
     return Block(header, payload, view)
 
 
@@ -421,7 +496,10 @@ def pack(
     limits = limits or Limits()
     count = len(bodies)
     if not 1 <= count <= BLOCK_COUNT_MAX:
-        raise UsageError(E_TOO_BIG if count else E_BAD_BLOCK, f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {count}")
+        raise UsageError(
+            E_TOO_BIG if count else E_BAD_BLOCK,
+            f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {count}",
+        )
     pieces: list[Any] = []
     bits = 0
     size = _pack_column(pieces, bodies, limits.message_bytes_max, "message")
@@ -447,9 +525,21 @@ def pack(
         pieces.append(struct.pack(f"<{count}q", *times))
         size += count * 8
     try:
-        return seal(pieces, size, bits, count, first_offset=first_offset, time_ns=time_ns, producer_id=producer_id, sequence=sequence)
+        return seal(
+            pieces,
+            size,
+            bits,
+            count,
+            first_offset=first_offset,
+            time_ns=time_ns,
+            producer_id=producer_id,
+            sequence=sequence,
+        )
     except TypeError as error:
-        raise UsageError(E_BAD_BLOCK, f"messages, keys, tags and headers must be bytes; encode text first ({error})") from None
+        raise UsageError(
+            E_BAD_BLOCK,
+            f"messages, keys, tags and headers must be bytes; encode text first ({error})",
+        ) from None
 
 
 def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: str) -> int:
@@ -460,15 +550,22 @@ def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: 
     try:
         sizes = list(map(len, values))
     except TypeError as error:
-        raise UsageError(E_BAD_BLOCK, f"a {what} must be bytes: {error}") from None  # join() finds text among the values
+        raise UsageError(
+            E_BAD_BLOCK, f"a {what} must be bytes: {error}"
+        ) from None  # join() finds text among the values
     largest = max(sizes)
     if largest > size_max:
-        raise UsageError(E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes")
+        raise UsageError(
+            E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes"
+        )
     ends = list(accumulate(sizes, initial=0))
     try:
         offsets = struct.pack(f"<{len(ends)}i", *ends)
     except struct.error:  # the size does not fit in 32 bits
-        text = f"a column of {ends[-1]} bytes is over the limit of a block, {BLOCK_BYTES_MAX} bytes; send smaller batches"
+        text = (
+            f"a column of {ends[-1]} bytes is over the limit of a block, {BLOCK_BYTES_MAX} "
+            "bytes; send smaller batches"
+        )
         raise UsageError(E_TOO_BIG, text) from None
     pieces += (offsets, pad(len(offsets)))
     pieces += values
@@ -490,7 +587,11 @@ def with_place(block: Block, first_offset: int, time_ns: int) -> Block:
 
     Storage does this when it stores a block.
     """
-    return Block(block.header._replace(first_offset=first_offset, time_ns=time_ns), block.payload, block.columns)
+    return Block(
+        block.header._replace(first_offset=first_offset, time_ns=time_ns),
+        block.payload,
+        block.columns,
+    )
 
 
 def cut(block: Block, start: int, stop: int) -> Block:
@@ -502,7 +603,9 @@ def cut(block: Block, start: int, stop: int) -> Block:
     the block keeps its old checksum.
     """
     if not 0 <= start < stop <= block.count:
-        raise ValueError(f"cannot cut messages {start} to {stop} from a block of {block.count} messages")
+        raise ValueError(
+            f"cannot cut messages {start} to {stop} from a block of {block.count} messages"
+        )
     if start == 0 and stop == block.count:
         return block
     block.check_messages(((start, stop),))
@@ -517,7 +620,12 @@ def cut(block: Block, start: int, stop: int) -> Block:
             pieces += (shifted.to_bytes((count + 7) // 8, "little"), pad((count + 7) // 8))
         first = column.offsets[0]
         data = column.data[column.offsets[start] - first : column.offsets[stop] - first]
-        pieces += (column.offsets[start : stop + 1].cast("B"), pad((count + 1) * 4), data, pad(len(data)))
+        pieces += (
+            column.offsets[start : stop + 1].cast("B"),
+            pad((count + 1) * 4),
+            data,
+            pad(len(data)),
+        )
     if times is not None:
         pieces.append(times[start:stop].cast("B"))
     old = block.header
@@ -525,8 +633,12 @@ def cut(block: Block, start: int, stop: int) -> Block:
                  producer_id=old.producer_id, sequence=old.sequence, flags=old.flags)  # fmt: skip
 
 
-_CLOSE: Final = 8  # if at least one message in so many is picked, all values of the range are read in one call
-_UNLIMITED: Final = Limits(BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)  # they were checked on arrival
+_CLOSE: Final = (
+    8  # if at least one message in so many is picked, all values of the range are read in one call
+)
+_UNLIMITED: Final = Limits(
+    BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX
+)  # they were checked on arrival
 
 
 def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:
@@ -555,7 +667,9 @@ def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:
             times += [block.header.time_ns] * count
         else:
             times += [time_ns for start, stop in spans for time_ns in own_times[start:stop]]
-    keys, tags, headers = (values if any(value is not None for value in values) else None for values in optional)
+    keys, tags, headers = (
+        values if any(value is not None for value in values) else None for values in optional
+    )
     first, start, _ = parts[0]
     same_time = len(set(times)) == 1
     return pack(bodies, keys=keys, tags=tags, headers=headers, times=None if same_time else times,
@@ -587,6 +701,8 @@ def _values(column: Column, start: int, stop: int) -> list[bytes | None]:
     data = column.data[column.offsets[start] - first : column.offsets[stop] - first]
     found = Column(column.offsets[start : stop + 1], data, None).values()
     if column.validity is not None:
-        bits = int.from_bytes(column.validity[start >> 3 : (stop + 7) >> 3], "little") >> (start & 7)
+        bits = int.from_bytes(column.validity[start >> 3 : (stop + 7) >> 3], "little") >> (
+            start & 7
+        )
         found = [value if bits >> i & 1 else None for i, value in enumerate(found)]
     return found

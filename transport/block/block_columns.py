@@ -14,7 +14,16 @@ from typing import Any, Final
 
 from ..errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_TOO_BIG, UsageError
 from .block import Block, Column, pad, padded, seal
-from .block_format import BLOCK_COUNT_MAX, HAS_HEADERS, HAS_KEY, HAS_TAG, HEADERS_NULLS, KEY_NULLS, TAG_NULLS, Limits
+from .block_format import (
+    BLOCK_COUNT_MAX,
+    HAS_HEADERS,
+    HAS_KEY,
+    HAS_TAG,
+    HEADERS_NULLS,
+    KEY_NULLS,
+    TAG_NULLS,
+    Limits,
+)
 
 __all__ = ["join_columns", "slice_bitmap"]
 
@@ -43,9 +52,18 @@ def join_columns(
     """
     limits = limits or Limits()
     if not 1 <= count <= BLOCK_COUNT_MAX:
-        raise UsageError(E_TOO_BIG if count > 0 else E_BAD_BLOCK, f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {count}")
+        raise UsageError(
+            E_TOO_BIG if count > 0 else E_BAD_BLOCK,
+            f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {count}",
+        )
     if body.validity is not None and slice_bitmap(body.validity, 0, count) is not None:
-        raise UsageError(E_BAD_ARGUMENT, f"the body of message {_first_null(body.validity)} of the block is null; use an empty body")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"the body of message {_first_null(body.validity)} of the block is null; use an "
+                "empty body"
+            ),
+        )
     pieces: list[Any] = []
     size = _add_values(pieces, count, body, limits.message_bytes_max, "message")
     bits = 0
@@ -59,12 +77,24 @@ def join_columns(
         if column.validity is not None:
             bitmap_bytes = (count + 7) // 8
             if len(column.validity) != bitmap_bytes:
-                raise UsageError(E_BAD_BLOCK, f"the {what} bitmap must have {bitmap_bytes} bytes, not {len(column.validity)}")
+                raise UsageError(
+                    E_BAD_BLOCK,
+                    f"the {what} bitmap must have {bitmap_bytes} bytes, not {len(column.validity)}",
+                )
             bits |= nulls
             pieces += (column.validity, pad(bitmap_bytes))
             size += padded(bitmap_bytes)
         size += _add_values(pieces, count, column, size_max, what)
-    return seal(pieces, size, bits, count, first_offset=0, time_ns=0, producer_id=producer_id, sequence=sequence)
+    return seal(
+        pieces,
+        size,
+        bits,
+        count,
+        first_offset=0,
+        time_ns=0,
+        producer_id=producer_id,
+        sequence=sequence,
+    )
 
 
 def _add_values(pieces: list[Any], count: int, column: Column, size_max: int, what: str) -> int:
@@ -72,11 +102,25 @@ def _add_values(pieces: list[Any], count: int, column: Column, size_max: int, wh
     offsets, data = column.offsets, column.data
     if offsets.itemsize != _OFFSET_BYTES or len(offsets) != count + 1:
         found = f"{len(offsets)} of {offsets.itemsize} bytes"
-        raise UsageError(E_BAD_BLOCK, f"the {what} column must have {count + 1} offsets of {_OFFSET_BYTES} bytes, not {found}")
+        raise UsageError(
+            E_BAD_BLOCK,
+            (
+                f"the {what} column must have {count + 1} offsets of {_OFFSET_BYTES} bytes, not "
+                f"{found}"
+            ),
+        )
     if offsets[0] < 0 or offsets[count] - offsets[0] != len(data):
-        raise UsageError(E_BAD_BLOCK, f"the offsets of the {what} column cover {offsets[count] - offsets[0]} bytes, but it has {len(data)}")
+        raise UsageError(
+            E_BAD_BLOCK,
+            (
+                f"the offsets of the {what} column cover {offsets[count] - offsets[0]} bytes, but "
+                f"it has {len(data)}"
+            ),
+        )
     if len(data) > size_max and (largest := _largest(offsets, len(data), size_max)) > size_max:
-        raise UsageError(E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes")
+        raise UsageError(
+            E_TOO_BIG, f"{what} of {largest} bytes is over the limit of {size_max} bytes"
+        )
     offsets_bytes = (count + 1) * _OFFSET_BYTES
     pieces += (offsets.cast("B"), pad(offsets_bytes), data, pad(len(data)))
     return padded(offsets_bytes) + padded(len(data))
@@ -107,7 +151,9 @@ def slice_bitmap(bitmap: memoryview, start: int, count: int) -> memoryview | Non
     """
     last = (start + count + 7) // 8
     if last > len(bitmap):
-        raise UsageError(E_BAD_BLOCK, f"a bitmap of {len(bitmap)} bytes has no bits {start} to {start + count}")
+        raise UsageError(
+            E_BAD_BLOCK, f"a bitmap of {len(bitmap)} bytes has no bits {start} to {start + count}"
+        )
     full = (1 << count) - 1
     bits = int.from_bytes(bitmap[start // 8 : last], "little") >> (start % 8) & full
     return None if bits == full else memoryview(bits.to_bytes((count + 7) // 8, "little"))

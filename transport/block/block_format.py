@@ -15,7 +15,9 @@ TRAILER_BYTES: Final = 8
 BLOCK_BYTES_MAX: Final = 8 * 1024 * 1024
 BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024  # default of the broker (--max-msg-size)
-MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024  # limit of --max-msg-size: such a message fits into a block with key, tag and headers
+MESSAGE_BYTES_LARGEST: Final = (
+    7 * 1024 * 1024
+)  # limit of --max-msg-size: such a message fits into a block with key, tag and headers
 KEY_BYTES_MAX: Final = 256
 TAG_BYTES_MAX: Final = 256
 HEADERS_BYTES_MAX: Final = 16 * 1024
@@ -25,7 +27,8 @@ WIRE_MAGIC: Final = b"ZSQB"
 DISK_MAGIC: Final = b"ZSQD"
 TRAILER_MAGIC: Final = 0x42515A5F
 
-# Bits of the field `columns`: the columns that the block has, and those that have a validity bitmap.
+# Bits of the field `columns`: the columns that the block has, and those that have a validity
+# bitmap.
 HAS_KEY: Final = 1
 HAS_TAG: Final = 2
 HAS_HEADERS: Final = 4
@@ -35,12 +38,18 @@ TAG_NULLS: Final = 32
 HEADERS_NULLS: Final = 64
 _COLUMN_BITS_KNOWN: Final = 127
 COMPRESSION_MASK: Final = 15  # of the flags; reserved, not implemented
-IN_GROUP: Final = 16  # flag, on disk only: part of an atomic group, which counts only if its mark follows
-MARK: Final = 32  # flag, on disk only: no messages, but the end of an atomic group and its transaction
-DELAYED: Final = 64  # flag, on disk only: published with a delay; due time and serial replace producer and sequence
+IN_GROUP: Final = (
+    16  # flag, on disk only: part of an atomic group, which counts only if its mark follows
+)
+MARK: Final = (
+    32  # flag, on disk only: no messages, but the end of an atomic group and its transaction
+)
+# Flag, on disk only: published with a delay; due time and serial replace producer and sequence.
+DELAYED: Final = 64
 ADDRESSED: Final = 128  # flag: some message may be for one channel only (dead_letter.py)
 
-# magic, version, columns, flags, length, count, first offset, time, producer, sequence, columns crc, reserved x 2
+# magic, version, columns, flags, length, count, first offset, time, producer, sequence, columns
+# crc, reserved x 2
 _HEAD: Final = struct.Struct("<4sBBHIIqqQQIII")
 _CRC: Final = struct.Struct("<I")
 assert _HEAD.size + _CRC.size == HEADER_BYTES
@@ -84,7 +93,9 @@ class Limits:
     headers_bytes_max: int = HEADERS_BYTES_MAX
 
 
-LARGEST: Final = Limits(MESSAGE_BYTES_LARGEST)  # for blocks that the broker will check, or has checked
+LARGEST: Final = Limits(
+    MESSAGE_BYTES_LARGEST
+)  # for blocks that the broker will check, or has checked
 
 
 def encode_header(header: Header, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -> bytes:
@@ -106,23 +117,45 @@ def decode_header(buffer: Buffer, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -
     (E_TOO_BIG) if it exceeds a limit, and `CorruptBlock` (E_CHECKSUM) if its checksum is wrong.
     """
     if len(buffer) != HEADER_BYTES:
-        raise UsageError(E_BAD_BLOCK, f"a block header must have {HEADER_BYTES} bytes, not {len(buffer)}")
+        raise UsageError(
+            E_BAD_BLOCK, f"a block header must have {HEADER_BYTES} bytes, not {len(buffer)}"
+        )
     found, version, columns, *rest = _HEAD.unpack_from(buffer)
     if found != magic:
         raise UsageError(E_BAD_BLOCK, f"not a block: it starts with {found!r}, not {magic!r}")
     if crc32c(memoryview(buffer)[: _HEAD.size], seed) != _CRC.unpack_from(buffer, _HEAD.size)[0]:
         raise CorruptBlock(E_CHECKSUM, "the checksum of a block header does not match")
     if version != VERSION or columns & ~_COLUMN_BITS_KNOWN:
-        text = f"block version {version}, columns {columns:#x}: this program reads only version {VERSION}; upgrade it"
+        text = (
+            f"block version {version}, columns {columns:#x}: this program reads only version "
+            f"{VERSION}; upgrade it"
+        )
         raise UsageError(E_BAD_BLOCK, text)
     header = Header(columns, *rest)
     if header.flags & COMPRESSION_MASK:
-        raise UsageError(E_BAD_BLOCK, "compressed blocks are not supported; send the columns uncompressed")
+        raise UsageError(
+            E_BAD_BLOCK, "compressed blocks are not supported; send the columns uncompressed"
+        )
     if not (0 if header.flags & MARK else 1) <= header.count <= BLOCK_COUNT_MAX:
-        raise UsageError(E_TOO_BIG if header.count else E_BAD_BLOCK, f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {header.count}")
+        raise UsageError(
+            E_TOO_BIG if header.count else E_BAD_BLOCK,
+            f"a block holds 1 to {BLOCK_COUNT_MAX} messages, not {header.count}",
+        )
     if header.length > BLOCK_BYTES_MAX:
-        raise UsageError(E_TOO_BIG, f"a block of {header.length} bytes is over the limit of {BLOCK_BYTES_MAX} bytes; send smaller batches")
+        raise UsageError(
+            E_TOO_BIG,
+            (
+                f"a block of {header.length} bytes is over the limit of {BLOCK_BYTES_MAX} bytes; "
+                "send smaller batches"
+            ),
+        )
     if header.length < HEADER_BYTES + TRAILER_BYTES or header.length % 8:
         least = HEADER_BYTES + TRAILER_BYTES
-        raise UsageError(E_BAD_BLOCK, f"the length of a block must be at least {least} bytes and a multiple of 8, not {header.length}")
+        raise UsageError(
+            E_BAD_BLOCK,
+            (
+                f"the length of a block must be at least {least} bytes and a multiple of 8, not "
+                f"{header.length}"
+            ),
+        )
     return header

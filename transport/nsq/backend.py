@@ -30,7 +30,9 @@ class Backend(Protocol):
         """Publish messages. Calls `answer("")` when they are durable."""
         ...
 
-    def subscribe(self, topic: str, channel: str, identity: ClientIdentity, answer: Answer) -> None: ...
+    def subscribe(
+        self, topic: str, channel: str, identity: ClientIdentity, answer: Answer
+    ) -> None: ...
 
     def set_ready(self, count: int) -> None: ...
 
@@ -53,7 +55,9 @@ class Backend(Protocol):
     def leave(self) -> None:
         """Stop new messages. Messages in flight may still be answered."""
 
-    def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
+    def authenticate(
+        self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]
+    ) -> None:
         """Authenticate the client.
 
         `answer` gets the authorization, or a text that says why it failed. The client does not see

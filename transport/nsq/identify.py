@@ -101,7 +101,10 @@ class ClientIdentity:
         if not self.feature_negotiation:
             return b"OK"
         limits = self.limits
-        topology = {"topology_region": limits.topology_region, "topology_zone": limits.topology_zone}
+        topology = {
+            "topology_region": limits.topology_region,
+            "topology_zone": limits.topology_zone,
+        }
         if not (self.topology_region or self.topology_zone or any(topology.values())):
             topology = {}  # nsqd 1.3 does not send it: only if set here or by the client
         return go_json(
@@ -189,7 +192,12 @@ def _heartbeat(asked_ms: int, default_ms: int, limits: NsqLimits) -> int:
 def _output_buffer(asked_size: int, asked_ms: int, limits: NsqLimits) -> tuple[int, int]:
     """Return size and timeout. The timeout is checked first. A size of 1 (no buffer) needs none."""
     timeout_ms = {-1: 0, 0: limits.output_buffer_timeout_ms}.get(asked_ms, asked_ms)
-    if asked_ms not in {-1, 0} and not limits.min_output_buffer_timeout_ms <= asked_ms <= limits.max_output_buffer_timeout_ms:
+    if (
+        asked_ms not in {-1, 0}
+        and not limits.min_output_buffer_timeout_ms
+        <= asked_ms
+        <= limits.max_output_buffer_timeout_ms
+    ):
         raise NsqError(E_BAD_BODY, f"IDENTIFY output buffer timeout ({asked_ms}) is invalid")
     if asked_size == -1:
         return 1, 0
@@ -208,7 +216,9 @@ def _msg_timeout(asked_ms: int, limits: NsqLimits) -> int:
     return asked_ms
 
 
-_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)  # possessive and with an optional end: one pass over any input
+_STRING: Final = re.compile(
+    rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL
+)  # possessive and with an optional end: one pass over any input
 
 
 def _check_depth(body: bytes) -> None:
@@ -229,7 +239,11 @@ def cut_string(text: str) -> str:
     """Return the text, cut to STRING_BYTES_MAX bytes of UTF-8 between two characters."""
     if len(text) * 4 <= STRING_BYTES_MAX:
         return text
-    return text[:STRING_BYTES_MAX].encode("utf-8", "replace")[:STRING_BYTES_MAX].decode("utf-8", "ignore")
+    return (
+        text[:STRING_BYTES_MAX]
+        .encode("utf-8", "replace")[:STRING_BYTES_MAX]
+        .decode("utf-8", "ignore")
+    )
 
 
 def _typed(body: bytes) -> _Asked:
@@ -239,7 +253,11 @@ def _typed(body: bytes) -> _Asked:
     """
     _check_depth(body)
     document = json.loads(
-        body.decode("utf-8", "replace"), object_pairs_hook=_Pairs, parse_constant=_refuse, parse_float=_Other, parse_int=_integer
+        body.decode("utf-8", "replace"),
+        object_pairs_hook=_Pairs,
+        parse_constant=_refuse,
+        parse_float=_Other,
+        parse_int=_integer,
     )
     if document is None:
         return _Asked()
@@ -253,7 +271,9 @@ def _typed(body: bytes) -> _Asked:
         if type(value) is not type(defaults[name]):
             raise ValueError(name)
         if isinstance(value, str):  # half of a surrogate pair is not a character
-            value = cut_string(value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace"))
+            value = cut_string(
+                value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+            )
         elif type(value) is int and value not in (_INT32 if name == "sample_rate" else _INT64):
             raise ValueError(name)
         values[name] = value

@@ -22,7 +22,9 @@ from typing import Final, Protocol
 
 import crc32c
 
-PIECE: Final = 65_536  # plain bytes from one `receive`, plus one snappy block at most; one read of a socket returns as much
+# Plain bytes from one `receive`, plus one snappy block at most; one read of a socket returns as
+# much.
+PIECE: Final = 65_536
 PARTS_PIECE: Final = 256  # TLS records or snappy chunks that one `receive` processes
 DEFLATE_LEVELS: Final = range(1, 10)
 
@@ -164,7 +166,9 @@ class TlsLayer:
 
     def close(self) -> bytes:
         if self.ready:
-            with contextlib.suppress(ssl.SSLError):  # it waits for the other side's reply; this side does not
+            with contextlib.suppress(
+                ssl.SSLError
+            ):  # it waits for the other side's reply; this side does not
                 self._tls.unwrap()
         return self.take_out()
 
@@ -217,7 +221,9 @@ class DeflateLayer:
         except zlib.error as error:
             raise LayerError(f"deflate: {error}") from None
         self._rest = self._unpacker.unconsumed_tail
-        self._full = len(plain) == PIECE  # zlib may hold more of a match although it consumed all input
+        self._full = (
+            len(plain) == PIECE
+        )  # zlib may hold more of a match although it consumed all input
         self._ended = self._unpacker.eof
         return plain
 
@@ -225,7 +231,8 @@ class DeflateLayer:
         return self._packer.compress(data) + self._packer.flush(zlib.Z_SYNC_FLUSH)
 
 
-# Snappy: a stream is chunks, each `type (1) | length (3, little-endian) | data`; data of types 0 and 1 begins with a masked CRC-32C.
+# Snappy: a stream is chunks, each `type (1) | length (3, little-endian) | data`; data of types 0
+# and 1 begins with a masked CRC-32C.
 
 _COMPRESSED: Final = 0x00
 _PLAIN: Final = 0x01
@@ -341,7 +348,9 @@ class SnappyLayer:
         try:
             size = self._unpacked_size(packed)
             if size > _BLOCK:
-                raise LayerError(f"snappy: a chunk decompresses to {size} bytes; the limit is {_BLOCK}")
+                raise LayerError(
+                    f"snappy: a chunk decompresses to {size} bytes; the limit is {_BLOCK}"
+                )
             return bytes(self._unpack(packed))
         except LayerError:
             raise
@@ -363,5 +372,9 @@ class SnappyLayer:
                 kind, body = _COMPRESSED, packed
             else:  # packing saves less than an eighth, so the reader is spared the work
                 kind, body = _PLAIN, plain
-            pieces += (_HEAD.pack(kind | (len(body) + 4) << 8), _CRC.pack(_masked(plain)), bytes(body))
+            pieces += (
+                _HEAD.pack(kind | (len(body) + 4) << 8),
+                _CRC.pack(_masked(plain)),
+                bytes(body),
+            )
         return b"".join(pieces)

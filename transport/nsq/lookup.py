@@ -56,12 +56,20 @@ class Node:
 
 def registrations(topics: Mapping[str, Collection[str]]) -> frozenset[Registration]:
     """Return the topics and channels of a node whose names nsqlookupd accepts."""
-    named = {topic: [channel for channel in channels if is_name(channel)] for topic, channels in topics.items() if is_name(topic)}
-    return frozenset((topic, channel) for topic, channels in named.items() for channel in ("", *channels))
+    named = {
+        topic: [channel for channel in channels if is_name(channel)]
+        for topic, channels in topics.items()
+        if is_name(topic)
+    }
+    return frozenset(
+        (topic, channel) for topic, channels in named.items() for channel in ("", *channels)
+    )
 
 
 def is_name(name: object) -> bool:
-    return isinstance(name, str) and len(name) <= NAME_CHARS_MAX and _NAME.fullmatch(name) is not None
+    return (
+        isinstance(name, str) and len(name) <= NAME_CHARS_MAX and _NAME.fullmatch(name) is not None
+    )
 
 
 class LookupSession:
@@ -144,14 +152,19 @@ class LookupSession:
         about = self._unanswered.popleft()
         if answer.startswith(b"E_"):
             self._refused = about
-            raise LookupFailed(f"it refused {' '.join(about).strip() if about else 'this node'}: {_shown(answer)}")
+            raise LookupFailed(
+                f"it refused {' '.join(about).strip() if about else 'this node'}: {_shown(answer)}"
+            )
         if self.identified:
             if answer != b"OK":
                 raise LookupFailed(f"it replied {_shown(answer)} instead of OK")
             return
         said = _object(answer) if answer != b"OK" else {}
         port = said.get("http_port")
-        self.peer_host, self.peer_port = str(said.get("broadcast_address", "")), port if type(port) is int and 0 < port < 65_536 else 0
+        self.peer_host, self.peer_port = (
+            str(said.get("broadcast_address", "")),
+            port if type(port) is int and 0 < port < 65_536 else 0,
+        )
         self.identified = True
 
     def _say(self, now_ns: int) -> None:
@@ -173,7 +186,10 @@ class LookupSession:
 
 def _line(command: bytes, about: Registration) -> bytes:
     topic, channel = about
-    return b" ".join([command, topic.encode("ascii"), *([channel.encode("ascii")] if channel else [])]) + b"\n"
+    return (
+        b" ".join([command, topic.encode("ascii"), *([channel.encode("ascii")] if channel else [])])
+        + b"\n"
+    )
 
 
 def _shown(answer: bytes) -> str:

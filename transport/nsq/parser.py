@@ -38,7 +38,16 @@ from typing import Final
 from ..errors import UsageError
 from ..names import check_name
 from .commands import Auth, Cls, Command, Dpub, Fins, Identify, Mpub, Nop, Pub, Rdy, Req, Sub, Touch
-from .errors import E_BAD_BODY, E_BAD_CHANNEL, E_BAD_MESSAGE, E_BAD_TOPIC, E_INVALID, NsqError, quoted, shown
+from .errors import (
+    E_BAD_BODY,
+    E_BAD_CHANNEL,
+    E_BAD_MESSAGE,
+    E_BAD_TOPIC,
+    E_INVALID,
+    NsqError,
+    quoted,
+    shown,
+)
 from .limits import LINE_BYTES_MAX, NsqLimits
 from .wire import ID_BYTES
 
@@ -92,7 +101,9 @@ def cut_any(data: bytes, first: int, count: int, size_max: int) -> list[bytes] |
     return bodies if at <= len(data) else None
 
 
-_FIN_CUTS: Final = {1 << bits: struct.Struct("4x16sx" * (1 << bits)) for bits in range(_CUT_MAX.bit_length())}
+_FIN_CUTS: Final = {
+    1 << bits: struct.Struct("4x16sx" * (1 << bits)) for bits in range(_CUT_MAX.bit_length())
+}
 
 
 def cut_fins(data: bytes, at: int) -> list[bytes]:
@@ -143,7 +154,9 @@ class Walk:
         self._limits = limits
         self._first = first
         self._count = count
-        self.stops = array("i")  # where messages end; four bytes each, because there may be a million
+        self.stops = array(
+            "i"
+        )  # where messages end; four bytes each, because there may be a million
 
     def on(self, buffer: bytearray | memoryview) -> bool:
         """Go on as far as the bytes reach.
@@ -197,7 +210,9 @@ class Parser:
     This gives nsqd's order of errors.
     """
 
-    def __init__(self, limits: NsqLimits, check: Check | None = None, before_body: BeforeBody | None = None) -> None:
+    def __init__(
+        self, limits: NsqLimits, check: Check | None = None, before_body: BeforeBody | None = None
+    ) -> None:
         self._limits = limits
         self._check = check
         self._before_body = before_body
@@ -206,7 +221,11 @@ class Parser:
         self._at = 0  # where the next command begins in `_data`
         self._held = bytearray()  # the beginning of a command; `_data` is empty then
         self._need = 0  # the length that `_held` must have before it is parsed again
-        self._missing = ("", "", "")  # the error if no more comes: its code, the command, the missing part
+        self._missing = (
+            "",
+            "",
+            "",
+        )  # the error if no more comes: its code, the command, the missing part
         self._walk: Walk | None = None  # through the MPUB that is held
         self._forms: Final[dict[bytes, Callable[[list[bytes], int], Command | None]]] = {
             b"RDY": self._rdy,
@@ -266,7 +285,11 @@ class Parser:
         code, name, missing = self._missing
         if self._walk is not None:
             missing = self._walk.missing(len(self._held))
-        return NsqError(code, f"{name} failed to read {missing}") if self._held and code else NsqError("")
+        return (
+            NsqError(code, f"{name} failed to read {missing}")
+            if self._held and code
+            else NsqError("")
+        )
 
     @property
     def held(self) -> int:
@@ -326,7 +349,9 @@ class Parser:
         if len(words) > 1:
             count = _number(words[1], "RDY could not parse count")
         if count > self._limits.max_rdy_count:
-            raise NsqError(E_INVALID, f"RDY count {count} out of range 0-{self._limits.max_rdy_count}")
+            raise NsqError(
+                E_INVALID, f"RDY count {count} out of range 0-{self._limits.max_rdy_count}"
+            )
         self._at = after
         return Rdy(count)
 
@@ -398,7 +423,10 @@ class Parser:
         topic = _name(words[1]) or _refuse(E_BAD_TOPIC, "DPUB topic", words[1])
         defer_ms = _number(words[2], "DPUB could not parse timeout")
         if defer_ms > self._limits.max_req_timeout_ms:
-            raise NsqError(E_INVALID, f"DPUB timeout {defer_ms} out of range 0-{self._limits.max_req_timeout_ms}")
+            raise NsqError(
+                E_INVALID,
+                f"DPUB timeout {defer_ms} out of range 0-{self._limits.max_req_timeout_ms}",
+            )
         body = self._message("DPUB", topic, after)
         return None if body is None else Dpub(topic, defer_ms, body)
 
@@ -410,7 +438,9 @@ class Parser:
         if size <= 0:
             raise NsqError(E_BAD_MESSAGE, f"{name} invalid message body size {size}")
         if size > self._limits.max_msg_size:
-            raise NsqError(E_BAD_MESSAGE, f"{name} message too big {size} > {self._limits.max_msg_size}")
+            raise NsqError(
+                E_BAD_MESSAGE, f"{name} message too big {size} > {self._limits.max_msg_size}"
+            )
         if self._before_body is not None and len(self._data) < after + 4 + size:
             self._before_body(name, topic)
         return self._sized(after + 4, size, E_BAD_MESSAGE, name, "message body")
@@ -420,7 +450,9 @@ class Parser:
         if size is None:
             return None
         if size > self._limits.identity_bytes_max:
-            raise NsqError(E_BAD_BODY, f"{name} body too big {size} > {self._limits.identity_bytes_max}")
+            raise NsqError(
+                E_BAD_BODY, f"{name} body too big {size} > {self._limits.identity_bytes_max}"
+            )
         if size <= 0:
             raise NsqError(E_BAD_BODY, f"{name} invalid body size {size}")
         return self._sized(after + 4, size, E_BAD_BODY, name, "body")
@@ -479,7 +511,10 @@ class Parser:
             self._hold(0, E_BAD_MESSAGE, "MPUB", "")
             self._walk = walk
             return None
-        bodies = [data[start + 4 : stop] for start, stop in pairwise([first, *map(base.__add__, walk.stops)])]
+        bodies = [
+            data[start + 4 : stop]
+            for start, stop in pairwise([first, *map(base.__add__, walk.stops)])
+        ]
         self._at = base + walk.stops[-1]
         return Mpub(topic, bodies, self._at - first - 4 * count)
 

@@ -75,7 +75,9 @@ class Pattern:
         return name.isascii() and self._found.fullmatch(name.encode()) is not None
 
 
-_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")  # names are ASCII, so one stand-in for all is enough
+_NOT_ASCII: Final = re.compile(
+    r"[^\x00-\x7f]"
+)  # names are ASCII, so one stand-in for all is enough
 
 
 @lru_cache(maxsize=1024)
@@ -95,7 +97,11 @@ class Authorization:
         return self.topic.steps + sum(one.steps for one in self.channels)
 
     def permits(self, permission: str, topic: str, channel: str) -> bool:
-        return permission in self.permissions and self.topic.matches(topic) and any(one.matches(channel) for one in self.channels)
+        return (
+            permission in self.permissions
+            and self.topic.matches(topic)
+            and any(one.matches(channel) for one in self.channels)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +115,9 @@ class AuthState:
     identity_url: str
     ttl_s: int
     authorizations: tuple[Authorization, ...]
-    _known: dict[tuple[str, str, str], bool] = field(default_factory=dict, compare=False, repr=False)
+    _known: dict[tuple[str, str, str], bool] = field(
+        default_factory=dict, compare=False, repr=False
+    )
 
     @property
     def permission_count(self) -> int:
@@ -137,10 +145,14 @@ def parse_state(body: bytes) -> AuthState:
         raise BadAuthorization("the answer is not a JSON object")
     ttl_s = said.get("ttl", 0)
     if type(ttl_s) is not int or ttl_s <= 0:
-        raise BadAuthorization(f"ttl must be a whole number of seconds above 0, not {repr(ttl_s)[:64]}")
+        raise BadAuthorization(
+            f"ttl must be a whole number of seconds above 0, not {repr(ttl_s)[:64]}"
+        )
     given = said.get("authorizations") or []
     if not isinstance(given, list) or len(given) > AUTHORIZATIONS_MAX:
-        raise BadAuthorization(f"authorizations must be a list of at most {AUTHORIZATIONS_MAX} objects")
+        raise BadAuthorization(
+            f"authorizations must be a list of at most {AUTHORIZATIONS_MAX} objects"
+        )
     patterns = sum(len(_list(one, "channels")) + 1 for one in given)
     if patterns > PATTERNS_MAX:
         raise BadAuthorization(f"the answer has {patterns} patterns; the limit is {PATTERNS_MAX}")
@@ -149,14 +161,21 @@ def parse_state(body: bytes) -> AuthState:
     for one in given:
         authorizations.append(_authorization(one, STEPS_MAX - steps))
         steps += authorizations[-1].steps
-    return AuthState(_text(said, "identity"), _text(said, "identity_url"), min(ttl_s, TTL_S_MAX), tuple(authorizations))
+    return AuthState(
+        _text(said, "identity"),
+        _text(said, "identity_url"),
+        min(ttl_s, TTL_S_MAX),
+        tuple(authorizations),
+    )
 
 
 def _authorization(said: Mapping[str, object], steps_max: int) -> Authorization:
     permissions = frozenset(_strings(said, "permissions"))
     unknown = sorted(permissions - {PUBLISH, SUBSCRIBE})
     if unknown:
-        raise BadAuthorization(f"unknown permission {unknown[0][:64]!r}; the permissions are {PUBLISH} and {SUBSCRIBE}")
+        raise BadAuthorization(
+            f"unknown permission {unknown[0][:64]!r}; the permissions are {PUBLISH} and {SUBSCRIBE}"
+        )
     topic = said.get("topic", "")
     if not isinstance(topic, str):
         raise BadAuthorization("topic is not a string")
@@ -165,7 +184,9 @@ def _authorization(said: Mapping[str, object], steps_max: int) -> Authorization:
         patterns.append(_pattern(what, text))
         steps_max -= patterns[-1].steps
         if steps_max < 0:
-            raise BadAuthorization(f"all patterns together compile to more than {STEPS_MAX} instructions of RE2")
+            raise BadAuthorization(
+                f"all patterns together compile to more than {STEPS_MAX} instructions of RE2"
+            )
     return Authorization(patterns[0], tuple(patterns[1:]), permissions)
 
 
@@ -173,7 +194,9 @@ def _pattern(what: str, text: str) -> Pattern:
     try:
         return _compiled(text)
     except BadPattern as error:
-        raise BadAuthorization(f"the {what} pattern {text[:64]!r} cannot be used: {error}") from None
+        raise BadAuthorization(
+            f"the {what} pattern {text[:64]!r} cannot be used: {error}"
+        ) from None
 
 
 def _list(said: object, name: str) -> list[object]:

@@ -48,7 +48,9 @@ class Pending:
 
     __slots__ = ("data", "size", "then")
 
-    def __init__(self, data: bytes | None, size: int = 0, then: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, data: bytes | None, size: int = 0, then: Callable[[], None] | None = None
+    ) -> None:
         self.data = data
         self.size = size
         self.then = then
@@ -84,7 +86,9 @@ class Answers:
         self._bytes -= pending.size
         pending.data = data
         queue = self._queue
-        if then is None and len(queue) == 1 and queue[0] is pending:  # most clients: one publish at a time
+        if (
+            then is None and len(queue) == 1 and queue[0] is pending
+        ):  # most clients: one publish at a time
             queue.clear()
             self._write(data)
             return
@@ -173,7 +177,9 @@ class Session:
     `write` takes bytes for the client. The session writes nothing after it called `backend.close`.
     """
 
-    def __init__(self, limits: NsqLimits, backend: Backend, write: Callable[[bytes], object], now_ns: int) -> None:
+    def __init__(
+        self, limits: NsqLimits, backend: Backend, write: Callable[[bytes], object], now_ns: int
+    ) -> None:
         self._limits = limits
         self._asks = limits.auth_required or limits.auth_offered
         self._backend = backend
@@ -192,7 +198,9 @@ class Session:
         self._guarded = limits.auth_required  # True until AUTH succeeds
         self._guest_bytes = 0  # while guarded: bytes received and written as replies
         self._asking = False  # waiting for the result of AUTH
-        self._hurry_ns = now_ns + limits.auth_deadline_ms * _MS  # deadline for AUTH while guarded, for TLS during its handshake
+        self._hurry_ns = (
+            now_ns + limits.auth_deadline_ms * _MS
+        )  # deadline for AUTH while guarded, for TLS during its handshake
         self._layers: list[str] = []  # layers still to be added
         self._now_ns = now_ns
         self._heard_ns = now_ns
@@ -228,7 +236,12 @@ class Session:
     @property
     def reading(self) -> bool:
         """True if the caller should go on reading."""
-        return (not self._blocked or self._upgrading) and not self._answers.full and not self._last and self.state is not State.ENDED
+        return (
+            (not self._blocked or self._upgrading)
+            and not self._answers.full
+            and not self._last
+            and self.state is not State.ENDED
+        )
 
     @property
     def pending(self) -> int:
@@ -251,7 +264,11 @@ class Session:
         Such connections give way to others.
         """
         limits = self._limits
-        if self._last or self.state in (State.MAGIC, State.ENDED) or (limits.tls_required and "tls" not in self.wrapped):
+        if (
+            self._last
+            or self.state in (State.MAGIC, State.ENDED)
+            or (limits.tls_required and "tls" not in self.wrapped)
+        ):
             return True
         if self.authorized is not None or not self._asks:
             return False
@@ -297,7 +314,11 @@ class Session:
 
     def probe(self) -> None:
         """Write an extra heartbeat. If the client is gone, its socket refuses it."""
-        if self.identity.heartbeat_ms and not self._upgrading and self.state not in (State.MAGIC, State.ENDED):
+        if (
+            self.identity.heartbeat_ms
+            and not self._upgrading
+            and self.state not in (State.MAGIC, State.ENDED)
+        ):
             self._write(HEARTBEAT)
 
     def on_refused(self, what: str, id: bytes) -> None:
@@ -316,7 +337,11 @@ class Session:
         if not reading:
             self._heard_ns = now_ns
         due_ns = self._on_time(now_ns)
-        return min(due_ns, now_ns + UNKNOWN_LOOK_NS) if self.state in (State.MAGIC, State.INIT) else due_ns
+        return (
+            min(due_ns, now_ns + UNKNOWN_LOOK_NS)
+            if self.state in (State.MAGIC, State.INIT)
+            else due_ns
+        )
 
     def _on_time(self, now_ns: int) -> int:
         if self.state is State.ENDED:
@@ -326,7 +351,9 @@ class Session:
         if not hurry_ns:
             return NEVER
         if self.state is State.MAGIC:
-            return min(hurry_ns, self._deadline(self._heard_ns + self._limits.client_timeout_ms * _MS))
+            return min(
+                hurry_ns, self._deadline(self._heard_ns + self._limits.client_timeout_ms * _MS)
+            )
         interval_ns = self.identity.heartbeat_ms * _MS
         if not interval_ns:
             return hurry_ns
@@ -346,7 +373,9 @@ class Session:
 
         Returns 0 if the deadline has passed. The connection then ends.
         """
-        without_tls = "tls" not in self.wrapped and (self._limits.tls_required or (self._upgrading and self.identity.tls))
+        without_tls = "tls" not in self.wrapped and (
+            self._limits.tls_required or (self._upgrading and self.identity.tls)
+        )
         if not without_tls and (not self._guarded or self._asking or self._last):
             return NEVER
         if self._now_ns < self._hurry_ns:
@@ -354,7 +383,14 @@ class Session:
         if without_tls or self.state is State.MAGIC:
             self._end()
         else:
-            self._end_after(error_frame(NsqError(e.E_AUTH_FIRST, f"AUTH required within {self._limits.auth_deadline_ms / 1000:g} s")))
+            self._end_after(
+                error_frame(
+                    NsqError(
+                        e.E_AUTH_FIRST,
+                        f"AUTH required within {self._limits.auth_deadline_ms / 1000:g} s",
+                    )
+                )
+            )
         return 0
 
     def _deadline(self, due_ns: int) -> int:
@@ -387,7 +423,9 @@ class Session:
         self.more = False
         self._left = COMMANDS_PIECE
         try:
-            while not (self._blocked or self._last or self._answers.full or self.state is State.ENDED):
+            while not (
+                self._blocked or self._last or self._answers.full or self.state is State.ENDED
+            ):
                 if self._left <= 0:
                     self.more = True
                     break
@@ -400,7 +438,9 @@ class Session:
                 self._heard_ns = self._now_ns
                 self._handlers[type(command)](command)
             if self._guarded and self._guest_bytes - self._parser.held > BYTES_BEFORE_AUTH_MAX:
-                raise NsqError(e.E_AUTH_FIRST, f"AUTH required before more than {BYTES_BEFORE_AUTH_MAX} bytes")
+                raise NsqError(
+                    e.E_AUTH_FIRST, f"AUTH required before more than {BYTES_BEFORE_AUTH_MAX} bytes"
+                )
         except NsqError as error:
             self._end_after(error_frame(error))
         finally:
@@ -486,19 +526,25 @@ class Session:
     def _on_pub(self, command: Pub) -> None:
         topic, body = command
         if self._asks:
-            self._permit("PUB", topic, "", partial(self._publish, "PUB", topic, [body], 0, len(body)))
+            self._permit(
+                "PUB", topic, "", partial(self._publish, "PUB", topic, [body], 0, len(body))
+            )
         else:
             self._publish("PUB", topic, [body], 0, len(body))
 
     def _on_dpub(self, command: Dpub) -> None:
         topic, defer_ms, body = command
-        self._permit("DPUB", topic, "", partial(self._publish, "DPUB", topic, [body], defer_ms, len(body)))
+        self._permit(
+            "DPUB", topic, "", partial(self._publish, "DPUB", topic, [body], defer_ms, len(body))
+        )
 
     def _on_mpub(self, command: Mpub) -> None:
         topic, bodies, size = command
         self._permit("MPUB", topic, "", partial(self._publish, "MPUB", topic, bodies, 0, size))
 
-    def _publish(self, name: str, topic: str, bodies: list[bytes], defer_ms: int, size: int) -> None:
+    def _publish(
+        self, name: str, topic: str, bodies: list[bytes], defer_ms: int, size: int
+    ) -> None:
         answer = self._answers.expect(size)
         count = self.published.get(topic)
         if count is not None or len(self.published) < TOPICS_COUNTED_MAX:
@@ -554,9 +600,13 @@ class Session:
             raise NsqError(e.E_AUTH_FIRST, f"AUTH required before {name}")
         self._blocked = True
         permission = "subscribe" if channel else "publish"
-        self._backend.permitted(permission, topic, channel, partial(self._on_permitted, name, topic, channel, then))
+        self._backend.permitted(
+            permission, topic, channel, partial(self._on_permitted, name, topic, channel, then)
+        )
 
-    def _on_permitted(self, name: str, topic: str, channel: str, then: Callable[[], None], why: str) -> None:
+    def _on_permitted(
+        self, name: str, topic: str, channel: str, then: Callable[[], None], why: str
+    ) -> None:
         if self.state is State.ENDED:
             return
         if why == e.E_AUTH_FAILED:
@@ -620,8 +670,12 @@ class Session:
             self._backend.close()
 
     def _failed(self, what: str, id: bytes) -> bytes:
-        why = "client does not own message" if self._backend.held_by_other(id) else "ID not in flight"
-        return error_frame(NsqError(f"E_{what}_FAILED", f"{what} {shown(id)} failed {why}", fatal=False))
+        why = (
+            "client does not own message" if self._backend.held_by_other(id) else "ID not in flight"
+        )
+        return error_frame(
+            NsqError(f"E_{what}_FAILED", f"{what} {shown(id)} failed {why}", fatal=False)
+        )
 
 
 def _nothing() -> None:

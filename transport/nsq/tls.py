@@ -40,15 +40,26 @@ def server_context(
     """
     _check_version(min_version)
     if client_auth not in CLIENT_AUTH:
-        raise _wrong("tls-client-auth-policy", repr(client_auth), 'it must be "require" or "require-verify", or be left out')
+        raise _wrong(
+            "tls-client-auth-policy",
+            repr(client_auth),
+            'it must be "require" or "require-verify", or be left out',
+        )
     if not cert and not key:
         if client_auth:
-            raise _wrong("tls-client-auth-policy", repr(client_auth), "it needs tls-cert and tls-key")
+            raise _wrong(
+                "tls-client-auth-policy", repr(client_auth), "it needs tls-cert and tls-key"
+            )
         return None
     if not cert or not key:
-        raise UsageError(E_BAD_ARGUMENT, f"{'tls-cert' if key else 'tls-key'} is missing: give tls-cert and tls-key together")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"{'tls-cert' if key else 'tls-key'} is missing: give tls-cert and tls-key together",
+        )
     if client_auth and not root_ca:
-        why = f"tls-client-auth-policy {client_auth!r} needs it to verify the certificates of clients"
+        why = (
+            f"tls-client-auth-policy {client_auth!r} needs it to verify the certificates of clients"
+        )
         raise UsageError(E_BAD_ARGUMENT, f"tls-root-ca-file is missing: {why}")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
@@ -66,7 +77,9 @@ def client_context(*, root_ca: str = "", min_version: str = MIN_VERSION) -> ssl.
     Without `root_ca` the system's authorities are trusted.
     """
     _check_version(min_version)
-    context = ssl.create_default_context() if not root_ca else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context = (
+        ssl.create_default_context() if not root_ca else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    )
     _set_version(context, min_version)
     if root_ca:
         _load_roots(context, root_ca)
@@ -83,7 +96,9 @@ def _set_version(context: ssl.SSLContext, name: str) -> None:
         with warnings.catch_warnings():  # the option's help explains the risk
             warnings.simplefilter("ignore", DeprecationWarning)
             context.minimum_version = _VERSIONS[name]
-        context.set_ciphers("DEFAULT:@SECLEVEL=0")  # otherwise OpenSSL 3 accepts the version but refuses every handshake
+        context.set_ciphers(
+            "DEFAULT:@SECLEVEL=0"
+        )  # otherwise OpenSSL 3 accepts the version but refuses every handshake
     else:
         context.minimum_version = _VERSIONS[name]
 
@@ -104,7 +119,11 @@ def _load_own(context: ssl.SSLContext, cert: str, key: str) -> None:
         context.load_cert_chain(cert, key, password)
     except (OSError, ValueError) as error:  # SSLError is an OSError
         if locked:
-            raise _wrong("tls-key", key, "the key is encrypted with a password; give a file with the unencrypted key") from None
+            raise _wrong(
+                "tls-key",
+                key,
+                "the key is encrypted with a password; give a file with the unencrypted key",
+            ) from None
         reason = getattr(error, "reason", None) or error
         why = f"this must be a certificate and its key in PEM format: {reason}"
         raise _wrong("tls-cert", f"{cert} with tls-key {key}", why) from None
@@ -118,7 +137,9 @@ def _load_roots(context: ssl.SSLContext, path: str) -> None:
         context.load_verify_locations(path)
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
-        raise _wrong("tls-root-ca-file", path, f"it has no certificates in PEM format: {reason}") from None
+        raise _wrong(
+            "tls-root-ca-file", path, f"it has no certificates in PEM format: {reason}"
+        ) from None
 
 
 def _readable(option: str, path: str) -> None:

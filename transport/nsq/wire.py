@@ -1,7 +1,8 @@
 """Frames to NSQ clients, and message ids.
 
 frame     int32 size (of type and data) | int32 type | data           all big-endian
-message   int64 time in ns | uint16 attempts | 16 hex digits of id | body       is the data of a frame of type 2
+message   int64 time in ns | uint16 attempts | 16 hex digits of id | body       is the data of a
+frame of type 2
 
 Nothing here does I/O. All work for single messages runs in C.
 """
@@ -60,7 +61,11 @@ def message_offsets(ids: Sequence[bytes]) -> tuple[int, ...]:
     return struct.unpack(f">{len(ids)}Q", numbers)
 
 
-@lru_cache(16)  # few formats are kept: the one for 1000 messages takes 32 KB, and takes 20 ns per message to make
+@lru_cache(
+    16
+    # Few formats are kept: the one for 1000 messages takes 32 KB, and takes 20 ns per message to
+    # make.
+)
 def _cut(size: int, count: int) -> struct.Struct:
     return struct.Struct(f"{size}s" * count)
 
@@ -77,7 +82,12 @@ def message_ids(offsets: Sequence[int]) -> tuple[bytes, ...]:
     return _cut(ID_BYTES, count).unpack(digits)
 
 
-def encode_messages(bodies: Sequence[bytes], ids: Sequence[bytes], attempts: int | Sequence[int], times: int | Sequence[int]) -> bytes:
+def encode_messages(
+    bodies: Sequence[bytes],
+    ids: Sequence[bytes],
+    attempts: int | Sequence[int],
+    times: int | Sequence[int],
+) -> bytes:
     """Return the frames of these messages as one byte string.
 
     `attempts` and `times` (ns) may be one number for all messages. The pieces of all frames are
@@ -97,7 +107,9 @@ def encode_messages(bodies: Sequence[bytes], ids: Sequence[bytes], attempts: int
             pieces[0::4] = _cut(4, count).unpack(struct.pack(f">{count}i", *sizes))
     else:
         tries = map(min, _each(attempts, count), repeat(ATTEMPTS_MAX))
-        fields = chain.from_iterable(zip(sizes, repeat(MESSAGE, count), _each(times, count), tries, strict=True))
+        fields = chain.from_iterable(
+            zip(sizes, repeat(MESSAGE, count), _each(times, count), tries, strict=True)
+        )
         pieces = [b""] * (3 * count)
         pieces[0::3] = _cut(_HEAD.size, count).unpack(_heads(count).pack(*fields))
     step = len(pieces) // count

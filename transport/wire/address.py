@@ -53,10 +53,19 @@ def url_last(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
     def decorate(init: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(init)
         def made(self: Any, *given: Any, **options: Any) -> None:
-            if given and len(given) + sum(name in options for name in names) > len(names) and "url" not in options:
+            if (
+                given
+                and len(given) + sum(name in options for name in names) > len(names)
+                and "url" not in options
+            ):
                 maker, wanted = type(self).__name__, ", ".join(names)
-                if not _is_url(given[0]) and _is_url(given[-1]):  # the new order, followed by the URL
-                    text = f"give the URL and all other options by name: write {maker}({wanted}, url=...)"
+                if not _is_url(given[0]) and _is_url(
+                    given[-1]
+                ):  # the new order, followed by the URL
+                    text = (
+                        f"give the URL and all other options by name: write {maker}({wanted}, "
+                        "url=...)"
+                    )
                     raise UsageError(E_BAD_ARGUMENT, text)
                 text = f"{maker}(url, {wanted}) is deprecated; write {maker}({wanted}, url=url)"
                 warnings.warn(text, DeprecationWarning, stacklevel=2)
@@ -128,7 +137,9 @@ class Address:
 
     @property
     def current(self) -> bool:
-        """True while the run directory that a gateway named belongs to the same start of a broker."""
+        """True while the run directory that a gateway named belongs to the same start of a
+        broker.
+        """
         return read_run_id(self.url.removeprefix("ipc://")) == self.run_id
 
     def endpoint(self) -> str:
@@ -143,7 +154,10 @@ class Address:
             path = _moved(path)
         found = str(path / "supervisor")
         if len(os.fsencode(found)) > IPC_PATH_BYTES_MAX:
-            text = f"the socket path {found} is longer than the limit of {IPC_PATH_BYTES_MAX} bytes; use the path that run.json names"
+            text = (
+                f"the socket path {found} is longer than the limit of {IPC_PATH_BYTES_MAX} "
+                "bytes; use the path that run.json names"
+            )
             raise UsageError(E_BAD_ARGUMENT, text)
         return f"ipc://{found}"
 
@@ -162,7 +176,9 @@ def read_run_id(run_dir: str) -> str:
     then the sockets it makes would belong to root.
     """
     try:  # not blocking: a stranger may have named a pipe
-        fd = os.open(f"{run_dir}/{RUN_ID_FILE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+        fd = os.open(
+            f"{run_dir}/{RUN_ID_FILE}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW
+        )
     except (OSError, ValueError):  # ValueError: a path with a NUL
         return ""
     try:
@@ -183,7 +199,12 @@ def direct_address(told: Mapping[str, object]) -> Address | None:
     broker that was killed leaves its run directory behind.)
     """
     run_dir, run_id = told.get("run"), told.get("run_id")
-    if not isinstance(run_dir, str) or not isinstance(run_id, str) or not run_id or read_run_id(run_dir) != run_id:
+    if (
+        not isinstance(run_dir, str)
+        or not isinstance(run_id, str)
+        or not run_id
+        or read_run_id(run_dir) != run_id
+    ):
         return None
     return Address(f"ipc://{run_dir}", True, run_id=run_id)
 
@@ -204,8 +225,19 @@ def parse(url: str | None, key_file: KeyFile = None, transport: str | None = Non
     if scheme == "ipc" and rest:
         return Address(f"ipc://{rest.rstrip('/')}", True)
     host, colon, port = rest.rpartition(":")
-    if scheme == "tcp" and host and colon and port.isascii() and port.isdecimal() and len(port) < 6 and 0 < int(port) < 65536:
+    if (
+        scheme == "tcp"
+        and host
+        and colon
+        and port.isascii()
+        and port.isdecimal()
+        and len(port) < 6
+        and 0 < int(port) < 65536
+    ):
         credentials = resolve(key_file)
         return Address(url, False, credentials, auto=chosen == "auto" and credentials is None)
-    text = "is not the address of a broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the same machine"
+    text = (
+        "is not the address of a broker: write tcp://HOST:PORT, or ipc:///DATA_DIR/run on the "
+        "same machine"
+    )
     raise UsageError(E_BAD_ARGUMENT, f"{url!r} {text}")

@@ -19,13 +19,27 @@ import msgpack
 
 from ..block.block import Block, Header, decode_header
 from ..errors import E_BAD_ARGUMENT, E_BAD_COMMAND, E_TOO_BIG, UsageError
-from .protocol import FRAMES_MAX, OPTIONS_BYTES_MAX, OPTIONS_NESTED_MAX, WORDS, Lookup, Manage, Open, Stats, Wire
+from .protocol import (
+    FRAMES_MAX,
+    OPTIONS_BYTES_MAX,
+    OPTIONS_NESTED_MAX,
+    WORDS,
+    Lookup,
+    Manage,
+    Open,
+    Stats,
+    Wire,
+)
 
 HEADERS_MAX: Final = 64  # of one message
 NESTED_MAX: Final = 32  # nested lists and maps in a protocol message; the statistics have 9
 _SMALL_BYTES: Final = 1024
-_NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])  # each list and each map begins with one of these
-_ASKING: Final[frozenset[type[Wire]]] = frozenset({Open, Lookup, Manage, Stats})  # messages of at most OPTIONS_BYTES_MAX
+_NESTING: Final = bytes(
+    [*range(0x80, 0xA0), *range(0xDC, 0xE0)]
+)  # each list and each map begins with one of these
+_ASKING: Final[frozenset[type[Wire]]] = frozenset(
+    {Open, Lookup, Manage, Stats}
+)  # messages of at most OPTIONS_BYTES_MAX
 _ASKING_OPS: Final = frozenset(message.op for message in _ASKING)
 _CONTAINERS: Final = frozenset({tuple, dict})
 HeaderValue = str | bytes | int | float | bool | None
@@ -34,7 +48,10 @@ HeaderValue = str | bytes | int | float | bool | None
 def field_kinds(message: type[Wire]) -> dict[str, type]:
     """Return the type of each field of a message as msgpack unpacks it."""
     hints = get_type_hints(message)
-    kinds = {field.name: getattr(hints[field.name], "__origin__", hints[field.name]) for field in dataclasses.fields(message)}
+    kinds = {
+        field.name: getattr(hints[field.name], "__origin__", hints[field.name])
+        for field in dataclasses.fields(message)
+    }
     return {name: dict if is_typeddict(kind) else kind for name, kind in kinds.items()}
 
 
@@ -48,7 +65,9 @@ _PLANS: Final = {op: _plan(message) for op, message in WORDS.items()}
 def _getter(message: type[Wire]) -> Callable[[Any], tuple[Any, ...]]:
     names = [f.name for f in dataclasses.fields(message)]
     source = f"lambda w: ({message.op}, {''.join(f'w.{n}, ' for n in names)})"
-    getter: Callable[[Any], tuple[Any, ...]] = eval(source)  # one tuple display for each message: 4 times as fast as dataclasses.astuple
+    getter: Callable[[Any], tuple[Any, ...]] = eval(
+        source
+    )  # one tuple display for each message: 4 times as fast as dataclasses.astuple
     return getter
 
 
@@ -85,14 +104,25 @@ def decode(frame: Any) -> Wire:
         fields = _unpack(frame, use_list=False, strict_map_key=False)
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
         raise UsageError(E_BAD_COMMAND, f"a control frame is not msgpack: {error}") from None
-    if type(fields) is not tuple or not fields or type(fields[0]) is not int or fields[0] not in _PLANS:
+    if (
+        type(fields) is not tuple
+        or not fields
+        or type(fields[0]) is not int
+        or fields[0] not in _PLANS
+    ):
         raise UsageError(E_BAD_COMMAND, f"unknown command {reprlib.repr(fields)[:60]}")
     message, kinds = _PLANS[fields[0]]
     if len(fields) != len(kinds) + 1:
-        raise UsageError(E_BAD_COMMAND, f"{message.__name__} must have {len(kinds)} fields, not {len(fields) - 1}")
+        raise UsageError(
+            E_BAD_COMMAND,
+            f"{message.__name__} must have {len(kinds)} fields, not {len(fields) - 1}",
+        )
     for value, kind in zip(fields[1:], kinds, strict=True):
         if type(value) is not kind:
-            text = f"a field of {message.__name__} must be of type {kind.__name__}, not {reprlib.repr(value)[:40]}"
+            text = (
+                f"a field of {message.__name__} must be of type {kind.__name__}, not "
+                f"{reprlib.repr(value)[:40]}"
+            )
             raise UsageError(E_BAD_COMMAND, text)
         if kind is dict and len(frame) > NESTED_MAX:
             _check_nested(bytes(frame), value)
@@ -102,7 +132,13 @@ def decode(frame: Any) -> Wire:
 
 
 def _too_large(name: str, size: int) -> UsageError:
-    return UsageError(E_TOO_BIG, f"{name} of {size} bytes is over the limit of {OPTIONS_BYTES_MAX} bytes for a command with options")
+    return UsageError(
+        E_TOO_BIG,
+        (
+            f"{name} of {size} bytes is over the limit of {OPTIONS_BYTES_MAX} bytes for a command "
+            "with options"
+        ),
+    )
 
 
 def _check_large(frame: Any) -> None:
@@ -127,8 +163,16 @@ def _check_count(message: type[Wire], options: Any) -> None:
     while level:
         count += len(level)
         if count > OPTIONS_NESTED_MAX:
-            raise UsageError(E_TOO_BIG, f"the options of {message.__name__} must not have more than {OPTIONS_NESTED_MAX} lists and maps")
-        parts = chain.from_iterable((*one, *one.values()) if type(one) is dict else one for one in level)
+            raise UsageError(
+                E_TOO_BIG,
+                (
+                    f"the options of {message.__name__} must not have more than "
+                    f"{OPTIONS_NESTED_MAX} lists and maps"
+                ),
+            )
+        parts = chain.from_iterable(
+            (*one, *one.values()) if type(one) is dict else one for one in level
+        )
         level = [part for part in parts if type(part) in _CONTAINERS]
 
 
@@ -166,8 +210,12 @@ def _check_nested(frame: bytes, found: Any) -> None:
         if not kinds & _CONTAINERS:
             return
         parts = chain.from_iterable(level)
-        level = [*parts] if kinds == {tuple} else [part for part in parts if type(part) in _CONTAINERS]
-    raise UsageError(E_BAD_COMMAND, f"a control frame is nested deeper than the limit of {NESTED_MAX} levels")
+        level = (
+            [*parts] if kinds == {tuple} else [part for part in parts if type(part) in _CONTAINERS]
+        )
+    raise UsageError(
+        E_BAD_COMMAND, f"a control frame is nested deeper than the limit of {NESTED_MAX} levels"
+    )
 
 
 def block_frames(blocks: Sequence[Block]) -> list[Any]:
@@ -185,14 +233,26 @@ def frames_blocks(frames: Sequence[Any]) -> list[Block]:
     Only headers are checked.
     """
     if len(frames) % 2 or len(frames) > FRAMES_MAX:
-        raise UsageError(E_BAD_COMMAND, f"a message must have two frames for each block and at most {FRAMES_MAX} frames, not {len(frames)}")
+        raise UsageError(
+            E_BAD_COMMAND,
+            (
+                f"a message must have two frames for each block and at most {FRAMES_MAX} frames, "
+                f"not {len(frames)}"
+            ),
+        )
     blocks = []
     for i in range(0, len(frames), 2):
         head, payload = frames[i], frames[i + 1]
         columns = memoryview(getattr(payload, "buffer", payload))
         header: Header = decode_header(getattr(head, "buffer", head))
         if header.length != len(columns) + len(getattr(head, "buffer", head)):
-            raise UsageError(E_BAD_COMMAND, f"the header of a block says {header.length} bytes, but {len(columns) + 64} bytes arrived")
+            raise UsageError(
+                E_BAD_COMMAND,
+                (
+                    f"the header of a block says {header.length} bytes, but {len(columns) + 64} "
+                    "bytes arrived"
+                ),
+            )
         blocks.append(Block(header, payload, columns))
     return blocks
 
@@ -203,11 +263,15 @@ def pack_headers(headers: Mapping[str, HeaderValue]) -> bytes:
     Raises `UsageError` (E_TOO_BIG) for more than HEADERS_MAX headers.
     """
     if len(headers) > HEADERS_MAX:
-        raise UsageError(E_TOO_BIG, f"a message has {len(headers)} headers; the limit is {HEADERS_MAX}")
+        raise UsageError(
+            E_TOO_BIG, f"a message has {len(headers)} headers; the limit is {HEADERS_MAX}"
+        )
     try:
         return bytes(msgpack.packb(dict(headers)))
     except (TypeError, ValueError, OverflowError) as error:
-        raise UsageError(E_BAD_ARGUMENT, f"headers must map text to text, bytes or numbers: {error}") from None
+        raise UsageError(
+            E_BAD_ARGUMENT, f"headers must map text to text, bytes or numbers: {error}"
+        ) from None
 
 
 def unpack_headers(data: bytes | None) -> dict[str, HeaderValue]:
@@ -217,7 +281,9 @@ def unpack_headers(data: bytes | None) -> dict[str, HeaderValue]:
     try:
         found = _unpack(data)
     except (ValueError, msgpack.exceptions.UnpackException) as error:
-        raise UsageError(E_BAD_ARGUMENT, f"message headers are not a msgpack map: {error}") from None
+        raise UsageError(
+            E_BAD_ARGUMENT, f"message headers are not a msgpack map: {error}"
+        ) from None
     if type(found) is not dict:
         raise UsageError(E_BAD_ARGUMENT, "message headers are not a msgpack map")
     return found

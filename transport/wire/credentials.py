@@ -24,7 +24,16 @@ from zmq.utils import z85
 
 from ..errors import E_BAD_KEY, UsageError
 
-__all__ = ["KEY_FILE_VARIABLE", "Credentials", "KeyFile", "is_key", "load", "open_to_others", "read_key_file", "resolve"]
+__all__ = [
+    "KEY_FILE_VARIABLE",
+    "Credentials",
+    "KeyFile",
+    "is_key",
+    "load",
+    "open_to_others",
+    "read_key_file",
+    "resolve",
+]
 
 KEY_FILE_VARIABLE: Final = "ZSQ_KEY_FILE"
 KEY_FILE_BYTES_MAX: Final = 64 * 1024
@@ -81,14 +90,22 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
             text = file.read(KEY_FILE_BYTES_MAX)
         said: dict[str, object] = tomllib.loads(text.decode())
     except OSError as error:
-        raise UsageError(E_BAD_KEY, f"the key file {path} cannot be read: {error.strerror or error}") from None
+        raise UsageError(
+            E_BAD_KEY, f"the key file {path} cannot be read: {error.strerror or error}"
+        ) from None
     except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError):
-        raise UsageError(E_BAD_KEY, f"{path} is not a key file; create one with `zsq keys`") from None
+        raise UsageError(
+            E_BAD_KEY, f"{path} is not a key file; create one with `zsq keys`"
+        ) from None
     keys: dict[str, str] = {}
     for name in names:
         value = said.get(name)
         if not isinstance(value, str) or not is_key(value):
-            what = f"has no `{name}`" if value is None else f"has no key of {KEY_CHARS} characters as `{name}`"
+            what = (
+                f"has no `{name}`"
+                if value is None
+                else f"has no key of {KEY_CHARS} characters as `{name}`"
+            )
             kind = (
                 "it may be a server's key file, but each client needs its own"
                 if "server" in names and "secret" in said
@@ -99,8 +116,14 @@ def read_key_file(path: str, names: tuple[str, ...]) -> dict[str, str]:
     if "secret" in names:
         if why := open_to_others(path, found, secret=True):
             raise UsageError(E_BAD_KEY, f"the key file {why}")
-        if "public" in names and zmq.curve_public(keys["secret"].encode()).decode() != keys["public"]:
-            raise UsageError(E_BAD_KEY, f"{path}: `public` does not belong to `secret`; make new keys with `zsq keys`")
+        if (
+            "public" in names
+            and zmq.curve_public(keys["secret"].encode()).decode() != keys["public"]
+        ):
+            raise UsageError(
+                E_BAD_KEY,
+                f"{path}: `public` does not belong to `secret`; make new keys with `zsq keys`",
+            )
     return keys
 
 
@@ -108,11 +131,17 @@ def is_key(text: str) -> bool:
     """Return True if this is a key of KEY_BYTES, written as KEY_CHARS of Z85."""
     try:
         return len(z85.decode(text)) == KEY_BYTES
-    except (KeyError, ValueError, struct.error):  # a character outside of Z85, or five characters for more than four bytes
+    except (
+        KeyError,
+        ValueError,
+        struct.error,
+    ):  # a character outside of Z85, or five characters for more than four bytes
         return False
 
 
-def open_to_others(path: str | os.PathLike[str], found: os.stat_result, *, secret: bool = False) -> str:
+def open_to_others(
+    path: str | os.PathLike[str], found: os.stat_result, *, secret: bool = False
+) -> str:
     """Return why other users could change this file or folder, and what to do; "" if they cannot.
 
     With `secret`, reading counts, too. The rules are PostgreSQL's. The owner is this user or root.
@@ -122,9 +151,20 @@ def open_to_others(path: str | os.PathLike[str], found: os.stat_result, *, secre
     own, owner, mode = os.geteuid(), found.st_uid, stat.S_IMODE(found.st_mode)
     named = shlex.quote(os.fspath(path))
     if owner not in (own, 0):
-        return f"{path} belongs to user {owner}, not to this user ({own}) or root: chown {own} {named}"
+        return (
+            f"{path} belongs to user {owner}, not to this user ({own}) or root: chown {own} {named}"
+        )
     of_root = owner == 0 != own
     if not mode & (0o022 if not secret else 0o027 if of_root else 0o077):
         return ""
-    wanted = ("640" if of_root else "600") if secret else "700" if stat.S_ISDIR(found.st_mode) else "go-w"
-    return f"{path} has mode {mode:04o}, so that other users may {'change' if mode & 0o022 else 'read'} it: chmod {wanted} {named}"
+    wanted = (
+        ("640" if of_root else "600")
+        if secret
+        else "700"
+        if stat.S_ISDIR(found.st_mode)
+        else "go-w"
+    )
+    return (
+        f"{path} has mode {mode:04o}, so that other users may "
+        f"{'change' if mode & 0o022 else 'read'} it: chmod {wanted} {named}"
+    )

@@ -20,7 +20,9 @@ from ..errors import E_BAD_ARGUMENT, UsageError
 from .codec import HEADERS_MAX, HeaderValue, pack_headers, unpack_headers
 
 CHANNEL_HEADER: Final = "zsq-channel"
-_PACKED: Final = bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()  # as it appears in a msgpack map
+_PACKED: Final = (
+    bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()
+)  # as it appears in a msgpack map
 assert len(CHANNEL_HEADER) < 32
 
 
@@ -31,7 +33,9 @@ def with_address(block: Block, headers: Iterable[bytes | None] | None) -> Block:
     """
     if headers is None or _PACKED not in b"".join(filter(None, headers)):
         return block
-    return Block(block.header._replace(flags=block.header.flags | ADDRESSED), block.payload, block.columns)
+    return Block(
+        block.header._replace(flags=block.header.flags | ADDRESSED), block.payload, block.columns
+    )
 
 
 def addressees(block: Block) -> Iterator[tuple[int, str]]:
@@ -55,7 +59,9 @@ def addressees(block: Block) -> Iterator[tuple[int, str]]:
 PREFIX: Final = "zsq-dead-"
 REDRIVEN: Final = "zsq-redriven-"
 TOPIC: Final = f"{PREFIX}topic"
-UUID: Final = f"{PREFIX}uuid"  # of that topic: a topic that was deleted and created again has another
+UUID: Final = (
+    f"{PREFIX}uuid"  # of that topic: a topic that was deleted and created again has another
+)
 OFFSET: Final = f"{PREFIX}offset"
 CHANNEL: Final = f"{PREFIX}channel"
 ATTEMPTS_MADE: Final = f"{PREFIX}attempts"
@@ -67,7 +73,10 @@ UNREADABLE: Final = f"{PREFIX}headers"  # own headers that were not a map, uncha
 
 ATTEMPTS: Final = "max_attempts"  # reasons
 REJECT: Final = "rejected"
-FOUND: Final = "its channel ended while it was in flight or waited; the result of its last delivery is not known"
+FOUND: Final = (
+    "its channel ended while it was in flight or waited; the result of its last delivery is "
+    "not known"
+)
 
 _ROOM: Final = 2  # headers that a redrive may add: its target channel, and one to spare
 _ROOM_BYTES: Final = 256  # ... with their bytes, and the additional bytes of longer names
@@ -81,7 +90,9 @@ def pack_dead(own: bytes | None, about: Mapping[str, HeaderValue]) -> bytes:
     try:
         return _pack(_own(own), dict(about))
     except UsageError:
-        kept: dict[str, HeaderValue] = {UNREADABLE: own} if own is not None and len(own) < HEADERS_BYTES_MAX // 2 else {}
+        kept: dict[str, HeaderValue] = (
+            {UNREADABLE: own} if own is not None and len(own) < HEADERS_BYTES_MAX // 2 else {}
+        )
         return _pack(kept, dict(about))
 
 
@@ -112,11 +123,17 @@ def _own(data: bytes | None) -> dict[str, HeaderValue]:
     found = unpack_headers(data)
     if not all(type(name) is str for name in found):
         raise UsageError(E_BAD_ARGUMENT, "a header's name must be text")
-    return {name: value for name, value in found.items() if not name.startswith(PREFIX) and name != CHANNEL_HEADER}
+    return {
+        name: value
+        for name, value in found.items()
+        if not name.startswith(PREFIX) and name != CHANNEL_HEADER
+    }
 
 
 def _leave_out(headers: dict[str, HeaderValue], count: int) -> None:
-    for name in sorted(headers, key=lambda name: len(name) + len(pack_headers({"": headers[name]})), reverse=True)[:count]:
+    for name in sorted(
+        headers, key=lambda name: len(name) + len(pack_headers({"": headers[name]})), reverse=True
+    )[:count]:
         del headers[name]
 
 
@@ -130,6 +147,10 @@ def redriven(headers: Mapping[str, HeaderValue], channel: str | None) -> dict[st
     told = {
         name for name in own if type(name) is str and name.startswith(PREFIX)
     }  # a client of another program may have packed names that are not text
-    found = {name: value for name, value in own.items() if name not in told and not (type(name) is str and name.startswith(REDRIVEN))}
+    found = {
+        name: value
+        for name, value in own.items()
+        if name not in told and not (type(name) is str and name.startswith(REDRIVEN))
+    }
     found |= {REDRIVEN + name.removeprefix(PREFIX): own[name] for name in own if name in told}
     return found | ({CHANNEL_HEADER: channel} if channel is not None else {})

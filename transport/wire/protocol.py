@@ -20,7 +20,15 @@ from .protocol_orders import *
 
 __all__ = [*protocol_client.__all__, *protocol_inner.__all__, *protocol_orders.__all__, "WORDS"]
 
-_named = [getattr(file, name) for file in (protocol_client, protocol_inner, protocol_orders) for name in file.__all__]
-_words = [message for message in _named if isinstance(message, type) and issubclass(message, Wire) and message.op]
+_named = [
+    getattr(file, name)
+    for file in (protocol_client, protocol_inner, protocol_orders)
+    for name in file.__all__
+]
+_words = [
+    message
+    for message in _named
+    if isinstance(message, type) and issubclass(message, Wire) and message.op
+]
 WORDS: Final[dict[int, type[Wire]]] = {message.op: message for message in _words}
 assert len(WORDS) == len(_words), "an opcode is used twice"

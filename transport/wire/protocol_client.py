@@ -95,23 +95,32 @@ __all__ = [
 
 PROTOCOL_VERSION: Final = 1
 
-FRAME_BYTES_MAX: Final = 16 * 1024 * 1024  # MAXMSGSIZE of bound sockets: a frame over the limits below still gets its E_TOO_BIG
-OPTIONS_BYTES_MAX: Final = 64 * 1024  # of a control frame with options (Open, Lookup, Manage) or names (Stats): more is E_TOO_BIG
+FRAME_BYTES_MAX: Final = (
+    16 * 1024 * 1024
+)  # MAXMSGSIZE of bound sockets: a frame over the limits below still gets its E_TOO_BIG
+OPTIONS_BYTES_MAX: Final = (
+    64 * 1024
+)  # of a control frame with options (Open, Lookup, Manage) or names (Stats): more is E_TOO_BIG
 OPTIONS_NESTED_MAX: Final = 1_000  # lists and maps in such a frame
 FRAMES_MAX: Final = 1024  # of one message
 HEARTBEAT_MS: Final = 30_000
 HEARTBEAT_MS_MIN: Final = 1_000
 HEARTBEAT_MS_MAX: Final = 60_000
-LOCAL_HEARTBEAT_MS: Final = 5_000  # for clients on ipc: a dead one is noticed in 10 s; one whose C code blocks Python for 9 s is kept
+# For clients on ipc: a dead one is noticed in 10 s; one whose C code blocks Python for 9 s is kept.
+LOCAL_HEARTBEAT_MS: Final = 5_000
 MESSAGE_TIMEOUT_MS: Final = 60_000
 MESSAGE_TIMEOUT_MS_MIN: Final = 1_000
 MESSAGE_TIMEOUT_MS_MAX: Final = 900_000
 REQUEUE_DELAY_MS_MAX: Final = 3_600_000
 BACKOFF: Final = -1  # a requeue's delay: the channel's backoff
 DEAD: Final = -2  # ... no delay: to the dead letters
-EXPIRED: Final = -3  # ... no delay, and it counts as a time-out: for a consumer that keeps a deadline for each message of a delivery
+# ... no delay, and it counts as a time-out: for a consumer that keeps a deadline for each message
+# of a delivery.
+EXPIRED: Final = -3
 ERROR_TEXT_MAX: Final = 512
-WINDOW_BLOCKS_MAX: Final = 4096  # unanswered blocks of one link; sockets' high-water marks lie above it
+WINDOW_BLOCKS_MAX: Final = (
+    4096  # unanswered blocks of one link; sockets' high-water marks lie above it
+)
 READY_MAX: Final = 100_000
 SAMPLE_RATE_MAX: Final = 99  # percent; 0 means all messages, as in NSQ
 RANGES_MAX: Final = 10_000  # of one answer
@@ -550,7 +559,10 @@ def check_stage_topic(name: str) -> str:
     for a bad name (E_BAD_NAME) or an ephemeral topic (E_UNSUPPORTED).
     """
     if is_ephemeral(check_name(name)):
-        text = f"topic {name!r} exists only in memory and cannot take transactions, which must be durable; use one on disk"
+        text = (
+            f"topic {name!r} exists only in memory and cannot take transactions, which must be "
+            "durable; use one on disk"
+        )
         raise UsageError(E_UNSUPPORTED, text)
     return name
 
@@ -562,11 +574,23 @@ def check_transaction(app: str, version: int, kind: str) -> None:
     except UnicodeEncodeError:
         size = 0  # lone surrogates, as in file names, cannot be sent
     if not 1 <= size <= TRANSACTION_APP_BYTES_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction's app must be text of 1 to {TRANSACTION_APP_BYTES_MAX} bytes, not {app!r:.60}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"a transaction's app must be text of 1 to {TRANSACTION_APP_BYTES_MAX} bytes, not "
+                f"{app!r:.60}"
+            ),
+        )
     if not isinstance(version, int) or not 0 <= version < 1 << 63:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction's version must be a number from 0 to 2^63 - 1, not {version!r:.60}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"a transaction's version must be a number from 0 to 2^63 - 1, not {version!r:.60}",
+        )
     if kind not in TRANSACTION_KINDS:
-        raise UsageError(E_BAD_ARGUMENT, f"a transaction's kind must be {' or '.join(TRANSACTION_KINDS)}, not {kind!r:.60}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"a transaction's kind must be {' or '.join(TRANSACTION_KINDS)}, not {kind!r:.60}",
+        )
 
 
 @dataclass(frozen=True, slots=True)

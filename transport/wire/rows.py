@@ -23,12 +23,20 @@ def check_rows(rows: Sequence[Any], width: int, what: str) -> None:
     """
     try:
         numbers = [*chain.from_iterable(rows)]
-        good = not rows or ({*map(len, rows)} == {width} and {*map(type, numbers)} == {int} and min(numbers) >= -1)
+        good = not rows or (
+            {*map(len, rows)} == {width} and {*map(type, numbers)} == {int} and min(numbers) >= -1
+        )
         good = good and max(numbers, default=0) <= NUMBER_MAX
     except TypeError:
         good = False
     if not good:
-        raise UsageError(E_BAD_COMMAND, f"{what} must be rows of {width} numbers from -1 to 2**62, not {reprlib.repr(rows)[:80]}")
+        raise UsageError(
+            E_BAD_COMMAND,
+            (
+                f"{what} must be rows of {width} numbers from -1 to 2**62, not "
+                f"{reprlib.repr(rows)[:80]}"
+            ),
+        )
 
 
 def heartbeat(told_ms: int) -> int:

@@ -31,7 +31,11 @@ from .credentials import Credentials
 from .handshake import HANDSHAKE_EVENTS, MECHANISM_MISMATCH, OTHER_MECHANISM
 from .protocol import FRAME_BYTES_MAX, FRAMES_MAX, HEARTBEAT_MS, READY_MAX, WINDOW_BLOCKS_MAX, Wire
 
-COPY_BYTES_MAX: Final = 64 * 1024 - 1  # larger frames are sent without a copy; the binding copies smaller ones anyhow, after a longer check
+COPY_BYTES_MAX: Final = (
+    64 * 1024 - 1
+    # Larger frames are sent without a copy; the binding copies smaller ones anyhow, after a longer
+    # check.
+)
 # Above every credit (blocks of a producer, deliveries and their answers of a consumer). So the
 # credit is the bound, not a silent high-water mark.
 PUSH_HIGH_WATER_MARK: Final = 1_000  # messages; a stage's writer has fewer on their way
@@ -137,7 +141,9 @@ def watch(socket: Socket) -> Socket:
 
     It reports that the peer is reached, gone, or unreachable, or broke off the handshake.
     """
-    return socket.get_monitor_socket(CONNECTED_EVENTS | GONE_EVENTS | RETRY_EVENTS | HANDSHAKE_EVENTS)
+    return socket.get_monitor_socket(
+        CONNECTED_EVENTS | GONE_EVENTS | RETRY_EVENTS | HANDSHAKE_EVENTS
+    )
 
 
 def close(socket: Socket, monitor: Socket | None, linger_ms: int = 0) -> None:
@@ -178,7 +184,9 @@ def send_frames(socket: Socket, frames: Sequence[Any]) -> bool:
     return True
 
 
-def send_word(socket: Socket, envelope: Sequence[bytes], message: Wire, blocks: Sequence[Block] = ()) -> bool:
+def send_word(
+    socket: Socket, envelope: Sequence[bytes], message: Wire, blocks: Sequence[Block] = ()
+) -> bool:
     """Send a protocol message. `envelope`: routing ids, none for a DEALER."""
     return send_frames(socket, [*envelope, b"", encode(message), *block_frames(blocks)])
 
@@ -216,8 +224,14 @@ def open_frames(frames: Sequence[Any]) -> tuple[list[bytes], Wire, list[Any]]:
         if not len(frame.buffer):
             if index + 1 >= len(frames) or len(frames) > FRAMES_MAX + index + 2:
                 break
-            return [part.bytes for part in frames[:index]], decode(frames[index + 1].buffer), list(frames[index + 2 :])
-    raise UsageError(E_BAD_COMMAND, "a message must have an envelope, an empty frame and a control frame")
+            return (
+                [part.bytes for part in frames[:index]],
+                decode(frames[index + 1].buffer),
+                list(frames[index + 2 :]),
+            )
+    raise UsageError(
+        E_BAD_COMMAND, "a message must have an envelope, an empty frame and a control frame"
+    )
 
 
 class Probe:
@@ -229,17 +243,26 @@ class Probe:
 
     def __init__(self, host: str, port: int) -> None:
         self.answer: bytes | None = None  # the received bytes; None while nothing is known
-        thread = threading.Thread(target=self._ask, args=(host, port), name="zsq probe", daemon=True)
+        thread = threading.Thread(
+            target=self._ask, args=(host, port), name="zsq probe", daemon=True
+        )
         thread.start()
 
     def _ask(self, host: str, port: int) -> None:
         found = b""
-        with contextlib.suppress(OSError), socket.create_connection((host, port), PROBE_S) as connection:
-            connection.sendall(f"GET /info HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode())
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((host, port), PROBE_S) as connection,
+        ):
+            connection.sendall(
+                f"GET /info HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\n\r\n".encode()
+            )
             ends = time.monotonic() + PROBE_S
             while (left := ends - time.monotonic()) > 0:
                 connection.settimeout(left)
-                part = connection.recv(PROBE_BYTES_MAX - len(found))  # nothing, if no more is wanted
+                part = connection.recv(
+                    PROBE_BYTES_MAX - len(found)
+                )  # nothing, if no more is wanted
                 if not part:
                     break
                 found += part

@@ -57,7 +57,9 @@ class RequestGuard:
 
     def refusal(self, scope: Scope) -> ApiError | None:
         if self._tls_required and scope["scheme"] != "https":
-            return ApiError(403, "TLS_REQUIRED", more={"https_port": 0})  # the only HTTP port has no TLS
+            return ApiError(
+                403, "TLS_REQUIRED", more={"https_port": 0}
+            )  # the only HTTP port has no TLS
         return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
 
 
@@ -68,7 +70,13 @@ class Guard:
     """
 
     def __init__(
-        self, app: ASGIApp, limits: HttpLimits, counted: RequestMetrics, budget: Budget, paths: tuple[str, ...], doors: RequestGuard
+        self,
+        app: ASGIApp,
+        limits: HttpLimits,
+        counted: RequestMetrics,
+        budget: Budget,
+        paths: tuple[str, ...],
+        doors: RequestGuard,
     ) -> None:
         self._app = app
         self._limits = limits
@@ -99,10 +107,14 @@ class Guard:
         refused = self._doors.refusal(scope) or self._refuses()
         try:
             if refused is None:
-                async with asyncio.timeout(None if scope["path"] == LIVE else self._limits.request_s):
+                async with asyncio.timeout(
+                    None if scope["path"] == LIVE else self._limits.request_s
+                ):
                     await self._app(scope, exchange.receive, exchange.send)
         except TimeoutError:
-            refused = ApiError(503, f"E_TIMEOUT the request was not answered within {self._limits.request_s:g} s")
+            refused = ApiError(
+                503, f"E_TIMEOUT the request was not answered within {self._limits.request_s:g} s"
+            )
         except Exception:
             log.exception("%s %s", scope["method"], scope["path"][:200])
             refused = api_error("INTERNAL_ERROR")
@@ -111,7 +123,11 @@ class Guard:
 
     def _refuses(self) -> ApiError | None:
         if self.active > self._limits.requests_max:
-            return ApiError(503, f"E_LIMIT more than {self._limits.requests_max} requests at once; try again", hint={"retry-after": "1"})
+            return ApiError(
+                503,
+                f"E_LIMIT more than {self._limits.requests_max} requests at once; try again",
+                hint={"retry-after": "1"},
+            )
         return None
 
     def known(self, path: str) -> str:
@@ -120,7 +136,14 @@ class Guard:
             begin, slash, rest = path.rpartition("/")
             found = self._open.get(begin + slash) if rest else None
             if found is None:  # a file's path may contain folders
-                found = next((one for begin, one in self._open.items() if one.endswith(":path}") and path.startswith(begin)), OTHER)
+                found = next(
+                    (
+                        one
+                        for begin, one in self._open.items()
+                        if one.endswith(":path}") and path.startswith(begin)
+                    ),
+                    OTHER,
+                )
         return found
 
 
@@ -132,7 +155,10 @@ class Exchange:
         self._send = send
         self._limits = limits
         headers = dict(scope["headers"])
-        self._unread = b"transfer-encoding" in headers or headers.get(b"content-length", b"0").strip(b"0") != b""
+        self._unread = (
+            b"transfer-encoding" in headers
+            or headers.get(b"content-length", b"0").strip(b"0") != b""
+        )
         self.status = 0
         self.gone = False  # the client left during its body and gets no answer
 
@@ -167,7 +193,9 @@ class Exchange:
 class Parts:
     """The parts of an application, for `make_app` and tests."""
 
-    def __init__(self, broker: BrokerClient, publisher: TopicPublisher, node: LookupNode, limits: HttpLimits) -> None:
+    def __init__(
+        self, broker: BrokerClient, publisher: TopicPublisher, node: LookupNode, limits: HttpLimits
+    ) -> None:
         self.limits = limits
         self.budget = Budget(limits.bodies_bytes_max)
         self.stats = SharedStats(broker)
@@ -202,13 +230,18 @@ def make_app(
     parts = Parts(broker, publisher, node, limits)
     told = nsq or NsqOptions()
     config = Config(settings(node, limits, told, log_level), limits, parts.budget, changes or {})
-    telling = Telling(parts.stats, parts.publishing.failures, node, told, parts.metrics, parts.asked)
+    telling = Telling(
+        parts.stats, parts.publishing.failures, node, told, parts.metrics, parts.asked
+    )
     table = paths(parts, telling, config) | (console.paths() if console is not None else {})
     for path, methods in table.items():
         for method, handler in methods.items():
             methods[method] = authority.guarded(actions_of(method, path), handler)
     starlette = Starlette(
-        routes=[Route(path, _by_method(methods), methods=list(methods)) for path, methods in table.items()],
+        routes=[
+            Route(path, _by_method(methods), methods=list(methods))
+            for path, methods in table.items()
+        ],
         exception_handlers={
             ApiError: _refused,
             ZsqError: _refused_by_broker,

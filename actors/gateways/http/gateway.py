@@ -41,16 +41,33 @@ from .web.tls_door import Certificates
 
 log = logging.getLogger("zsq")
 
-_PYTHON_LEVELS: Final = {"debug": "DEBUG", "info": "INFO", "warn": "WARNING", "error": "ERROR", "fatal": "CRITICAL"}
-_NSQ_LEVELS: Final = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warn", logging.ERROR: "error"}
+_PYTHON_LEVELS: Final = {
+    "debug": "DEBUG",
+    "info": "INFO",
+    "warn": "WARNING",
+    "error": "ERROR",
+    "fatal": "CRITICAL",
+}
+_NSQ_LEVELS: Final = {
+    logging.DEBUG: "debug",
+    logging.INFO: "info",
+    logging.WARNING: "warn",
+    logging.ERROR: "error",
+}
 PUBLISH_S: Final = 20.0  # for the console's publishes; less than the time limit of a request
-ADMIN_S: Final = 25.0  # more than the supervisor needs for an order, less than the limit of a request
+ADMIN_S: Final = (
+    25.0  # more than the supervisor needs for an order, less than the limit of a request
+)
 
 
 def split_address(listen: str) -> tuple[str, int]:
     """Split HOST:PORT, [HOST]:PORT, or :PORT (all interfaces). Raises `StartFailed` otherwise."""
     host, colon, port = listen.rpartition(":")
-    if not colon or not (port.isascii() and port.isdecimal() and int(port) < 65536) or (":" in host and not host.startswith("[")):
+    if (
+        not colon
+        or not (port.isascii() and port.isdecimal() and int(port) < 65536)
+        or (":" in host and not host.startswith("["))
+    ):
         raise StartFailed(f"--http-listen must be HOST:PORT, not {listen!r}")
     return host.removeprefix("[").removesuffix("]"), int(port)
 
@@ -62,7 +79,9 @@ def open_listener(listen: str) -> socket.socket:
     """
     host, port = split_address(listen)
     try:
-        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
         family, kind, protocol, _, address = found[0]
         sock = socket.socket(family, kind, protocol)
         try:
@@ -74,7 +93,8 @@ def open_listener(listen: str) -> socket.socket:
             raise
     except OSError as error:
         raise StartFailed(
-            f"cannot listen on http://{listen}: {error.strerror or error}; choose another --http-listen, or stop the process that uses it"
+            f"cannot listen on http://{listen}: {error.strerror or error}; choose another "
+            "--http-listen, or stop the process that uses it"
         ) from None
     sock.setblocking(False)
     return sock
@@ -106,7 +126,9 @@ def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
         version=NsqLimits().version,
         hostname=hostname,
         broadcast_address=told.broadcast_address or (hostname if everywhere else host),
-        tcp_port=(told.broadcast_tcp_port or first_tcp_port(told.listen)) if nsq is not None else -1,
+        tcp_port=(told.broadcast_tcp_port or first_tcp_port(told.listen))
+        if nsq is not None
+        else -1,
         http_port=told.broadcast_http_port or port,
         topology_region=told.topology_region,
         topology_zone=told.topology_zone,
@@ -150,7 +172,10 @@ class HttpGateway(AsyncActor[HttpStart]):
         asked = told.auth_http_addresses
         self._authenticator = Authenticator(asked, told.auth_http_method) if asked else None
         self._authority = HttpAuthority(self._authenticator, policy, FirstUse(self._admin.topics))
-        doors = partial(Reader, url, timeout=ADMIN_S), partial(ActingProducer, url, timeout=PUBLISH_S, via="http")
+        doors = (
+            partial(Reader, url, timeout=ADMIN_S),
+            partial(ActingProducer, url, timeout=PUBLISH_S, via="http"),
+        )
         self._console = Console(self._admin, *doors, url, self._limits, options.console)
         level = _NSQ_LEVELS.get(log.getEffectiveLevel(), "info")
         self._app = make_app(
@@ -170,7 +195,8 @@ class HttpGateway(AsyncActor[HttpStart]):
         await self._server.listen(sock, self._certificates.context)
         self._console.start()
         self.obey_reload(ReloadHttpGateway, self.take_settings)
-        shown = f"{'https' if self._certificates.context else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+        scheme = "https" if self._certificates.context else "http"
+        shown = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
         return {"places": [shown], "endpoint": shown}
 
     def take_settings(self, told: ReloadHttpGateway) -> None:
@@ -190,10 +216,14 @@ class HttpGateway(AsyncActor[HttpStart]):
         return {"log_level": level}
 
     def statistics(self) -> dict[str, int]:
-        return {"requests": self._server.state.total_requests, "connections": len(self._server.connections)}
+        return {
+            "requests": self._server.state.total_requests,
+            "connections": len(self._server.connections),
+        }
 
     async def on_finish(self) -> None:
-        self._publisher.stop_waiting()  # so that waiting requests are answered and the server can end
+        # So that waiting requests are answered and the server can end.
+        self._publisher.stop_waiting()
         await self._console.close()
         await self._server.close(FINISH_S - 2)
         if self._authenticator is not None:

@@ -53,12 +53,33 @@ def parse_url(text: str) -> Url:
         secure = found.scheme == "https"
         host, port = found.hostname or "", found.port or (443 if secure else 80)
     except ValueError as error:
-        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is not a valid address: {error}") from None
+        raise UsageError(
+            E_BAD_ARGUMENT, f"{text[:200]!r} is not a valid address: {error}"
+        ) from None
     path = found.path or "/"
-    if found.scheme not in {"http", "https"} or not _HOST.fullmatch(host) or found.username is not None or found.query or found.fragment:
-        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is not a valid address; use http://HOST:PORT/PATH or https://HOST:PORT/PATH")
+    if (
+        found.scheme not in {"http", "https"}
+        or not _HOST.fullmatch(host)
+        or found.username is not None
+        or found.query
+        or found.fragment
+    ):
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"{text[:200]!r} is not a valid address; use http://HOST:PORT/PATH or "
+                "https://HOST:PORT/PATH"
+            ),
+        )
     if not path.isascii() or not path.isprintable() or " " in path:
-        raise UsageError(E_BAD_ARGUMENT, f"{text[:200]!r} is not a valid address: write spaces and special characters of the path as %XX")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"{text[:200]!r} is not a valid address: write spaces and special characters of "
+                "the "
+                "path as %XX"
+            ),
+        )
     return Url(secure, host, port, path)
 
 
@@ -113,7 +134,11 @@ def _system() -> ssl.SSLContext:
 def _request(url: Url, parameters: dict[str, str], post: bool) -> bytes:
     form = urlencode(parameters, errors="surrogateescape")
     target = url.path if post or not form else f"{url.path}?{form}"
-    lines = [f"{'POST' if post else 'GET'} {target} HTTP/1.1", f"Host: {joined(url.host, url.port)}", "Connection: close"]
+    lines = [
+        f"{'POST' if post else 'GET'} {target} HTTP/1.1",
+        f"Host: {joined(url.host, url.port)}",
+        "Connection: close",
+    ]
     lines += ["User-Agent: zsq", "Accept: application/vnd.nsq; version=1.0"]
     if post:
         lines += ["Content-Type: application/x-www-form-urlencoded", f"Content-Length: {len(form)}"]
@@ -132,13 +157,18 @@ async def _answer(reader: asyncio.StreamReader) -> bytes:
         raise NotAnswered(f"it sent {_EARLY_MAX} interim answers (1xx) and no final one")
     if status[1] != b"200":
         raise NotAnswered(f"it answered with status {status[1].decode()}")
-    headers = {name.strip().lower(): value.strip() for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")[1:])}
+    headers = {
+        name.strip().lower(): value.strip()
+        for name, _, value in (line.partition(b":") for line in head.split(b"\r\n")[1:])
+    }
     coding = headers.get(b"transfer-encoding", b"").lower()
     if coding == b"chunked":
         return await _chunks(reader)
     packing = headers.get(b"content-encoding", b"identity").lower()
     if coding or packing != b"identity":
-        raise NotAnswered(f"it answered in the encoding {repr(coding or packing)[1:100]}, which was not requested")
+        raise NotAnswered(
+            f"it answered in the encoding {repr(coding or packing)[1:100]}, which was not requested"
+        )
     if b"content-length" in headers:
         return await reader.readexactly(_size(headers[b"content-length"], 10, 0))
     body = await reader.read(BODY_MAX + 1)

@@ -76,7 +76,9 @@ class _Slots:
     def __init__(self) -> None:
         self.waiting = 0  # requests that run or wait
         self._all = asyncio.Semaphore(ASKED_MAX)
-        self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # kept while in use
+        self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = (
+            WeakValueDictionary()
+        )  # kept while in use
 
     @contextlib.asynccontextmanager
     async def one(self, address: str) -> AsyncIterator[None]:
@@ -90,7 +92,9 @@ class _Slots:
                     await stack.enter_async_context(own)
                     await stack.enter_async_context(self._all)
             except TimeoutError:
-                raise AuthFailed(f"too many other requests to auth servers were not answered within {WAIT_S:g} s") from None
+                raise AuthFailed(
+                    f"too many other requests to auth servers were not answered within {WAIT_S:g} s"
+                ) from None
             yield
 
 
@@ -111,8 +115,12 @@ class Authenticator:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if method not in METHODS:
-            raise UsageError(E_BAD_ARGUMENT, f"auth-http-request-method must be get or post, not {method!r}")
-        self._servers = [(one, parse_url(one if "://" in one else f"http://{one}/auth")) for one in addresses]
+            raise UsageError(
+                E_BAD_ARGUMENT, f"auth-http-request-method must be get or post, not {method!r}"
+            )
+        self._servers = [
+            (one, parse_url(one if "://" in one else f"http://{one}/auth")) for one in addresses
+        ]
         if context is None and any(url.secure for _, url in self._servers):
             context = client_context()
         self._way = Way(method == "post", context, connect_s, request_s)
@@ -148,15 +156,22 @@ class Authenticator:
         known = None if fresh else self.known(who)
         if known is not None:
             return known
-        task = self._asking.get((who, False)) or (self._asking.get((who, True)) if fresh else None)  # AUTH's may wait longer for a slot
+        task = self._asking.get((who, False)) or (
+            self._asking.get((who, True)) if fresh else None
+        )  # AUTH's may wait longer for a slot
         if task is None:  # clients that need the same reply share one request
             slots = self._slots[fresh]
             if slots.waiting >= WAITING_MAX:
-                raise AuthFailed(f"{WAITING_MAX} requests to auth servers are waiting already, which is the limit")
+                raise AuthFailed(
+                    f"{WAITING_MAX} requests to auth servers are waiting already, which is the "
+                    "limit"
+                )
             slots.waiting += 1
             task = self._asking[who, fresh] = asyncio.create_task(self._ask(who, slots))
             task.add_done_callback(lambda done: self._answered(who, fresh, done))
-        return granted(await asyncio.shield(task))  # cancelling one caller does not cancel the shared request
+        return granted(
+            await asyncio.shield(task)
+        )  # cancelling one caller does not cancel the shared request
 
     def forget(self) -> None:
         """Forget all replies, for example after an administrator has revoked a secret."""
@@ -171,14 +186,24 @@ class Authenticator:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def statistics(self) -> dict[str, int]:
-        return {"known": len(self._known) + len(self._denied), "asking": len(self._asking), "asked": self._asked, "failed": self._failed}
+        return {
+            "known": len(self._known) + len(self._denied),
+            "asking": len(self._asking),
+            "asked": self._asked,
+            "failed": self._failed,
+        }
 
     async def _ask(self, who: Who, slots: _Slots) -> AuthState:
         size = len(who.secret.encode(errors="surrogateescape"))
         if size > SECRET_MAX:
             raise AuthFailed(f"the secret has {size} bytes; the limit is {SECRET_MAX}")
         tls = "true" if who.tls else "false"
-        parameters = {"remote_ip": who.remote_ip, "tls": tls, "secret": who.secret, "common_name": who.common_name}
+        parameters = {
+            "remote_ip": who.remote_ip,
+            "tls": tls,
+            "secret": who.secret,
+            "common_name": who.common_name,
+        }
         failures: list[str] = []
         async with slots.one(who.remote_ip):
             for name, url in self._servers:
@@ -205,7 +230,9 @@ class Authenticator:
             return
         self._known[who] = (granted(state), until)
         self._authorizations += len(state.authorizations)
-        while len(self._known) > KNOWN_MAX or (self._authorizations > AUTHORIZATIONS_KNOWN_MAX and len(self._known) > 1):
+        while len(self._known) > KNOWN_MAX or (
+            self._authorizations > AUTHORIZATIONS_KNOWN_MAX and len(self._known) > 1
+        ):
             self._forget(next(iter(self._known)))
 
     def _forget(self, who: Who) -> None:

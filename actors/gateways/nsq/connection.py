@@ -42,7 +42,9 @@ log = logging.getLogger("zsq")
 HIGH_WATER: Final = 1024 * 1024  # bytes that the socket has not taken; above it deliveries wait
 TOPICS_SHOWN_MAX: Final = 10  # topics in a client's `pub_counts`: those with the most messages
 _FLUSH_BYTES: Final = 64 * 1024
-_GUEST_BYTES_MAX: Final = 2 * BYTES_BEFORE_AUTH_MAX  # from the socket before AUTH, if AUTH is required
+_GUEST_BYTES_MAX: Final = (
+    2 * BYTES_BEFORE_AUTH_MAX
+)  # from the socket before AUTH, if AUTH is required
 
 
 class Gateway(Protocol):
@@ -67,7 +69,9 @@ class Gateway(Protocol):
 
     def new_layer(self, name: str, identity: ClientIdentity) -> Layer: ...
 
-    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None: ...
+    def publish(
+        self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]
+    ) -> None: ...
 
 
 class Connection(asyncio.Protocol):
@@ -209,7 +213,11 @@ class Connection(asyncio.Protocol):
         try:
             plain = self.layers.receive(data) if layer is None else layer.receive(data)
             self._send(self.layers.take_out())
-            if self._handshake is not None and self.layers.tls is not None and self.layers.tls.ready:
+            if (
+                self._handshake is not None
+                and self.layers.tls is not None
+                and self.layers.tls.ready
+            ):
                 ready, self._handshake = self._handshake, None
                 ready("")
             if plain:
@@ -316,13 +324,21 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         now = time.monotonic_ns()
-        due = self.session.on_time(now, reading=self._reading or self._stuck)  # a client that does not read counts as silent
-        self._timer = self.loop.call_later(min(3600.0, max(0.001, (due - now) / 1e9)), self._on_time)
+        due = self.session.on_time(
+            now, reading=self._reading or self._stuck
+        )  # a client that does not read counts as silent
+        self._timer = self.loop.call_later(
+            min(3600.0, max(0.001, (due - now) / 1e9)), self._on_time
+        )
 
     # The session's backend
 
-    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
-        self.gateway.publish(topic, bodies, defer_ms, answer)  # the answer also resumes paused connections
+    def publish(
+        self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]
+    ) -> None:
+        self.gateway.publish(
+            topic, bodies, defer_ms, answer
+        )  # the answer also resumes paused connections
 
     def _then_look(self, answer: Callable[[_Told], None]) -> Callable[[_Told], None]:
         """Wrap `answer` so that the connection continues to read after it."""
@@ -333,7 +349,9 @@ class Connection(asyncio.Protocol):
 
         return answered
 
-    def subscribe(self, topic: str, channel: str, identity: ClientIdentity, answer: Callable[[str], None]) -> None:
+    def subscribe(
+        self, topic: str, channel: str, identity: ClientIdentity, answer: Callable[[str], None]
+    ) -> None:
         refusal = self.gateway.refuses(topic, channel)
         if refusal:
             answer(refusal)
@@ -369,13 +387,19 @@ class Connection(asyncio.Protocol):
         if self.subscription is not None:
             self.subscription.leave()
 
-    def authenticate(self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]) -> None:
+    def authenticate(
+        self, secret: bytes, identity: ClientIdentity, answer: Callable[[Authorized | str], None]
+    ) -> None:
         self.gateway.permits.authenticate(self, secret, self._then_look(answer))
 
-    def permitted(self, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
+    def permitted(
+        self, permission: str, topic: str, channel: str, answer: Callable[[str], None]
+    ) -> None:
         self.gateway.permits.permitted(self, permission, topic, channel, self._then_look(answer))
 
-    def upgrade(self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]) -> None:
+    def upgrade(
+        self, layer: str, identity: ClientIdentity, rest: bytes, answer: Callable[[str], None]
+    ) -> None:
         """Add a layer for all later input and output. Earlier output is sent without it."""
         self._flush()
         made = self.gateway.new_layer(layer, identity)
@@ -479,8 +503,12 @@ class Connection(asyncio.Protocol):
             "snappy": identity.snappy,
             "user_agent": identity.user_agent,
             "authed": session.authorized is not None,
-            "auth_identity": cut_string(session.authorized.identity) if session.authorized is not None else "",
-            "auth_identity_url": cut_string(session.authorized.identity_url) if session.authorized is not None else "",
+            "auth_identity": cut_string(session.authorized.identity)
+            if session.authorized is not None
+            else "",
+            "auth_identity_url": cut_string(session.authorized.identity_url)
+            if session.authorized is not None
+            else "",
             "topology_region": identity.topology_region,
             "topology_zone": identity.topology_zone,
             "pub_counts": [{"topic": topic, "count": count} for topic, count in counts],
@@ -497,4 +525,6 @@ class Connection(asyncio.Protocol):
 
 CLOSE_S: Final = 5.0  # for a client to read the last output
 DISCARD_S: Final = 2.0  # for a client to stop sending after an error
-DISCARD_BYTES_MAX: Final = 6 * 1024 * 1024  # that it may send in this time: the largest body and some more
+DISCARD_BYTES_MAX: Final = (
+    6 * 1024 * 1024
+)  # that it may send in this time: the largest body and some more

@@ -151,9 +151,13 @@ class Subscription:
         self.session = _Session(1, msg_timeout_ms, label, sample_rate)
         self.session.ready = 0  # until the client says RDY
         self.session.on_refused = self._on_refused
-        self.engine = ConsumerEngine(Address(url, True, None, by), topic, channel, self.session, None, {})
+        self.engine = ConsumerEngine(
+            Address(url, True, None, by), topic, channel, self.session, None, {}
+        )
         self.engine.on_void = self._void
-        self.engine.link.busy = lambda: not self._open  # a deleted channel is not created again: its consumers get an error
+        self.engine.link.busy = lambda: (
+            not self._open
+        )  # a deleted channel is not created again: its consumers get an error
         self.held: dict[bytes, Handed] = {}
         self.paused = False  # the client does not read
         self._hand, self._answer, self._refused, self._lost = hand, answer, refused, lost
@@ -285,7 +289,10 @@ class Subscription:
         """Fail the subscription if it is not open yet, so that the client can try another node."""
         if not self._open and not self._stopped:
             trouble = self.engine.link.trouble
-            self._over(f"{E_TIMEOUT} channel {self.topic}/{self.channel} was not ready within {SUB_S:g} s{trouble and f' ({trouble})'}")
+            self._over(
+                f"{E_TIMEOUT} channel {self.topic}/{self.channel} was not ready within "
+                f"{SUB_S:g} s{trouble and f' ({trouble})'}"
+            )
 
     def _hand_out(self) -> None:
         arrived = self.session.arrived
@@ -299,7 +306,15 @@ class Subscription:
             self._out.append(handed)
             times = block.times
             bodies = cast("list[bytes]", block.body.values())
-            self._hand(encode_messages(bodies, ids, attempts, times.tolist() if times is not None else block.header.time_ns), len(ids))
+            self._hand(
+                encode_messages(
+                    bodies,
+                    ids,
+                    attempts,
+                    times.tolist() if times is not None else block.header.time_ns,
+                ),
+                len(ids),
+            )
 
     def _void(self) -> None:
         """Forget all deliveries, because their leases ended with the link."""
@@ -353,14 +368,20 @@ class Subscription:
                 else:
                     self._drop(handed, handed.ids)
                 continue
-            over = [one for one in handed.ids if self.held.get(one) is handed and handed.touched.get(one, handed.deadline_ns) <= now]
+            over = [
+                one
+                for one in handed.ids
+                if self.held.get(one) is handed
+                and handed.touched.get(one, handed.deadline_ns) <= now
+            ]
             if over:
                 self.session.requeue(handed.delivery, handed.indexes(over), EXPIRED)
                 self._drop(handed, over)
                 self._plan()
             if handed.left:
                 handed.deadline_ns = min(
-                    (due for one, due in handed.touched.items() if self.held.get(one) is handed), default=FAR_NS
+                    (due for one, due in handed.touched.items() if self.held.get(one) is handed),
+                    default=FAR_NS,
                 )  # all that are left were touched
                 later.append(handed)
         if later:

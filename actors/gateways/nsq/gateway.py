@@ -50,14 +50,20 @@ from .registering import ASK_S, Discovery, Registrar
 log = logging.getLogger("zsq")
 
 BACKLOG: Final = 1_024
-SUBSCRIPTIONS_MAX: Final = 4_000  # each uses 3 of the process's 16,384 ZeroMQ sockets: 1 for the link, 2 for its monitor
+SUBSCRIPTIONS_MAX: Final = (
+    4_000  # each uses 3 of the process's 16,384 ZeroMQ sockets: 1 for the link, 2 for its monitor
+)
 OWNERS_MAX: Final = 1_000
 MPUB_HEAD_BYTES: Final = 8  # the count, and the size of a message
 DRAIN_S: Final = 2.0  # for the answers to publishes when the gateway stops
 
 
 def limits_of(
-    options: NsqOptions, *, snappy: bool, access: AccessAuthenticator | None = None, message_bytes_max: int = MESSAGE_BYTES_MAX
+    options: NsqOptions,
+    *,
+    snappy: bool,
+    access: AccessAuthenticator | None = None,
+    message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> NsqLimits:
     """Return the limits that clients are told.
 
@@ -91,7 +97,9 @@ def limits_of(
 class NsqGateway(AsyncActor[NsqStart]):
     def _limits_now(self) -> NsqLimits:
         size = self.given.message_bytes_max
-        return limits_of(self.options, snappy=self._snappy, access=self._access, message_bytes_max=size)
+        return limits_of(
+            self.options, snappy=self._snappy, access=self._access, message_bytes_max=size
+        )
 
     async def on_begin(self) -> dict[str, Any]:
         options = self.given.options
@@ -120,7 +128,9 @@ class NsqGateway(AsyncActor[NsqStart]):
         self.obey_reload(ReloadNsqGateway, self.take_settings)
         places = [await self._listen_at(place) for place in options.listen]
         if options.lookupd_tcp_addresses:
-            self.discovery = Discovery(self.url, Registrar(options.lookupd_tcp_addresses, self._node()))
+            self.discovery = Discovery(
+                self.url, Registrar(options.lookupd_tcp_addresses, self._node())
+            )
         return {"places": places}
 
     def _node(self) -> Node:
@@ -131,7 +141,12 @@ class NsqGateway(AsyncActor[NsqStart]):
         """
         options = self.options
         host, port = next(
-            ((host, int(port)) for host, _, port in (one.rpartition(":") for one in options.listen) if host != "unix"), ("", 0)
+            (
+                (host, int(port))
+                for host, _, port in (one.rpartition(":") for one in options.listen)
+                if host != "unix"
+            ),
+            ("", 0),
         )
         everywhere = host in ("", "0.0.0.0", "[::]", "*")
         name = socket.gethostname()
@@ -150,15 +165,20 @@ class NsqGateway(AsyncActor[NsqStart]):
             if place.startswith("unix:"):
                 path = Path(place.removeprefix("unix:"))
                 _remove_stale(path)
-                server = await self.loop.create_unix_server(lambda: Connection(self), str(path), backlog=BACKLOG)
+                server = await self.loop.create_unix_server(
+                    lambda: Connection(self), str(path), backlog=BACKLOG
+                )
                 self._paths.append(path)
             else:
                 host, _, port = place.rpartition(":")
-                server = await self.loop.create_server(lambda: Connection(self), host.strip("[]"), int(port), backlog=BACKLOG)
+                server = await self.loop.create_server(
+                    lambda: Connection(self), host.strip("[]"), int(port), backlog=BACKLOG
+                )
         except OSError as error:
             reason = os.strerror(error.errno) if error.errno else str(error)
             raise StartFailed(
-                f"cannot listen for NSQ clients on {place}: {reason}; choose another --nsq-listen, or stop the process that uses it"
+                f"cannot listen for NSQ clients on {place}: {reason}; choose another "
+                "--nsq-listen, or stop the process that uses it"
             ) from None
         self._servers.append(server)
         return f"nsq://{place}"
@@ -166,7 +186,9 @@ class NsqGateway(AsyncActor[NsqStart]):
     # For connections
 
     def admit(self, connection: Connection) -> bool:
-        if self.stopping or (len(self.connections) >= self.options.connections_max and not self.intake.make_room()):
+        if self.stopping or (
+            len(self.connections) >= self.options.connections_max and not self.intake.make_room()
+        ):
             self.turned_away += 1
             return False
         self.accepted += 1
@@ -194,7 +216,8 @@ class NsqGateway(AsyncActor[NsqStart]):
         most = self.limits.max_channel_consumers
         if most:
             there = sum(
-                one.subscription is not None and (one.subscription.topic, one.subscription.channel) == (topic, channel)
+                one.subscription is not None
+                and (one.subscription.topic, one.subscription.channel) == (topic, channel)
                 for one in self.connections
             )
             if there >= most:
@@ -209,7 +232,10 @@ class NsqGateway(AsyncActor[NsqStart]):
         place = but.topic, but.channel
         others = (one.subscription for one in islice(self.connections, OWNERS_MAX))
         return any(
-            other is not None and other is not but and (other.topic, other.channel) == place and message_id in other.held
+            other is not None
+            and other is not but
+            and (other.topic, other.channel) == place
+            and message_id in other.held
             for other in others
         )
 
@@ -219,11 +245,15 @@ class NsqGateway(AsyncActor[NsqStart]):
             return TlsLayer(self._tls)
         return SnappyLayer() if name == "snappy" else DeflateLayer(identity.deflate_level)
 
-    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
+    def publish(
+        self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]
+    ) -> None:
         if self.discovery is None or self.discovery.knows(topic):
             self.publishing.publish(topic, bodies, defer_ms, answer)
         else:
-            self.discovery.prepare(topic, lambda: self.publishing.publish(topic, bodies, defer_ms, answer))
+            self.discovery.prepare(
+                topic, lambda: self.publishing.publish(topic, bodies, defer_ms, answer)
+            )
 
     def look_at_names(self, message: LookAtNames) -> Done:
         if self.discovery is not None:
@@ -242,7 +272,9 @@ class NsqGateway(AsyncActor[NsqStart]):
             access = load_rules(told.access_file) if self._access is not None else None
         except AccessError as error:
             raise UsageError(E_BAD_ARGUMENT, str(error)) from None
-        tls = TlsOptions(told.cert, told.key, told.root_ca, told.client_auth, told.required, told.min_version)
+        tls = TlsOptions(
+            told.cert, told.key, told.root_ca, told.client_auth, told.required, told.min_version
+        )
         self._tls = context_of(tls)
         self.options = replace(self.options, tls=tls)
         if self._access is not None and access is not None:
@@ -253,8 +285,13 @@ class NsqGateway(AsyncActor[NsqStart]):
     def _close_forbidden(self) -> None:
         for one in list(self.connections):
             place = one.subscription
-            if place is not None and not self.permits.still_permitted(one, "subscribe", place.topic, place.channel):
-                text = "%s: the connection from %s is closed: it is no longer permitted to subscribe to %s/%s"
+            if place is not None and not self.permits.still_permitted(
+                one, "subscribe", place.topic, place.channel
+            ):
+                text = (
+                    "%s: the connection from %s is closed: it is no longer permitted to "
+                    "subscribe to %s/%s"
+                )
                 log.info(text, self.title, one.remote, place.topic, place.channel)
                 one.close()
 
@@ -291,11 +328,23 @@ class NsqGateway(AsyncActor[NsqStart]):
 
     def details(self) -> GatewayDetails:
         """Return the rows of clients. Clients that have not published or subscribed have none."""
-        return {"clients": [one.statistics() for one in self.connections if one.session.topic or one.session.published]}
+        return {
+            "clients": [
+                one.statistics()
+                for one in self.connections
+                if one.session.topic or one.session.published
+            ]
+        }
 
 
 def context_of(tls: TlsOptions) -> ssl.SSLContext | None:
-    return server_context(cert=tls.cert, key=tls.key, root_ca=tls.root_ca, client_auth=tls.client_auth, min_version=tls.min_version)
+    return server_context(
+        cert=tls.cert,
+        key=tls.key,
+        root_ca=tls.root_ca,
+        client_auth=tls.client_auth,
+        min_version=tls.min_version,
+    )
 
 
 def _remove_stale(path: Path) -> None:

@@ -120,7 +120,11 @@ class Intake:
     def _work(self) -> None:
         until = time.monotonic_ns() + TURN_NS
         while self._queue or self._strangers_queue:
-            queue = self._strangers_queue if (self._strangers_next and self._strangers_queue) or not self._queue else self._queue
+            queue = (
+                self._strangers_queue
+                if (self._strangers_next and self._strangers_queue) or not self._queue
+                else self._queue
+            )
             self._strangers_next = queue is self._queue
             connection = next(iter(queue))
             del queue[connection]
@@ -144,7 +148,10 @@ class Intake:
                 self._burdens[connection] = None
             self.strangers_bytes += more
             while self.strangers_bytes > STRANGERS_BYTES_MAX and self._burdens:
-                why = f"clients that sent no AUTH, SUB or PUB together hold more than {STRANGERS_BYTES_MAX} bytes"
+                why = (
+                    "clients that sent no AUTH, SUB or PUB together hold more than "
+                    f"{STRANGERS_BYTES_MAX} bytes"
+                )
                 self._cut_off(next(iter(self._burdens)), why)
         if more > 0 and self.held_bytes > HELD_BYTES_MAX:
             self._relieve()
@@ -167,7 +174,10 @@ class Intake:
         """Close the stranger that has been idle for longest. Return False if there is none."""
         if not self.strangers:
             return False
-        why = f"the limit of {len(self._connections)} connections is reached, and this client sent no AUTH, SUB or PUB"
+        why = (
+            f"the limit of {len(self._connections)} connections is reached, and this client "
+            "sent no AUTH, SUB or PUB"
+        )
         self._cut_off(next(iter(self.strangers)), why)
         return True
 
@@ -193,13 +203,22 @@ class Intake:
 
         Stop reading if all connections together still hold too much.
         """
-        slow = sorted((one for one in self._connections if one.held_bytes and one.waits_for_client), key=lambda one: one.session.heard_ns)
+        slow = sorted(
+            (one for one in self._connections if one.held_bytes and one.waits_for_client),
+            key=lambda one: one.session.heard_ns,
+        )
         theirs = sum(one.held_bytes for one in slow)
         for one in slow:
             if theirs <= HELD_BYTES_MAX // 2:
                 break
             theirs -= one.held_bytes
-            self._cut_off(one, f"all connections together hold more than {HELD_BYTES_MAX} bytes, and this one has been slow for longest")
+            self._cut_off(
+                one,
+                (
+                    f"all connections together hold more than {HELD_BYTES_MAX} bytes, and this one "
+                    "has been slow for longest"
+                ),
+            )
         self._fill(self.held_bytes > HELD_BYTES_MAX)
 
     def _fill(self, full: bool) -> None:
@@ -230,7 +249,9 @@ class Intake:
             fd = one.fileno()
             if fd >= 0:
                 by_fd[fd] = one
-                poll.register(fd, 0 if one.half_closed else select.POLLRDHUP)  # errors are always reported
+                poll.register(
+                    fd, 0 if one.half_closed else select.POLLRDHUP
+                )  # errors are always reported
         for fd, events in poll.poll(0) if by_fd else ():
             by_fd[fd].hung_up(gone=bool(events & (select.POLLERR | select.POLLHUP)))
         self._looking = bool(self.unread)
@@ -249,7 +270,15 @@ class Intake:
         if self._complained_s and now - self._complained_s < COMPLAINT_S:
             return
         others, self._complaints, self._complained_s = self._complaints - 1, 0, now
-        log.warning("nsq gateway: " + text + "%s", *values, f" ({others} more warnings were not logged)" if others else "")
+        log.warning(
+            "nsq gateway: " + text + "%s",
+            *values,
+            f" ({others} more warnings were not logged)" if others else "",
+        )
 
     def statistics(self) -> dict[str, int]:
-        return {"held_bytes": self.held_bytes, "strangers": len(self.strangers), "cut_off": self.cut_off}
+        return {
+            "held_bytes": self.held_bytes,
+            "strangers": len(self.strangers),
+            "cut_off": self.cut_off,
+        }

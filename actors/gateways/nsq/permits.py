@@ -47,14 +47,24 @@ class Permits:
     `complain` logs a line about a client. `first_use` is given only with an access file.
     """
 
-    def __init__(self, authenticator: AnyAuthenticator, complain: Callable[..., None], first_use: FirstUse | None = None) -> None:
+    def __init__(
+        self,
+        authenticator: AnyAuthenticator,
+        complain: Callable[..., None],
+        first_use: FirstUse | None = None,
+    ) -> None:
         self._authenticator = authenticator
         self._complain = complain
         self._first_use = first_use
         self._secrets: dict[ClientConnection, str] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def authenticate(self, connection: ClientConnection, secret: bytes, answer: Callable[[Authorized | str], None]) -> None:
+    def authenticate(
+        self,
+        connection: ClientConnection,
+        secret: bytes,
+        answer: Callable[[Authorized | str], None],
+    ) -> None:
         """Authenticate a connection, always with a new request.
 
         The secret is kept to renew the reply later.
@@ -74,7 +84,14 @@ class Permits:
 
         self._start(ask())
 
-    def permitted(self, connection: ClientConnection, permission: str, topic: str, channel: str, answer: Callable[[str], None]) -> None:
+    def permitted(
+        self,
+        connection: ClientConnection,
+        permission: str,
+        topic: str,
+        channel: str,
+        answer: Callable[[str], None],
+    ) -> None:
         """Answer "" if the client has the permission, else the reason.
 
         It answers at once if a valid reply is kept, and otherwise asks the auth server again.
@@ -92,18 +109,26 @@ class Permits:
             try:
                 principal = self._authenticator.known(who) or await self._authenticator.state(who)
                 may = may_command(principal, permission, topic, channel)
-                may = may and (first_use is None or await first_use.permits(principal, topic, channel))
+                may = may and (
+                    first_use is None or await first_use.permits(principal, topic, channel)
+                )
                 answer("" if may else "not permitted")
             except AuthFailed as error:
                 self._complain("authentication of %s failed: %s", connection.remote, error)
                 answer(E_AUTH_FAILED)
             except ZsqError as error:  # the broker did not list its topics
-                self._complain("a command of %s is refused, because its permission cannot be checked: %s", connection.remote, error)
+                self._complain(
+                    "a command of %s is refused, because its permission cannot be checked: %s",
+                    connection.remote,
+                    error,
+                )
                 answer("not permitted")
 
         self._start(ask())
 
-    def still_permitted(self, connection: ClientConnection, permission: str, topic: str, channel: str) -> bool:
+    def still_permitted(
+        self, connection: ClientConnection, permission: str, topic: str, channel: str
+    ) -> bool:
         """Return False if the permission is known to have ended, without a request."""
         known = self._authenticator.known(self._who(connection, self._secrets.get(connection, "")))
         return known is None or may_command(known, permission, topic, channel)
@@ -121,7 +146,12 @@ class Permits:
 
     def _who(self, connection: ClientConnection, secret: str) -> Who:
         tls = connection.layers.tls
-        return Who(connection.remote_ip, tls is not None, tls.common_name if tls is not None else "", secret)
+        return Who(
+            connection.remote_ip,
+            tls is not None,
+            tls.common_name if tls is not None else "",
+            secret,
+        )
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

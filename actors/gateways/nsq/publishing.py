@@ -83,7 +83,9 @@ class Gatherer:
     gateway's name in the audit log.
     """
 
-    def __init__(self, url: str, on_answered: Callable[[], None] = lambda: None, via: str = "") -> None:
+    def __init__(
+        self, url: str, on_answered: Callable[[], None] = lambda: None, via: str = ""
+    ) -> None:
         self.engine = ProducerEngine(Address(url, True, None, {"via": via}), 0, 1, 1, None)
         self.loop = asyncio.get_running_loop()
         self.pending_bytes = 0
@@ -94,7 +96,9 @@ class Gatherer:
         self._out: dict[str, deque[_BlockOut]] = {}
         self._planned = False
         self._used_ns: dict[str, int] = {}  # by topic with a lane, the longest idle first
-        self._ahead: dict[tuple[str, int], deque[_BlockOut]] = {}  # like `_out`, but by topic and delay
+        self._ahead: dict[
+            tuple[str, int], deque[_BlockOut]
+        ] = {}  # like `_out`, but by topic and delay
         self._turner = SettledTurner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
         self._stopping = False
@@ -122,7 +126,11 @@ class Gatherer:
         if waiting is None:
             waiting = self._gathers[topic, delay_ms] = deque()
         last = waiting[-1] if waiting else None
-        if last is None or last.size >= BLOCK_BYTES or len(last.bodies) + len(bodies) > BLOCK_COUNT_MAX:
+        if (
+            last is None
+            or last.size >= BLOCK_BYTES
+            or len(last.bodies) + len(bodies) > BLOCK_COUNT_MAX
+        ):
             last = _Gather(topic, delay_ms)
             waiting.append(last)
         size = sum(map(len, bodies)) if len(bodies) > 1 else len(bodies[0])
@@ -154,7 +162,9 @@ class Gatherer:
         ahead = self._ahead.get(key)
         if not ahead or first.size >= BLOCK_BYTES:
             return True
-        return len(ahead) < AHEAD_MAX and (first.size >= WORTH_BYTES or 2 * len(first.answers) >= len(ahead[-1].answers))
+        return len(ahead) < AHEAD_MAX and (
+            first.size >= WORTH_BYTES or 2 * len(first.answers) >= len(ahead[-1].answers)
+        )
 
     def _go(self, gather: _Gather, now: int) -> None:
         try:
@@ -188,10 +198,16 @@ class Gatherer:
                 ahead.popleft()
                 if not ahead:
                     del self._ahead[one.key]
-                self._answer(one.answers, one.size, "" if one.pending.error is None else str(one.pending.error))
+                self._answer(
+                    one.answers,
+                    one.size,
+                    "" if one.pending.error is None else str(one.pending.error),
+                )
             if not out:
                 del self._out[topic]
-        if room and self._gathers and not self._planned:  # without room it would repeat in each turn
+        if (
+            room and self._gathers and not self._planned
+        ):  # without room it would repeat in each turn
             self._planned = True
             self.loop.call_soon(self._send)
 
@@ -235,7 +251,10 @@ class Gatherer:
 
     def _too_late(self, sent: bool) -> ZsqError:
         perhaps = "; the message may still be stored" if sent else ""
-        return BrokerUnreachable(E_TIMEOUT, f"no answer within {TIMEOUT_NS // 1_000_000_000} s ({self.engine.trouble()}){perhaps}")
+        return BrokerUnreachable(
+            E_TIMEOUT,
+            f"no answer within {TIMEOUT_NS // 1_000_000_000} s ({self.engine.trouble()}){perhaps}",
+        )
 
     def stop_waiting(self) -> None:
         """Fail publishes to topics that cannot be reached, because the broker stops.
@@ -263,7 +282,11 @@ class Gatherer:
         self._turner.stop(linger_ms=200)
 
     def statistics(self) -> dict[str, int]:
-        return {"published_messages": self.messages, "published_blocks": self.blocks, "pending_bytes": self.pending_bytes}
+        return {
+            "published_messages": self.messages,
+            "published_blocks": self.blocks,
+            "pending_bytes": self.pending_bytes,
+        }
 
 
 def _all_of(answer: Answer, parts: int) -> Answer:

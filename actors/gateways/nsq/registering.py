@@ -29,7 +29,15 @@ from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, Final, TypedDict, cast
 
 from ....transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
-from ....transport.nsq.lookup import LookupFailed, LookupSession, Node, Registration, is_name, parse_channels, registrations
+from ....transport.nsq.lookup import (
+    LookupFailed,
+    LookupSession,
+    Node,
+    Registration,
+    is_name,
+    parse_channels,
+    registrations,
+)
 from ..acting import ActingAdmin
 from .asking import NotAnswered, Way, ask, joined, parse_url
 
@@ -81,7 +89,10 @@ class Registrar:
         for task in late:
             task.cancel()
         if late:
-            text = "topic %s may start without some channels: %d nsqlookupd did not send its channels within %g s"
+            text = (
+                "topic %s may start without some channels: %d nsqlookupd did not send its "
+                "channels within %g s"
+            )
             log.warning(text, topic, len(late), CHANNELS_S)
         return sorted({name for task in done for name in task.result()})
 
@@ -99,7 +110,10 @@ class Registrar:
             try:
                 return await lookupd.channels_of(topic)
             except (NotAnswered, LookupFailed) as error:
-                text = "topic %s may start without some channels: nsqlookupd %s did not send its channels: %s"
+                text = (
+                    "topic %s may start without some channels: nsqlookupd %s did not send its "
+                    "channels: %s"
+                )
                 log.warning(text, topic, lookupd.address, error)
                 return []
 
@@ -126,7 +140,9 @@ class _Lookupd:
             if not host or not port.isdecimal() or url.path != "/" or address.endswith("/"):
                 raise UsageError(E_BAD_ARGUMENT, "")
         except UsageError:
-            raise UsageError(E_BAD_ARGUMENT, f"lookupd-tcp-address must be HOST:PORT, not {address[:200]!r}") from None
+            raise UsageError(
+                E_BAD_ARGUMENT, f"lookupd-tcp-address must be HOST:PORT, not {address[:200]!r}"
+            ) from None
         self.address = address
         self._host, self._port = url.host, url.port
         self._node = node
@@ -175,7 +191,9 @@ class _Lookupd:
         failure = NotAnswered("it has no valid HTTP address")
         for host in dict.fromkeys((session.peer_host, self._host)):
             try:
-                url = parse_url(f"http://{joined(host, session.peer_port)}/channels")._replace(port=session.peer_port)
+                url = parse_url(f"http://{joined(host, session.peer_port)}/channels")._replace(
+                    port=session.peer_port
+                )
                 return parse_channels(await ask(url, {"topic": topic}, _WAY))
             except UsageError:
                 continue  # the announced address is invalid
@@ -238,7 +256,9 @@ class _LookupConnection(asyncio.Protocol):
         self.over: asyncio.Future[None] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)  # uvloop's transports are not subclasses of it
+        self._transport = cast(
+            "asyncio.Transport", transport
+        )  # uvloop's transports are not subclasses of it
         self._after()
 
     def data_received(self, data: bytes) -> None:
@@ -277,7 +297,9 @@ class _LookupConnection(asyncio.Protocol):
             self.identified.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_later(max(0.0, (due_ns - time.monotonic_ns()) / 1e9), self._after)
+        self._timer = self._loop.call_later(
+            max(0.0, (due_ns - time.monotonic_ns()) / 1e9), self._after
+        )
 
     def _end(self, error: Exception) -> None:
         if self._timer is not None:
@@ -335,7 +357,9 @@ class Discovery:
                     await self._admin.create_channel(topic, channel)
             self._known.add(topic)
         except ZsqError as error:
-            log.warning("cannot create topic %s with its channels from nsqlookupd: %s", topic, error)
+            log.warning(
+                "cannot create topic %s with its channels from nsqlookupd: %s", topic, error
+            )
         finally:
             for then in self._waiting.pop(topic):
                 then()
@@ -350,7 +374,12 @@ class Discovery:
             try:
                 await self._admin.create_channel(topic, channel, start="earliest")
             except ZsqError as error:
-                log.warning("cannot create channel %s/%s, which nsqlookupd knows from another node: %s", topic, channel, error)
+                log.warning(
+                    "cannot create channel %s/%s, which nsqlookupd knows from another node: %s",
+                    topic,
+                    channel,
+                    error,
+                )
 
     async def _watch(self) -> None:
         began = False

@@ -19,7 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND, NotFound, Refused, UsageError, ZsqError
+from ....transport.errors import (
+    E_BAD_ARGUMENT,
+    E_CLOSING,
+    E_FORBIDDEN,
+    E_IN_USE,
+    E_NOT_FOUND,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from ....transport.names import check_name
 from ....transport.wire import protocol as p
 from ...settings.channel_settings import default_dead_letter_topic
@@ -34,7 +44,9 @@ _CHOOSE: Final = "choose another target with --to and --channel"
 _UNPROVED: Final = "their origin cannot be verified; choose the target with --to"
 
 
-def check_default(broker: BrokerState, topic: str, channel: str, settings: Mapping[str, Any]) -> None:
+def check_default(
+    broker: BrokerState, topic: str, channel: str, settings: Mapping[str, Any]
+) -> None:
     """Raise `Refused` (E_IN_USE) if the settings lead to a default topic of another owner."""
     own = broker.groups.get(topic)
     child = own.channels.get(channel) if own is not None else None
@@ -51,7 +63,9 @@ def claim(broker: BrokerState, message: p.Lookup) -> None:
 
     Raises `Refused` (E_IN_USE) if another channel owns the topic.
     """
-    topic, uuid, channel = (str(message.by.get(name, "")) for name in ("dead_topic", "dead_uuid", "dead_channel"))
+    topic, uuid, channel = (
+        str(message.by.get(name, "")) for name in ("dead_topic", "dead_uuid", "dead_channel")
+    )
     if not topic or message.topic != default_dead_letter_topic(topic, channel):
         return
     _check_owner(broker, message.topic, topic, uuid, channel)
@@ -64,9 +78,20 @@ def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, ch
     if not owner or (owner["uuid"] == uuid and owner["channel"] == channel):
         return
     for name, group in broker.groups.items():
-        if group.row.uuid == owner["uuid"] and (group.state is not GroupState.UP or owner["channel"] in group.channels):
-            text = f"topic {dead_topic!r} already takes the dead letters of channel {owner['channel']!r} of topic {name!r}"
-            raise Refused(E_IN_USE, f"{text}: set dead_letter_topic of channel {channel!r} of topic {topic!r} to another topic")
+        if group.row.uuid == owner["uuid"] and (
+            group.state is not GroupState.UP or owner["channel"] in group.channels
+        ):
+            text = (
+                f"topic {dead_topic!r} already takes the dead letters of channel "
+                f"{owner['channel']!r} of topic {name!r}"
+            )
+            raise Refused(
+                E_IN_USE,
+                (
+                    f"{text}: set dead_letter_topic of channel {channel!r} of topic {topic!r} to "
+                    "another topic"
+                ),
+            )
 
 
 class _Asked(NamedTuple):
@@ -86,17 +111,37 @@ def _asked(options: Mapping[str, Any]) -> _Asked:
     Raises `UsageError` (E_BAD_ARGUMENT, E_BAD_NAME) if they are invalid.
     """
     to, channel, origin = options.get("to"), options.get("channel", ""), options.get("origin")
-    good = isinstance(to, str) and isinstance(channel, str) and isinstance(origin, tuple) and len(origin) == 3
-    if not good or not all(isinstance(one, str) for one in origin or ()) or len(origin[1]) != _UUID_CHARS:  # type: ignore[index]
+    good = (
+        isinstance(to, str)
+        and isinstance(channel, str)
+        and isinstance(origin, tuple)
+        and len(origin) == 3
+    )
+    if (
+        not good
+        or not all(isinstance(one, str) for one in origin or ())
+        or len(origin[1]) != _UUID_CHARS  # type: ignore[index]
+    ):
         raise UsageError(
-            E_BAD_ARGUMENT, "redrive needs the options `to` (a topic), `channel`, and `origin` (the topic, its uuid, and the channel)"
+            E_BAD_ARGUMENT,
+            (
+                "redrive needs the options `to` (a topic), `channel`, and `origin` (the topic, its "
+                "uuid, and the channel)"
+            ),
         )
     assert isinstance(origin, tuple)
     check_name(origin[0])
     check_name(origin[2], "channel")
     topic, uuid, origin_channel = origin
     target_channel = check_name(channel, "channel") if channel else ""
-    return _Asked(check_name(str(to)), target_channel, topic, uuid, origin_channel, options.get("chosen") is True)
+    return _Asked(
+        check_name(str(to)),
+        target_channel,
+        topic,
+        uuid,
+        origin_channel,
+        options.get("chosen") is True,
+    )
 
 
 def redrive(requests: Requests, message: p.Manage) -> None:
@@ -128,33 +173,60 @@ def redrive(requests: Requests, message: p.Manage) -> None:
     target.want("", ready)
 
 
-def _check_origin(requests: Requests, dead_topic: str, dead: TopicGroup, asked: _Asked, answer: Callable[[ZsqError | None], None]) -> None:
+def _check_origin(
+    requests: Requests,
+    dead_topic: str,
+    dead: TopicGroup,
+    asked: _Asked,
+    answer: Callable[[ZsqError | None], None],
+) -> None:
     """Check in the registry or with the channel that its dead letters go to this topic."""
-    if asked.chosen or dead.row.dead_letters_of == {"uuid": asked.uuid, "channel": asked.origin_channel}:
+    if asked.chosen or dead.row.dead_letters_of == {
+        "uuid": asked.uuid,
+        "channel": asked.origin_channel,
+    }:
         answer(None)  # the user named the target, so the headers do not matter
         return
     source = requests.broker.groups.get(asked.topic)
     if source is None or source.row.uuid != asked.uuid:
-        gone = f"topic {asked.topic!r}, the origin that these dead letters name, was deleted or created again"
+        gone = (
+            f"topic {asked.topic!r}, the origin that these dead letters name, was deleted or "
+            "created again"
+        )
         answer(Refused(E_FORBIDDEN, f"{gone}: {_UNPROVED}"))
         return
 
     def named(go: p.DeadLettersGo | None, error: ZsqError | None) -> None:
         if go is not None and go.topic != dead_topic:
-            text = f"dead letters of channel {asked.origin_channel!r} of topic {asked.topic!r} go to {go.topic!r}, not to {dead_topic!r}"
+            text = (
+                f"dead letters of channel {asked.origin_channel!r} of topic {asked.topic!r} go "
+                f"to {go.topic!r}, not to {dead_topic!r}"
+            )
             error = Refused(E_FORBIDDEN, f"{text}: {_UNPROVED}")
         answer(error)
 
     def ask(error: ZsqError | None) -> None:
         channel = source.channels.get(asked.origin_channel)
         if error is not None or channel is None:
-            answer(error or Refused(E_CLOSING, f"channel {asked.origin_channel!r} is being started again; try again in a moment"))
+            answer(
+                error
+                or Refused(
+                    E_CLOSING,
+                    (
+                        f"channel {asked.origin_channel!r} is being started again; try again in a "
+                        "moment"
+                    ),
+                )
+            )
         else:
             requests.orders.send(channel, p.WhereDeadLettersGo, named)
 
     def ready(error: ZsqError | None) -> None:
         if error is None and asked.origin_channel not in source.channels:
-            text = f"channel {asked.origin_channel!r} of topic {asked.topic!r} does not exist; {_CHOOSE}"
+            text = (
+                f"channel {asked.origin_channel!r} of topic {asked.topic!r} does not exist; "
+                f"{_CHOOSE}"
+            )
             error = NotFound(E_NOT_FOUND, text)
         if error is not None:
             answer(error)

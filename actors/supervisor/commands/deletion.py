@@ -21,7 +21,17 @@ import logging
 from functools import partial
 from typing import Final
 
-from ....transport.errors import E_BAD_ARGUMENT, E_CLOSED, E_CLOSING, E_NOT_EMPTY, E_TIMEOUT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
+from ....transport.errors import (
+    E_BAD_ARGUMENT,
+    E_CLOSED,
+    E_CLOSING,
+    E_NOT_EMPTY,
+    E_TIMEOUT,
+    E_TOPIC_FAILED,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from ....transport.names import is_ephemeral
 from ....transport.wire import protocol as p
 from ...runtime.port import Envelope
@@ -44,7 +54,9 @@ UNKNOWN_END_MARGIN: Final = 1 << 32
 def delete(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     """Carry out Manage delete, and answer when the deletion is complete or refused."""
     if group.state in (GroupState.STOPPING, GroupState.ENDED):
-        requests.fail(message.request, Refused(E_CLOSING, f"topic {group.name!r} is being deleted already"))
+        requests.fail(
+            message.request, Refused(E_CLOSING, f"topic {group.name!r} is being deleted already")
+        )
     elif message.channel:
         _Deletion(requests, message, group).delete_channel()
     else:
@@ -65,19 +77,36 @@ class _Deletion:
 
     def _refusal(self, complete: bool) -> ZsqError | None:
         """Return why the deletion is refused, or None."""
-        what = f"channel {self.message.channel!r}" if self.message.channel else f"topic {self.message.topic!r}"
+        what = (
+            f"channel {self.message.channel!r}"
+            if self.message.channel
+            else f"topic {self.message.topic!r}"
+        )
         if not complete:  # E_CLOSING and not E_TIMEOUT: the broker answers, and nothing was done
-            text = f"not all processes of {what} reported their unfinished messages in time; try again, or delete with force"
+            text = (
+                f"not all processes of {what} reported their unfinished messages in time; try "
+                "again, or delete with force"
+            )
             return Refused(E_CLOSING, text)
         left = unfinished(self.group, self.message.channel)
         if left is None:
-            text = f"a process of {what} is not running, so its unfinished messages are not known; try again, or delete with force"
+            text = (
+                f"a process of {what} is not running, so its unfinished messages are not known; "
+                "try again, or delete with force"
+            )
             return Refused(E_CLOSING, text)
         if not left:
             return None
         behind = behind_pause(self.group)
-        drain = f"unpause the topic ({behind} of them lie behind its pause), drain it" if behind else "drain it"
-        text = f"{what} has {left} messages that are not finished; {drain}, or delete it with force and lose them"
+        drain = (
+            f"unpause the topic ({behind} of them lie behind its pause), drain it"
+            if behind
+            else "drain it"
+        )
+        text = (
+            f"{what} has {left} messages that are not finished; {drain}, or delete it with "
+            "force and lose them"
+        )
         return Refused(E_NOT_EMPTY, text)
 
     # Topics
@@ -88,14 +117,28 @@ class _Deletion:
             self.requests.orders.send(topic, partial(p.SetSealed, is_sealed=True), self._sealed)
         elif self.forced:
             stats = topic.stats if topic is not None else {}
-            self._remove_topic(max(int(stats.get("head", 0)), self.group.row.base_offset) + UNKNOWN_END_MARGIN)
+            self._remove_topic(
+                max(int(stats.get("head", 0)), self.group.row.base_offset) + UNKNOWN_END_MARGIN
+            )
         else:
-            text = f"topic {self.group.name!r} is not running, so its unfinished messages are not known; try again, or delete with force"
+            text = (
+                f"topic {self.group.name!r} is not running, so its unfinished messages are not "
+                "known; try again, or delete with force"
+            )
             self._fail(Refused(E_CLOSING, text))
 
     def _sealed(self, position: p.Position | None, error: ZsqError | None) -> None:
         if position is None:
-            self._fail(error or Refused(E_CLOSING, f"topic {self.group.name!r} did not report the offset at which its log ends; try again"))
+            self._fail(
+                error
+                or Refused(
+                    E_CLOSING,
+                    (
+                        f"topic {self.group.name!r} did not report the offset at which its log "
+                        "ends; try again"
+                    ),
+                )
+            )
             return
         end = position.offset
         if self.forced:
@@ -117,7 +160,9 @@ class _Deletion:
             self._fail(refused)
 
     def _remove_topic(self, end: int) -> None:
-        remove_topic(self.requests, self.group, end, partial(self.requests.settle, self.message.request))
+        remove_topic(
+            self.requests, self.group, end, partial(self.requests.settle, self.message.request)
+        )
 
     # Channels
 
@@ -135,23 +180,41 @@ class _Deletion:
 
         group = self.group
         asked: list[Child | None] = [group.topic, group.channels[self.message.channel]]
-        self.requests.gatherings.gather([child for child in asked if child is not None and child.state == "up"], decide)
+        self.requests.gatherings.gather(
+            [child for child in asked if child is not None and child.state == "up"], decide
+        )
 
     def _remove_channel(self) -> None:
-        if self.group.topic is None or self.group.state is not GroupState.UP or self.message.channel not in self.group.channels:
-            what = f"topic {self.group.name!r} is being started again, or channel {self.message.channel!r} is being deleted already"
+        if (
+            self.group.topic is None
+            or self.group.state is not GroupState.UP
+            or self.message.channel not in self.group.channels
+        ):
+            what = (
+                f"topic {self.group.name!r} is being started again, or channel "
+                f"{self.message.channel!r} is being deleted already"
+            )
             self._fail(Refused(E_CLOSING, f"{what}; try again in a moment"))
             return
 
-        remove_channel(self.requests, self.group, self.message.channel, partial(self.requests.settle, self.message.request))
+        remove_channel(
+            self.requests,
+            self.group,
+            self.message.channel,
+            partial(self.requests.settle, self.message.request),
+        )
 
 
 def _unseal(requests: Requests, group: TopicGroup) -> None:
     if group.topic is not None:
-        requests.orders.send(group.topic, partial(p.SetSealed, is_sealed=False), lambda position, error: None)
+        requests.orders.send(
+            group.topic, partial(p.SetSealed, is_sealed=False), lambda position, error: None
+        )
 
 
-def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: Then, *, lost: bool = False) -> None:
+def remove_channel(
+    requests: Requests, group: TopicGroup, name: str, answer: Then, *, lost: bool = False
+) -> None:
     """End the process of a channel, then delete its rows. The topic must be up.
 
     `lost` means that the process died; its consumers may come back.
@@ -170,7 +233,17 @@ def remove_channel(requests: Requests, group: TopicGroup, name: str, answer: The
 
     def drop(ended: bool) -> None:
         if not ended:
-            gone(None, ZsqError(E_TIMEOUT, f"the process of channel {name!r} did not end in time; its stored state was kept"))
+            gone(
+                None,
+                ZsqError(
+                    E_TIMEOUT,
+                    (
+                        f"the process of channel {name!r} did not end in time; its stored state "
+                        "was "
+                        "kept"
+                    ),
+                ),
+            )
             return
         requests.orders.send(topic, partial(p.DropChannel, channel=name), gone)
 
@@ -190,7 +263,13 @@ def over(requests: Requests, envelope: Envelope, message: p.Over) -> None:
     """
     child = requests.broker.processes.children.get(message.key)
     group = child.owner if child is not None else None
-    if child is None or child.envelope != envelope or child.state != "up" or group is None or group.state is not GroupState.UP:
+    if (
+        child is None
+        or child.envelope != envelope
+        or child.state != "up"
+        or group is None
+        or group.state is not GroupState.UP
+    ):
         return
     name = channel_of(child.spec.start)
     if is_ephemeral(name) and group.channels.get(name) is child:
@@ -200,7 +279,12 @@ def over(requests: Requests, envelope: Envelope, message: p.Over) -> None:
 
 def end_if_over(requests: Requests, group: TopicGroup) -> None:
     """Delete an ephemeral topic, with its messages, if its last channel is gone."""
-    if not is_ephemeral(group.name) or group.channels or group.deleting or group.state is not GroupState.UP:
+    if (
+        not is_ephemeral(group.name)
+        or group.channels
+        or group.deleting
+        or group.state is not GroupState.UP
+    ):
         return
     log.debug("topic %s has no channel any more: deleted", group.name)
     remove_topic(requests, group, 0, lambda error: None)
@@ -259,7 +343,10 @@ def check_subscribed(group: TopicGroup, channel: str) -> None:
 
 def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
     if message.channel:
-        raise UsageError(E_BAD_ARGUMENT, "only a topic can be closed or opened, not a channel: pause or delete the channel")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            "only a topic can be closed or opened, not a channel: pause or delete the channel",
+        )
     state = after(group.row.closed, message.action, message.options)
     requests.broker.registry.close(group.name, state)
     _Closing(requests, message.request, group).tell(state)
@@ -283,7 +370,11 @@ class _Closing:
 
     def _up(self, channel: str, error: ZsqError | None) -> None:
         group = self.group
-        order = partial(p.SetClosed, to_publishers=to_publishers(self._state), to_consumers=to_consumers(self._state))
+        order = partial(
+            p.SetClosed,
+            to_publishers=to_publishers(self._state),
+            to_consumers=to_consumers(self._state),
+        )
         child = group.channels.get(channel) if channel else group.topic
         if error is None and child is not None:
             self.requests.orders.send(child, order, self._answered)

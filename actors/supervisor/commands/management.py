@@ -74,7 +74,11 @@ class Commands:
                 self._requests.send(mail.envelope, p.Beat())
             elif not isinstance(message, p.Bye):
                 raise UsageError(
-                    E_BAD_COMMAND, f"the supervisor does not accept {type(message).__name__}; use the same version of ZSQ on both sides"
+                    E_BAD_COMMAND,
+                    (
+                        f"the supervisor does not accept {type(message).__name__}; use the same "
+                        "version of ZSQ on both sides"
+                    ),
                 )
         except ZsqError as error:
             self._requests.fail(request, error, mail.envelope)
@@ -92,7 +96,9 @@ class Commands:
 
     # Lookup
 
-    def _group(self, topic: str, create: bool, sync: str = "", retention: Mapping[str, Any] | None = None) -> TopicGroup:
+    def _group(
+        self, topic: str, create: bool, sync: str = "", retention: Mapping[str, Any] | None = None
+    ) -> TopicGroup:
         """Return the topic's group. It is created if `create` is True and it does not exist."""
         check_name(topic)
         group = self._broker.groups.get(topic)
@@ -101,11 +107,19 @@ class Commands:
         if not create:
             raise NotFound(E_NOT_FOUND, f"topic {topic!r} does not exist")
         if len(self._broker.groups) >= options.TOPICS_MAX:
-            raise Refused(E_LIMIT, f"this broker has {options.TOPICS_MAX} topics, which is the limit; delete topics that are not used")
+            raise Refused(
+                E_LIMIT,
+                (
+                    f"this broker has {options.TOPICS_MAX} topics, which is the limit; delete "
+                    "topics that are not used"
+                ),
+            )
         self._broker.processes.check_room(2, f"topic {topic!r} with a channel")
         sync = sync or self._broker.options.sync
         if sync not in SYNC_MODES:
-            raise UsageError(E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}")
+            raise UsageError(
+                E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}"
+            )
         own = changed({}, retention or {})
         if is_ephemeral(topic):
             retention_in_memory(own, self._broker.registry.memory.bytes_max())
@@ -119,20 +133,28 @@ class Commands:
             if group.state is not GroupState.UP and not create:
                 return  # the channels are not known yet, so the request waits
             if not create:
-                raise NotFound(E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist")
+                raise NotFound(
+                    E_NOT_FOUND, f"channel {channel!r} of topic {group.name!r} does not exist"
+                )
             if group.state is GroupState.UP:  # otherwise the channel may exist
                 self._broker.processes.check_room(1, f"channel {channel!r} of topic {group.name!r}")
 
     def _lookup(self, message: p.Lookup) -> None:
         there = self._broker.groups.get(message.topic)
         if message.create and (there is None or message.channel not in there.channels):
-            dead_letter_topics.check_default(self._broker, message.topic, message.channel, message.settings)
-        if there is not None and (message.channel in there.channels or there.state is not GroupState.UP):
+            dead_letter_topics.check_default(
+                self._broker, message.topic, message.channel, message.settings
+            )
+        if there is not None and (
+            message.channel in there.channels or there.state is not GroupState.UP
+        ):
             made(message.settings)  # a channel that exists, or may exist, has its settings
         else:
             made(message.settings, message.topic, message.channel)
         message = self._by_rule(message, there)
-        group = self._group(message.topic, message.create and message.by.get("create") != CHANNEL_ONLY)
+        group = self._group(
+            message.topic, message.create and message.by.get("create") != CHANNEL_ONLY
+        )
         dead_letter_topics.claim(self._broker, message)
         if there is None:
             self._requests.audits.first_use(message, "")
@@ -148,14 +170,21 @@ class Commands:
                 self._requests.fail(message.request, error)
             elif message.channel and group.channels.get(message.channel) is None:
                 self._requests.fail(
-                    message.request, NotFound(E_NOT_FOUND, f"channel {message.channel!r} of topic {message.topic!r} does not exist")
+                    message.request,
+                    NotFound(
+                        E_NOT_FOUND,
+                        f"channel {message.channel!r} of topic {message.topic!r} does not exist",
+                    ),
                 )
             elif (other := group.differs(message.channel, message.settings)) is not None:
                 self._requests.fail(message.request, other)
             else:
                 if is_new and (is_known or message.channel not in group.stored):
                     self._requests.audits.first_use(message, message.channel)
-                self._requests.done(message.request, group.endpoints(message.channel, with_settings=bool(message.settings)))
+                self._requests.done(
+                    message.request,
+                    group.endpoints(message.channel, with_settings=bool(message.settings)),
+                )
 
         if message.channel and message.channel not in group.channels and not message.create:
             group.want("", lambda error: self._again(self._lookup, message, error))
@@ -173,16 +202,33 @@ class Commands:
         how = "does not exist, and this broker runs with --auto-create"
         if there is None and (rule == "never" or message.channel):
             raise NotFound(
-                E_NOT_FOUND, f"topic {message.topic!r} {how} {rule}: check the name, or create it (zsq topic create {message.topic})"
+                E_NOT_FOUND,
+                (
+                    f"topic {message.topic!r} {how} {rule}: check the name, or create it (zsq "
+                    "topic "
+                    f"create {message.topic})"
+                ),
             )
         if there is None or rule == "publishers":
             return message
-        if message.channel and message.channel not in there.channels and there.state is GroupState.UP:
+        if (
+            message.channel
+            and message.channel not in there.channels
+            and there.state is GroupState.UP
+        ):
             what = f"channel {message.channel!r} of topic {message.topic!r} {how} {rule}"
-            raise NotFound(E_NOT_FOUND, f"{what}: check the name, or create it (zsq channel create {message.topic} {message.channel})")
+            raise NotFound(
+                E_NOT_FOUND,
+                (
+                    f"{what}: check the name, or create it (zsq channel create {message.topic} "
+                    f"{message.channel})"
+                ),
+            )
         return replace(message, create=False)
 
-    def _again(self, carry_out: Callable[[Any], None], message: Any, error: ZsqError | None) -> None:
+    def _again(
+        self, carry_out: Callable[[Any], None], message: Any, error: ZsqError | None
+    ) -> None:
         """Carry out a request again after its topic came up, or answer with the error."""
         try:
             if error is not None:
@@ -213,8 +259,18 @@ class Commands:
         if message.action == dead_letter_topics.ACTION:
             dead_letter_topics.redrive(self._requests, message)
             return
-        if message.action not in ("delete", "configure", *closing.ACTIONS, *moving.ACTIONS, *relayed.PAUSES, *relayed.OF_TOPICS):
-            raise UsageError(E_BAD_COMMAND, f"unknown action {message.action!r}; use the same version of ZSQ on both sides")
+        if message.action not in (
+            "delete",
+            "configure",
+            *closing.ACTIONS,
+            *moving.ACTIONS,
+            *relayed.PAUSES,
+            *relayed.OF_TOPICS,
+        ):
+            raise UsageError(
+                E_BAD_COMMAND,
+                f"unknown action {message.action!r}; use the same version of ZSQ on both sides",
+            )
         if message.action in moving.ACTIONS:
             moving.check(message)
         group = self._group(message.topic, create=False)
@@ -223,7 +279,10 @@ class Commands:
             if group.state is not GroupState.UP:
                 group.want("", lambda error: self._again(self._manage, message, error))
                 return
-            raise NotFound(E_NOT_FOUND, f"channel {message.channel!r} of topic {message.topic!r} does not exist")
+            raise NotFound(
+                E_NOT_FOUND,
+                f"channel {message.channel!r} of topic {message.topic!r} does not exist",
+            )
         if message.action == "delete":
             deletion.delete(self._requests, message, group)
             return
@@ -238,7 +297,9 @@ class Commands:
             return
         if message.action == "configure":
             changes = {str(key): value for key, value in message.options.items()}
-            (self._configure_channel if message.channel else self._configure_topic)(message, group, changes)
+            (self._configure_channel if message.channel else self._configure_topic)(
+                message, group, changes
+            )
             return
         self._pass_on(message, group, relayed.order_for(message))
 
@@ -260,7 +321,9 @@ class Commands:
 
         group.want(message.channel, ready)
 
-    def _configure_topic(self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]) -> None:
+    def _configure_topic(
+        self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]
+    ) -> None:
         """Save the settings in the registry, then send the resulting retention to the topic.
 
         If the topic's process ends before it has them, its successor starts with them.
@@ -271,14 +334,20 @@ class Commands:
         make = partial(p.SetRetention, retention=cast("RetentionSettings", found.as_dict()))
         self._pass_on(message, group, make)
 
-    def _configure_channel(self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]) -> None:
+    def _configure_channel(
+        self, message: p.Manage, group: TopicGroup, changes: Mapping[str, Any]
+    ) -> None:
         dead_letter_topics.check_default(self._broker, message.topic, message.channel, changes)
 
         def order(child: Child) -> None:
             def then(answer: p.ChannelConfigured | None, error: ZsqError | None) -> None:
                 if answer is not None:
                     child.data["settings"] = answer.settings  # Lookup returns them
-                self._requests.settle(message.request, error, {"settings": answer.settings} if answer is not None else None)
+                self._requests.settle(
+                    message.request,
+                    error,
+                    {"settings": answer.settings} if answer is not None else None,
+                )
 
             make = partial(p.ConfigureChannel, changes=cast("ChannelOptions", changes))
             self._requests.orders.send(child, make, then)
@@ -293,13 +362,19 @@ class Commands:
             made(settings := message.options, message.topic, message.channel)
             dead_letter_topics.check_default(self._broker, message.topic, message.channel, settings)
         own = {} if message.channel else message.options
-        group = self._group(message.topic, create=True, sync=str(own.get("sync", "")), retention=_retention(own))
+        group = self._group(
+            message.topic, create=True, sync=str(own.get("sync", "")), retention=_retention(own)
+        )
         if message.channel:
             existed = message.channel in group.channels
             self._channel(group, message.channel, create=True)
 
         def then(error: ZsqError | None) -> None:
-            self._requests.settle(message.request, error or group.differs(message.channel, settings), {"existed": existed})
+            self._requests.settle(
+                message.request,
+                error or group.differs(message.channel, settings),
+                {"existed": existed},
+            )
 
         group.want(message.channel, then, settings)
 
@@ -308,7 +383,10 @@ class Commands:
     def _stats(self, message: p.Stats) -> None:
         group = self._group(message.topic, create=False) if message.topic else None
         if message.channel and group is not None and message.channel not in group.channels:
-            raise NotFound(E_NOT_FOUND, f"channel {message.channel!r} of topic {message.topic!r} does not exist")
+            raise NotFound(
+                E_NOT_FOUND,
+                f"channel {message.channel!r} of topic {message.topic!r} does not exist",
+            )
         children = self._requests.scope(group)
         singles = self._view.singles.values()
         # NSQ gateways know most about their clients, so they take part for a single topic too.
@@ -316,7 +394,10 @@ class Commands:
         children += [child for child in asked if child.state == "up"]
 
         def then(complete: bool, details: Details) -> None:
-            self._requests.done(message.request, {**broker_statistics(self._view, message.topic, message.channel, details)})
+            self._requests.done(
+                message.request,
+                {**broker_statistics(self._view, message.topic, message.channel, details)},
+            )
 
         self._broker.processes.changes += len(children)
         self._requests.gatherings.gather(children, then, detailed=True)
@@ -325,9 +406,13 @@ class Commands:
 def _retention(settings: Mapping[str, Any]) -> Mapping[str, Any]:
     found = settings.get("retention") or {}
     if not isinstance(found, dict):
-        raise UsageError(E_BAD_ARGUMENT, f"retention must be a map of settings, not {repr(found)[:40]}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"retention must be a map of settings, not {repr(found)[:40]}"
+        )
     return {str(key): value for key, value in found.items()}
 
 
 def _refused(error: OSError) -> Refused:
-    return Refused(E_INTERNAL, f"the operating system refused the request: {error.strerror or error}")
+    return Refused(
+        E_INTERNAL, f"the operating system refused the request: {error.strerror or error}"
+    )

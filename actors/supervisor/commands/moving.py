@@ -30,15 +30,26 @@ def check(message: p.Manage) -> None:
     if message.action == "seek":
         given = [asked[name] for name in ("offset", "time_ns") if name in asked]
         if len(given) != 1 or type(given[0]) is not int:
-            raise UsageError(E_BAD_ARGUMENT, "seek needs either offset or time_ns, as a whole number")
+            raise UsageError(
+                E_BAD_ARGUMENT, "seek needs either offset or time_ns, as a whole number"
+            )
         ahead_s = (asked.get("time_ns", 0) - time.time_ns()) / 1e9
         if ahead_s > CLOCKS_DIFFER_S and not asked.get("clamp"):
-            text = f"that time is {ahead_s:,.0f} s ahead of the broker's clock, so all waiting messages would be skipped"
-            raise UsageError(E_BAD_ARGUMENT, f"{text}. To skip them, seek to latest or use clamp (zsq seek --clamp)")
+            text = (
+                f"that time is {ahead_s:,.0f} s ahead of the broker's clock, so all waiting "
+                "messages would be skipped"
+            )
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"{text}. To skip them, seek to latest or use clamp (zsq seek --clamp)",
+            )
     if message.action == "peek":
         limit = asked.get("limit")
         if type(limit) is not int or not 1 <= limit <= options.PEEK_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"peek shows 1 to {options.PEEK_MAX} messages of each kind, not {repr(limit)[:40]}")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"peek shows 1 to {options.PEEK_MAX} messages of each kind, not {repr(limit)[:40]}",
+            )
 
 
 def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
@@ -54,12 +65,26 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
             return
         ends = reach(group)
         if message.action == "seek":
-            seek = partial(p.Seek, offset=offset, **ends, clamp=bool(asked.get("clamp")), forward=bool(asked.get("forward")))
+            seek = partial(
+                p.Seek,
+                offset=offset,
+                **ends,
+                clamp=bool(asked.get("clamp")),
+                forward=bool(asked.get("forward")),
+            )
             requests.orders.send(channel, seek, moved)
         elif message.action == "peek":
-            requests.orders.send(channel, partial(p.Peek, limit=asked["limit"], **ends), partial(requests.relay, message.request))
+            requests.orders.send(
+                channel,
+                partial(p.Peek, limit=asked["limit"], **ends),
+                partial(requests.relay, message.request),
+            )
         else:
-            requests.orders.send(channel, partial(p.EmptyChannel, head=ends["head"]), partial(requests.relay, message.request))
+            requests.orders.send(
+                channel,
+                partial(p.EmptyChannel, head=ends["head"]),
+                partial(requests.relay, message.request),
+            )
 
     def moved(position: p.Position | None, error: ZsqError | None) -> None:
         answer(error, {"offset": position.offset} if position is not None else None)
@@ -78,7 +103,9 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
         elif group.topic is None:
             answer(starting(message))
         else:
-            requests.orders.send(group.topic, partial(p.FindOffset, time_ns=asked["time_ns"]), found)
+            requests.orders.send(
+                group.topic, partial(p.FindOffset, time_ns=asked["time_ns"]), found
+            )
 
     ends = [group.topic] if group.topic is not None and group.topic.state == "up" else []
     requests.gatherings.gather(ends, lambda complete, details: group.want(message.channel, ready))
@@ -145,7 +172,9 @@ class _EmptyTopic:
         elif error is not None or child is None:
             self._agreed(None, error or starting(self._message))
         else:
-            self._requests.orders.send(child, partial(p.Skip, start=self._start, end=self._end), self._agreed)
+            self._requests.orders.send(
+                child, partial(p.Skip, start=self._start, end=self._end), self._agreed
+            )
 
     def _agreed(self, done: p.Done | None, error: ZsqError | None) -> None:
         self._left -= 1

@@ -38,7 +38,11 @@ class _PendingOrder(NamedTuple):
 
 def starting(message: p.Manage) -> Refused:
     """Return the error for a request whose process is being started again."""
-    where = f"channel {message.channel!r} of topic {message.topic!r}" if message.channel else f"topic {message.topic!r}"
+    where = (
+        f"channel {message.channel!r} of topic {message.topic!r}"
+        if message.channel
+        else f"topic {message.topic!r}"
+    )
     return Refused(E_CLOSING, f"{where} is being started again; try again in a moment")
 
 
@@ -62,18 +66,30 @@ class Orders:
         `callback` gets the answer or an error.
         """
         if len(self._orders) >= options.WAITERS_MAX:
-            text = f"{options.WAITERS_MAX} requests wait for processes of the broker, which is the limit; try again in a moment"
+            text = (
+                f"{options.WAITERS_MAX} requests wait for processes of the broker, which is the "
+                "limit; try again in a moment"
+            )
             callback(None, Refused(E_LIMIT, text))
             return
         self._request += 1
         deadline_ns = time.monotonic_ns() + int(patience_s * _NS_PER_S)
-        self._orders[self._request] = _PendingOrder(callback, deadline_ns, child.spec.key, child.envelope, patience_s)
+        self._orders[self._request] = _PendingOrder(
+            callback, deadline_ns, child.spec.key, child.envelope, patience_s
+        )
         if not self._processes.send(child, make(self._request)):
             del self._orders[self._request]
-            callback(None, Refused(E_CLOSING, f"{child.spec.title} is being started again; try again in a moment"))
+            callback(
+                None,
+                Refused(
+                    E_CLOSING, f"{child.spec.title} is being started again; try again in a moment"
+                ),
+            )
 
     def awaits(self, envelope: Envelope, request: int) -> bool:
-        """Return True if the order of that number was sent to this actor and is not answered yet."""
+        """Return True if the order of that number was sent to this actor and is not answered
+        yet.
+        """
         order = self._orders.get(request)
         return order is not None and order.envelope == envelope
 
@@ -91,16 +107,34 @@ class Orders:
         for request, order in list(self._orders.items()):
             if order.key not in self._processes.children:
                 del self._orders[request]
-                order.callback(None, Refused(E_CLOSING, "the process ended before it answered; the request may have taken effect"))
+                order.callback(
+                    None,
+                    Refused(
+                        E_CLOSING,
+                        "the process ended before it answered; the request may have taken effect",
+                    ),
+                )
             elif now_ns > order.deadline_ns:
                 del self._orders[request]
-                order.callback(None, ZsqError(E_TIMEOUT, f"no answer within {order.patience_s:g} s; the request may still take effect"))
+                order.callback(
+                    None,
+                    ZsqError(
+                        E_TIMEOUT,
+                        (
+                            f"no answer within {order.patience_s:g} s; the request may still take "
+                            "effect"
+                        ),
+                    ),
+                )
 
     def stop(self) -> None:
         """Fail all orders."""
         orders, self._orders = self._orders, {}
         for order in orders.values():
-            order.callback(None, Refused(E_CLOSING, "the broker is stopping; the request may have taken effect"))
+            order.callback(
+                None,
+                Refused(E_CLOSING, "the broker is stopping; the request may have taken effect"),
+            )
 
 
 class Requests:
@@ -153,7 +187,9 @@ class Requests:
         if asked is not None:
             self.send(asked[0], p.Failed(asked[1], error.code, error.text))
 
-    def settle(self, request: int, error: ZsqError | None, data: dict[str, Any] | None = None) -> None:
+    def settle(
+        self, request: int, error: ZsqError | None, data: dict[str, Any] | None = None
+    ) -> None:
         """Answer with the error if it is not None, else with the data."""
         if error is not None:
             self.fail(request, error)

@@ -42,7 +42,9 @@ class BrokerState:
         self.names_changed = True
 
     def add_group(self, name: str, row: TopicRow) -> TopicGroup:
-        group = self.groups[name] = TopicGroup(name, row, self.registry, self.processes, lambda: self.options, self._events)
+        group = self.groups[name] = TopicGroup(
+            name, row, self.registry, self.processes, lambda: self.options, self._events
+        )
         self.names_changed = True
         self.guarded(group, group.start)
         return group

@@ -65,7 +65,9 @@ class MemoryRoot:
     system may be mounted.
     """
 
-    def __init__(self, files: Files, data_dir: Path, shm: Path = SHM, mounts: Path = _MOUNTS) -> None:
+    def __init__(
+        self, files: Files, data_dir: Path, shm: Path = SHM, mounts: Path = _MOUNTS
+    ) -> None:
         self._files = files
         self._pointer = data_dir / POINTER_NAME
         self._fallback = data_dir / FOLDER_NAME
@@ -92,7 +94,10 @@ class MemoryRoot:
         root = self._shm / f"zsq-{secrets.token_hex(16)}" if self._usable() else self._fallback
         if root == self._fallback:
             least = options.EPHEMERAL_SHM_BYTES_MIN // (1024 * 1024)
-            text = "%s is not a writable memory file system of at least %d MiB: ephemeral topics are stored in %s until the broker ends"
+            text = (
+                "%s is not a writable memory file system of at least %d MiB: ephemeral topics "
+                "are stored in %s until the broker ends"
+            )
             log.warning(text, self._shm, least, root)
         else:
             self._pointer.write_text(json.dumps({"memory": str(root)}))
@@ -105,8 +110,14 @@ class MemoryRoot:
         if not os.access(self._shm, os.W_OK | os.X_OK):
             return False
         mounted = [line.split() for line in self._mounts.read_text().splitlines()]
-        in_memory = any(line[1] == str(self._shm) and line[2] in _MEMORY_TYPES for line in mounted if len(line) > 2)
-        return in_memory and self._files.total_bytes(str(self._shm)) >= options.EPHEMERAL_SHM_BYTES_MIN
+        in_memory = any(
+            line[1] == str(self._shm) and line[2] in _MEMORY_TYPES
+            for line in mounted
+            if len(line) > 2
+        )
+        return (
+            in_memory and self._files.total_bytes(str(self._shm)) >= options.EPHEMERAL_SHM_BYTES_MIN
+        )
 
     def close(self) -> None:
         """Remove the folder. All processes must have ended."""
@@ -123,9 +134,20 @@ class MemoryRoot:
             try:
                 lock = self._files.lock(str(left / "lock"))
             except Locked as error:
-                log.warning("%s is not removed: process %d, a broker on a copy of this data directory, uses it", left, error.pid)
+                log.warning(
+                    (
+                        "%s is not removed: process %d, a broker on a copy of this data directory, "
+                        "uses it"
+                    ),
+                    left,
+                    error.pid,
+                )
             except OSError as error:
-                log.error("cannot remove %s, which a killed broker left: %s; remove it by hand", left, error)
+                log.error(
+                    "cannot remove %s, which a killed broker left: %s; remove it by hand",
+                    left,
+                    error,
+                )
             else:
                 self._remove(left)
                 self._files.close(lock)
@@ -135,7 +157,9 @@ class MemoryRoot:
 
     def _named(self) -> Path | None:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return Path(json.loads(self._files.read_note(str(self._pointer), _POINTER_BYTES_MAX))["memory"])
+            return Path(
+                json.loads(self._files.read_note(str(self._pointer), _POINTER_BYTES_MAX))["memory"]
+            )
         return None
 
     def _is_ours(self, path: Path) -> bool:
@@ -155,7 +179,11 @@ class MemoryRoot:
         try:
             self._files.remove_tree(str(root))
         except OSError as error:
-            log.error("cannot remove the files of ephemeral topics in %s: %s; remove them by hand", root, error)
+            log.error(
+                "cannot remove the files of ephemeral topics in %s: %s; remove them by hand",
+                root,
+                error,
+            )
 
 
 log = logging.getLogger("zsq")
@@ -166,7 +194,19 @@ _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
 # Names that a data directory without a registry may contain: an earlier start was cut off, or zsqd
 # runs there.
 _OURS: Final = frozenset(
-    {"lock", "run", "run.json", "log", "zsqd.json", "zsqd.lock", "topics", "trash", f"{REGISTRY_NAME}.tmp", POINTER_NAME, FOLDER_NAME}
+    {
+        "lock",
+        "run",
+        "run.json",
+        "log",
+        "zsqd.json",
+        "zsqd.lock",
+        "topics",
+        "trash",
+        f"{REGISTRY_NAME}.tmp",
+        POINTER_NAME,
+        FOLDER_NAME,
+    }
 )
 
 
@@ -210,7 +250,13 @@ class Registry:
             return
         content = self.load()
         if not content.checked:
-            log.warning("%s has no checksum (written by an earlier version or edited by hand): accepted, a checksum is added", self._path)
+            log.warning(
+                (
+                    "%s has no checksum (written by an earlier version or edited by hand): "
+                    "accepted, a checksum is added"
+                ),
+                self._path,
+            )
             self.save()
         # Empty folders may be made again, because copies often lack them. But if the registry has a
         # live topic and `topics` is missing, the topic's files are lost, and `topics` must not be
@@ -221,15 +267,20 @@ class Registry:
                 self._files.make_folder(str(self._data_dir / folder))
 
     def _begin(self, present: set[str]) -> None:
-        if OLD_NAME in present or ("topics" in present and self._files.list(str(self._data_dir / "topics"))):
+        if OLD_NAME in present or (
+            "topics" in present and self._files.list(str(self._data_dir / "topics"))
+        ):
             raise ForeignDirectory(
-                f"{self._data_dir} has lost its {REGISTRY_NAME}: restore it from a backup, or rebuild it from the other files with"
+                f"{self._data_dir} has lost its {REGISTRY_NAME}: restore it from a backup, or "
+                "rebuild it from the other files with"
                 f" `zsq fsck {self._data_dir} --repair`"
             )
         if present - _OURS:
             raise ForeignDirectory(
-                f"{self._data_dir} is not empty and has no {REGISTRY_NAME}: it is not a ZSQ data directory,"
-                " or has lost that file; choose another directory, or restore the file from a backup"
+                f"{self._data_dir} is not empty and has no {REGISTRY_NAME}: it is not a ZSQ "
+                "data directory,"
+                " or has lost that file; choose another directory, or restore the file from a "
+                "backup"
             )
         for folder in ("topics", "trash"):
             if folder not in present:
@@ -245,7 +296,10 @@ class Registry:
         try:
             content = decode(raw, self._path)
         except RegistryDamaged as error:
-            what = f"restore it from a backup, or rebuild it from {OLD_NAME} and the topics with `zsq fsck {self._data_dir} --repair`"
+            what = (
+                f"restore it from a backup, or rebuild it from {OLD_NAME} and the topics with "
+                f"`zsq fsck {self._data_dir} --repair`"
+            )
             raise RegistryDamaged(f"{error}; {what}") from None
         self._written = raw
         self.take(content)
@@ -261,7 +315,11 @@ class Registry:
         aside = []
         if self._files.exists(self._path):
             taken = self._files.list(str(self._data_dir))
-            name = next(name for number in range(1, len(taken) + 2) if (name := f"{REGISTRY_NAME}.bad-{number}") not in taken)
+            name = next(
+                name
+                for number in range(1, len(taken) + 2)
+                if (name := f"{REGISTRY_NAME}.bad-{number}") not in taken
+            )
             self._files.rename(self._path, str(self._data_dir / name))
             aside.append(name)
         self._written = b""  # the old copy stays as it is until the next change
@@ -287,8 +345,13 @@ class Registry:
             if self._doubtful:
                 self.settle()
             if self._doubtful:
-                text = "until it can be written, it is not known whether the change applies after a restart"
-                raise Refused(E_INTERNAL, f"the registry cannot be written: {error.strerror or error}; {text}") from None
+                text = (
+                    "until it can be written, it is not known whether the change applies after "
+                    "a restart"
+                )
+                raise Refused(
+                    E_INTERNAL, f"the registry cannot be written: {error.strerror or error}; {text}"
+                ) from None
             raise _refused(error, "the registry cannot be written") from None
 
     @property
@@ -313,7 +376,9 @@ class Registry:
         Each rename replaces a whole file, so a crash leaves whole files.
         """
         topics = self._going | {name: row for name, row in self.topics.items() if not row.in_memory}
-        data = encode(Content(self.uuid, self.node, self.next_number, topics, self.ended, self.imports))
+        data = encode(
+            Content(self.uuid, self.node, self.next_number, topics, self.ended, self.imports)
+        )
         if data == self._written and not self._doubtful:
             return  # only `#ephemeral` topics changed
         if self._written:
@@ -332,10 +397,18 @@ class Registry:
 
     def add(self, name: str, sync: str, retention: Mapping[str, object] | None = None) -> TopicRow:
         if is_ephemeral(name):
-            row = self.topics[name] = TopicRow(0, uuid.uuid4().hex, "never", 0, retention=dict(retention or {}))
+            row = self.topics[name] = TopicRow(
+                0, uuid.uuid4().hex, "never", 0, retention=dict(retention or {})
+            )
             return row
         self._finish(name)
-        row = TopicRow(self.next_number, uuid.uuid4().hex, sync, self.ended.get(name, 0), retention=dict(retention or {}))
+        row = TopicRow(
+            self.next_number,
+            uuid.uuid4().hex,
+            sync,
+            self.ended.get(name, 0),
+            retention=dict(retention or {}),
+        )
         self.next_number += 1
         self.topics[name] = row
         try:
@@ -398,7 +471,14 @@ class Registry:
             self._finish(name)
             self.empty_trash()
         except (OSError, Refused) as error:
-            log.error("topic %s is deleted, but its files cannot be removed: %s; the next start tries again", name, error)
+            log.error(
+                (
+                    "topic %s is deleted, but its files cannot be removed: %s; the next start "
+                    "tries again"
+                ),
+                name,
+                error,
+            )
 
     def _finish(self, name: str) -> None:
         """Move the files of a deleted topic of that name to the trash.
@@ -410,13 +490,21 @@ class Registry:
             return
         folder = self.folder(row)
         try:
-            for suffix in ("", TEMPORARY_SUFFIX):  # the second exists if its creation was interrupted
+            for suffix in (
+                "",
+                TEMPORARY_SUFFIX,
+            ):  # the second exists if its creation was interrupted
                 if self._files.exists(folder + suffix):
-                    self._files.rename(folder + suffix, str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}{suffix}"))
+                    self._files.rename(
+                        folder + suffix,
+                        str(self._data_dir / "trash" / f"{row.number:06d}-{row.uuid}{suffix}"),
+                    )
             self._files.sync_folder(str(self._data_dir / "trash"))
             self._files.sync_folder(str(self._data_dir / "topics"))
         except OSError as error:
-            raise _refused(error, f"the files of the deleted topic {name!r} cannot be moved to the trash") from None
+            raise _refused(
+                error, f"the files of the deleted topic {name!r} cannot be moved to the trash"
+            ) from None
         del self._going[name]
         try:
             self.save()
@@ -434,7 +522,11 @@ class Registry:
         try:
             self.empty_trash()
         except OSError as error:
-            log.error("cannot remove the files of deleted topics in %s: %s; the next start tries again", self._data_dir / "trash", error)
+            log.error(
+                "cannot remove the files of deleted topics in %s: %s; the next start tries again",
+                self._data_dir / "trash",
+                error,
+            )
         for name, row in list(self.topics.items()):
             if row.state == "deleting":
                 self.remove(name)
@@ -450,4 +542,7 @@ class Registry:
 
 
 def _refused(error: OSError, what: str) -> Refused:
-    return Refused(E_DISK_FULL if is_full(error) else E_INTERNAL, f"{what}: {error.strerror or error}; nothing was changed")
+    return Refused(
+        E_DISK_FULL if is_full(error) else E_INTERNAL,
+        f"{what}: {error.strerror or error}; nothing was changed",
+    )

@@ -1,9 +1,13 @@
 """The bytes of the registry, and the checks of its content. Pure.
 
-    {"version": 1, "checksum": "0011aabb", "uuid": of this data directory, "node": 0, "next_number": 3,
-     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state": "live", "retention": {},
-        "closed": "", "dead_letters_of": {"uuid": of a topic, "channel": ...} (only of dead-letter topics)}},
-     "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done", ...}}}
+    {"version": 1, "checksum": "0011aabb", "uuid": of this data directory, "node": 0, "next_number":
+    3,
+     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state":
+     "live", "retention": {},
+        "closed": "", "dead_letters_of": {"uuid": of a topic, "channel": ...} (only of dead-letter
+        topics)}},
+     "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done",
+     ...}}}
 
 The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
 spaces (ASCII). It covers the content of the file and not its layout. It is computed in the same way
@@ -70,7 +74,9 @@ class TopicRow:
     """
     closed: str = closing.OPEN
     dead_letters_of: dict[str, str] = field(default_factory=dict)
-    """The owner of a dead-letter topic of the default name: `uuid` of the topic and `channel`. {} for any other topic."""
+    """The owner of a dead-letter topic of the default name: `uuid` of the topic and `channel`. {}
+    for any other topic.
+    """
 
     @property
     def in_memory(self) -> bool:
@@ -81,7 +87,14 @@ class TopicRow:
 # has the rest.
 ImportRecord = TypedDict(
     "ImportRecord",
-    {"state": Required[str], "numbers": list[int], "from": str, "time_ns": int, "topics": dict[str, int], "lost_count": int},
+    {
+        "state": Required[str],
+        "numbers": list[int],
+        "from": str,
+        "time_ns": int,
+        "topics": dict[str, int],
+        "lost_count": int,
+    },
     total=False,
 )
 
@@ -141,15 +154,21 @@ def decode(raw: bytes, path: str) -> Content:
     try:
         loaded = documents.loads(raw, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
-        raise RegistryDamaged(f"{path} cannot be read: {'it is empty' if not raw else f'not JSON ({error})'}") from None
+        raise RegistryDamaged(
+            f"{path} cannot be read: {'it is empty' if not raw else f'not JSON ({error})'}"
+        ) from None
     try:
         data = _object(loaded, "it")
         if CHECKSUM in data:
             wanted = checksum(data)
-            _need(data[CHECKSUM] == wanted, CHECKSUM, f"{wanted!r} for this content", data[CHECKSUM])
+            _need(
+                data[CHECKSUM] == wanted, CHECKSUM, f"{wanted!r} for this content", data[CHECKSUM]
+            )
         version = data.get("version")
         if type(version) is int and version > VERSION:
-            raise ForeignDirectory(f"{path} has version {version}; this zsq reads only version {VERSION}: upgrade zsq")
+            raise ForeignDirectory(
+                f"{path} has version {version}; this zsq reads only version {VERSION}: upgrade zsq"
+            )
         return _content(data)
     except _WrongError as error:
         raise RegistryDamaged(f"{path} is damaged: {error}") from None
@@ -174,12 +193,19 @@ def _whole(value: object, key: str, low: int, high: int) -> int:
 
 
 def _uuid(value: object, key: str) -> str:
-    _need(isinstance(value, str) and _UUID.fullmatch(value) is not None, key, "32 hex digits", value)
+    _need(
+        isinstance(value, str) and _UUID.fullmatch(value) is not None, key, "32 hex digits", value
+    )
     return cast("str", value)
 
 
 def _one_of(value: object, key: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
-    _need(isinstance(value, str) and value in known, key, f"one of {', '.join(map(show, known))}", value)
+    _need(
+        isinstance(value, str) and value in known,
+        key,
+        f"one of {', '.join(map(show, known))}",
+        value,
+    )
     return cast("str", value)
 
 
@@ -188,7 +214,9 @@ def _object(value: object, key: str) -> dict[str, object]:
     return cast("dict[str, object]", value)
 
 
-def _keys(data: dict[str, object], key: str, needed: frozenset[str], optional: frozenset[str]) -> None:
+def _keys(
+    data: dict[str, object], key: str, needed: frozenset[str], optional: frozenset[str]
+) -> None:
     for name in sorted(needed - data.keys()):
         raise _WrongError(f"{key}{name} is missing")
     for name in sorted(data.keys() - needed - optional):
@@ -205,21 +233,44 @@ def _name(value: str, key: str) -> str:
 def _content(data: dict[str, object]) -> Content:
     _keys(data, "", _KEYS, _OPTIONAL)
     _whole(data["version"], "version", VERSION, VERSION)
-    content = Content(_uuid(data["uuid"], "uuid"), _whole(data["node"], "node", 0, NODE_MAX), checked=CHECKSUM in data)
+    content = Content(
+        _uuid(data["uuid"], "uuid"),
+        _whole(data["node"], "node", 0, NODE_MAX),
+        checked=CHECKSUM in data,
+    )
     content.next_number = _whole(data["next_number"], "next_number", 1, NUMBER_MAX)
     numbers: dict[int, str] = {}
     uuids: dict[str, str] = {}
     for name, row in _object(data["topics"], "topics").items():
-        found = content.topics[_name(name, "topics")] = _row(_object(row, f"topics.{name}"), f"topics.{name}.")
-        _need(found.number < content.next_number, f"topics.{name}.number", f"less than next_number ({content.next_number})", found.number)
+        found = content.topics[_name(name, "topics")] = _row(
+            _object(row, f"topics.{name}"), f"topics.{name}."
+        )
+        _need(
+            found.number < content.next_number,
+            f"topics.{name}.number",
+            f"less than next_number ({content.next_number})",
+            found.number,
+        )
         other = numbers.setdefault(found.number, name)
-        _need(other == name, f"topics.{name}.number", f"different from that of topic {other}", found.number)
+        _need(
+            other == name,
+            f"topics.{name}.number",
+            f"different from that of topic {other}",
+            found.number,
+        )
         other = uuids.setdefault(found.uuid, name)
-        _need(other == name, f"topics.{name}.uuid", f"different from that of topic {other}", found.uuid)
+        _need(
+            other == name,
+            f"topics.{name}.uuid",
+            f"different from that of topic {other}",
+            found.uuid,
+        )
     for name, offset in _object(data["ended"], "ended").items():
         content.ended[_name(name, "ended")] = _whole(offset, f"ended.{name}", 0, OFFSET_MAX)
     for digest, record in _object(data.get("imports", {}), "imports").items():
-        content.imports[digest] = _import(_object(record, f"imports.{digest}"), f"imports.{digest}.")
+        content.imports[digest] = _import(
+            _object(record, f"imports.{digest}"), f"imports.{digest}."
+        )
     return content
 
 
@@ -237,7 +288,10 @@ def _row(row: dict[str, object], key: str) -> TopicRow:
         state,
         _object(row.get("retention", {}), f"{key}retention"),
         closed,
-        _owner(_object(row.get("dead_letters_of", {}), f"{key}dead_letters_of"), f"{key}dead_letters_of."),
+        _owner(
+            _object(row.get("dead_letters_of", {}), f"{key}dead_letters_of"),
+            f"{key}dead_letters_of.",
+        ),
     )
 
 

@@ -30,10 +30,29 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, cast
 
 from ....storage.retention import resolve
-from ....transport.errors import E_BAD_ARGUMENT, E_CLOSING, E_DISK_FULL, E_INTERNAL, E_LIMIT, E_TOPIC_FAILED, Refused, UsageError, ZsqError
+from ....transport.errors import (
+    E_BAD_ARGUMENT,
+    E_CLOSING,
+    E_DISK_FULL,
+    E_INTERNAL,
+    E_LIMIT,
+    E_TOPIC_FAILED,
+    Refused,
+    UsageError,
+    ZsqError,
+)
 from ....transport.names import is_ephemeral
 from ....transport.settings import NONE, NewChannelSettings, Retention
-from ...runtime.child import FATE, KINDS, OUT_OF_FILES, ChildSpec, Failure, OutOfFiles, Phase, RestartIntensity
+from ...runtime.child import (
+    FATE,
+    KINDS,
+    OUT_OF_FILES,
+    ChildSpec,
+    Failure,
+    OutOfFiles,
+    Phase,
+    RestartIntensity,
+)
 from ...runtime.process_table import Child
 from ...runtime.processes import Processes
 from ...settings import channel_settings, options
@@ -47,7 +66,8 @@ from .registry_format import TopicRow
 
 _MIB: Final = 1024 * 1024
 _STOPPED: Final = (
-    f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s and stays stopped;"
+    f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s and "
+    "stays stopped;"
     " find the cause in the broker's log, then restart the broker"
 )
 
@@ -63,13 +83,23 @@ def retention_in_memory(own: Mapping[str, Any], bytes_max: int) -> Retention:
         if value == NONE or value > bytes_max:
             shown = "no bound" if value == NONE else f"{value} bytes"
             limit = f"{bytes_max} ({bytes_max // _MIB} MiB)"
-            raise UsageError(E_BAD_ARGUMENT, f"{name} of a topic in memory is at most {limit}, not {shown}; use a topic on disk for more")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                (
+                    f"{name} of a topic in memory is at most {limit}, not {shown}; use a topic on "
+                    "disk for more"
+                ),
+            )
     return found
 
 
 TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
     GroupState.NEW: {"start": GroupState.STARTING, "stop": GroupState.STOPPING},
-    GroupState.STARTING: {"topic_up": GroupState.UP, "died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.STARTING: {
+        "topic_up": GroupState.UP,
+        "died": GroupState.CLEARING,
+        "stop": GroupState.STOPPING,
+    },
     GroupState.UP: {"died": GroupState.CLEARING, "stop": GroupState.STOPPING},
     GroupState.CLEARING: {
         "died": GroupState.CLEARING,
@@ -77,7 +107,11 @@ TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
         "give_up": GroupState.FAILED,
         "stop": GroupState.STOPPING,
     },
-    GroupState.STOPPING: {"died": GroupState.STOPPING, "stopped": GroupState.ENDED, "stop": GroupState.STOPPING},
+    GroupState.STOPPING: {
+        "died": GroupState.STOPPING,
+        "stopped": GroupState.ENDED,
+        "stop": GroupState.STOPPING,
+    },
     GroupState.FAILED: {"died": GroupState.FAILED, "stop": GroupState.STOPPING},
     GroupState.ENDED: {"stop": GroupState.STOPPING},
 }
@@ -171,7 +205,9 @@ class TopicGroup:
         self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
         self.restarts = RestartIntensity()
         self._starts = StartQueue(options.STARTS_MAX)
-        self.stored: frozenset[str] = frozenset()  # channels that the topic had stored when it came up
+        self.stored: frozenset[str] = (
+            frozenset()
+        )  # channels that the topic had stored when it came up
         self._new_settings: dict[str, NewChannelSettings] = {}  # of channels that are being made
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
@@ -204,7 +240,14 @@ class TopicGroup:
         try:
             return self.resolved(self.row.retention)
         except UsageError as error:
-            log.error("topic %s has invalid settings (%s): it keeps all messages until they are set with `zsq topic set`", self.name, error)
+            log.error(
+                (
+                    "topic %s has invalid settings (%s): it keeps all messages until they are set "
+                    "with `zsq topic set`"
+                ),
+                self.name,
+                error,
+            )
             return Retention(keep_bytes=-1)
 
     def resolved(self, own: Mapping[str, Any]) -> Retention:
@@ -227,7 +270,8 @@ class TopicGroup:
         """Return True if no process of the topic is starting."""
         if self.state is GroupState.UP:
             return all(
-                (child is not None and child.state == "up") or name in self._failed_channels for name, child in self.channels.items()
+                (child is not None and child.state == "up") or name in self._failed_channels
+                for name, child in self.channels.items()
             )
         return self.state in (GroupState.FAILED, GroupState.ENDED) or self._retry_ns > 0
 
@@ -258,7 +302,9 @@ class TopicGroup:
             scan=self._processes.scan_endpoint,
         )
         start = TopicStart(front=self._processes.endpoint(numbers[0]), storage=storage)
-        self.topic = self._processes.start(ChildSpec(numbers[0], "topic", f"topic {self.name}", start), self)
+        self.topic = self._processes.start(
+            ChildSpec(numbers[0], "topic", f"topic {self.name}", start), self
+        )
 
     def _forget_ephemeral(self) -> None:
         """Drop the ephemeral channels, whose rows ended with the topic's process.
@@ -266,7 +312,11 @@ class TopicGroup:
         Channels that a request waits for stay, and are made again. An ephemeral topic then waits a
         while for a new channel.
         """
-        gone = [name for name in self.channels if is_ephemeral(name) and not any(name == wanted for wanted, _ in self._waiting)]
+        gone = [
+            name
+            for name in self.channels
+            if is_ephemeral(name) and not any(name == wanted for wanted, _ in self._waiting)
+        ]
         for name in gone:
             self.drop_channel(name)
         if gone:
@@ -280,7 +330,11 @@ class TopicGroup:
                     self._registry.set_state(self.name, "live")
                 except Refused as error:
                     # harmless: the topic's directory exists
-                    log.error("topic %s works, but cannot be marked as created in the registry: %s", self.name, error)
+                    log.error(
+                        "topic %s works, but cannot be marked as created in the registry: %s",
+                        self.name,
+                        error,
+                    )
             self.stored = frozenset(child.data["channels"])
             for channel in child.data["channels"]:
                 self.channels.setdefault(channel, None)
@@ -306,7 +360,11 @@ class TopicGroup:
         """
         while self.state is GroupState.UP and self._starts.ready() and self._processes.may_start():
             channel = self._starts.take()
-            if channel in self._failed_channels or channel not in self.channels or self.channels[channel] is not None:
+            if (
+                channel in self._failed_channels
+                or channel not in self.channels
+                or self.channels[channel] is not None
+            ):
                 self._starts.done(channel)
                 continue
             try:
@@ -351,11 +409,17 @@ class TopicGroup:
 
         A channel that does not exist is made with `settings`.
         """
-        if channel in self.deleting and is_ephemeral(channel) and len(self._returning) < options.WAITERS_MAX:
+        if (
+            channel in self.deleting
+            and is_ephemeral(channel)
+            and len(self._returning) < options.WAITERS_MAX
+        ):
             self._returning.append((channel, then, settings or {}))
             return
         if channel in self.deleting:
-            then(ZsqError(E_CLOSING, f"channel {channel!r} is being deleted; try again in a moment"))
+            then(
+                ZsqError(E_CLOSING, f"channel {channel!r} is being deleted; try again in a moment")
+            )
             return
         if self.state is GroupState.FAILED or (self._retry_ns and not self._waits_for_files()):
             then(ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
@@ -365,7 +429,10 @@ class TopicGroup:
             return
         if channel and channel not in self.channels:
             if len(self.channels) >= options.CHANNELS_MAX:
-                text = f"topic {self.name!r} has {len(self.channels)} channels, the limit; delete channels that are not used"
+                text = (
+                    f"topic {self.name!r} has {len(self.channels)} channels, the limit; delete "
+                    "channels that are not used"
+                )
                 then(ZsqError(E_LIMIT, text))
                 return
             self.channels[channel] = None
@@ -377,7 +444,13 @@ class TopicGroup:
             return
         if len(self._waiting) >= options.WAITERS_MAX:
             then(
-                ZsqError(E_LIMIT, f"{len(self._waiting)} requests wait for topic {self.name!r}, which is the limit; try again in a moment")
+                ZsqError(
+                    E_LIMIT,
+                    (
+                        f"{len(self._waiting)} requests wait for topic {self.name!r}, which is the "
+                        "limit; try again in a moment"
+                    ),
+                )
             )
         else:
             self._waiting.append((channel, then))
@@ -387,7 +460,11 @@ class TopicGroup:
     def _tell(self, channel: str | None, error: ZsqError | None) -> None:
         """Answer the requests that wait for this channel ("" for the topic, None for all)."""
         told = [then for name, then in self._waiting if channel is None or name == channel]
-        self._waiting = [] if channel is None else [(name, then) for name, then in self._waiting if name != channel]
+        self._waiting = (
+            []
+            if channel is None
+            else [(name, then) for name, then in self._waiting if name != channel]
+        )
         for then in told:
             then(error)
 
@@ -406,7 +483,11 @@ class TopicGroup:
             self.channels[channel] = None
             self._events.channels_changed()
             if self.state is GroupState.UP and not self._not_made(channel, child.failure):
-                if child.failure is not None and child.failure.is_out_of_files and not is_ephemeral(channel):
+                if (
+                    child.failure is not None
+                    and child.failure.is_out_of_files
+                    and not is_ephemeral(channel)
+                ):
                     self._channel_later(channel)
                 else:
                     self._restart_channel(channel)
@@ -416,7 +497,9 @@ class TopicGroup:
             self._stop_next()
             return
         if FATE[child.spec.kind] == "topic_group" and child is self.topic:
-            self.cause = child.failure or Failure(Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended")
+            self.cause = child.failure or Failure(
+                Phase.RUN, "", f"{child.spec.title} (pid {child.pid}) ended"
+            )
             self._go("died")
             for other in self.children():
                 self._processes.kill(other)
@@ -438,11 +521,25 @@ class TopicGroup:
 
     def tick(self) -> None:
         self._start_next()
-        for channel in [channel for channel, due_ns in self._channels_later.items() if time.monotonic_ns() >= due_ns]:
+        for channel in [
+            channel
+            for channel, due_ns in self._channels_later.items()
+            if time.monotonic_ns() >= due_ns
+        ]:
             del self._channels_later[channel]
-            if self.state is GroupState.UP and channel in self.channels and self.channels[channel] is None:
-                self._starts.add(channel, first=any(channel == wanted for wanted, _ in self._waiting))
-        if self._retry_ns and time.monotonic_ns() >= self._retry_ns and self.state is GroupState.CLEARING:
+            if (
+                self.state is GroupState.UP
+                and channel in self.channels
+                and self.channels[channel] is None
+            ):
+                self._starts.add(
+                    channel, first=any(channel == wanted for wanted, _ in self._waiting)
+                )
+        if (
+            self._retry_ns
+            and time.monotonic_ns() >= self._retry_ns
+            and self.state is GroupState.CLEARING
+        ):
             self._retry_ns = 0
             self.start()
         if self._over_ns and time.monotonic_ns() >= self._over_ns and self.state is GroupState.UP:
@@ -455,7 +552,12 @@ class TopicGroup:
         Reasons are a limit, missing space, or a start position that cannot be read now. Return
         False in any other case.
         """
-        if channel not in self._new_settings or failure is None or failure.phase is not Phase.START or failure.code not in REFUSED:
+        if (
+            channel not in self._new_settings
+            or failure is None
+            or failure.phase is not Phase.START
+            or failure.code not in REFUSED
+        ):
             return False
         self._drop_new(channel, ZsqError(failure.code, failure.text))
         return True
@@ -463,7 +565,11 @@ class TopicGroup:
     def _restart_channel(self, channel: str) -> None:
         now = time.monotonic_ns()
         if is_ephemeral(channel):  # forget the old failures of deleted channels
-            old = [name for name, one in self._channel_restarts.items() if name not in self.channels and one.is_past(now)]
+            old = [
+                name
+                for name, one in self._channel_restarts.items()
+                if name not in self.channels and one.is_past(now)
+            ]
             for name in old:
                 del self._channel_restarts[name]
         restarts = self._channel_restarts.setdefault(channel, RestartIntensity())
@@ -472,14 +578,24 @@ class TopicGroup:
                 self._over_ns = time.monotonic_ns() + int(options.EPHEMERAL_UNUSED_S * 1e9)
                 self._events.channel_died(self, channel)  # the next request makes a new one
             else:
-                self._starts.add(channel, first=any(channel == wanted for wanted, _ in self._waiting))
+                self._starts.add(
+                    channel, first=any(channel == wanted for wanted, _ in self._waiting)
+                )
             return
         log.error("channel %s/%s %s", self.name, channel, _STOPPED)
         self._failed_channels.add(channel)
-        self._tell(channel, ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} {_STOPPED}"))
+        self._tell(
+            channel,
+            ZsqError(E_TOPIC_FAILED, f"channel {channel!r} of topic {self.name!r} {_STOPPED}"),
+        )
 
     def _channel_later(self, channel: str) -> None:
-        log.warning("channel %s/%s cannot be started: %s; trying again", self.name, channel, os.strerror(errno.EMFILE))
+        log.warning(
+            "channel %s/%s cannot be started: %s; trying again",
+            self.name,
+            channel,
+            os.strerror(errno.EMFILE),
+        )
         self._channels_later[channel] = time.monotonic_ns() + int(options.FILES_RETRY_S_MAX * 1e9)
 
     def _waits_for_files(self) -> bool:
@@ -487,7 +603,9 @@ class TopicGroup:
 
         Requests wait with it for at most FILES_WAIT_S.
         """
-        return self._short_ns > 0 and time.monotonic_ns() - self._short_ns < int(options.FILES_WAIT_S * 1e9)
+        return self._short_ns > 0 and time.monotonic_ns() - self._short_ns < int(
+            options.FILES_WAIT_S * 1e9
+        )
 
     def _start_when_files(self) -> None:
         """Try again soon.
@@ -497,12 +615,19 @@ class TopicGroup:
         now = time.monotonic_ns()
         if not self._short_ns:
             self._short_ns, self._tries = now, 0
-            log.error("topic %s: %s; trying again until file descriptors are free", self.name, self.failure)
+            log.error(
+                "topic %s: %s; trying again until file descriptors are free",
+                self.name,
+                self.failure,
+            )
         pause_s = min(options.FILES_RETRY_S_MAX, options.FILES_RETRY_S * 2.0**self._tries)
         self._tries += 1
         self._retry_ns = now + int(pause_s * 1e9)
         if not self._waits_for_files():
-            text = f"topic {self.name!r} waits for file descriptors: {self.failure}; raise the limit of open files (LimitNOFILE, ulimit -n)"
+            text = (
+                f"topic {self.name!r} waits for file descriptors: {self.failure}; raise the "
+                "limit of open files (LimitNOFILE, ulimit -n)"
+            )
             self._tell(None, ZsqError(E_TOPIC_FAILED, text))
 
     def _start_again(self) -> None:
@@ -518,14 +643,22 @@ class TopicGroup:
             self._tries += 1
             self._retry_ns = time.monotonic_ns() + int(pause_s * 1e9)
             log.error("topic %s: %s; trying again in %g s", self.name, self.failure, pause_s)
-            self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r}: {self.failure}; the broker tries again in {pause_s:g} s"))
+            self._tell(
+                None,
+                ZsqError(
+                    E_TOPIC_FAILED,
+                    f"topic {self.name!r}: {self.failure}; the broker tries again in {pause_s:g} s",
+                ),
+            )
             return
         if not final and self.restarts.may_restart(time.monotonic_ns()):
             self.start()
             return
         self._go("give_up")
         if final:
-            self.cause = replace(cause, text=f"{cause.text}; correct this, then start the broker again")
+            self.cause = replace(
+                cause, text=f"{cause.text}; correct this, then start the broker again"
+            )
         log.error("topic %s failed: %s", self.name, self.failure)
         self._tell(None, ZsqError(E_TOPIC_FAILED, f"topic {self.name!r} failed: {self.failure}"))
 
@@ -557,10 +690,14 @@ class TopicGroup:
             then()
 
     def _tell_stopped(self) -> None:
-        self._tell(None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again in a moment"))
+        self._tell(
+            None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again in a moment")
+        )
 
     def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
-        """Return an error if the channel, which is up, has other settings than a request expects."""
+        """Return an error if the channel, which is up, has other settings than a request
+        expects.
+        """
         child = self.channels.get(channel)
         try:
             if child is not None and asked:

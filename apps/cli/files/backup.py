@@ -22,10 +22,15 @@ if TYPE_CHECKING:
     "--since",
     metavar="BACKUP",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="An older backup in the same directory. Its finished log files are linked instead of copied.",
+    help=(
+        "An older backup in the same directory. Its finished log files are linked instead of "
+        "copied."
+    ),
 )
 @click.option("--without", metavar="TOPIC", multiple=True, help="Leave out this topic. Repeatable.")
-@click.option("--rate", type=Size(), metavar="SIZE", help="Limit of bytes copied per second, such as 50MiB.")
+@click.option(
+    "--rate", type=Size(), metavar="SIZE", help="Limit of bytes copied per second, such as 50MiB."
+)
 @click.option(
     "--timeout",
     type=Number(min=0.05, max=3600),
@@ -36,18 +41,28 @@ if TYPE_CHECKING:
 )
 @json_option
 def backup(
-    data_dir: Path, backup: Path, since: Path | None, without: tuple[str, ...], rate: int | None, timeout: float, as_json: bool
+    data_dir: Path,
+    backup: Path,
+    since: Path | None,
+    without: tuple[str, ...],
+    rate: int | None,
+    timeout: float,
+    as_json: bool,
 ) -> None:
     """Copy DATA_DIR to the new directory BACKUP. Its broker may run and be busy.
 
-    Everything that was acknowledged before the command started is in the backup. BACKUP gets its name when it is complete and on disk.
+    Everything that was acknowledged before the command started is in the backup. BACKUP gets its
+    name when it is complete and on disk.
     """
     from ....storage.files import Files
     from ...backup import BackupPlan, back_up
     from ..progress import bar
 
     with bar("copying", None) as advance:
-        manifest = back_up(Files(), BackupPlan(data_dir, backup, str(since or ""), without, rate or 0, timeout, advance))
+        manifest = back_up(
+            Files(),
+            BackupPlan(data_dir, backup, str(since or ""), without, rate or 0, timeout, advance),
+        )
     if as_json:
         tell(summary(manifest, backup))
         return
@@ -58,7 +73,9 @@ def backup(
 @click.command()
 @click.argument("backup", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("data_dir", required=False, type=click.Path(path_type=Path))
-@click.option("--check", is_flag=True, help="Only read BACKUP and compare every byte with its manifest.")
+@click.option(
+    "--check", is_flag=True, help="Only read BACKUP and compare every byte with its manifest."
+)
 @json_option
 def restore(backup: Path, data_dir: Path | None, check: bool, as_json: bool) -> int:
     """Create the new data directory DATA_DIR from BACKUP, and check every byte.
@@ -83,7 +100,10 @@ def restore(backup: Path, data_dir: Path | None, check: bool, as_json: bool) -> 
     elif data_dir is None:
         for problem in problems:
             say(f"damage: {problem}")
-        say(f"{backup}: {f'{len(problems)} files are DAMAGED' if problems else 'complete'} ({counted(manifest)})")
+        say(
+            f"{backup}: {f'{len(problems)} files are DAMAGED' if problems else 'complete'} "
+            f"({counted(manifest)})"
+        )
     else:
         say(f"restored {data_dir} as of {_time(manifest.began_ns)} ({counted(manifest)})")
         say(WARNING)
@@ -104,7 +124,10 @@ def lines(manifest: Manifest, backup: Path) -> list[str]:
     for name, topic in sorted(manifest.topics.items()):
         if topic.get("missing_chunks"):
             missing = topic["missing_chunks"]
-            said.append(f"warning: topic {name}: {missing} of its log files are missing in the data directory; see zsq stats")
+            said.append(
+                f"warning: topic {name}: {missing} of its log files are missing in the data "
+                "directory; see zsq stats"
+            )
     return said
 
 
@@ -113,8 +136,16 @@ def counted(manifest: Manifest) -> str:
 
 
 def summary(manifest: Manifest, folder: Path) -> dict[str, object]:
-    found = {name: getattr(manifest, name) for name in ("source", "began_ns", "ended_ns", "live", "topics", "left_out", "bytes")}
-    return {"folder": str(folder), **found, "files": len(manifest.files), "linked_bytes": sum(r.bytes for r in manifest.files if r.linked)}
+    found = {
+        name: getattr(manifest, name)
+        for name in ("source", "began_ns", "ended_ns", "live", "topics", "left_out", "bytes")
+    }
+    return {
+        "folder": str(folder),
+        **found,
+        "files": len(manifest.files),
+        "linked_bytes": sum(r.bytes for r in manifest.files if r.linked),
+    }
 
 
 def _time(time_ns: int) -> str:

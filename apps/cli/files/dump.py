@@ -18,14 +18,18 @@ from ..progress import Advance, bar
 @click.command("dump")
 @click.argument("file", type=click.Path(exists=True, path_type=Path))
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-@click.option("--bodies", is_flag=True, help="Show the messages, too, with key, tag, headers and body.")
+@click.option(
+    "--bodies", is_flag=True, help="Show the messages, too, with key, tag, headers and body."
+)
 @click.option("-n", "lines", type=click.IntRange(min=1), metavar="N", help="Print at most N lines.")
 def dump(file: Path, as_json: bool, bodies: bool, lines: int | None) -> int:
-    """Print FILE as readable lines: a chunk, a staged part, an index, a .bad file, a topic's identity, registry.json, a state or
-    delayed environment (data.mdb or its directory), a state.snapshot; nsqd's .dat, .meta.dat and nsqd.dat.
+    """Print FILE as readable lines: a chunk, a staged part, an index, a .bad file, a topic's
+    identity, registry.json, a state or delayed environment (data.mdb or its directory), a
+    state.snapshot; nsqd's .dat, .meta.dat and nsqd.dat.
 
-    Files are recognised by content, not only by name. Damaged parts are shown with their position, and the output continues after them;
-    exit code 1 if there were any. Environments are read without a lock, so the broker must be stopped.
+    Files are recognised by content, not only by name. Damaged parts are shown with their position,
+    and the output continues after them; exit code 1 if there were any. Environments are read
+    without a lock, so the broker must be stopped.
     """
     from ...dump.dump import kind_of_path
     from ...dump.kinds import ENVIRONMENT
@@ -54,7 +58,11 @@ def _show(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None)
 
 def _bar(lines: int | None) -> AbstractContextManager[Advance]:
     """Return a progress bar, unless the lines themselves go to the terminal."""
-    return nullcontext(lambda done: None) if sys.stdout.isatty() else bar("dumping", lines, unit="lines")
+    return (
+        nullcontext(lambda done: None)
+        if sys.stdout.isatty()
+        else bar("dumping", lines, unit="lines")
+    )
 
 
 def _apart(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None) -> int:
@@ -78,7 +86,10 @@ def _apart(file: Path, kind: str, as_json: bool, bodies: bool, lines: int | None
             os._exit(code)
     _, status = os.waitpid(pid, 0)
     if os.WIFSIGNALED(status):
-        found = damaged(f"reading stopped: a damaged LMDB page ended the process with {signal.Signals(os.WTERMSIG(status)).name}")
+        found = damaged(
+            "reading stopped: a damaged LMDB page ended the process with "
+            f"{signal.Signals(os.WTERMSIG(status)).name}"
+        )
         click.echo(to_json(found) if as_json else as_line(found))
         return 1
     return os.waitstatus_to_exitcode(status)

@@ -22,13 +22,18 @@ PASSES: Final = 2
 @click.command()
 @click.argument("data_dir", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.argument("topic", required=False)
-@click.option("--repair", is_flag=True, help="Repair what can be repaired. Nothing is removed unless a copy of it exists.")
+@click.option(
+    "--repair",
+    is_flag=True,
+    help="Repair what can be repaired. Nothing is removed unless a copy of it exists.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print all findings as one JSON object.")
 def fsck(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
     """Check every file in DATA_DIR of a stopped broker, or of one TOPIC in it.
 
-    Exit codes: 0 nothing is damaged (with --repair: any more), 1 something is, or it could not be checked. Notes are harmless: they name
-    what is known and kept, or what the next start does anyway.
+    Exit codes: 0 nothing is damaged (with --repair: any more), 1 something is, or it could not be
+    checked. Notes are harmless: they name what is known and kept, or what the next start does
+    anyway.
     """
     from ....actors.supervisor.data_dir import check_data_dir, locked_data_dir
     from ..progress import CountedFiles, bytes_below
@@ -36,10 +41,18 @@ def fsck(data_dir: Path, topic: str | None, repair: bool, as_json: bool) -> int:
     with bar("checking", PASSES * bytes_below(data_dir / "topics", "*/*.chunk")) as advance:
         files = CountedFiles(read=advance)
         with locked_data_dir(files, data_dir, write=repair):
-            findings, reports = check_data_dir(files, data_dir, topic, time.time_ns(), repair=repair)
-    damaged = len([one for one in findings if one.level == "damage" and not one.repaired]) + sum(len(report.damaged) for report in reports)
+            findings, reports = check_data_dir(
+                files, data_dir, topic, time.time_ns(), repair=repair
+            )
+    damaged = len([one for one in findings if one.level == "damage" and not one.repaired]) + sum(
+        len(report.damaged) for report in reports
+    )
     if as_json:
-        told = {"data_dir": str(data_dir), "clean": not damaged, "findings": [_as_object(finding) for finding in findings]}
+        told = {
+            "data_dir": str(data_dir),
+            "clean": not damaged,
+            "findings": [_as_object(finding) for finding in findings],
+        }
         tell(told | {"topics": [_topic_object(report) for report in reports]})
     else:
         for line in lines(findings, reports, data_dir):
@@ -54,7 +67,10 @@ def lines(findings: list[Finding], reports: list[TopicReport], data_dir: Path) -
         left = len(report.damaged)
         mended = sum(1 for finding in report.findings if finding.repaired)
         state = f"{left} DAMAGED" if left else "clean" if not mended else "repaired"
-        what = f"{report.chunks} chunks, {report.blocks:,} blocks, {report.messages:,} messages, {report.bytes:,} bytes"
+        what = (
+            f"{report.chunks} chunks, {report.blocks:,} blocks, {report.messages:,} messages, "
+            f"{report.bytes:,} bytes"
+        )
         said.append(f"{report.name}: {state} ({what})")
         said += [f"  {_line(finding, data_dir)}" for finding in report.findings]
     return said or ["no topics"]
@@ -62,7 +78,11 @@ def lines(findings: list[Finding], reports: list[TopicReport], data_dir: Path) -
 
 def _line(finding: Finding, data_dir: Path) -> str:
     path = finding.path.removeprefix(f"{data_dir}/").rstrip("/")
-    lost = f" [offsets {finding.first_offset} to {finding.first_offset + finding.count - 1}]" if finding.count else ""
+    lost = (
+        f" [offsets {finding.first_offset} to {finding.first_offset + finding.count - 1}]"
+        if finding.count
+        else ""
+    )
     done = f" -> {finding.repaired}" if finding.repaired else ""
     return f"{finding.level}: {path}: {finding.text}{lost}{done}"
 
@@ -71,10 +91,22 @@ def _as_object(finding: Finding) -> Mapping[str, object]:
     told: dict[str, object] = {"level": finding.level, "path": finding.path, "text": finding.text}
     if finding.count:
         told |= {"first_offset": finding.first_offset, "count": finding.count}
-    return told | {"repairable": finding.repair is not None or finding.needs_recovery, "repaired": finding.repaired or None}
+    return told | {
+        "repairable": finding.repair is not None or finding.needs_recovery,
+        "repaired": finding.repaired or None,
+    }
 
 
 def _topic_object(report: TopicReport) -> Mapping[str, object]:
-    counts = {key: getattr(report, key) for key in ("chunks", "blocks", "messages", "bytes", "start", "end")}
+    counts = {
+        key: getattr(report, key)
+        for key in ("chunks", "blocks", "messages", "bytes", "start", "end")
+    }
     told = [_as_object(finding) for finding in report.findings]
-    return {"name": report.name, "directory": report.directory, "clean": not report.damaged, **counts, "findings": told}
+    return {
+        "name": report.name,
+        "directory": report.directory,
+        "clean": not report.damaged,
+        **counts,
+        "findings": told,
+    }

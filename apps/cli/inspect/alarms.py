@@ -33,13 +33,18 @@ class ShownAlarms(TypedDict):
 def alarms(as_json: bool, url: str, timeout: float) -> None:
     """Show the backlog alarms that are raised now, the last notifications, and their receivers.
 
-    Thresholds are set by zsq serve --alarm-depth and --alarm-age, and for one channel by zsq channel set --alarm-depth and --alarm-age.
+    Thresholds are set by zsq serve --alarm-depth and --alarm-age, and for one channel by zsq
+    channel set --alarm-depth and --alarm-age.
     """
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
         found = admin.stats()
-    shown: ShownAlarms = {"raised": found["alarms"], "recent": found["recent_alarms"], "receivers": found["alarm_receivers"]}
+    shown: ShownAlarms = {
+        "raised": found["alarms"],
+        "recent": found["recent_alarms"],
+        "receivers": found["alarm_receivers"],
+    }
     if as_json:
         tell(shown)
     else:
@@ -48,17 +53,24 @@ def alarms(as_json: bool, url: str, timeout: float) -> None:
 
 def describe_alarms(found: ShownAlarms) -> str:
     """Return the lines for users."""
-    lines = [f"raised since {_time(row['raised_ns'])}  {_figure(row)}" for row in found["raised"]] or ["no alarm is raised"]
+    lines = [
+        f"raised since {_time(row['raised_ns'])}  {_figure(row)}" for row in found["raised"]
+    ] or ["no alarm is raised"]
     recent = found["recent"][-RECENT_SHOWN:]
     if recent:
-        lines += ["", "recent"] + [f"{_time(event['time_ns'])}  {event['text']}" for event in recent]
+        lines += ["", "recent"] + [
+            f"{_time(event['time_ns'])}  {event['text']}" for event in recent
+        ]
     if found["receivers"]:
         lines += ["", "receivers"]
     for row in found["receivers"]:
         state = f"sent {row['told_count']}"
         state += f", {row['waiting']} waiting" if row["waiting"] else ""
         state += f", {row['given_up_count']} given up" if row["given_up_count"] else ""
-        lines.append(f"{row['name']}: {state}" + (f"; last error: {row['trouble']}" if row["trouble"] else ""))
+        lines.append(
+            f"{row['name']}: {state}"
+            + (f"; last error: {row['trouble']}" if row["trouble"] else "")
+        )
     return "\n".join(lines)
 
 
@@ -68,7 +80,9 @@ def _figure(row: RaisedAlarm) -> str:
     where = f"{row['topic']}/{row['channel']}"
     if row["figure"] == "depth":
         return f"{where}: depth {row['value']:,} (alarm above {row['threshold']:,})"
-    return f"{where}: oldest message {row['value']:,.0f} s old (alarm above {row['threshold']:,g} s)"
+    return (
+        f"{where}: oldest message {row['value']:,.0f} s old (alarm above {row['threshold']:,g} s)"
+    )
 
 
 def _time(time_ns: int) -> str:
@@ -80,15 +94,28 @@ LAST: Final = 100
 
 
 @click.command()
-@click.option("--last", type=click.IntRange(1, ENTRIES_MAX), default=LAST, show_default=True, metavar="N", help="Print at most N messages.")
-@click.option("--topic", default="", help="Show changes of this topic only. This needs only the permission to manage the topic.")
+@click.option(
+    "--last",
+    type=click.IntRange(1, ENTRIES_MAX),
+    default=LAST,
+    show_default=True,
+    metavar="N",
+    help="Print at most N messages.",
+)
+@click.option(
+    "--topic",
+    default="",
+    help="Show changes of this topic only. This needs only the permission to manage the topic.",
+)
 @click.option("--user", help='Show changes by this user only; "" for unauthenticated changes.')
 @json_lines_option
 @with_broker
 def audit(last: int, topic: str, user: str | None, as_json: bool, url: str, timeout: float) -> None:
-    """Show the audit log, newest entry last: time, user, address, action, topic and channel, and result.
+    """Show the audit log, newest entry last: time, user, address, action, topic and channel, and
+    result.
 
-    The broker returns its newest 1,000 entries. Older ones are in DATA_DIR/audit.log and audit.log.1 to .4, one JSON object per line.
+    The broker returns its newest 1,000 entries. Older ones are in DATA_DIR/audit.log and
+    audit.log.1 to .4, one JSON object per line.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -108,6 +135,8 @@ def describe_entry(row: AuditEntry) -> str:
         return escaped(f"{row.get('time', '')}  {row.get('action', '')}  {row.get('count', '')}")
     who = "@".join(one for one in (row["user"], row["from"]) if one) or "-"
     what = "/".join(one for one in (row["topic"], row["channel"]) if one)
-    options = "".join(f" {name}={json.dumps(value, default=str)}" for name, value in row["options"].items())
+    options = "".join(
+        f" {name}={json.dumps(value, default=str)}" for name, value in row["options"].items()
+    )
     end = "" if row["result"] == "done" else f": {row['result']}"
     return escaped(f"{row['time']}  {who} ({row['via']})  {row['action']} {what}{options}{end}")

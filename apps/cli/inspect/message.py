@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> None:
     """Write the body of one message of TOPIC to standard output. Nothing is finished.
 
-    Name the message by its offset or its id. An id has 16 hexadecimal digits: 10 bits for the broker's number, 54 for the offset.
+    Name the message by its offset or its id. An id has 16 hexadecimal digits: 10 bits for the
+    broker's number, 54 for the offset.
     """
     from ....transport.client.blocking.client import Admin, Reader
     from ....transport.client.core.message import parse_id
@@ -47,7 +48,13 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
         with Admin(url, timeout=timeout) as admin:
             here = int(admin.stats(topic)["node"])
         if here != node:
-            raise NotFound(E_NOT_FOUND, f"id {which} belongs to node {node}, but this broker is node {here}; ask node {node} (--url)")
+            raise NotFound(
+                E_NOT_FOUND,
+                (
+                    f"id {which} belongs to node {node}, but this broker is node {here}; ask node "
+                    f"{node} (--url)"
+                ),
+            )
     with Reader(topic, url=url, timeout=timeout) as reader:
         found = reader.message(offset)
     if as_json:
@@ -81,7 +88,12 @@ def as_object(found: StoredMessage) -> MessageObject:
     Bytes that are UTF-8 become text. Other bytes become base64 under a name that says so.
     """
     time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
-    shown: MessageObject = {"topic": found.topic, "offset": found.offset, "timestamp_ns": found.timestamp_ns, "timestamp": time}
+    shown: MessageObject = {
+        "topic": found.topic,
+        "offset": found.offset,
+        "timestamp_ns": found.timestamp_ns,
+        "timestamp": time,
+    }
     if found.key is not None:
         text = _text(found.key)
         shown |= {"key_base64": _base64(found.key)} if text is None else {"key": text}
@@ -90,7 +102,9 @@ def as_object(found: StoredMessage) -> MessageObject:
     if found.tag is not None:
         shown["tag"] = found.tag
     texts = {name: value for name, value in found.headers.items() if not isinstance(value, bytes)}
-    others = {name: _base64(value) for name, value in found.headers.items() if isinstance(value, bytes)}
+    others = {
+        name: _base64(value) for name, value in found.headers.items() if isinstance(value, bytes)
+    }
     if texts:
         shown["headers"] = texts
     if others:
@@ -120,22 +134,36 @@ NAME_CHARACTERS: Final = 30
 @click.argument("where", type=TopicPosition())
 @click.option("--forward", is_flag=True, help="Move the channel forward only, never back.")
 @click.option(
-    "--clamp", is_flag=True, help="Treat an offset beyond the end, or a time in the future, as the end. Otherwise that is refused."
+    "--clamp",
+    is_flag=True,
+    help=(
+        "Treat an offset beyond the end, or a time in the future, as the end. Otherwise that "
+        "is refused."
+    ),
 )
 @json_option
 @with_broker
-def seek(topic: str, channel: str, where: Any, forward: bool, clamp: bool, as_json: bool, url: str, timeout: float) -> None:
+def seek(
+    topic: str,
+    channel: str,
+    where: Any,
+    forward: bool,
+    clamp: bool,
+    as_json: bool,
+    url: str,
+    timeout: float,
+) -> None:
     """Move CHANNEL of TOPIC back, to replay messages, or forward, to skip them.
 
     \b
     WHERE  earliest, latest
            an offset (12345), or a message's id (16 hex digits)
-           a time: 2026-11-20, 2026-11-20T10:30 (local, or with Z or +01:00), @1795000000 (seconds since 1970)
-           an age: 15m, 2h30m, 7d
+           a time: 2026-11-20, 2026-11-20T10:30 (local, or with Z or +01:00), @1795000000 (seconds
+           since 1970) an age: 15m, 2h30m, 7d
 
-    A time or an age means the first message that was stored then or later. All messages before the new position count as finished, and all
-    from there on are delivered, also those that were finished before. Answers to messages that consumers hold now come too late and
-    change nothing.
+    A time or an age means the first message that was stored then or later. All messages before the
+    new position count as finished, and all from there on are delivered, also those that were
+    finished before. Answers to messages that consumers hold now come too late and change nothing.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -152,16 +180,29 @@ def seek(topic: str, channel: str, where: Any, forward: bool, clamp: bool, as_js
 @click.argument("topic")
 @click.argument("channel", required=False)
 @click.option(
-    "-n", "--count", type=click.IntRange(1, PEEK_MAX), default=10, show_default=True, help="Show at most N messages of each kind."
+    "-n",
+    "--count",
+    type=click.IntRange(1, PEEK_MAX),
+    default=10,
+    show_default=True,
+    help="Show at most N messages of each kind.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, with the whole message.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object per line, with the whole message.",
+)
 @with_broker
-def peek(topic: str, channel: str | None, count: int, as_json: bool, url: str, timeout: float) -> None:
+def peek(
+    topic: str, channel: str | None, count: int, as_json: bool, url: str, timeout: float
+) -> None:
     """Show messages of a topic or channel without consuming: nothing is delivered or finished.
 
-    TOPIC alone: its newest messages. With CHANNEL: the messages that it delivers next (requeued ones, then new ones), and those that it
-    holds: in flight (with consumer and time left), deferred (until when), parked behind another message of the same key, or dying (on the
-    way to the dead letters).
+    TOPIC alone: its newest messages. With CHANNEL: the messages that it delivers next (requeued
+    ones, then new ones), and those that it holds: in flight (with consumer and time left), deferred
+    (until when), parked behind another message of the same key, or dying (on the way to the dead
+    letters).
     """
     from ....transport.client.blocking.client import Admin
     from ....transport.names import check_name
@@ -179,29 +220,48 @@ def _line(one: Peeked) -> str:
     """Return a line with the offset, the state and its details, and the message."""
     facts = ""
     if one.state == "in flight":
-        facts = f"attempt {one.attempts} with {_short(one.consumer)} for {one.held_s:,.1f} s, {one.left_s:,.1f} s left"
+        facts = (
+            f"attempt {one.attempts} with {_short(one.consumer)} for {one.held_s:,.1f} s, "
+            f"{one.left_s:,.1f} s left"
+        )
     elif one.state == "deferred":
-        facts = f"attempts {one.attempts}, due {_when(one.due_ns / 1e9)} (in {max(0.0, one.due_ns / 1e9 - time.time()):,.0f} s)"
+        facts = (
+            f"attempts {one.attempts}, due {_when(one.due_ns / 1e9)} (in "
+            f"{max(0.0, one.due_ns / 1e9 - time.time()):,.0f} s)"
+        )
     elif one.attempts:
         facts = f"attempts {one.attempts}"
     message = one.message
     if message is None:
         return f"{one.offset:>12}  {one.state:<9}  {facts}  (lost or removed)"
-    named = (("key", None if message.key is None else message.key.decode(errors="backslashreplace")), ("tag", message.tag))
+    named = (
+        ("key", None if message.key is None else message.key.decode(errors="backslashreplace")),
+        ("tag", message.tag),
+    )
     words = [f"{name} {_short(value)}" for name, value in named if value is not None]
     said = ", ".join([_when(message.timestamp_ns / 1e9), *([facts] if facts else []), *words])
     size = f"{len(message.body):,} B"
-    return f"{one.offset:>12}  {one.state:<9}  {said}, {size}: {_short(message.body.decode(errors='backslashreplace'), BODY_CHARACTERS)}"
+    return (
+        f"{one.offset:>12}  {one.state:<9}  {said}, {size}: "
+        f"{_short(message.body.decode(errors='backslashreplace'), BODY_CHARACTERS)}"
+    )
 
 
 def _summary(topic: str, channel: str | None, found: Peek) -> str:
     if channel is None:
         return f"zsq: topic {topic} ends at offset {found.head}"
-    held = ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count) or "no messages held"
+    held = (
+        ", ".join(f"{count:,} {state}" for state, count in found.counts.items() if count)
+        or "no messages held"
+    )
     paused = ", paused" if found.paused else ""
-    text = f"zsq: {topic}/{channel} is at offset {found.next_offset} of {found.head}{paused}; {held}"
+    text = (
+        f"zsq: {topic}/{channel} is at offset {found.next_offset} of {found.head}{paused}; {held}"
+    )
     if not any(one.state == "new" for one in found.messages) and found.looked_to < found.head:
-        text += f"; no message for it up to offset {found.looked_to}; later messages were not checked"
+        text += (
+            f"; no message for it up to offset {found.looked_to}; later messages were not checked"
+        )
     return text
 
 
@@ -224,13 +284,19 @@ def _object(one: Peeked) -> PeekedObject:
 
 
 def _short(text: str, characters: int = NAME_CHARACTERS) -> str:
-    shown = "".join(letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in text[:characters])
+    shown = "".join(
+        letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in text[:characters]
+    )
     return shown + ("..." if len(text) > characters else "")
 
 
 def _when(seconds: float) -> str:
     """Return the time in the user's time zone."""
     try:
-        return datetime.fromtimestamp(seconds, UTC).astimezone().isoformat(sep=" ", timespec="milliseconds")
+        return (
+            datetime.fromtimestamp(seconds, UTC)
+            .astimezone()
+            .isoformat(sep=" ", timespec="milliseconds")
+        )
     except (ValueError, OverflowError, OSError):
         return f"@{seconds:g}"

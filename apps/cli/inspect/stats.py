@@ -23,16 +23,24 @@ if TYPE_CHECKING:
 @click.argument("topic", required=False)
 @click.argument("channel", required=False)
 @json_option
-@click.option("--chunks", is_flag=True, help="Show the files of TOPIC's log: sizes, times, and which ones are written and read.")
+@click.option(
+    "--chunks",
+    is_flag=True,
+    help="Show the files of TOPIC's log: sizes, times, and which ones are written and read.",
+)
 @with_broker
-def stats(topic: str | None, channel: str | None, as_json: bool, chunks: bool, url: str, timeout: float) -> None:
+def stats(
+    topic: str | None, channel: str | None, as_json: bool, chunks: bool, url: str, timeout: float
+) -> None:
     """Show topics, channels, consumers and the broker's processes, or one TOPIC or CHANNEL."""
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_BAD_ARGUMENT, UsageError
     from ....transport.names import check_name
 
     if chunks and (topic is None or channel is not None):
-        raise UsageError(E_BAD_ARGUMENT, "--chunks needs one TOPIC and no CHANNEL: zsq stats --chunks TOPIC")
+        raise UsageError(
+            E_BAD_ARGUMENT, "--chunks needs one TOPIC and no CHANNEL: zsq stats --chunks TOPIC"
+        )
 
     if topic is not None:
         check_name(topic)
@@ -67,9 +75,16 @@ def troubles(found: BrokerStats) -> list[str]:
     """
     # `head` reports a full disk, with the names of the topics.
     disk_full = found.get("disk", {}).get("full", "")
-    rows: list[tuple[str, TopicStats | ChannelStats]] = [(f"topic {topic['topic_name']}", topic) for topic in found["topics"]]
-    rows += [(f"channel {topic}/{channel['channel_name']}", channel) for topic, channel in _each_channel(found)]
-    said = ((what, row["health"]) for what, row in rows if _word(row) and _word(row) != row["health"])
+    rows: list[tuple[str, TopicStats | ChannelStats]] = [
+        (f"topic {topic['topic_name']}", topic) for topic in found["topics"]
+    ]
+    rows += [
+        (f"channel {topic}/{channel['channel_name']}", channel)
+        for topic, channel in _each_channel(found)
+    ]
+    said = (
+        (what, row["health"]) for what, row in rows if _word(row) and _word(row) != row["health"]
+    )
     return [f"{what}: {text}" for what, text in said if not (disk_full and text == REFUSED_TEXT)]
 
 
@@ -83,7 +98,13 @@ def _word(row: Mapping[str, object]) -> str:
     return text if len(text) <= TEXT_MAX else "not OK, see below"
 
 
-def tables(found: BrokerStats, *, whole: bool, width: int = FILE_COLUMNS, grids: Sequence[Grid] | None = None) -> list[Table]:
+def tables(
+    found: BrokerStats,
+    *,
+    whole: bool,
+    width: int = FILE_COLUMNS,
+    grids: Sequence[Grid] | None = None,
+) -> list[Table]:
     """Return the tables, `width` columns wide.
 
     Processes are included only for the `whole` broker.
@@ -101,14 +122,29 @@ def chunk_grid(topic: str, found: Chunks) -> Grid:
 
     One row at the top sums up the older chunks that the broker does not list.
     """
-    counts = ("written_bytes", "written_bytes_s", "ring_reads", "ring_reads_s", "file_reads", "file_reads_s", "file_read_bytes_s", "bad")
+    counts = (
+        "written_bytes",
+        "written_bytes_s",
+        "ring_reads",
+        "ring_reads_s",
+        "file_reads",
+        "file_reads_s",
+        "file_read_bytes_s",
+        "bad",
+    )
     names = ("written", "written/s", "ring reads", "/s", "file reads", "/s", "file bytes/s", "bad")
     times = (Heading("first", is_text=True), Heading("last", is_text=True))
-    grid = Grid(f"chunks of {topic}", ("from offset",), (Heading("state", is_text=True), *times, "messages", "bytes", *names))
+    grid = Grid(
+        f"chunks of {topic}",
+        ("from offset",),
+        (Heading("state", is_text=True), *times, "messages", "bytes", *names),
+    )
 
     def row(first: str, state: str, of: Mapping[str, object]) -> None:
         numbers = [_number(of.get(field)) for field in ("messages", "bytes", *counts)]
-        grid.add(first, state, _time(of.get("first_time_ns")), _time(of.get("last_time_ns")), *numbers)
+        grid.add(
+            first, state, _time(of.get("first_time_ns")), _time(of.get("last_time_ns")), *numbers
+        )
 
     if "older" in found:
         row(f"{found['older']['chunks']:,} older", "", found["older"])
@@ -119,7 +155,11 @@ def chunk_grid(topic: str, found: Chunks) -> Grid:
 
 
 def _time(time_ns: object) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9)) if isinstance(time_ns, int) and time_ns else ""
+    return (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
+        if isinstance(time_ns, int) and time_ns
+        else ""
+    )
 
 
 _STATE: Final = Heading("state", is_text=True)
@@ -130,14 +170,36 @@ def _number(value: object) -> str:
 
 
 def _topics(found: BrokerStats) -> Grid:
-    fields = ("depth", "message_count", "message_bytes", "start", "head", "log_bytes", *_rare("topic", found["topics"]))
+    fields = (
+        "depth",
+        "message_count",
+        "message_bytes",
+        "start",
+        "head",
+        "log_bytes",
+        *_rare("topic", found["topics"]),
+    )
     names = _titles("topic", fields)
     grid = Grid("topics", ("topic",), (_STATE, *names, "in/s", "oldest age", "p99"))
     for topic in found["topics"]:
         closed = f"closed to {topic['closed']}" if topic.get("closed") else ""
-        state = [topic.get("sync", ""), closed, "paused" if topic.get("paused") else "", _word(topic)]
-        speed = (_rate(topic, "message_count"), _age(topic.get("oldest_message_age_s", 0)), *_latency(topic, 0.99))
-        grid.add(topic["topic_name"], ", ".join(filter(None, state)), *(_number(topic.get(f, "")) for f in fields), *speed)
+        state = [
+            topic.get("sync", ""),
+            closed,
+            "paused" if topic.get("paused") else "",
+            _word(topic),
+        ]
+        speed = (
+            _rate(topic, "message_count"),
+            _age(topic.get("oldest_message_age_s", 0)),
+            *_latency(topic, 0.99),
+        )
+        grid.add(
+            topic["topic_name"],
+            ", ".join(filter(None, state)),
+            *(_number(topic.get(f, "")) for f in fields),
+            *speed,
+        )
     return grid
 
 
@@ -158,12 +220,29 @@ def _titles(level: Level, fields: Sequence[str]) -> list[str]:
 
 def _channels(found: BrokerStats) -> Grid:
     """Return the table with the present state of the channels."""
-    names = ("depth", "in flight", "deferred", "oldest", "finished/s", "drained in", "p50", "p99", "consumers")
+    names = (
+        "depth",
+        "in flight",
+        "deferred",
+        "oldest",
+        "finished/s",
+        "drained in",
+        "p50",
+        "p99",
+        "consumers",
+    )
     grid = Grid("channels", ("topic", "channel"), (_STATE, *names))
     for topic, channel in _each_channel(found):
         state = filter(None, ("paused" if channel.get("paused") else "", _word(channel)))
-        held = (_number(channel.get(field, "")) for field in ("depth", "in_flight_count", "deferred_count"))
-        speed = (_age(channel.get("oldest_message_age_s", 0)), _rate(channel, "finish_count"), _drain(channel))
+        held = (
+            _number(channel.get(field, ""))
+            for field in ("depth", "in_flight_count", "deferred_count")
+        )
+        speed = (
+            _age(channel.get("oldest_message_age_s", 0)),
+            _rate(channel, "finish_count"),
+            _drain(channel),
+        )
         end = (*_latency(channel, 0.5, 0.99), _number(channel.get("client_count", "")))
         grid.add(topic, channel["channel_name"], ", ".join(state), *held, *speed, *end)
     return grid
@@ -176,12 +255,16 @@ def _counted(found: BrokerStats) -> Grid:
     fields = (*common, *_rare("channel", [channel for _, channel in channels]))
     grid = Grid("messages of channels", ("topic", "channel"), _titles("channel", fields))
     for topic, channel in channels:
-        grid.add(topic, channel["channel_name"], *(_number(channel.get(field, "")) for field in fields))
+        grid.add(
+            topic, channel["channel_name"], *(_number(channel.get(field, "")) for field in fields)
+        )
     return grid
 
 
 def _each_channel(found: BrokerStats) -> list[tuple[str, ChannelStats]]:
-    return [(topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]]
+    return [
+        (topic["topic_name"], channel) for topic in found["topics"] for channel in topic["channels"]
+    ]
 
 
 def _rate(row: TopicStats | ChannelStats | ConsumerStats, counter: str) -> str:
@@ -205,8 +288,13 @@ def _drain(channel: ChannelStats) -> str:
 def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) -> list[str]:
     """Return the time from the topic to the finish that these shares of messages took at most."""
     latency = row.get("e2e_processing_latency")
-    known = {one["quantile"]: one["value"] / 1e6 for one in (latency["percentiles"] if latency else ())}
-    texts = {quantile: f"{value:,.3g} ms" if value < 1000 else _age(value / 1000) for quantile, value in known.items()}
+    known = {
+        one["quantile"]: one["value"] / 1e6 for one in (latency["percentiles"] if latency else ())
+    }
+    texts = {
+        quantile: f"{value:,.3g} ms" if value < 1000 else _age(value / 1000)
+        for quantile, value in known.items()
+    }
     return [texts.get(quantile, "") for quantile in quantiles]
 
 
@@ -215,7 +303,11 @@ def _clients(found: BrokerStats, width: int) -> list[Grid]:
 
     If the names leave too little room for the numbers, return a table for each channel.
     """
-    clients = [(topic, channel["channel_name"], client) for topic, channel in _each_channel(found) for client in channel.get("clients", ())]
+    clients = [
+        (topic, channel["channel_name"], client)
+        for topic, channel in _each_channel(found)
+        for client in channel.get("clients", ())
+    ]
     if not clients:
         return []
     shown = [row for row in rows_of("consumer") if row.title]
@@ -223,7 +315,9 @@ def _clients(found: BrokerStats, width: int) -> list[Grid]:
     whole = Grid("consumers", ("topic", "channel", "consumer"), names)
     parts: dict[tuple[str, str], Grid] = {}
     for topic, channel, client in clients:
-        part = parts.setdefault((topic, channel), Grid(f"consumers of {topic}/{channel}", ("consumer",), names))
+        part = parts.setdefault(
+            (topic, channel), Grid(f"consumers of {topic}/{channel}", ("consumer",), names)
+        )
         name = str(client.get("client_id", ""))
         figures = (_rate(client, "finish_count"), *_latency(client, 0.5, 0.99))
         cells = (*(_number(client.get(row.name, "")) for row in shown), *figures)
@@ -233,7 +327,11 @@ def _clients(found: BrokerStats, width: int) -> list[Grid]:
 
 
 def _processes(processes: Sequence[ProcessStats]) -> Grid:
-    grid = Grid("processes", ("process",), (Heading("kind", is_text=True), "pid", "restarts", "up", "own memory"))
+    grid = Grid(
+        "processes",
+        ("process",),
+        (Heading("kind", is_text=True), "pid", "restarts", "up", "own memory"),
+    )
     for process in processes:
         memory = process.get("private_bytes")
         grid.add(

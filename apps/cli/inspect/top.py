@@ -46,16 +46,36 @@ SHARE_WAIT_S: Final = 0.5
     metavar="SECONDS",
     help="Seconds between refreshes.",
 )
-@click.option("--view", type=click.Choice(["channels", "topics", "processes"]), default="channels", show_default=True, help="First view.")
-@click.option("--filter", "wanted", default="", metavar="TEXT", help="Show only rows whose name contains this text.")
+@click.option(
+    "--view",
+    type=click.Choice(["channels", "topics", "processes"]),
+    default="channels",
+    show_default=True,
+    help="First view.",
+)
+@click.option(
+    "--filter",
+    "wanted",
+    default="",
+    metavar="TEXT",
+    help="Show only rows whose name contains this text.",
+)
 @click.option("--once", is_flag=True, help="Print once and exit. Works without a terminal, too.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per refresh, or a single one with --once.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object per refresh, or a single one with --once.",
+)
 @with_broker
-def top(interval: float, view: str, wanted: str, once: bool, as_json: bool, url: str, timeout: float) -> None:
-    """Watch channels, topics or processes, sorted by any column and refreshed once a second. Only the supervisor is asked.
+def top(
+    interval: float, view: str, wanted: str, once: bool, as_json: bool, url: str, timeout: float
+) -> None:
+    """Watch channels, topics or processes, sorted by any column and refreshed once a second. Only
+    the supervisor is asked.
 
-    Keys: 1 channels, 2 topics, 3 processes; < and > choose the sort column, r reverses the order; / filters by name; space pauses; arrow
-    and page keys scroll; q quits.
+    Keys: 1 channels, 2 topics, 3 processes; < and > choose the sort column, r reverses the order; /
+    filters by name; space pauses; arrow and page keys scroll; q quits.
     """
     from ....transport.client.blocking.client import Admin
     from ...top import Picture, Screen, Usage
@@ -79,11 +99,15 @@ def _ask(admin: Admin, picture: Picture, screen: Screen) -> None:
     picture.take(found)
 
 
-def _json_lines(admin: Admin, picture: Picture, screen: Screen, interval: float, *, once: bool) -> None:
+def _json_lines(
+    admin: Admin, picture: Picture, screen: Screen, interval: float, *, once: bool
+) -> None:
     while True:
         _ask(admin, picture, screen)
         rows = screen.arranged(picture.rows(screen.view, time.time_ns()))
-        click.echo(json.dumps({"broker": picture.broker, "sum": picture.summary(), screen.view: rows}))
+        click.echo(
+            json.dumps({"broker": picture.broker, "sum": picture.summary(), screen.view: rows})
+        )
         sys.stdout.flush()
         if once:
             return
@@ -108,14 +132,20 @@ def _once(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str
         console.print(one)
 
 
-def _live(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str, interval: float) -> None:
+def _live(
+    admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str, interval: float
+) -> None:
     from rich.console import Console
     from rich.live import Live
 
     console = Console()
     rows: list[Row] = []
     due = 0.0
-    with keyboard() as pressed, Live(console=console, screen=True, auto_refresh=False) as live, contextlib.suppress(KeyboardInterrupt):
+    with (
+        keyboard() as pressed,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+        contextlib.suppress(KeyboardInterrupt),
+    ):
         while not screen.over:
             view = screen.view
             if time.monotonic() >= due and not screen.paused:
@@ -123,18 +153,26 @@ def _live(admin: Admin, picture: Picture, screen: Screen, usage: Usage, url: str
                 rows = _rows(picture, screen, usage, url)
                 due = time.monotonic() + interval
             live.update(drawn(console, picture, screen, rows, url), refresh=True)
-            for key in pressed(max(0.0, min(due - time.monotonic(), interval)) if not screen.paused else interval):
+            for key in pressed(
+                max(0.0, min(due - time.monotonic(), interval)) if not screen.paused else interval
+            ):
                 screen.press(key, console.size.height - HEAD_LINES)
             if screen.view != view:
                 rows, due = [], 0.0
             else:
-                rows = screen.arranged(rows) if screen.paused or not screen.filter else _rows(picture, screen, usage, url)
+                rows = (
+                    screen.arranged(rows)
+                    if screen.paused or not screen.filter
+                    else _rows(picture, screen, usage, url)
+                )
 
 
 # Drawing
 
 
-def drawn(console: Console, picture: Picture, screen: Screen, rows: list[Row], url: str) -> RenderableType:
+def drawn(
+    console: Console, picture: Picture, screen: Screen, rows: list[Row], url: str
+) -> RenderableType:
     from rich.console import Group
     from rich.text import Text
 
@@ -144,8 +182,14 @@ def drawn(console: Console, picture: Picture, screen: Screen, rows: list[Row], u
     else:
         held = "PAUSED   " if screen.paused else ""
         filtered = f"filter {screen.filter!r} (escape: clear)   " if screen.filter else ""
-        place = f"{screen.first + 1}-{screen.first + len(shown)} of {len(rows)}   " if len(shown) < len(rows) else ""
-        foot = Text(f"{held}{filtered}{place}{KEYS}", style="dim", no_wrap=True, overflow="ellipsis")
+        place = (
+            f"{screen.first + 1}-{screen.first + len(shown)} of {len(rows)}   "
+            if len(shown) < len(rows)
+            else ""
+        )
+        foot = Text(
+            f"{held}{filtered}{place}{KEYS}", style="dim", no_wrap=True, overflow="ellipsis"
+        )
     return Group(head(picture, url), table(screen, shown, console.size.width), foot)
 
 
@@ -160,10 +204,16 @@ def head(picture: Picture, url: str) -> RenderableType:
     said.append(str(broker["health"]), style="green" if broker["health"] == "OK" else "bold red")
     if broker["alarms"]:
         said.append(f", {broker['alarms']} alarms", style="bold yellow")
-    sums = f"{found['topics']} topics, {found['channels']} channels, {broker['processes']} processes"
-    flow = f"in {rate(found['in_rate'])}/s ({size(found['in_bytes_rate'])}/s), out {rate(found['out_rate'])}/s"
+    sums = (
+        f"{found['topics']} topics, {found['channels']} channels, {broker['processes']} processes"
+    )
+    flow = (
+        f"in {rate(found['in_rate'])}/s ({size(found['in_bytes_rate'])}/s), out "
+        f"{rate(found['out_rate'])}/s"
+    )
     said.append(
-        f"\n{sums}; {flow}; {count(found['depth'])} waiting, {count(found['in_flight'])} in flight; {size(found['log_bytes'])} on disk"
+        f"\n{sums}; {flow}; {count(found['depth'])} waiting, {count(found['in_flight'])} in "
+        f"flight; {size(found['log_bytes'])} on disk"
     )
     return said
 
@@ -180,26 +230,47 @@ def table(screen: Screen, rows: Sequence[Row], width: int) -> RenderableType:
     It has the names and the page of columns that includes the sort column.
     """
     cells, names, pages = _laid_out(screen, rows, width)
-    order = [column.key for column in COLUMNS[screen.view]].index(screen.order[screen.view]) - len(names)
+    order = [column.key for column in COLUMNS[screen.view]].index(screen.order[screen.view]) - len(
+        names
+    )
     page = next((one for one in pages if any(place.at == order for place in one)), pages[0])
     return _table(screen, rows, cells, names, page)
 
 
-def _laid_out(screen: Screen, rows: Sequence[Row], width: int) -> tuple[list[list[str]], list[int], list[list[ColumnPlace]]]:
+def _laid_out(
+    screen: Screen, rows: Sequence[Row], width: int
+) -> tuple[list[list[str]], list[int], list[list[ColumnPlace]]]:
     columns = COLUMNS[screen.view]
-    cells = [[escaped(column.shown(row[column.key])) if row[column.key] is not None else "" for column in columns] for row in rows]
+    cells = [
+        [
+            escaped(column.shown(row[column.key])) if row[column.key] is not None else ""
+            for column in columns
+        ]
+        for row in rows
+    ]
     wide = [
-        max(len(column.title) + (column.key == screen.order[screen.view]), *(len(row[at]) for row in cells), 0)
+        max(
+            len(column.title) + (column.key == screen.order[screen.view]),
+            *(len(row[at]) for row in cells),
+            0,
+        )
         for at, column in enumerate(columns)
     ]
     first = sum(column.key in NAMES for column in columns)
-    others = [min(one, STATE_MAX) if columns[first + at].is_text else one for at, one in enumerate(wide[first:])]
+    others = [
+        min(one, STATE_MAX) if columns[first + at].is_text else one
+        for at, one in enumerate(wide[first:])
+    ]
     names, pages = laid_out(width, wide[:first], others)
     return cells, names, pages
 
 
 def _table(
-    screen: Screen, rows: Sequence[Row], cells: list[list[str]], names: Sequence[int], page: Sequence[ColumnPlace]
+    screen: Screen,
+    rows: Sequence[Row],
+    cells: list[list[str]],
+    names: Sequence[int],
+    page: Sequence[ColumnPlace],
 ) -> RenderableType:
     from rich import box
     from rich.table import Table
@@ -207,13 +278,22 @@ def _table(
 
     columns = COLUMNS[screen.view]
     found = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    places = [*(ColumnPlace(at, width) for at, width in enumerate(names)), *(ColumnPlace(len(names) + at, width) for at, width in page)]
+    places = [
+        *(ColumnPlace(at, width) for at, width in enumerate(names)),
+        *(ColumnPlace(len(names) + at, width) for at, width in page),
+    ]
     for at, width in places:
         column = columns[at]
         sorted_by = column.key == screen.order[screen.view]
         mark = ("↑" if screen.turned.get(screen.view) else "↓") if sorted_by else ""
         title = Text(column.title + mark, style="bold reverse" if sorted_by else "bold")
-        found.add_column(title, justify="left" if column.is_text else "right", no_wrap=True, overflow="ellipsis", width=width)
+        found.add_column(
+            title,
+            justify="left" if column.is_text else "right",
+            no_wrap=True,
+            overflow="ellipsis",
+            width=width,
+        )
     for row, texts in zip(rows, cells, strict=True):
         found.add_row(*(Text(texts[at]) for at, _ in places), style="yellow" if row["said"] else "")
     return found
@@ -261,11 +341,26 @@ def keys(fd: int, wait_s: float) -> list[str]:
 def named(text: str) -> list[str]:
     found: list[str] = []
     while text:
-        sequence = next((one for one in sorted(SPECIAL, key=len, reverse=True) if text.startswith(f"\x1b{one}")), None)
+        sequence = next(
+            (
+                one
+                for one in sorted(SPECIAL, key=len, reverse=True)
+                if text.startswith(f"\x1b{one}")
+            ),
+            None,
+        )
         if sequence is not None:
             found.append(SPECIAL[sequence])
             text = text[1 + len(sequence) :]
             continue
-        found.append({"\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "backspace", "\x08": "backspace"}.get(text[0], text[0]))
+        found.append(
+            {
+                "\x1b": "escape",
+                "\r": "enter",
+                "\n": "enter",
+                "\x7f": "backspace",
+                "\x08": "backspace",
+            }.get(text[0], text[0])
+        )
         text = text[1:]
     return found

@@ -11,7 +11,15 @@ from ....transport.reports import ChannelStats
 from ....transport.settings import CHANNEL, ChannelOptions, split_tags
 from ..options import confirm, with_broker, yes_option
 from ..output import json_lines_option, json_option, meant, say, tell, tell_line
-from .settings import CHANGEABLE, describe_channel, given_settings, resolved, say_what_to_change, with_settings, with_start
+from .settings import (
+    CHANGEABLE,
+    describe_channel,
+    given_settings,
+    resolved,
+    say_what_to_change,
+    with_settings,
+    with_start,
+)
 
 if TYPE_CHECKING:
     from ....transport.client.blocking.client import Admin
@@ -19,7 +27,9 @@ if TYPE_CHECKING:
 
 @click.group()
 def channel() -> None:
-    """Create, set, show, list, delete, pause, unpause or empty a channel; zsq seek moves one, zsq peek looks into it."""
+    """Create, set, show, list, delete, pause, unpause or empty a channel; zsq seek moves one, zsq
+    peek looks into it.
+    """
 
 
 @channel.command("create")
@@ -28,10 +38,14 @@ def channel() -> None:
 @with_start
 @with_settings(CHANNEL)
 @with_broker
-def channel_create(topic: str, channel: str, url: str, timeout: float, start: Any, **options: Any) -> None:
-    """Create CHANNEL on TOPIC, and TOPIC if it is missing. An existing channel is not changed; other --tags or --ordered are refused.
+def channel_create(
+    topic: str, channel: str, url: str, timeout: float, start: Any, **options: Any
+) -> None:
+    """Create CHANNEL on TOPIC, and TOPIC if it is missing. An existing channel is not changed;
+    other --tags or --ordered are refused.
 
-    Without --start the first channel of a topic gets all messages that wait there, and a later channel those published from now on.
+    Without --start the first channel of a topic gets all messages that wait there, and a later
+    channel those published from now on.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -43,13 +57,21 @@ def channel_create(topic: str, channel: str, url: str, timeout: float, start: An
                 say(line, err=True)
 
 
-def unused(admin: Admin, topic: str, channel: str, given: Mapping[str, object], *, start: bool) -> list[str]:
+def unused(
+    admin: Admin, topic: str, channel: str, given: Mapping[str, object], *, start: bool
+) -> list[str]:
     """Return notes about arguments that have no effect because the channel exists."""
     now: Mapping[str, object] = settings_of(admin, topic, channel)
     name = f"zsq: channel {topic}/{channel} exists already"
     found = [f"{name}; --start has no effect (zsq seek moves the channel)"] if start else []
-    if any(_spelled(key, now.get(key)) != _spelled(key, value) for key, value in given.items() if value is not None):
-        found.append(f"{name} with other settings; they were not changed (zsq channel set changes them)")
+    if any(
+        _spelled(key, now.get(key)) != _spelled(key, value)
+        for key, value in given.items()
+        if value is not None
+    ):
+        found.append(
+            f"{name} with other settings; they were not changed (zsq channel set changes them)"
+        )
     return found
 
 
@@ -60,7 +82,9 @@ def _spelled(name: str, value: object) -> object:
 
 def settings_of(admin: Admin, topic: str, channel: str) -> ChannelOptions:
     """Return the channel's present settings, or none while the channel is being restarted."""
-    found: ChannelOptions = admin.stats(topic, channel)["topics"][0]["channels"][0].get("settings", {})
+    found: ChannelOptions = admin.stats(topic, channel)["topics"][0]["channels"][0].get(
+        "settings", {}
+    )
     return found
 
 
@@ -70,8 +94,11 @@ def settings_of(admin: Admin, topic: str, channel: str) -> ChannelOptions:
 @with_settings(CHANGEABLE, default=True)
 @json_option
 @with_broker
-def channel_set(topic: str, channel: str, as_json: bool, url: str, timeout: float, **options: Any) -> None:
-    """Change the settings of CHANNEL, now and permanently. Settings that are not named do not change; `default` resets one.
+def channel_set(
+    topic: str, channel: str, as_json: bool, url: str, timeout: float, **options: Any
+) -> None:
+    """Change the settings of CHANNEL, now and permanently. Settings that are not named do not
+    change; `default` resets one.
 
     Tags and order are chosen when a channel is created.
     """
@@ -110,8 +137,14 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
         tell({"topic_name": topic, "head": found["head"]} | row)
         return
     state = ", paused" if row["paused"] else ""
-    say(f"channel    {topic}/{channel}, health {row['health']}{state}, {row['client_count']:,} consumers")
-    waiting = f"{row['depth']:,} waiting, {row['in_flight_count']:,} in flight, {row['deferred_count']:,} deferred"
+    say(
+        f"channel    {topic}/{channel}, health {row['health']}{state}, {row['client_count']:,} "
+        "consumers"
+    )
+    waiting = (
+        f"{row['depth']:,} waiting, {row['in_flight_count']:,} in flight, "
+        f"{row['deferred_count']:,} deferred"
+    )
     say(f"offsets    next {row['next_offset']} of {found['head']}: {waiting}")
     say(describe_channel(topic, channel, row["settings"]))
 
@@ -122,21 +155,40 @@ def channel_show(topic: str, channel: str, as_json: bool, url: str, timeout: flo
 @click.option("--force", is_flag=True, help="Delete even if there are unfinished messages.")
 @yes_option
 @with_broker
-def channel_delete(topic: str, channel: str, force: bool, yes: bool, url: str, timeout: float) -> None:
-    """Delete CHANNEL. Refused while it has unfinished messages. With --force, says how many, and asks for confirmation."""
+def channel_delete(
+    topic: str, channel: str, force: bool, yes: bool, url: str, timeout: float
+) -> None:
+    """Delete CHANNEL. Refused while it has unfinished messages. With --force, says how many, and
+    asks for confirmation.
+    """
     from ....transport.client.blocking.client import Admin
 
     with Admin(url, timeout=timeout) as admin:
         left = unfinished(admin.stats(topic, channel)["topics"][0]["channels"][0])
         if force and left:
-            confirm(f"delete channel {topic}/{channel} with {left:,} unfinished messages, which are then never delivered", yes)
+            confirm(
+                (
+                    f"delete channel {topic}/{channel} with {left:,} unfinished messages, which "
+                    "are "
+                    "then never delivered"
+                ),
+                yes,
+            )
         admin.delete_channel(topic, channel, force=force)
-    say(f"deleted channel {topic}/{channel}" + (f" with {left:,} unfinished messages" if force and left else ""))
+    say(
+        f"deleted channel {topic}/{channel}"
+        + (f" with {left:,} unfinished messages" if force and left else "")
+    )
 
 
 def unfinished(row: ChannelStats) -> int:
     """Return the number of unfinished messages in a channel's row of the statistics."""
-    counts = (row.get("depth"), row.get("in_flight_count"), row.get("deferred_count"), row.get("dying_count"))
+    counts = (
+        row.get("depth"),
+        row.get("in_flight_count"),
+        row.get("deferred_count"),
+        row.get("dying_count"),
+    )
     return sum(count or 0 for count in counts)
 
 

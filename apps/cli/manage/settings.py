@@ -17,7 +17,10 @@ CHANGEABLE: Final = tuple(row for row in CHANNEL if not row.fixed)
 SUBSCRIBING: Final = tuple(row for row in CHANNEL if row.shared)
 KEEPING: Final = tuple(row for row in TOPIC if row.shared)
 _NUMBERS: Final = {Kind.COUNT: Count, Kind.SECONDS: Seconds, Kind.BYTES: Size}
-_START: Final = "Start of a new channel: earliest, latest, an offset, an id, a time or an age. See zsq seek --help."
+_START: Final = (
+    "Start of a new channel: earliest, latest, an offset, an id, a time or an age. See zsq "
+    "seek --help."
+)
 
 
 def with_start(command: Command) -> Command:
@@ -25,12 +28,18 @@ def with_start(command: Command) -> Command:
     return click.option("--start", type=TopicPosition(), metavar="WHERE", help=_START)(command)
 
 
-def with_settings(rows: Iterable[Setting], *, default: bool = False) -> Callable[[Command], Command]:
+def with_settings(
+    rows: Iterable[Setting], *, default: bool = False
+) -> Callable[[Command], Command]:
     """Add the options of these settings. With `default`, the value `default` resets a setting."""
 
     def wrap(command: Command) -> Command:
         for row in reversed([*rows]):
-            more = {"is_flag": True, "default": None} if row.kind is Kind.FLAG else value_of(row, default=default)._asdict()
+            more = (
+                {"is_flag": True, "default": None}
+                if row.kind is Kind.FLAG
+                else value_of(row, default=default)._asdict()
+            )
             command = click.option(row.flag, help=row.help, **more)(command)
         return command
 
@@ -75,7 +84,9 @@ def describe(rows: Iterable[Setting], settings: Mapping[str, object]) -> str:
     lines: dict[str, list[str]] = {}
     for row in rows:
         lines.setdefault(row.line, []).append(_shown(row, settings.get(row.name, row.default)))
-    return "\n".join(f"{line:<10} {', '.join(filter(None, parts))}" for line, parts in lines.items())
+    return "\n".join(
+        f"{line:<10} {', '.join(filter(None, parts))}" for line, parts in lines.items()
+    )
 
 
 def _shown(row: Setting, value: Any) -> str:
@@ -84,14 +95,22 @@ def _shown(row: Setting, value: Any) -> str:
     if value is None or value == NONE:
         text = "as set for the broker" if value is None else "none"
     else:
-        text = spelled(value) if row.kind is Kind.SECONDS else f"{value:,}" if row.kind in _NUMBERS else str(value)
+        text = (
+            spelled(value)
+            if row.kind is Kind.SECONDS
+            else f"{value:,}"
+            if row.kind in _NUMBERS
+            else str(value)
+        )
     return row.shows.format(text) if text else ""
 
 
 def describe_channel(topic: str, channel: str, settings: Mapping[str, object]) -> str:
     """Return some lines for users. The dead-letter topic is shown only if attempts are limited."""
     dead = settings["dead_letter_topic"] or f"{topic}.{channel}.dead".replace("#ephemeral", "")
-    return describe(CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""})
+    return describe(
+        CHANNEL, {**settings, "dead_letter_topic": dead if settings["max_attempts"] else ""}
+    )
 
 
 def resolved(url: str, timeout: float, where: Any) -> Any:
@@ -105,5 +124,11 @@ def resolved(url: str, timeout: float, where: Any) -> Any:
     with Admin(url, timeout=timeout) as admin:
         here = int(admin.stats()["node"])
     if here != node:
-        raise NotFound(E_NOT_FOUND, f"this id belongs to node {node}, but this broker is node {here}; ask node {node} (--url)")
+        raise NotFound(
+            E_NOT_FOUND,
+            (
+                f"this id belongs to node {node}, but this broker is node {here}; ask node {node} "
+                "(--url)"
+            ),
+        )
     return int(where)

@@ -35,7 +35,11 @@ def topic() -> None:
 @topic.command("create")
 @click.argument("topic")
 @click.option(
-    "--sync", type=click.Choice((*SYNC_MODES,)), default="always", show_default=True, help="Sync mode: when a publish is acknowledged."
+    "--sync",
+    type=click.Choice((*SYNC_MODES,)),
+    default="always",
+    show_default=True,
+    help="Sync mode: when a publish is acknowledged.",
 )
 @with_settings(TOPIC)
 @with_broker
@@ -49,9 +53,18 @@ def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: A
         if found.get("existed"):
             now = admin.stats(topic)["topics"][0]
             if now["sync"] != sync:
-                say(f"zsq: topic {topic!r} exists already with --sync {now['sync']}; this was not changed", err=True)
+                say(
+                    (
+                        f"zsq: topic {topic!r} exists already with --sync {now['sync']}; this was "
+                        "not changed"
+                    ),
+                    err=True,
+                )
             if any(now.get("retention", {}).get(name) != value for name, value in given.items()):
-                text = "exists already with other settings; they were not changed (zsq topic set changes them)"
+                text = (
+                    "exists already with other settings; they were not changed (zsq topic set "
+                    "changes them)"
+                )
                 say(f"zsq: topic {topic!r} {text}", err=True)
 
 
@@ -61,7 +74,9 @@ def topic_create(topic: str, sync: str, url: str, timeout: float, **retention: A
 @json_option
 @with_broker
 def topic_set(topic: str, as_json: bool, url: str, timeout: float, **retention: Any) -> None:
-    """Change the retention of TOPIC, now and permanently. Settings that are not named do not change."""
+    """Change the retention of TOPIC, now and permanently. Settings that are not named do not
+    change.
+    """
     from ....transport.client.blocking.client import Admin
 
     given = given_settings(TOPIC, retention)
@@ -90,12 +105,21 @@ def topic_show(topic: str, as_json: bool, url: str, timeout: float) -> None:
     if as_json:
         tell({name: value for name, value in found.items() if name != "channels"})
         return
-    say(f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health {found['health']}")
+    say(
+        f"topic      {found['topic_name']}, uuid {found['uuid']}, sync {found['sync']}, health "
+        f"{found['health']}"
+    )
     if found["closed"]:
         say(f"closed     to publishers{' and consumers' if found['closed'] == 'consumers' else ''}")
     say(f"offsets    {found['start']} to {found['head']}")
-    say(f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished by all channels")
-    dropped = f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its own)"
+    say(
+        f"on disk    {found['log_bytes']:,} bytes, {found['finished_bytes']:,} of them finished "
+        "by all channels"
+    )
+    dropped = (
+        f"up to {found['dropped_count']:,} messages dropped unfinished (each channel counts its "
+        "own)"
+    )
     say(f"removed    {found['removed_bytes']:,} bytes since its process started; {dropped}")
     say(describe(TOPIC, found["retention"]))
 
@@ -115,13 +139,16 @@ def topic_list(as_json: bool, url: str, timeout: float) -> None:
 
 @topic.command("delete")
 @click.argument("topic")
-@click.option("--force", is_flag=True, help="Delete even if there are unfinished messages. They are lost.")
+@click.option(
+    "--force", is_flag=True, help="Delete even if there are unfinished messages. They are lost."
+)
 @yes_option
 @with_broker
 def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -> None:
     """Delete TOPIC with its channels. Refused while there are unfinished messages, unless forced.
 
-    Messages that all channels have finished, and that could still be read, are deleted, too. The command says how many, and asks.
+    Messages that all channels have finished, and that could still be read, are deleted, too. The
+    command says how many, and asks.
     """
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import E_NOT_EMPTY, Refused
@@ -134,7 +161,10 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
         # The broker would refuse, too. But if the messages were finished meanwhile, it would delete
         # the topic, and the user was never asked.
         if left and not force:
-            text = f"topic {topic!r} has {left} unfinished messages; let consumers finish them, or delete them too with --force"
+            text = (
+                f"topic {topic!r} has {left} unfinished messages; let consumers finish them, or "
+                "delete them too with --force"
+            )
             raise Refused(E_NOT_EMPTY, text)
         if what:
             confirm(f"delete topic {topic} with {what}. They cannot be read again", yes)
@@ -156,7 +186,9 @@ def held_by(found: TopicStats) -> str:
     parts += f", {delayed:,} delayed messages" if delayed else ""
     channels = ", ".join(sorted(row["channel_name"] for row in found["channels"])[:CHANNELS_NAMED])
     more = len(found["channels"]) - CHANNELS_NAMED
-    return parts + (f" and the channels {channels}{f' and {more} more' if more > 0 else ''}" if channels else "")
+    return parts + (
+        f" and the channels {channels}{f' and {more} more' if more > 0 else ''}" if channels else ""
+    )
 
 
 def left_in(found: TopicStats) -> int:
@@ -173,7 +205,10 @@ def _order(action: str, topic: str, channel: str | None, url: str, timeout: floa
 
 
 _ORDERS = {
-    "pause": ("Pause TOPIC: messages that are published from now on are not delivered.", "Pause CHANNEL: nothing is delivered."),
+    "pause": (
+        "Pause TOPIC: messages that are published from now on are not delivered.",
+        "Pause CHANNEL: nothing is delivered.",
+    ),
     "unpause": ("Deliver again.", "Deliver again."),
 }
 
@@ -184,11 +219,15 @@ def _add_orders() -> None:
         def on_topic(topic: str, url: str, timeout: float, action: str = action) -> None:
             _order(action, topic, None, url, timeout)
 
-        def on_channel(topic: str, channel: str, url: str, timeout: float, action: str = action) -> None:
+        def on_channel(
+            topic: str, channel: str, url: str, timeout: float, action: str = action
+        ) -> None:
             _order(action, topic, channel, url, timeout)
 
         topic.command(action, help=of_topic)(click.argument("topic")(with_broker(on_topic)))
-        channel.command(action, help=of_channel)(click.argument("topic")(click.argument("channel")(with_broker(on_channel))))
+        channel.command(action, help=of_channel)(
+            click.argument("topic")(click.argument("channel")(with_broker(on_channel)))
+        )
 
 
 _add_orders()
@@ -199,7 +238,9 @@ _add_orders()
 @yes_option
 @with_broker
 def topic_empty(topic: str, yes: bool, url: str, timeout: float) -> None:
-    """Clear the messages that wait for a first channel of TOPIC, or behind its pause. Says how many, and asks for confirmation."""
+    """Clear the messages that wait for a first channel of TOPIC, or behind its pause. Says how
+    many, and asks for confirmation.
+    """
     _empty(topic, None, yes, url, timeout)
 
 
@@ -209,7 +250,9 @@ def topic_empty(topic: str, yes: bool, url: str, timeout: float) -> None:
 @yes_option
 @with_broker
 def channel_empty(topic: str, channel: str, yes: bool, url: str, timeout: float) -> None:
-    """Clear the backlog of CHANNEL: it continues after the newest message. Says how many messages, and asks for confirmation."""
+    """Clear the backlog of CHANNEL: it continues after the newest message. Says how many messages,
+    and asks for confirmation.
+    """
     _empty(topic, channel, yes, url, timeout)
 
 
@@ -237,12 +280,18 @@ AGAIN_S: Final = 2.0
 
 @topic.command("close")
 @click.argument("topic")
-@click.option("--consumers", is_flag=True, help="Close the topic to consumers, too. Connected consumers end with E_CLOSED.")
+@click.option(
+    "--consumers",
+    is_flag=True,
+    help="Close the topic to consumers, too. Connected consumers end with E_CLOSED.",
+)
 @with_broker
 def topic_close(topic: str, consumers: bool, url: str, timeout: float) -> None:
-    """Close TOPIC to publishers. They are refused with E_CLOSED, while consumers continue and drain it.
+    """Close TOPIC to publishers. They are refused with E_CLOSED, while consumers continue and drain
+    it.
 
-    It stays closed over restarts, until zsq topic open. Delayed messages that were accepted before still become due.
+    It stays closed over restarts, until zsq topic open. Delayed messages that were accepted before
+    still become due.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -252,7 +301,9 @@ def topic_close(topic: str, consumers: bool, url: str, timeout: float) -> None:
 
 @topic.command("open")
 @click.argument("topic")
-@click.option("--consumers", is_flag=True, help="Open to consumers only, to continue draining the topic.")
+@click.option(
+    "--consumers", is_flag=True, help="Open to consumers only, to continue draining the topic."
+)
 @with_broker
 def topic_open(topic: str, consumers: bool, url: str, timeout: float) -> None:
     """Open TOPIC again, to publishers and consumers."""
@@ -272,9 +323,11 @@ def topic_open(topic: str, consumers: bool, url: str, timeout: float) -> None:
 )
 @with_broker
 def topic_retire(topic: str, wait: float | None, url: str, timeout: float) -> None:
-    """Retire TOPIC: close it to publishers, wait until it is drained, close it to consumers, and delete it.
+    """Retire TOPIC: close it to publishers, wait until it is drained, close it to consumers, and
+    delete it.
 
-    Progress goes to standard error. Nothing is lost: you can stop the command at any time, and open the topic again with zsq topic open.
+    Progress goes to standard error. Nothing is lost: you can stop the command at any time, and open
+    the topic again with zsq topic open.
     """
     from ....transport.client.blocking.client import Admin
 
@@ -301,12 +354,19 @@ def _drain(admin: Admin, topic: str, stopping: Stopping, deadline: float | None)
             said, said_at = text, now
         if deadline is not None and now >= deadline:
             raise ZsqError(
-                E_TIMEOUT, f"{topic} is not drained: waiting for {text}. It stays closed to publishers; zsq topic open {topic} opens it"
+                E_TIMEOUT,
+                (
+                    f"{topic} is not drained: waiting for {text}. It stays closed to publishers; "
+                    f"zsq topic open {topic} opens it"
+                ),
             )
         if stopping.wait(LOOK_S):
             raise ZsqError(
                 "E_INTERRUPTED",
-                f"stopped; {topic} stays closed to publishers. Continue with zsq topic retire, or open it with zsq topic open",
+                (
+                    f"stopped; {topic} stays closed to publishers. Continue with zsq topic retire, "
+                    "or open it with zsq topic open"
+                ),
             )
 
 

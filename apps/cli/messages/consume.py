@@ -46,11 +46,23 @@ NEWEST_MAX: Final = 10_000  # repeats a constant of transport
 @click.argument("topic")
 @click.argument("channel")
 @click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Stop after N messages.")
-@click.option("--idle", type=click.FloatRange(min=0), metavar="SECONDS", help="Stop when no message has arrived for this long.")
 @click.option(
-    "--sample", type=click.IntRange(1, 99), metavar="PERCENT", help="Take only this percentage of the messages, and finish the others."
+    "--idle",
+    type=click.FloatRange(min=0),
+    metavar="SECONDS",
+    help="Stop when no message has arrived for this long.",
 )
-@click.option("--create", is_flag=True, help="Create TOPIC if it does not exist. Without this option a missing topic is an error.")
+@click.option(
+    "--sample",
+    type=click.IntRange(1, 99),
+    metavar="PERCENT",
+    help="Take only this percentage of the messages, and finish the others.",
+)
+@click.option(
+    "--create",
+    is_flag=True,
+    help="Create TOPIC if it does not exist. Without this option a missing topic is an error.",
+)
 @with_start
 @with_settings(SUBSCRIBING)
 @json_lines_option
@@ -61,9 +73,10 @@ def sub(
 ) -> None:  # fmt: skip
     """Write the messages of CHANNEL to standard output, one per line, and finish them.
 
-    CHANNEL is created if it is missing, TOPIC only with --create. Without --start the first channel of a topic gets all messages that wait
-    there, and a later channel those published from now on. The other options apply to a new CHANNEL. An existing one must have the same
-    --tags and --ordered; the other options do not change it (see `zsq channel set`).
+    CHANNEL is created if it is missing, TOPIC only with --create. Without --start the first channel
+    of a topic gets all messages that wait there, and a later channel those published from now on.
+    The other options apply to a new CHANNEL. An existing one must have the same --tags and
+    --ordered; the other options do not change it (see `zsq channel set`).
 
     Ctrl-C and SIGTERM finish the messages that were written and give back the rest.
     """
@@ -78,18 +91,35 @@ def sub(
         try:
             with stopping.interruptible():
                 if not create:
-                    channels = check_topic(url, timeout, topic, "publish to it first, or use --create")
+                    channels = check_topic(
+                        url, timeout, topic, "publish to it first, or use --create"
+                    )
                     note_new(topic, channel, channels)
                 if start is not None:
                     given["start"] = resolved(url, timeout, start)
                     _say_where_it_is(url, timeout, topic, channel)
                 waits = followed(timeout)
-                consumer = Consumer(topic, channel, url=url, ready=ready, timeout=waits, sample_rate=sample or 0, **given)
+                consumer = Consumer(
+                    topic,
+                    channel,
+                    url=url,
+                    ready=ready,
+                    timeout=waits,
+                    sample_rate=sample or 0,
+                    **given,
+                )
                 consumer.subscribe(timeout)
                 stack.callback(consumer.close, timeout)
         except KeyboardInterrupt:
             return  # no broker was reached
-        drain(consumer, sys.stdout.buffer, count, stopping, objects_of(topic) if as_json else bodies_of, idle)
+        drain(
+            consumer,
+            sys.stdout.buffer,
+            count,
+            stopping,
+            objects_of(topic) if as_json else bodies_of,
+            idle,
+        )
 
 
 def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
@@ -100,7 +130,13 @@ def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
     from ....transport.names import EPHEMERAL_SUFFIX
 
     if channel not in channels and not channel.endswith(EPHEMERAL_SUFFIX):
-        say(f"zsq: channel {channel!r} of topic {topic!r} does not exist; creating it{meant(channel, channels)}", err=True)
+        say(
+            (
+                f"zsq: channel {channel!r} of topic {topic!r} does not exist; creating "
+                f"it{meant(channel, channels)}"
+            ),
+            err=True,
+        )
 
 
 def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str]:
@@ -143,7 +179,9 @@ def objects_of(topic: str) -> Callable[[Batch, int], list[bytes]]:
     def lines(batch: Batch, wanted: int) -> list[bytes]:
         found = []
         for one in islice(batch.messages(), wanted):
-            stored = StoredMessage(topic, one.offset, one.timestamp_ns, one.body, one.key, one.tag, one.headers)
+            stored = StoredMessage(
+                topic, one.offset, one.timestamp_ns, one.body, one.key, one.tag, one.headers
+            )
             found.append(json.dumps(as_object(stored) | {"attempts": one.attempts}).encode())
         return found
 
@@ -221,17 +259,40 @@ def pipe_broken(out: Any) -> bool:
     metavar="WHERE",
     help="Start here: a place as in zsq seek. Default: latest, or earliest with --no-follow.",
 )
-@click.option("--last", type=click.IntRange(1, NEWEST_MAX), metavar="N", help="Start with the newest N messages of the topic.")
 @click.option(
-    "--grep", "pattern", metavar="PATTERN", help="Print only messages whose body matches this regular expression. (?i) ignores case."
+    "--last",
+    type=click.IntRange(1, NEWEST_MAX),
+    metavar="N",
+    help="Start with the newest N messages of the topic.",
 )
-@click.option("--follow/--no-follow", default=True, show_default=True, help="At the end of the topic, wait for more messages, or stop.")
+@click.option(
+    "--grep",
+    "pattern",
+    metavar="PATTERN",
+    help="Print only messages whose body matches this regular expression. (?i) ignores case.",
+)
+@click.option(
+    "--follow/--no-follow",
+    default=True,
+    show_default=True,
+    help="At the end of the topic, wait for more messages, or stop.",
+)
 @json_lines_option
 @with_broker_followed
 def tail(
-    topic: str, count: int | None, start: Any, last: int | None, pattern: str | None, follow: bool, as_json: bool, url: str, timeout: float
+    topic: str,
+    count: int | None,
+    start: Any,
+    last: int | None,
+    pattern: str | None,
+    follow: bool,
+    as_json: bool,
+    url: str,
+    timeout: float,
 ) -> None:
-    """Write the messages of TOPIC from an offset or a time. No channel takes part, and nothing is finished."""
+    """Write the messages of TOPIC from an offset or a time. No channel takes part, and nothing is
+    finished.
+    """
     if start is not None and last:
         raise UsageError(E_BAD_ARGUMENT, "--from and --last exclude each other; give one of them")
     from ....transport.client.blocking.client import Reader
@@ -241,7 +302,9 @@ def tail(
     try:
         wanted = None if pattern is None else re.compile(os.fsencode(pattern))
     except re.error as error:
-        raise UsageError(E_BAD_ARGUMENT, f"--grep {pattern!r} is not a regular expression: {error}") from None
+        raise UsageError(
+            E_BAD_ARGUMENT, f"--grep {pattern!r} is not a regular expression: {error}"
+        ) from None
     where = ("latest" if follow else "earliest") if start is None else resolved(url, timeout, start)
     with stop_signals() as stopping, contextlib.ExitStack() as stack:
         try:
@@ -249,7 +312,9 @@ def tail(
                 met.head()
         except KeyboardInterrupt:
             return  # no broker was reached
-        reader = stack.enter_context(Reader(topic, url=url, timeout=followed(timeout) if follow else timeout, patient=follow))
+        reader = stack.enter_context(
+            Reader(topic, url=url, timeout=followed(timeout) if follow else timeout, patient=follow)
+        )
         if last is not None:
             where = reader.newest(last)
         elif isinstance(where, datetime):
@@ -259,7 +324,13 @@ def tail(
 
 
 def follow_topic(
-    reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool, shown: Shown | None = None
+    reader: Reader,
+    out: IO[bytes],
+    where: str,
+    count: int | None,
+    stopping: Stopping,
+    follow: bool,
+    shown: Shown | None = None,
 ) -> None:
     """Write messages until `count`, a signal, a broken pipe, or (without `follow`) the end."""
     # A signal interrupts a wait for the broker at once, but never the writing of a line.
@@ -267,7 +338,15 @@ def follow_topic(
         _follow(reader, out, where, count, stopping, follow, shown or bodies_from)
 
 
-def _follow(reader: Reader, out: IO[bytes], where: str, count: int | None, stopping: Stopping, follow: bool, shown: Shown) -> None:
+def _follow(
+    reader: Reader,
+    out: IO[bytes],
+    where: str,
+    count: int | None,
+    stopping: Stopping,
+    follow: bool,
+    shown: Shown,
+) -> None:
     with stopping.interruptible():
         fetched = reader.read(0, 1)
     offset: int = {"earliest": fetched.start, "latest": fetched.head}.get(where, -1)
@@ -281,7 +360,11 @@ def _follow(reader: Reader, out: IO[bytes], where: str, count: int | None, stopp
             fetched = reader.read(offset)
         before = offset
         for block in fetched.blocks:
-            bodies = [line for line in shown(block, offset)[: None if follow else max(0, end - offset)] if line is not None]
+            bodies = [
+                line
+                for line in shown(block, offset)[: None if follow else max(0, end - offset)]
+                if line is not None
+            ]
             if count is not None:
                 bodies = bodies[: count - written]
             write_lines(out, bodies)
@@ -322,6 +405,9 @@ def objects_from(topic: str) -> Shown:
 
     def lines(block: Block, offset: int) -> list[bytes]:
         first = max(0, offset - block.first_offset)
-        return [json.dumps(as_object(message_at(topic, block, index))).encode() for index in range(first, block.count)]
+        return [
+            json.dumps(as_object(message_at(topic, block, index))).encode()
+            for index in range(first, block.count)
+        ]
 
     return lines

@@ -24,12 +24,28 @@ def delayed() -> None:
 
 @delayed.command("list")
 @click.argument("topic")
-@click.option("-n", "--count", type=click.IntRange(min=1), default=100, show_default=True, help="Print at most N messages.")
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="Print at most N messages.",
+)
 @click.option("--after", default="", metavar="KEY", help="Start after the message with this key.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line, with the body in hexadecimal.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object per line, with the body in hexadecimal.",
+)
 @with_broker
-def delayed_list(topic: str, count: int, after: str, as_json: bool, url: str, timeout: float) -> None:
-    """List the delayed messages of TOPIC in the order of their due times: key, due time, size, start of the body."""
+def delayed_list(
+    topic: str, count: int, after: str, as_json: bool, url: str, timeout: float
+) -> None:
+    """List the delayed messages of TOPIC in the order of their due times: key, due time, size,
+    start of the body.
+    """
     from ....transport.client.blocking.client import Admin
 
     left = count
@@ -69,8 +85,12 @@ def delayed_count(topic: str, as_json: bool, url: str, timeout: float) -> None:
 @click.option("--all", "everything", is_flag=True, help="Cancel all delayed messages of TOPIC.")
 @json_option
 @with_broker
-def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json: bool, url: str, timeout: float) -> int:
-    """Cancel delayed messages of TOPIC. Exit code 1 if one of them is no longer delayed (it became due, or was cancelled before)."""
+def delayed_cancel(
+    topic: str, keys: tuple[str, ...], everything: bool, as_json: bool, url: str, timeout: float
+) -> int:
+    """Cancel delayed messages of TOPIC. Exit code 1 if one of them is no longer delayed (it became
+    due, or was cancelled before).
+    """
     from ....transport.client.blocking.client import Admin
 
     if bool(keys) == everything:
@@ -81,7 +101,11 @@ def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json:
             cancelled = admin.delayed_cancel_all(topic)
         for first in range(0, len(keys), LIST_MAX):
             part = keys[first : first + LIST_MAX]
-            missing += [key for key, done in zip(part, admin.delayed_cancel(topic, part), strict=True) if not done]
+            missing += [
+                key
+                for key, done in zip(part, admin.delayed_cancel(topic, part), strict=True)
+                if not done
+            ]
     if not everything:
         cancelled = len(keys) - len(missing)
     for key in missing:
@@ -95,13 +119,17 @@ def delayed_cancel(topic: str, keys: tuple[str, ...], everything: bool, as_json:
 
 def _line(one: DelayedRow) -> str:
     body = one["body"].decode(errors="backslashreplace")
-    shown = "".join(letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in body[:BODY_CHARACTERS])
+    shown = "".join(
+        letter if letter.isprintable() else "\N{MIDDLE DOT}" for letter in body[:BODY_CHARACTERS]
+    )
     more = "..." if one["size"] > len(one["body"]) or len(body) > BODY_CHARACTERS else ""
     return f"{one['key']}  {_when(one['due_ns'])}  {one['size']:>9,}  {shown}{more}"
 
 
 def _json(one: DelayedRow) -> str:
-    return json.dumps({name: value.hex() if isinstance(value, bytes) else value for name, value in one.items()})
+    return json.dumps(
+        {name: value.hex() if isinstance(value, bytes) else value for name, value in one.items()}
+    )
 
 
 def _when(due_ns: int) -> str:

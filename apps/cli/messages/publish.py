@@ -61,7 +61,11 @@ class PublishEntry(NamedTuple):
     headers: Mapping[str, HeaderValue] | None = None
 
 
-def lines(descriptor: int, stopped: Callable[[], bool] = lambda: False, bytes_max: int = MESSAGE_BYTES_LARGEST) -> Iterator[list[bytes]]:
+def lines(
+    descriptor: int,
+    stopped: Callable[[], bool] = lambda: False,
+    bytes_max: int = MESSAGE_BYTES_LARGEST,
+) -> Iterator[list[bytes]]:
     """Yield lists of whole lines as they arrive, without newlines. The last line may lack one.
 
     Ends soon after `stopped()` is true. Raises `UsageError` (E_TOO_BIG) if a line is longer than
@@ -95,19 +99,36 @@ def entry_of(line: bytes, number: int) -> PublishEntry:
         unknown = found.keys() - FIELDS
         if unknown:
             raise TypeError(
-                f"unknown field {min(unknown)!r}; use body, key, tag and headers, or body_base64, key_base64 and headers_base64 for bytes"
+                f"unknown field {min(unknown)!r}; use body, key, tag and headers, or "
+                "body_base64, key_base64 and headers_base64 for bytes"
             )
         body, key = _bytes_of(found, "body"), _bytes_of(found, "key")
         if body is None:
             raise TypeError("body or body_base64 is missing")
-        tag, headers, encoded = found.get("tag"), found.get("headers", {}), found.get("headers_base64", {})
-        if not isinstance(tag, str | None) or not isinstance(headers, dict) or not isinstance(encoded, dict):
+        tag, headers, encoded = (
+            found.get("tag"),
+            found.get("headers", {}),
+            found.get("headers_base64", {}),
+        )
+        if (
+            not isinstance(tag, str | None)
+            or not isinstance(headers, dict)
+            or not isinstance(encoded, dict)
+        ):
             raise TypeError("tag must be a string, headers and headers_base64 must be objects")
         return PublishEntry(
-            body, key, tag, headers | {name: base64.b64decode(value, validate=True) for name, value in encoded.items()} or None
+            body,
+            key,
+            tag,
+            headers
+            | {name: base64.b64decode(value, validate=True) for name, value in encoded.items()}
+            or None,
         )
     except (ValueError, TypeError, RecursionError) as error:
-        raise UsageError(E_BAD_ARGUMENT, f"line {number} is not a message as zsq tail --json writes it: {str(error)[:200]}") from None
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"line {number} is not a message as zsq tail --json writes it: {str(error)[:200]}",
+        ) from None
 
 
 def _bytes_of(found: Mapping[str, object], name: str) -> bytes | None:
@@ -139,13 +160,25 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
 @click.argument("topic")
 @click.argument("body", required=False)
 @click.option(
-    "--file", "source", type=click.File("rb"), default="-", metavar="FILE", help="Read lines from this file. Default: standard input."
+    "--file",
+    "source",
+    type=click.File("rb"),
+    default="-",
+    metavar="FILE",
+    help="Read lines from this file. Default: standard input.",
 )
 @click.option(
-    "--json-lines", "from_json", is_flag=True, help="Read each line as a JSON object, as zsq tail --json and zsq sub --json write it."
+    "--json-lines",
+    "from_json",
+    is_flag=True,
+    help="Read each line as a JSON object, as zsq tail --json and zsq sub --json write it.",
 )
 @click.option(
-    "--batch", type=click.IntRange(1, BLOCK_COUNT_MAX), default=1000, show_default=True, help="Largest number of messages in one block."
+    "--batch",
+    type=click.IntRange(1, BLOCK_COUNT_MAX),
+    default=1000,
+    show_default=True,
+    help="Largest number of messages in one block.",
 )
 @click.option(
     "--delay",
@@ -154,20 +187,40 @@ def given_headers(pairs: Sequence[str]) -> dict[str, HeaderValue]:
     metavar="TIME",
     help="Deliver the messages after this delay, such as 90s, 10m or 7d. At most 366d.",
 )
-@click.option("--key", metavar="KEY", help="Key of all these messages. An ordered channel delivers the messages of one key in order.")
-@click.option("--tag", metavar="TAG", help="Tag of all these messages. A channel with tags takes only messages with its tags.")
-@click.option("--header", "pairs", metavar="NAME=VALUE", multiple=True, help="Header of all these messages. Repeatable.")
-@click.option("--channel", metavar="CHANNEL", help="Deliver to this channel only. All other channels count the messages as finished.")
+@click.option(
+    "--key",
+    metavar="KEY",
+    help="Key of all these messages. An ordered channel delivers the messages of one key in order.",
+)
+@click.option(
+    "--tag",
+    metavar="TAG",
+    help="Tag of all these messages. A channel with tags takes only messages with its tags.",
+)
+@click.option(
+    "--header",
+    "pairs",
+    metavar="NAME=VALUE",
+    multiple=True,
+    help="Header of all these messages. Repeatable.",
+)
+@click.option(
+    "--channel",
+    metavar="CHANNEL",
+    help="Deliver to this channel only. All other channels count the messages as finished.",
+)
 @json_option
 @with_broker
 def pub(
     topic: str, body: str | None, source: IO[bytes], from_json: bool, batch: int, delay: float, key: str | None, tag: str | None,
     pairs: tuple[str, ...], channel: str | None, as_json: bool, url: str, timeout: float,
 ) -> None:  # fmt: skip
-    """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all messages are durable.
+    """Publish BODY, or each line of a file or of standard input, to TOPIC. Returns when all
+    messages are durable.
 
-    With --json-lines each line has its own body, key, tag and headers; missing ones come from the options. Its topic, offset and times are
-    ignored. With --delay the broker keeps the messages, durably, until they are due; see `zsq delayed`.
+    With --json-lines each line has its own body, key, tag and headers; missing ones come from the
+    options. Its topic, offset and times are ignored. With --delay the broker keeps the messages,
+    durably, until they are due; see `zsq delayed`.
     """
     from ....transport.client.blocking.client import Producer
     from ....transport.client.core.lane import as_attributes, as_delay_ms
@@ -177,23 +230,46 @@ def pub(
     check_name(topic)
     as_delay_ms(delay)
     context = click.get_current_context()
-    if body is not None and (from_json or context.get_parameter_source("source") is not click.core.ParameterSource.DEFAULT):
-        raise click.UsageError("BODY cannot be combined with --file or --json-lines; give one of them")
-    headers = given_headers(pairs) | ({} if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")})
+    if body is not None and (
+        from_json
+        or context.get_parameter_source("source") is not click.core.ParameterSource.DEFAULT
+    ):
+        raise click.UsageError(
+            "BODY cannot be combined with --file or --json-lines; give one of them"
+        )
+    headers = given_headers(pairs) | (
+        {} if channel is None else {CHANNEL_HEADER: check_name(channel, "channel")}
+    )
     as_attributes(key, tag, headers)
     usual = PublishEntry(b"", key, tag, headers or None)
     stored = 0
     start = time.monotonic()
     receipts: deque[Receipt] = deque()
     try:
-        with stop_signals() as stopping, _bar(source, body) as advance, Producer(url, timeout=timeout) as producer:
+        with (
+            stop_signals() as stopping,
+            _bar(source, body) as advance,
+            Producer(url, timeout=timeout) as producer,
+        ):
             found: Iterator[tuple[int, Sequence[bytes | PublishEntry]]]
-            found = iter([(0, [os.fsencode(body)])]) if body is not None else _read(source.fileno(), stopping.is_set, from_json)
+            found = (
+                iter([(0, [os.fsencode(body)])])
+                if body is not None
+                else _read(source.fileno(), stopping.is_set, from_json)
+            )
             try:
                 for size, messages in found:
                     for first in range(0, len(messages), batch):
                         bodies, keys, tags, given = _columns(messages[first : first + batch], usual)
-                        receipt = producer.publish_many(topic, bodies, keys=keys, tags=tags, headers=given, delay=delay, wait=False)
+                        receipt = producer.publish_many(
+                            topic,
+                            bodies,
+                            keys=keys,
+                            tags=tags,
+                            headers=given,
+                            delay=delay,
+                            wait=False,
+                        )
                         receipts.append(receipt)
                         while len(receipts) > RECEIPTS_MAX or (receipts and receipts[0].done):
                             stored += _settle(receipts, timeout)
@@ -213,13 +289,17 @@ def pub(
             click.echo(f"{what} {how}, {elapsed:.2f} s, {stored / elapsed:,.0f} a second", err=True)
 
 
-def _read(descriptor: int, stopped: Callable[[], bool], from_json: bool) -> Iterator[tuple[int, Sequence[bytes | PublishEntry]]]:
+def _read(
+    descriptor: int, stopped: Callable[[], bool], from_json: bool
+) -> Iterator[tuple[int, Sequence[bytes | PublishEntry]]]:
     """Yield the arrived messages, with their size in bytes.
 
     Messages before an invalid line are yielded before the error is raised.
     """
     number = 0
-    for found in lines(descriptor, stopped, JSON_LINE_BYTES_MAX if from_json else MESSAGE_BYTES_LARGEST):
+    for found in lines(
+        descriptor, stopped, JSON_LINE_BYTES_MAX if from_json else MESSAGE_BYTES_LARGEST
+    ):
         size = sum(map(len, found)) + len(found)
         if not from_json:
             yield size, found
@@ -242,12 +322,21 @@ def _columns(messages: Sequence[bytes | PublishEntry], usual: PublishEntry) -> P
     """Return the bodies, and the columns of attributes that at least one message has."""
     if isinstance(messages[0], bytes):
         bodies, count = cast("Sequence[bytes]", messages), len(messages)
-        return PublishColumns(bodies, _given([usual.key] * count), _given([usual.tag] * count), _given([usual.headers] * count))
+        return PublishColumns(
+            bodies,
+            _given([usual.key] * count),
+            _given([usual.tag] * count),
+            _given([usual.headers] * count),
+        )
     entries = cast("Sequence[PublishEntry]", messages)
     keys = [usual.key if one.key is None else one.key for one in entries]
     tags = [usual.tag if one.tag is None else one.tag for one in entries]
-    headers: list[Mapping[str, HeaderValue] | None] = [{**(usual.headers or {}), **(one.headers or {})} or None for one in entries]
-    return PublishColumns([one.body for one in entries], _given(keys), _given(tags), _given(headers))
+    headers: list[Mapping[str, HeaderValue] | None] = [
+        {**(usual.headers or {}), **(one.headers or {})} or None for one in entries
+    ]
+    return PublishColumns(
+        [one.body for one in entries], _given(keys), _given(tags), _given(headers)
+    )
 
 
 def _given(column: list[_T | None]) -> list[_T | None] | None:

@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ....transport.client.core.redrive import BEHIND, CHANNEL, NO_LETTER, NOT_COME, POLL_S, READY, Redrive
+from ....transport.client.core.redrive import (
+    BEHIND,
+    CHANNEL,
+    NO_LETTER,
+    NOT_COME,
+    POLL_S,
+    READY,
+    Redrive,
+)
 from ..options import Stopping, stop_signals, with_broker
 from ..output import json_option, say, tell
 from ..progress import Advance, bar
@@ -55,11 +63,14 @@ class Run:
         return self.plan.total - before
 
     def waiting(self) -> int:
-        return self.plan.waiting(self._admin.stats(self._dead_topic, CHANNEL)["topics"][0]["channels"][0])
+        return self.plan.waiting(
+            self._admin.stats(self._dead_topic, CHANNEL)["topics"][0]["channels"][0]
+        )
 
     def report(self) -> list[str]:
         found = [
-            f"{count:,} to {place.topic}" + (f", for channel {place.channel}" if place.channel else "")
+            f"{count:,} to {place.topic}"
+            + (f", for channel {place.channel}" if place.channel else "")
             for place, count in self.plan.sent.items()
         ]
         return found + [f"{count:,} left: {why}" for why, count in self.plan.left.items()]
@@ -68,20 +79,45 @@ class Run:
 @click.command()
 @click.argument("dead_topic", metavar="DEAD_TOPIC")
 @click.option(
-    "--to", metavar="TOPIC", help="Send to this topic instead of the original one, to all its channels unless --channel names one."
+    "--to",
+    metavar="TOPIC",
+    help=(
+        "Send to this topic instead of the original one, to all its channels unless --channel "
+        "names one."
+    ),
 )
-@click.option("--channel", metavar="CHANNEL", help="Send to this channel instead of the one that gave the messages up.")
-@click.option("-n", "count", type=click.IntRange(min=1), metavar="N", help="Redrive the next N dead letters.")
-@click.option("--all", "everything", is_flag=True, help="Redrive all dead letters that exist when the command starts.")
+@click.option(
+    "--channel",
+    metavar="CHANNEL",
+    help="Send to this channel instead of the one that gave the messages up.",
+)
+@click.option(
+    "-n", "count", type=click.IntRange(min=1), metavar="N", help="Redrive the next N dead letters."
+)
+@click.option(
+    "--all",
+    "everything",
+    is_flag=True,
+    help="Redrive all dead letters that exist when the command starts.",
+)
 @json_option
 @with_broker
 def redrive(
-    dead_topic: str, to: str | None, channel: str | None, count: int | None, everything: bool, as_json: bool, url: str, timeout: float
+    dead_topic: str,
+    to: str | None,
+    channel: str | None,
+    count: int | None,
+    everything: bool,
+    as_json: bool,
+    url: str,
+    timeout: float,
 ) -> int:
-    """Send the dead letters in DEAD_TOPIC back to their original topics, each for the channel that gave it up.
+    """Send the dead letters in DEAD_TOPIC back to their original topics, each for the channel that
+    gave it up.
 
-    They arrive as new messages, with attempts from 1. The headers about the failure stay as zsq-redriven-*. DEAD_TOPIC keeps the dead
-    letters for its other readers. Exit code 1 if some could not be sent: these stay, and can be sent again.
+    They arrive as new messages, with attempts from 1. The headers about the failure stay as
+    zsq-redriven-*. DEAD_TOPIC keeps the dead letters for its other readers. Exit code 1 if some
+    could not be sent: these stay, and can be sent again.
     """
     from ....transport.client.blocking.client import Admin, Consumer, Producer
     from ....transport.names import check_name
@@ -103,7 +139,11 @@ def redrive(
             if begin == end:  # an unneeded channel would keep all later messages
                 _tell(run, as_json)
                 return 0
-            consumer = stack.enter_context(Consumer(dead_topic, CHANNEL, url=url, ready=READY, timeout=timeout, start="earliest"))
+            consumer = stack.enter_context(
+                Consumer(
+                    dead_topic, CHANNEL, url=url, ready=READY, timeout=timeout, start="earliest"
+                )
+            )
         try:
             with bar("sending back", count, unit="messages") as advance:
                 drive(run, consumer, count, stopping, timeout, advance)
@@ -111,23 +151,46 @@ def redrive(
             _tell(run, as_json)
         consumer.flush()
         if not was_there and not run.plan.total and run.plan.left.keys() <= {NO_LETTER, BEHIND}:
-            # Not removed here: with a topic's only channel, its messages would be lost to the next one.
-            advice = f"if you do not need it, delete it: zsq channel delete {dead_topic} {CHANNEL} --force"
-            say(f"zsq: {dead_topic} has no dead letters, and its new channel {CHANNEL!r} keeps its messages; {advice}", err=True)
+            # Not removed here: with a topic's only channel, its messages would be lost to the next
+            # one.
+            advice = (
+                f"if you do not need it, delete it: zsq channel delete {dead_topic} {CHANNEL} "
+                "--force"
+            )
+            say(
+                (
+                    f"zsq: {dead_topic} has no dead letters, and its new channel {CHANNEL!r} keeps "
+                    f"its messages; {advice}"
+                ),
+                err=True,
+            )
     return 1 if run.plan.left else 0
 
 
 def _tell(run: Run, as_json: bool) -> None:
     if as_json:
-        sent = [{"topic": place.topic, "channel": place.channel, "messages": count} for place, count in run.plan.sent.items()]
-        tell({"sent": sent, "left": [{"messages": count, "why": why} for why, count in run.plan.left.items()]})
+        sent = [
+            {"topic": place.topic, "channel": place.channel, "messages": count}
+            for place, count in run.plan.sent.items()
+        ]
+        tell(
+            {
+                "sent": sent,
+                "left": [{"messages": count, "why": why} for why, count in run.plan.left.items()],
+            }
+        )
         return
     for line in run.report() or ["nothing to send back"]:
         say(line)
 
 
 def drive(
-    run: Run, consumer: Consumer, count: int | None, stopping: Stopping, timeout: float, advance: Advance = lambda done: None
+    run: Run,
+    consumer: Consumer,
+    count: int | None,
+    stopping: Stopping,
+    timeout: float,
+    advance: Advance = lambda done: None,
 ) -> None:
     """Send messages until `count` are sent, none waits, or a signal arrives.
 

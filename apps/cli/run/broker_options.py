@@ -18,7 +18,13 @@ from ..quantities import spelled
 from .option_table import HTTP_LISTEN, NSQ_LISTEN, TOKEN, GivenOptions, key
 
 if TYPE_CHECKING:
-    from ....actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, SecurityOptions, ServeOptions
+    from ....actors.settings.options import (
+        AlarmOptions,
+        HttpOptions,
+        NsqOptions,
+        SecurityOptions,
+        ServeOptions,
+    )
 
 SECRET_BYTES_MAX: Final = 4096
 
@@ -62,7 +68,9 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
     return found
 
 
-def given_alarms(given: GivenOptions, environment: MutableMapping[str, str] = os.environ) -> AlarmOptions:
+def given_alarms(
+    given: GivenOptions, environment: MutableMapping[str, str] = os.environ
+) -> AlarmOptions:
     """Return the checked alarm options.
 
     A receiver that cannot work is refused at the start, not when the first alarm comes.
@@ -77,7 +85,10 @@ def given_alarms(given: GivenOptions, environment: MutableMapping[str, str] = os
             raise UsageError(E_BAD_ARGUMENT, f"--alarm-command {text!r}: {error}") from None
         found = shutil.which(argv[0]) if argv else None
         if found is None:
-            raise UsageError(E_BAD_ARGUMENT, f"--alarm-command {text!r}: the program does not exist or is not executable")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"--alarm-command {text!r}: the program does not exist or is not executable",
+            )
         commands.append((os.path.abspath(found), *argv[1:]))
     return AlarmOptions(
         depth=-1 if given.alarm_depth is None else given.alarm_depth,
@@ -102,9 +113,15 @@ def secret(name: str, environment: MutableMapping[str, str]) -> str:
             with Path(path).open(encoding="utf-8") as file:
                 value = file.read(SECRET_BYTES_MAX).partition("\n")[0].strip()
         except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(E_BAD_ARGUMENT, f"{name}_FILE {path!r} cannot be read: {getattr(error, 'strerror', None) or error}") from None
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"{name}_FILE {path!r} cannot be read: {getattr(error, 'strerror', None) or error}",
+            ) from None
         if not value:
-            raise UsageError(E_BAD_ARGUMENT, f"{name}_FILE {path!r}: the first line is empty; it must hold the secret")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"{name}_FILE {path!r}: the first line is empty; it must hold the secret",
+            )
     if not (value.isascii() and value.isprintable()):
         raise UsageError(E_BAD_ARGUMENT, f"{name} may hold only printable ASCII characters")
     return value
@@ -126,13 +143,24 @@ def _check_announced(nsq: NsqOptions | None) -> None:
     Such a node has no TCP port or no HTTP port. Raises `click.UsageError`.
     """
     if nsq is None:
-        raise click.UsageError("--nsq-lookupd-tcp-address needs the NSQ gateway; remove --no-nsq, or give --nsq-listen")
+        raise click.UsageError(
+            "--nsq-lookupd-tcp-address needs the NSQ gateway; remove --no-nsq, or give --nsq-listen"
+        )
     if not nsq.broadcast_tcp_port and all(one.startswith("unix:") for one in nsq.listen):
         what = "a TCP port, but --nsq-listen has only unix sockets; add --nsq-listen HOST:PORT"
-        raise click.UsageError(f"nsqlookupd accepts only nodes with {what}, or give a port with --nsq-broadcast-tcp-port")
+        raise click.UsageError(
+            f"nsqlookupd accepts only nodes with {what}, or give a port with "
+            "--nsq-broadcast-tcp-port"
+        )
     if not nsq.broadcast_http_port and not nsq.http_port:
-        what = "an HTTP port, but the HTTP gateway is off; give --http-listen HOST:PORT (it needs zsq[http]) instead of --no-http"
-        raise click.UsageError(f"nsqlookupd accepts only nodes with {what}, or give a port with --nsq-broadcast-http-port")
+        what = (
+            "an HTTP port, but the HTTP gateway is off; give --http-listen HOST:PORT (it needs "
+            "zsq[http]) instead of --no-http"
+        )
+        raise click.UsageError(
+            f"nsqlookupd accepts only nodes with {what}, or give a port with "
+            "--nsq-broadcast-http-port"
+        )
 
 
 def given_nsq(given: GivenOptions) -> NsqOptions | None:
@@ -156,12 +184,17 @@ def given_nsq(given: GivenOptions) -> NsqOptions | None:
     if not tls["cert"] and any(tls.values()):
         raise click.UsageError("the TLS options need --nsq-tls-cert and --nsq-tls-key")
     if tls["client_auth"] == "require-verify" and not tls["root_ca"]:
-        raise click.UsageError("--nsq-tls-client-auth-policy require-verify needs --nsq-tls-root-ca-file")
+        raise click.UsageError(
+            "--nsq-tls-client-auth-policy require-verify needs --nsq-tls-root-ca-file"
+        )
     for option in ("nsq_auth_http_address", "nsq_lookupd_tcp_address"):
         for one in getattr(given, option):
             check_listen(one, f"--{key(option)}")
     if given.nsq_auth_http_address and find_spec("re2") is None:
-        text = "--nsq-auth-http-address needs google-re2, which applies the patterns of auth servers: pip install 'zsq[nsq]'"
+        text = (
+            "--nsq-auth-http-address needs google-re2, which applies the patterns of auth "
+            "servers: pip install 'zsq[nsq]'"
+        )
         raise click.UsageError(text)
     _check_timeouts(given.nsq_msg_timeout, given.nsq_max_msg_timeout)
     more: dict[str, Any] = {}
@@ -188,10 +221,15 @@ def _check_timeouts(usual: float | None, longest: float | None) -> None:
     """
     longest = MSG_TIMEOUT_S_MAX if longest is None else longest
     if not 1 <= longest <= MSG_TIMEOUT_S_MAX:
-        raise click.UsageError(f"--nsq-max-msg-timeout must be from 1s to 15m, not {spelled(longest)}")
+        raise click.UsageError(
+            f"--nsq-max-msg-timeout must be from 1s to 15m, not {spelled(longest)}"
+        )
     usual = MSG_TIMEOUT_S if usual is None else usual
     if not 1 <= usual <= longest:
-        raise click.UsageError(f"--nsq-msg-timeout must be from 1s to --nsq-max-msg-timeout ({spelled(longest)}), not {spelled(usual)}")
+        raise click.UsageError(
+            f"--nsq-msg-timeout must be from 1s to --nsq-max-msg-timeout ({spelled(longest)}), "
+            f"not {spelled(usual)}"
+        )
 
 
 def given_http(given: GivenOptions) -> HttpOptions | None:
@@ -210,7 +248,9 @@ def given_http(given: GivenOptions) -> HttpOptions | None:
         return None
     if listen:
         check_listen(listen, "--http-listen")
-    missing = [name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None]
+    missing = [
+        name for name in ("starlette", "uvicorn", "prometheus_client") if find_spec(name) is None
+    ]
     if missing and listen:
         raise click.UsageError(f"--http-listen needs {', '.join(missing)}: pip install 'zsq[http]'")
     cert, key = _absolute(given.http_tls_cert), _absolute(given.http_tls_key)
@@ -219,7 +259,9 @@ def given_http(given: GivenOptions) -> HttpOptions | None:
     if missing:
         return None
     console = str(Path(__file__).resolve().parents[2] / "console")
-    return HttpOptions(listen or HTTP_LISTEN, bool(listen), None, cert, key, given.http_allowed_host, console)
+    return HttpOptions(
+        listen or HTTP_LISTEN, bool(listen), None, cert, key, given.http_allowed_host, console
+    )
 
 
 def _absolute(path: Path | None) -> str:

@@ -32,10 +32,21 @@ def _of_objects() -> Mapping[str, object]:
     """Return the defaults of the objects that the options are converted to."""
     from dataclasses import fields
 
-    from ....actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, ServeOptions, TlsOptions
+    from ....actors.settings.options import (
+        AlarmOptions,
+        HttpOptions,
+        NsqOptions,
+        ServeOptions,
+        TlsOptions,
+    )
 
     found: dict[str, object] = {"chunk_bytes": ServeOptions(Path()).chunk_bytes}
-    for prefix, of in (("nsq_tls_", TlsOptions()), ("nsq_", NsqOptions()), ("http_", HttpOptions()), ("alarm_", AlarmOptions())):
+    for prefix, of in (
+        ("nsq_tls_", TlsOptions()),
+        ("nsq_", NsqOptions()),
+        ("http_", HttpOptions()),
+        ("alarm_", AlarmOptions()),
+    ):
         for field in fields(of):
             value = getattr(of, field.name)
             if field.name.endswith("_ms"):
@@ -45,22 +56,41 @@ def _of_objects() -> Mapping[str, object]:
 
 
 def show(context: click.Context, /, as_json: bool, config: Path | None, **given: Any) -> None:
-    """Show the options that zsq serve would use with these arguments: the value of each, and its source.
+    """Show the options that zsq serve would use with these arguments: the value of each, and its
+    source.
 
-    Flags override environment variables (ZSQ_SERVE_ and the option's name), which override the file of --config. The options are those
-    of zsq serve, and invalid values are refused in the same way. Secrets are not shown, only whether they are set.
+    Flags override environment variables (ZSQ_SERVE_ and the option's name), which override the file
+    of --config. The options are those of zsq serve, and invalid values are refused in the same way.
+    Secrets are not shown, only whether they are set.
     """
     environment = dict(os.environ)  # a copy, because secrets are removed from it
     secrets = {name: _secret(name, environment) for name in SECRETS}
     serve_options(GivenOptions.of(given), environment)
-    rows = [(one, *_value(one, given.get(str(one.name))), origin(context, one)) for one in options_of(context.command)]
+    rows = [
+        (one, *_value(one, given.get(str(one.name))), origin(context, one))
+        for one in options_of(context.command)
+    ]
     if as_json:
-        options = {key(str(one.name)): {"value": _plain(value), "from": where} for one, value, _, where in rows}
-        found = {name: {"set": bool(where), "from": where or None} for name, where in secrets.items()}
-        tell({"config_file": None if config is None else str(config), "options": options, "secrets": found})
+        options = {
+            key(str(one.name)): {"value": _plain(value), "from": where}
+            for one, value, _, where in rows
+        }
+        found = {
+            name: {"set": bool(where), "from": where or None} for name, where in secrets.items()
+        }
+        tell(
+            {
+                "config_file": None if config is None else str(config),
+                "options": options,
+                "secrets": found,
+            }
+        )
         return
     lines = [(key(str(one.name)), text, where) for one, _, text, where in rows]
-    lines += [(name, "set, not shown" if where else "-", where or "default") for name, where in secrets.items()]
+    lines += [
+        (name, "set, not shown" if where else "-", where or "default")
+        for name, where in secrets.items()
+    ]
     wide = [max(len(line[column]) for line in lines) for column in (0, 1)]
     for name, text, where in lines:
         say(f"{name:<{wide[0]}}  {text:<{min(wide[1], 50)}}  {where}")
@@ -78,7 +108,10 @@ def _value(option: click.Option, value: Any) -> tuple[Any, str]:
         value = [f"{shown_url(url)}/..." for url in value]
     elif name == "alarm_command":
         # An argument may be a secret.
-        value = [" ".join([*text.split()[:1], *(["..."] if len(text.split()) > 1 else [])]) for text in value]
+        value = [
+            " ".join([*text.split()[:1], *(["..."] if len(text.split()) > 1 else [])])
+            for text in value
+        ]
     return value, as_text(option, value)
 
 
@@ -105,5 +138,10 @@ def _secret(name: str, environment: Mapping[str, str]) -> str:
 
 
 config = json_option(
-    Configured("config", callback=click.pass_context(show), params=serve_parameters(needs_data_dir=False), help=show.__doc__)
+    Configured(
+        "config",
+        callback=click.pass_context(show),
+        params=serve_parameters(needs_data_dir=False),
+        help=show.__doc__,
+    )
 )

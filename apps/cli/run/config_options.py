@@ -46,19 +46,32 @@ class Configured(click.Command):
             raise
         except click.BadParameter as error:
             name = getattr(error.param, "name", None)
-            if name and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT and isinstance(error.param, click.Option):
-                raise UsageError(E_BAD_ARGUMENT, f"{said_in(error.param)}: {error.message}") from None
+            if (
+                name
+                and ctx.get_parameter_source(name) is click.core.ParameterSource.ENVIRONMENT
+                and isinstance(error.param, click.Option)
+            ):
+                raise UsageError(
+                    E_BAD_ARGUMENT, f"{said_in(error.param)}: {error.message}"
+                ) from None
             raise
 
 
 _MAIL: Final = re.compile(r"(--|ZSQ_|ZSQ_SERVE_)?alarm[-_](mail|smtp)", re.IGNORECASE)
-MISSING: Final = "The data directory is missing. Give --data-dir DIR, set ZSQ_DATA_DIR, or set data-dir in the file of --config."
+MISSING: Final = (
+    "The data directory is missing. Give --data-dir DIR, set ZSQ_DATA_DIR, or set data-dir in "
+    "the file of --config."
+)
 ARGUMENTS: Final = "zsq.arguments"  # the key in a context's meta for the command's arguments
 
 
 def options_of(command: click.Command) -> list[click.Option]:
     """Return the options that the file may contain."""
-    return [one for one in command.params if isinstance(one, click.Option) and one.name not in ("config", "as_json", "help")]
+    return [
+        one
+        for one in command.params
+        if isinstance(one, click.Option) and one.name not in ("config", "as_json", "help")
+    ]
 
 
 def said_in(option: click.Parameter, environment: Mapping[str, str] = os.environ) -> str:
@@ -77,18 +90,33 @@ def _read(context: click.Context, _: click.Parameter, path: Path | None) -> Path
     if path is not None and not context.resilient_parsing:
         context.default_map = read(path, context)
     for name in unknown_variables(context.command):
-        click.echo(f"zsq: {name} is set, but zsq serve has no such option{_close(name, _variables(context.command))}", err=True)
+        click.echo(
+            (
+                f"zsq: {name} is set, but zsq serve has no such "
+                f"option{_close(name, _variables(context.command))}"
+            ),
+            err=True,
+        )
     return path
 
 
 def serve_parameters(*, needs_data_dir: bool) -> list[click.Parameter]:
     """Return the options of `zsq serve`, for a `Configured` command."""
     text = (
-        f"Read options from this TOML file. Keys are option names without the leading dashes. Flags and {PREFIX}... variables override it. "
+        "Read options from this TOML file. Keys are option names without the leading dashes. "
+        f"Flags and {PREFIX}... variables override it. "
         f"Also set by {CONFIG}."
     )
     file = click.Path(dir_okay=False, path_type=Path)
-    config = click.Option(["--config"], envvar=CONFIG, is_eager=True, callback=_read, metavar="FILE", type=file, help=text)
+    config = click.Option(
+        ["--config"],
+        envvar=CONFIG,
+        is_eager=True,
+        callback=_read,
+        metavar="FILE",
+        type=file,
+        help=text,
+    )
     return [config, *table_options(needs_data_dir=needs_data_dir)]
 
 
@@ -96,12 +124,16 @@ def _variables(command: click.Command) -> list[str]:
     return [PREFIX + str(option.name).upper() for option in options_of(command)]
 
 
-def unknown_variables(command: click.Command, environment: Mapping[str, str] = os.environ) -> list[str]:
+def unknown_variables(
+    command: click.Command, environment: Mapping[str, str] = os.environ
+) -> list[str]:
     """Return unknown variables, which are probably misspelt.
 
     They are not refused: orchestrators set such variables for a service named zsq-serve.
     """
-    return sorted(name for name in environment if name.startswith(PREFIX) and name not in _variables(command))
+    return sorted(
+        name for name in environment if name.startswith(PREFIX) and name not in _variables(command)
+    )
 
 
 def read(path: Path, context: click.Context) -> dict[str, object]:
@@ -132,17 +164,27 @@ def _parsed(path: Path) -> Mapping[str, object]:
         if stat.S_ISREG(state.st_mode) and (why := open_to_others(path, state)):
             raise UsageError(E_BAD_ARGUMENT, f"the configuration {why}")
         if len(text) > FILE_BYTES_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB, the limit; check --config or {CONFIG}")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                (
+                    f"{path}: larger than {FILE_BYTES_MAX >> 20} MiB, the limit; check --config or "
+                    f"{CONFIG}"
+                ),
+            )
         return tomllib.loads(text.decode())
     except OSError as error:
-        raise UsageError(E_BAD_ARGUMENT, f"{path}: {error.strerror or error}; check --config or {CONFIG}") from None
+        raise UsageError(
+            E_BAD_ARGUMENT, f"{path}: {error.strerror or error}; check --config or {CONFIG}"
+        ) from None
     except UnicodeDecodeError:
         raise UsageError(E_BAD_ARGUMENT, f"{path}: not TOML: the file is not UTF-8 text") from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UsageError(E_BAD_ARGUMENT, f"{path}: not TOML: {error}") from None
 
 
-def _flat(table: Mapping[str, object], prefix: str, options: Mapping[str, click.Option], path: Path) -> Iterator[tuple[str, object]]:
+def _flat(
+    table: Mapping[str, object], prefix: str, options: Mapping[str, click.Option], path: Path
+) -> Iterator[tuple[str, object]]:
     for name, value in table.items():
         name = prefix + name
         if isinstance(value, dict):
@@ -160,7 +202,8 @@ def _refuse_mail(name: str, where: str) -> None:
     if _MAIL.match(name):
         raise UsageError(
             E_BAD_ARGUMENT,
-            f'{where}: zsq no longer sends mail. Use Alertmanager (docs/channels.md, "Alerts by Prometheus"), or give a program'
+            f'{where}: zsq no longer sends mail. Use Alertmanager (docs/channels.md, "Alerts by '
+            'Prometheus"), or give a program'
             " that sends mail to --alarm-command",
         )
 
@@ -169,11 +212,18 @@ def _unknown(path: Path, name: str, options: Mapping[str, click.Option]) -> Usag
     _refuse_mail(name, f"{path}: {name}")
     variable_name = "ZSQ_" + name.upper().replace("-", "_")
     if variable_name in SECRETS:
-        text = f"secrets are not allowed in this file; set the variable {variable_name}, or {variable_name}_FILE to the path of a file"
+        text = (
+            f"secrets are not allowed in this file; set the variable {variable_name}, or "
+            f"{variable_name}_FILE to the path of a file"
+        )
         return _wrong(path, name, text)
     if name.replace("_", "-") in options:
         return _wrong(path, name, f"no such option; use {name.replace('_', '-')}")
-    return _wrong(path, name, f"no such option{_close(name, list(options))}; zsq config --help lists all options")
+    return _wrong(
+        path,
+        name,
+        f"no such option{_close(name, list(options))}; zsq config --help lists all options",
+    )
 
 
 def _close(name: str, known: list[str]) -> str:
@@ -187,7 +237,9 @@ def _wrong(path: Path, name: str, text: str) -> UsageError:
     return UsageError(E_BAD_ARGUMENT, f"{path}: {name}: {text}")
 
 
-def _checked(path: Path, name: str, option: click.Option, value: object, context: click.Context) -> object:
+def _checked(
+    path: Path, name: str, option: click.Option, value: object, context: click.Context
+) -> object:
     """Check a value, and return it in the form that click takes."""
     types, allowed = kind(option)
     values: list[Any] = value if option.multiple and isinstance(value, list) else [value]
@@ -217,7 +269,10 @@ def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
     elif isinstance(of, click.FloatRange):
         types, words = (int, float), f"a number{_range(of)}"
     elif isinstance(of, Seconds):
-        types, words = (str, int, float), 'a time such as "90s", "15m", "1h30m", "7d", or a number of seconds'
+        types, words = (
+            (str, int, float),
+            'a time such as "90s", "15m", "1h30m", "7d", or a number of seconds',
+        )
     elif isinstance(of, Size):
         types, words = (str, int), 'a size such as "500MB", "10GiB", or a number of bytes'
     elif isinstance(of, Count):
@@ -234,7 +289,13 @@ def kind(option: click.Option) -> tuple[tuple[type, ...], str]:
 def _range(of: click.IntRange | click.FloatRange) -> str:
     if of.min is not None and of.max is not None:
         return f" from {of.min:g} to {of.max:g}"
-    return f" of {of.min:g} or more" if of.min is not None else f" up to {of.max:g}" if of.max is not None else ""
+    return (
+        f" of {of.min:g} or more"
+        if of.min is not None
+        else f" up to {of.max:g}"
+        if of.max is not None
+        else ""
+    )
 
 
 def origin(context: click.Context, option: click.Parameter) -> str:

@@ -24,7 +24,10 @@ TEXT_COLUMNS: Final = 100
 @click.command()
 @click.argument("data_dir", required=False, envvar="ZSQ_DATA_DIR", type=click.Path(path_type=Path))
 @click.option(
-    "--listen", metavar="HOST:PORT", multiple=True, help=f"A place that a broker is to listen at. Repeatable. Else {', '.join(PLACES)}."
+    "--listen",
+    metavar="HOST:PORT",
+    multiple=True,
+    help=f"A place that a broker is to listen at. Repeatable. Else {', '.join(PLACES)}.",
 )
 @click.option(
     "--timeout",
@@ -38,8 +41,9 @@ TEXT_COLUMNS: Final = 100
 def doctor(data_dir: Path | None, listen: tuple[str, ...], timeout: float, as_json: bool) -> int:
     """Check this machine, and the broker on DATA_DIR if one runs. Changes nothing.
 
-    It checks versions, limits, memory, clock, disk, the time of a sync, and ports. Without DATA_DIR it checks the disk of the current
-    directory. Exit codes: 0 no problem (there may be advice), 1 a problem.
+    It checks versions, limits, memory, clock, disk, the time of a sync, and ports. Without DATA_DIR
+    it checks the disk of the current directory. Exit codes: 0 no problem (there may be advice), 1 a
+    problem.
     """
     from ...doctor import disk as of_disk
     from ...doctor import net as of_net
@@ -65,7 +69,9 @@ def doctor(data_dir: Path | None, listen: tuple[str, ...], timeout: float, as_js
     }
     if data_dir is not None:
         checks["data directory"] = partial(of_disk.directory, data_dir)
-        checks["broker"] = partial(of_net.broker, f"ipc://{data_dir.absolute()}/run", timeout, expected=pid != 0)
+        checks["broker"] = partial(
+            of_net.broker, f"ipc://{data_dir.absolute()}/run", timeout, expected=pid != 0
+        )
     found = of_system.examined(checks)
     bad = of_system.worst(found) == of_system.PROBLEM
     if as_json:
@@ -90,8 +96,14 @@ def _print(found: Sequence[CheckResult]) -> None:
             text.append(f"\n-> {finding.advice}", style="dim")
         table.add_row(_plain(finding.level, STYLES[finding.level]), _plain(finding.what), text)
     console.print(table)
-    counts = {level: sum(finding.level == level for finding in found) for level in ("problem", "advice")}
-    problems = f"{counts['problem']} problem{'s' * (counts['problem'] != 1)}" if counts["problem"] else "no problem"
+    counts = {
+        level: sum(finding.level == level for finding in found) for level in ("problem", "advice")
+    }
+    problems = (
+        f"{counts['problem']} problem{'s' * (counts['problem'] != 1)}"
+        if counts["problem"]
+        else "no problem"
+    )
     console.print(_plain(f"{problems}, {counts['advice'] or 'no'} advice", "bold"))
 
 

@@ -25,9 +25,10 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 def keys() -> None:
     """Create key pairs and tokens for a broker with authentication; see docs/security.md.
 
-    Once for the broker: `zsq keys server broker.key`, then start it with --curve-key broker.key --access access.toml.
-    For each client: `zsq keys client etl.key --server broker.key.pub`. Put its public key into the access file, and start the client with
-    --key-file etl.key, ZSQ_KEY_FILE or key_file=.
+    Once for the broker: `zsq keys server broker.key`, then start it with --curve-key broker.key
+    --access access.toml. For each client: `zsq keys client etl.key --server broker.key.pub`. Put
+    its public key into the access file, and start the client with --key-file etl.key, ZSQ_KEY_FILE
+    or key_file=.
     """
 
 
@@ -35,29 +36,48 @@ def keys() -> None:
 @click.argument("file", type=_FILE)
 @json_option
 def keys_server(file: Path, as_json: bool) -> None:
-    """Create the broker's key pair: FILE, its secret key, for --curve-key, and FILE.pub, from which client keys are made."""
+    """Create the broker's key pair: FILE, its secret key, for --curve-key, and FILE.pub, from which
+    client keys are made.
+    """
     public, secret = _pair()
     beside = file.with_name(file.name + ".pub")
     for one in (file, beside):
         _check_new(one)
-    _write(file, "The key pair of a ZSQ broker, for zsq serve --curve-key. Keep it secret.", {"public": public, "secret": secret})
-    _write(beside, "The public key of a ZSQ broker, for zsq keys client --server.", {"public": public}, 0o644)
+    _write(
+        file,
+        "The key pair of a ZSQ broker, for zsq serve --curve-key. Keep it secret.",
+        {"public": public, "secret": secret},
+    )
+    _write(
+        beside,
+        "The public key of a ZSQ broker, for zsq keys client --server.",
+        {"public": public},
+        0o644,
+    )
     if as_json:
         tell({"file": str(file), "public_file": str(beside), "public": public})
     else:
-        click.echo(f"{file}: for zsq serve --curve-key {file}; keep it secret\n{beside}: for zsq keys client --server {beside}")
+        click.echo(
+            f"{file}: for zsq serve --curve-key {file}; keep it secret\n{beside}: for zsq keys "
+            f"client --server {beside}"
+        )
 
 
 @keys.command("client")
 @click.argument("file", type=_FILE)
 @click.option(
-    "--server", required=True, metavar="FILE|KEY", help="The broker's public key: its .pub file, or the 40 characters of the key."
+    "--server",
+    required=True,
+    metavar="FILE|KEY",
+    help="The broker's public key: its .pub file, or the 40 characters of the key.",
 )
 @json_option
 def keys_client(file: Path, server: str, as_json: bool) -> None:
-    """Create FILE for a client: its key pair, and the broker's public key, by which it identifies the broker.
+    """Create FILE for a client: its key pair, and the broker's public key, by which it identifies
+    the broker.
 
-    Run it on the client's machine. Only the public key, which is printed, must go to the administrator of the access file.
+    Run it on the client's machine. Only the public key, which is printed, must go to the
+    administrator of the access file.
     """
     from ....transport.wire.credentials import is_key, read_key_file
 
@@ -69,13 +89,18 @@ def keys_client(file: Path, server: str, as_json: bool) -> None:
     if as_json:
         tell({"file": str(file), "public": public, "server": known})
     else:
-        click.echo(f'{file}: keep it secret. Add to the broker\'s access file, below [users.NAME]:\ncurve = ["{public}"]')
+        click.echo(
+            f"{file}: keep it secret. Add to the broker's access file, below [users.NAME]:\n"
+            f'curve = ["{public}"]'
+        )
 
 
 @keys.command("token")
 @json_option
 def keys_token(as_json: bool) -> None:
-    """Create a token for HTTP and NSQ: the token on standard output, only once, and the access file line on standard error."""
+    """Create a token for HTTP and NSQ: the token on standard output, only once, and the access file
+    line on standard error.
+    """
     import secrets
 
     from ....actors.security.access import token_hash
@@ -85,7 +110,10 @@ def keys_token(as_json: bool) -> None:
         tell({"token": token, "hash": token_hash(token)})
         return
     click.echo(token)
-    click.echo(f'Add to the broker\'s access file, below [users.NAME]:\ntokens = ["{token_hash(token)}"]', err=True)
+    click.echo(
+        f'Add to the broker\'s access file, below [users.NAME]:\ntokens = ["{token_hash(token)}"]',
+        err=True,
+    )
 
 
 @keys.command("show")
@@ -114,12 +142,16 @@ def _pair() -> tuple[str, str]:
 
 def _check_new(file: Path) -> None:
     if os.path.lexists(file):
-        raise click.UsageError(f"{file} exists and is not overwritten; choose another name, or remove it first")
+        raise click.UsageError(
+            f"{file} exists and is not overwritten; choose another name, or remove it first"
+        )
 
 
 def _write(file: Path, said: str, found: Mapping[str, str], mode: int = 0o600) -> None:
     lines = [f"# {said}", *(f'{name} = "{value}"' for name, value in found.items())]
-    with os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w") as out:
+    with os.fdopen(
+        os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode), "w"
+    ) as out:
         out.write("\n".join(lines) + "\n")
         out.flush()
         os.fsync(out.fileno())

@@ -91,8 +91,16 @@ class GivenOptions:
         "Directory for all data. Created if it is missing; its parent must exist. Also set by ZSQ_DATA_DIR.", variable="ZSQ_DATA_DIR",
     )  # fmt: skip
     listen: str = _row(LISTEN, _PLACE, "Address of the TCP gateway for ZSQ clients.")
-    listen_push: str = _row("", _PLACE, f"Address that Spark executors push to. Default: {_PUSH_PLACE}.", usual=_PUSH_PLACE)
-    no_listen: bool = _flag("Start no TCP gateway. Only clients of the same user on this machine can connect, by ipc://DATA_DIR/run.")
+    listen_push: str = _row(
+        "",
+        _PLACE,
+        f"Address that Spark executors push to. Default: {_PUSH_PLACE}.",
+        usual=_PUSH_PLACE,
+    )
+    no_listen: bool = _flag(
+        "Start no TCP gateway. Only clients of the same user on this machine can connect, by "
+        "ipc://DATA_DIR/run."
+    )
     sync: str = _row("always", _one_of(*SYNC_MODES), "Sync mode of new topics.")
     auto_create: str = _row(
         "always", _one_of(*AUTO_CREATE),
@@ -101,13 +109,17 @@ class GivenOptions:
             "created by command only, too)."
         ),
     )  # fmt: skip
-    node_id: int = _row(0, Value(type=click.IntRange(0, 1023)), "Number of this broker, part of each message id.")
+    node_id: int = _row(
+        0, Value(type=click.IntRange(0, 1023)), "Number of this broker, part of each message id."
+    )
     max_msg_size: int = _row(
         MESSAGE_BYTES_MAX, Value("BYTES", click.IntRange(1, MESSAGE_BYTES_LARGEST)),
         "Largest message that clients may publish over any protocol, in bytes. At most 7 MiB.",
     )  # fmt: skip
     chunk_bytes: int | None = _row(
-        None, Value("BYTES", click.IntRange(64 * 1024)), ("Size at which a topic starts a new log file (256 MiB).")
+        None,
+        Value("BYTES", click.IntRange(64 * 1024)),
+        ("Size at which a topic starts a new log file (256 MiB)."),
     )
     stage_timeout: float | None = _row(
         None, Value("SECONDS", Number(min=1)),
@@ -125,14 +137,26 @@ class GivenOptions:
     alarm_depth: int | None = _row(
         None,
         _NUMBER,
-        ("Raise an alarm when a channel has more waiting messages than this. A channel's own setting overrides it."),
+        (
+            "Raise an alarm when a channel has more waiting messages than this. A channel's "
+            "own setting overrides it."
+        ),
         live=True,
     )
     alarm_age: float | None = _row(
-        None, _TIME, "Raise an alarm when the oldest waiting message of a channel is older than this.", live=True
+        None,
+        _TIME,
+        "Raise an alarm when the oldest waiting message of a channel is older than this.",
+        live=True,
     )
     alarm_hold: float | None = _row(
-        None, _TIME, ("How long a condition must last before its alarm is raised, and be over before it is cleared (10s)."), live=True
+        None,
+        _TIME,
+        (
+            "How long a condition must last before its alarm is raised, and be over before it "
+            "is cleared (10s)."
+        ),
+        live=True,
     )
     alarm_webhook: tuple[str, ...] = _row(
         (), Value("URL"), f"Send alarms to this URL by POST, as JSON. Bearer token: {TOKEN}, or the file in {TOKEN}_FILE. Repeatable.",
@@ -171,28 +195,50 @@ class GivenOptions:
     http_tls_cert: Path | None = _row(
         None, _FILE, "Certificate of the HTTP gateway, PEM. The gateway then accepts only TLS 1.2 or later.", live=True
     )  # fmt: skip
-    http_tls_key: Path | None = _row(None, _FILE, "Private key of that certificate, PEM.", live=True)
-    http_allowed_host: tuple[str, ...] = _row((), Value("HOST"), "Additional host name that browsers may use for the console. Repeatable.")
-    nsq_lookupd_tcp_address: tuple[str, ...] = _row((), _PLACE, "Register with the nsqlookupd at this address. Repeatable.")
+    http_tls_key: Path | None = _row(
+        None, _FILE, "Private key of that certificate, PEM.", live=True
+    )
+    http_allowed_host: tuple[str, ...] = _row(
+        (), Value("HOST"), "Additional host name that browsers may use for the console. Repeatable."
+    )
+    nsq_lookupd_tcp_address: tuple[str, ...] = _row(
+        (), _PLACE, "Register with the nsqlookupd at this address. Repeatable."
+    )
     nsq_broadcast_address: str | None = _row(
         None, Value("HOST"), "Host name that is announced to nsqlookupd.", usual="where it listens"
     )  # fmt: skip
     nsq_broadcast_tcp_port: int | None = _row(
-        None, _PORT, ("TCP port that is announced to nsqlookupd. Default: the port of --nsq-listen."), usual="that of --nsq-listen"
+        None,
+        _PORT,
+        ("TCP port that is announced to nsqlookupd. Default: the port of --nsq-listen."),
+        usual="that of --nsq-listen",
     )
     nsq_broadcast_http_port: int | None = _row(
-        None, _PORT, ("HTTP port that is announced to nsqlookupd. Default: the port of --http-listen."), usual="that of --http-listen"
+        None,
+        _PORT,
+        ("HTTP port that is announced to nsqlookupd. Default: the port of --http-listen."),
+        usual="that of --http-listen",
     )
-    nsq_auth_http_address: tuple[str, ...] = _row((), _PLACE, "Ask this auth server for the permissions of NSQ clients. Repeatable.")
-    nsq_auth_http_method: str | None = _row(None, _one_of("get", "post"), "HTTP method for requests to the auth server (get).")
-    nsq_tls_cert: Path | None = _row(None, _FILE, "Certificate of the NSQ gateway, PEM. NSQ clients may then use TLS.", live=True)
+    nsq_auth_http_address: tuple[str, ...] = _row(
+        (), _PLACE, "Ask this auth server for the permissions of NSQ clients. Repeatable."
+    )
+    nsq_auth_http_method: str | None = _row(
+        None, _one_of("get", "post"), "HTTP method for requests to the auth server (get)."
+    )
+    nsq_tls_cert: Path | None = _row(
+        None, _FILE, "Certificate of the NSQ gateway, PEM. NSQ clients may then use TLS.", live=True
+    )
     nsq_tls_key: Path | None = _row(None, _FILE, "Private key of that certificate, PEM.", live=True)
-    nsq_tls_root_ca_file: Path | None = _row(None, _FILE, "Certificate authorities that may sign client certificates, PEM.", live=True)
+    nsq_tls_root_ca_file: Path | None = _row(
+        None, _FILE, "Certificate authorities that may sign client certificates, PEM.", live=True
+    )
     nsq_tls_client_auth_policy: str | None = _row(
         None, _one_of("require", "require-verify"), "Require a certificate from NSQ clients. TLS is then required, too.", live=True
     )  # fmt: skip
     nsq_tls_required: str | None = _row(
-        None, _one_of("true", "tcp-https"), ("Refuse NSQ clients without TLS. `tcp-https`: HTTP may stay without TLS.")
+        None,
+        _one_of("true", "tcp-https"),
+        ("Refuse NSQ clients without TLS. `tcp-https`: HTTP may stay without TLS."),
     )
     nsq_tls_min_version: str | None = _row(
         None, _one_of("tls1.0", "tls1.1", "tls1.2", "tls1.3"), "Oldest TLS version that is accepted (tls1.2).", live=True
@@ -200,36 +246,69 @@ class GivenOptions:
     nsq_no_deflate: bool = _flag("Do not offer deflate compression.")
     nsq_no_snappy: bool = _flag("Do not offer snappy compression.")
     nsq_max_deflate_level: int | None = _row(
-        None, Value("N", click.IntRange(1, 9)), ("Highest deflate level that a client may ask for (6).")
+        None,
+        Value("N", click.IntRange(1, 9)),
+        ("Highest deflate level that a client may ask for (6)."),
     )
-    nsq_max_rdy_count: int | None = _row(None, Value("N", click.IntRange(1)), "Largest RDY count of a client (2500).")
-    nsq_msg_timeout: float | None = _row(None, _TIME, "Time that a client has to answer a message, unless it sets its own (60s).")
+    nsq_max_rdy_count: int | None = _row(
+        None, Value("N", click.IntRange(1)), "Largest RDY count of a client (2500)."
+    )
+    nsq_msg_timeout: float | None = _row(
+        None, _TIME, "Time that a client has to answer a message, unless it sets its own (60s)."
+    )
     nsq_max_msg_timeout: float | None = _row(
-        None, _TIME, ("Longest time that a client may hold a message, with TOUCH (15m, which is also the maximum).")
+        None,
+        _TIME,
+        (
+            "Longest time that a client may hold a message, with TOUCH (15m, which is also the "
+            "maximum)."
+        ),
     )
     nsq_max_req_timeout: float | None = _row(None, _TIME, "Longest delay of REQ and DPUB (1h).")
-    nsq_max_heartbeat_interval: float | None = _row(None, _TIME, "Longest heartbeat interval that a client may ask for (60s).")
+    nsq_max_heartbeat_interval: float | None = _row(
+        None, _TIME, "Longest heartbeat interval that a client may ask for (60s)."
+    )
     nsq_max_output_buffer_size: int | None = _row(
-        None, Value("N", click.IntRange(64)), ("Largest output buffer that a client may ask for, in bytes (65536).")
+        None,
+        Value("N", click.IntRange(64)),
+        ("Largest output buffer that a client may ask for, in bytes (65536)."),
     )
-    nsq_max_output_buffer_timeout: float | None = _row(None, _TIME, "Longest time that output may be buffered for a client (30s).")
+    nsq_max_output_buffer_timeout: float | None = _row(
+        None, _TIME, "Longest time that output may be buffered for a client (30s)."
+    )
     nsq_max_channel_consumers: int | None = _row(
-        None, Value("N", click.IntRange(0)), ("Largest number of NSQ consumers per channel; 0: unlimited.")
+        None,
+        Value("N", click.IntRange(0)),
+        ("Largest number of NSQ consumers per channel; 0: unlimited."),
     )
-    nsq_topology_region: str | None = _row(None, Value("NAME"), "Region of this broker, as announced to NSQ clients.")
-    nsq_topology_zone: str | None = _row(None, Value("NAME"), "Zone of this broker, as announced to NSQ clients.")
+    nsq_topology_region: str | None = _row(
+        None, Value("NAME"), "Region of this broker, as announced to NSQ clients."
+    )
+    nsq_topology_zone: str | None = _row(
+        None, Value("NAME"), "Zone of this broker, as announced to NSQ clients."
+    )
 
     log_level: str = _row(
-        "info", _one_of("debug", "info", "warning", "error"), ("Lowest level of messages that are logged to standard error."), live=True
+        "info",
+        _one_of("debug", "info", "warning", "error"),
+        ("Lowest level of messages that are logged to standard error."),
+        live=True,
     )
     log_format: str = _row(
-        "text", _one_of("text", "json"), ("Log as text lines, or as one JSON object per line with time, level, actor, pid and message.")
+        "text",
+        _one_of("text", "json"),
+        (
+            "Log as text lines, or as one JSON object per line with time, level, actor, pid "
+            "and message."
+        ),
     )
 
     @classmethod
     def of(cls, parameters: Mapping[str, object]) -> GivenOptions:
         """Take the options from a command's parameters, which may include others."""
-        found: dict[str, Any] = {name: value for name in ROWS if (value := parameters[name]) is not None}
+        found: dict[str, Any] = {
+            name: value for name in ROWS if (value := parameters[name]) is not None
+        }
         return cls(**found)
 
 
@@ -250,8 +329,19 @@ def table_options(*, needs_data_dir: bool) -> list[click.Option]:
 
 
 def _option(name: str, default: object, row: Row) -> click.Option:
-    more: dict[str, Any] = {"default": default, "show_default": default != ""} if isinstance(default, str | int) else {}
+    more: dict[str, Any] = (
+        {"default": default, "show_default": default != ""}
+        if isinstance(default, str | int)
+        else {}
+    )
     if default is False:
         more = {"is_flag": True}
     names = [PREFIX + name.upper(), *filter(None, [row.variable])]
-    return click.Option([f"--{key(name)}"], **row.value._asdict(), help=row.help, multiple=default == (), envvar=names, **more)
+    return click.Option(
+        [f"--{key(name)}"],
+        **row.value._asdict(),
+        help=row.help,
+        multiple=default == (),
+        envvar=names,
+        **more,
+    )

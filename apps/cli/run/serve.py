@@ -48,13 +48,20 @@ class ConfigReload:
             options = serve_options(given, dict(self._secrets))
         except click.ClickException as error:
             raise UsageError(E_BAD_ARGUMENT, error.format_message()) from None
-        live, dead = _differing(given, self._now, live=True), _differing(given, self._begun, live=False)
+        live, dead = (
+            _differing(given, self._now, live=True),
+            _differing(given, self._begun, live=False),
+        )
         self._now = given
         return Fresh(options, live, dead)
 
 
 def _differing(one: GivenOptions, other: GivenOptions, *, live: bool) -> tuple[str, ...]:
-    changed = (name for name, row in ROWS.items() if row.live is live and getattr(one, name) != getattr(other, name))
+    changed = (
+        name
+        for name, row in ROWS.items()
+        if row.live is live and getattr(one, name) != getattr(other, name)
+    )
     return tuple(f"--{key(name)}" for name in changed)
 
 
@@ -63,7 +70,8 @@ def _differing(one: GivenOptions, other: GivenOptions, *, live: bool) -> tuple[s
 def serve(context: click.Context, /, **given: Any) -> int:
     """Run the broker on DIR until SIGTERM or Ctrl-C.
 
-    With --sync always (the default) a publish is acknowledged after fdatasync. SIGHUP reloads the configuration; zsq config shows it.
+    With --sync always (the default) a publish is acknowledged after fdatasync. SIGHUP reloads the
+    configuration; zsq config shows it.
     """
     check_python(sys.version_info[:3])
 
@@ -84,5 +92,8 @@ def check_python(version: tuple[int, ...]) -> None:
     """
     if version < (3, 11, 1):
         found = ".".join(map(str, version))
-        text = "any user of this machine could run code as the broker (CVE-2022-42919); install Python 3.11.1 or later"
+        text = (
+            "any user of this machine could run code as the broker (CVE-2022-42919); install "
+            "Python 3.11.1 or later"
+        )
         raise UsageError(E_BAD_ARGUMENT, f"Python {found} is not safe for a broker: {text}")

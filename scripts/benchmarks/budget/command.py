@@ -61,7 +61,14 @@ class Outcome:
     def as_json(self) -> str:
         groups = {name: json.loads(report.as_json()) for name, report in self.reports.items()}
         rows = [line.as_dict() for line in self.lines]
-        whole = {"benchmark": "all", "about": self.about, "rows": rows, "notes": self.notes, "failed": self.failed, "groups": groups}
+        whole = {
+            "benchmark": "all",
+            "about": self.about,
+            "rows": rows,
+            "notes": self.notes,
+            "failed": self.failed,
+            "groups": groups,
+        }
         return json.dumps(whole, indent=2)
 
     def as_markdown(self) -> str:
@@ -72,13 +79,25 @@ def measured(names: list[str], work: Work, seconds: float, about: dict[str, str]
     turns = in_turn({name: functools.partial(GROUPS[name], work) for name in names}, seconds)
     lines = [line for found in turns.results.values() for line in found.lines.found]
     reports = {name: found.report for name, found in turns.results.items()}
-    return Outcome(about | {"took": f"{turns.minutes:.1f} minutes"}, lines, reports, turns.notes, turns.failed)
+    return Outcome(
+        about | {"took": f"{turns.minutes:.1f} minutes"}, lines, reports, turns.notes, turns.failed
+    )
 
 
 @click.command("all")
-@click.option("--only", type=click.Choice(list(GROUPS)), multiple=True, help="Only these groups of rows; may be said again.")
+@click.option(
+    "--only",
+    type=click.Choice(list(GROUPS)),
+    multiple=True,
+    help="Only these groups of rows; may be said again.",
+)
 @click.option("--rounds", type=click.IntRange(1, 50), default=DEFAULTS["rounds"])
-@click.option("--scale", type=click.FloatRange(0.001, 10), default=DEFAULTS["scale"], help="Of all loads; the budgets are for 1.")
+@click.option(
+    "--scale",
+    type=click.FloatRange(0.001, 10),
+    default=DEFAULTS["scale"],
+    help="Of all loads; the budgets are for 1.",
+)
 @click.option(
     "--waiting",
     type=click.IntRange(100_000, 1_000_000_000),
@@ -86,13 +105,27 @@ def measured(names: list[str], work: Work, seconds: float, about: dict[str, str]
     help="Messages of the backlog; the budget is for 100 million.",
 )
 @click.option(
-    "--minutes", type=click.FloatRange(0.1, 600), default=15.0, help="What has not begun by then is left out, and the table says so."
+    "--minutes",
+    type=click.FloatRange(0.1, 600),
+    default=15.0,
+    help="What has not begun by then is left out, and the table says so.",
 )
-@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Where data directories are made.")
-@click.option("--json", "as_json", is_flag=True, help="JSON in place of the table.")
-@click.option("--markdown", "markdown_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the table there as Markdown.")
 @click.option(
-    "--docs", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="Put the table into this document, between its marks."
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where data directories are made.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON in place of the table.")
+@click.option(
+    "--markdown",
+    "markdown_file",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write the table there as Markdown.",
+)
+@click.option(
+    "--docs",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="Put the table into this document, between its marks.",
 )
 def every(
     only: tuple[str, ...],
@@ -103,15 +136,21 @@ def every(
     docs: Path | None,
     **options: Any,
 ) -> None:
-    """Measure every budget of the design, beside the machine's limits and the peers on PATH. Values are medians of interleaved rounds.
+    """Measure every budget of the design, beside the machine's limits and the peers on PATH. Values
+    are medians of interleaved rounds.
 
-    A budget that is not met is a finding, not a failure: the exit code is 1 only where something could not be measured.
+    A budget that is not met is a finding, not a failure: the exit code is 1 only where something
+    could not be measured.
     """
     if docs is not None:
         checked(docs, [MARK])
     names = [name for name in GROUPS if not only or name in only]
     with interruptible():
-        told = about(command_line("all", only, options, DEFAULTS), folder) | _peers() | _how(options["rounds"])
+        told = (
+            about(command_line("all", only, options, DEFAULTS), folder)
+            | _peers()
+            | _how(options["rounds"])
+        )
         outcome = measured(names, Work(folder=folder, **options), minutes * 60, told)
     if markdown_file is not None:
         markdown_file.write_text(outcome.as_markdown())
@@ -126,7 +165,10 @@ def every(
 
 def _peers() -> dict[str, str]:
     here = "found, but no budget names it"
-    found = {peer: "compared" if shutil.which(peer) else "not on PATH: not compared" for peer in machine.PEERS}
+    found = {
+        peer: "compared" if shutil.which(peer) else "not on PATH: not compared"
+        for peer in machine.PEERS
+    }
     return found | ({NO_BUDGET_NAMES: here} if found[NO_BUDGET_NAMES] == "compared" else {})
 
 

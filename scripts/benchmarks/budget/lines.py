@@ -69,7 +69,10 @@ class Line:
             return self.why
         if len(self.values) == 1:
             return f"{number(self.median)} {self.unit}"
-        return f"{number(self.median)} {self.unit} ({number(min(self.values))} to {number(max(self.values))})"
+        return (
+            f"{number(self.median)} {self.unit} ({number(min(self.values))} to "
+            f"{number(max(self.values))})"
+        )
 
     @property
     def budget(self) -> str:
@@ -82,7 +85,9 @@ class Line:
             "unit": self.unit,
             "values": list(self.values),
             "median": self.median if self.values else None,
-            "budget": None if self.goal is None else {"bound": self.goal.bound, "at_least": self.goal.at_least},
+            "budget": None
+            if self.goal is None
+            else {"bound": self.goal.bound, "at_least": self.goal.at_least},
             "verdict": str(self.verdict),
             "why": self.why,
         }
@@ -103,13 +108,18 @@ def by_round(values: Sequence[float], rounds: int) -> list[float]:
     count, rest = divmod(len(values), rounds)
     if rest or not count:
         raise ValueError(f"{len(values)} values cannot be divided into {rounds} rounds")
-    return [statistics.median(values[first : first + count]) for first in range(0, len(values), count)]
+    return [
+        statistics.median(values[first : first + count]) for first in range(0, len(values), count)
+    ]
 
 
 def ratios(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, ...]:
     """Return the ratio of each round. The shorter sequence has one value for each round."""
     rounds = min(len(ours), len(theirs))
-    return tuple(one / other for one, other in zip(by_round(ours, rounds), by_round(theirs, rounds), strict=True))
+    return tuple(
+        one / other
+        for one, other in zip(by_round(ours, rounds), by_round(theirs, rounds), strict=True)
+    )
 
 
 class Lines:
@@ -119,16 +129,33 @@ class Lines:
         self.group = group
         self.found: list[Line] = []
 
-    def add(self, what: str, unit: str, values: Iterable[float], goal: Goal | None = None, why: str = "not measured") -> None:
+    def add(
+        self,
+        what: str,
+        unit: str,
+        values: Iterable[float],
+        goal: Goal | None = None,
+        why: str = "not measured",
+    ) -> None:
         values = tuple(values)
         self.found.append(Line(self.group, what, unit, values, goal, "" if values else why))
 
-    def of(self, report: Report, what: str, measure: str, goal: Goal | None = None, unit: str = "") -> None:
+    def of(
+        self, report: Report, what: str, measure: str, goal: Goal | None = None, unit: str = ""
+    ) -> None:
         """Add a line with a measure of the report. `unit` replaces the report's unit."""
         found = report.measures[measure]
         self.add(what, unit or found.unit, found.values, goal)
 
-    def ratio(self, report: Report, what: str, ours: str, theirs: str, goal: Goal | None = None, why: str = "") -> None:
+    def ratio(
+        self,
+        report: Report,
+        what: str,
+        ours: str,
+        theirs: str,
+        goal: Goal | None = None,
+        why: str = "",
+    ) -> None:
         """Add the ratio of two measures. `why` is the reason if the other measure is missing."""
         other = report.measures.get(theirs)
         values = () if other is None else ratios(report.measures[ours].values, other.values)
@@ -138,8 +165,14 @@ class Lines:
 def tally(lines: Iterable[Line]) -> str:
     """Return a sentence that says how many budgets are met."""
     verdicts = [line.verdict for line in lines if line.goal is not None]
-    count = {verdict: verdicts.count(verdict) for verdict in (Verdict.MET, Verdict.UNMET, Verdict.NOT_COMPARED)}
-    return f"{len(verdicts)} budgets: {', '.join(f'{size} {verdict}' for verdict, size in count.items())}."
+    count = {
+        verdict: verdicts.count(verdict)
+        for verdict in (Verdict.MET, Verdict.UNMET, Verdict.NOT_COMPARED)
+    }
+    return (
+        f"{len(verdicts)} budgets: "
+        f"{', '.join(f'{size} {verdict}' for verdict, size in count.items())}."
+    )
 
 
 def markdown(lines: Sequence[Line], about: Mapping[str, str], notes: Sequence[str]) -> str:
@@ -151,9 +184,23 @@ def markdown(lines: Sequence[Line], about: Mapping[str, str], notes: Sequence[st
             group = line.group
             rows.append(f"| **{_cell(group)}** | | | |")
         verdict = f"**{line.verdict}**" if line.verdict is Verdict.UNMET else str(line.verdict)
-        rows.append(f"| {_cell(line.what)} | {_cell(line.measured)} | {_cell(line.budget)} | {verdict} |")
+        rows.append(
+            f"| {_cell(line.what)} | {_cell(line.measured)} | {_cell(line.budget)} | {verdict} |"
+        )
     head = [f"- {name}: {_plain(value)}" for name, value in about.items()]
-    return "\n".join([*head, "", *rows, "", tally(lines), *(["", *(f"- {_plain(note)}" for note in notes)] if notes else [])]) + "\n"
+    return (
+        "\n".join(
+            [
+                *head,
+                "",
+                *rows,
+                "",
+                tally(lines),
+                *(["", *(f"- {_plain(note)}" for note in notes)] if notes else []),
+            ]
+        )
+        + "\n"
+    )
 
 
 def _plain(text: str) -> str:

@@ -23,7 +23,12 @@ ADDED_MS: Final = 1.0
 
 
 def e2e(work: Work) -> Found:
-    return _at_once(work, "publish and consume at once, blocks of 1,000", 1000, {"nsqd": 4.0, "redis": 12.0, "raw": 0.5})
+    return _at_once(
+        work,
+        "publish and consume at once, blocks of 1,000",
+        1000,
+        {"nsqd": 4.0, "redis": 12.0, "raw": 0.5},
+    )
 
 
 def e2e_200(work: Work) -> Found:
@@ -43,11 +48,22 @@ def _at_once(work: Work, name: str, block: int, bounds: dict[str, float]) -> Fou
 
 def _peers(result: Found, ours: str, bounds: dict[str, float]) -> None:
     goals = {name: Goal(bound) for name, bound in bounds.items()}
-    result.lines.ratio(result.report, "by nsqd in memory", ours, IN_MEMORY, goals.get("nsqd"), NO_NSQD)
+    result.lines.ratio(
+        result.report, "by nsqd in memory", ours, IN_MEMORY, goals.get("nsqd"), NO_NSQD
+    )
     if "nsqd, disk" in goals:
-        result.lines.ratio(result.report, "by nsqd on disk", ours, ON_DISK, goals["nsqd, disk"], NO_NSQD)
+        result.lines.ratio(
+            result.report, "by nsqd on disk", ours, ON_DISK, goals["nsqd, disk"], NO_NSQD
+        )
     if "redis" in goals:
-        result.lines.ratio(result.report, "by Redis streams, synced always", ours, throughput.REDIS, goals["redis"], NO_REDIS)
+        result.lines.ratio(
+            result.report,
+            "by Redis streams, synced always",
+            ours,
+            throughput.REDIS,
+            goals["redis"],
+            NO_REDIS,
+        )
 
 
 def _limits(result: Found, ours: str, bounds: dict[str, float]) -> None:
@@ -58,7 +74,13 @@ def _limits(result: Found, ours: str, bounds: dict[str, float]) -> None:
     ):
         if name in result.report.measures:
             result.lines.of(result.report, what, name)
-            result.lines.ratio(result.report, f"by {what}", ours, name, Goal(bounds[key]) if key in bounds else None)
+            result.lines.ratio(
+                result.report,
+                f"by {what}",
+                ours,
+                name,
+                Goal(bounds[key]) if key in bounds else None,
+            )
 
 
 def publish(work: Work) -> Found:
@@ -77,8 +99,15 @@ def singly(work: Work) -> Found:
     with group(work, "one call a message, in Python") as (broker, result):
         throughput.publish_alone(broker, result.report, shape, work.rounds)
         throughput.consume_alone(broker, result.report, shape, work.rounds)
-    result.lines.of(result.report, "publish() with lingering, durable", "zsq, publish", Goal(300_000))
-    result.lines.of(result.report, "a loop over messages, each finished by itself", "zsq, consume a backlog", Goal(500_000))
+    result.lines.of(
+        result.report, "publish() with lingering, durable", "zsq, publish", Goal(300_000)
+    )
+    result.lines.of(
+        result.report,
+        "a loop over messages, each finished by itself",
+        "zsq, consume a backlog",
+        Goal(500_000),
+    )
     return result
 
 
@@ -91,7 +120,12 @@ def kilobytes(work: Work) -> Found:
     lines.of(report, "writev and fdatasync of the same blocks", storage.LIMIT)
     lines.ratio(report, "one producer by that", "zsq, one producer", storage.LIMIT, Goal(0.7))
     lines.ratio(report, "the log alone by that", "zsq, the log alone", storage.LIMIT, Goal(0.7))
-    lines.of(report, "bytes written for each byte of blocks", "bytes written for each byte of blocks", unit=TIMES)
+    lines.of(
+        report,
+        "bytes written for each byte of blocks",
+        "bytes written for each byte of blocks",
+        unit=TIMES,
+    )
     return result
 
 
@@ -105,7 +139,13 @@ def fanout(work: Work) -> Found:
     lines.of(report, "deliveries of all together, 200 B", ours)
     lines.ratio(report, "by nsqd in memory", ours, IN_MEMORY, Goal(4.0), NO_NSQD)
     lines.ratio(report, "by those of one channel", ours, "zsq, 1 channel", Goal(1.3))
-    lines.of(report, "bytes on disk for each byte of body: written once", throughput.ON_DISK, Goal(1.5, at_least=False), TIMES)
+    lines.of(
+        report,
+        "bytes on disk for each byte of body: written once",
+        throughput.ON_DISK,
+        Goal(1.5, at_least=False),
+        TIMES,
+    )
     return result
 
 
@@ -122,7 +162,12 @@ def clients(work: Work) -> Found:
     _crowd(result.lines, result, "", Goal(15_000), Goal(7.0))
     _crowd(result.lines, slower, f", {ADDED_MS:g} ms added to each sync", None, Goal(20.0))
     for name, measure in slower.report.measures.items():
-        result.report.add(f"{name}, {ADDED_MS:g} ms added to each sync", measure.unit, *measure.values, limit=measure.limit)
+        result.report.add(
+            f"{name}, {ADDED_MS:g} ms added to each sync",
+            measure.unit,
+            *measure.values,
+            limit=measure.limit,
+        )
     return result
 
 
@@ -135,9 +180,21 @@ def _crowd(lines: Lines, of: Found, suffix: str, rate: Goal | None, ratio: Goal)
 def nsq(work: Work) -> Found:
     load = Load(work.count(200_000, NSQ_BLOCK), SIZE, CLIENTS, work.seconds(1.5))
     port = free_port()
-    with group(work, "NSQ's protocol", *("--no-listen", "--no-http", "--nsq-listen", f"127.0.0.1:{port}")) as (broker, result):
+    with group(
+        work, "NSQ's protocol", *("--no-listen", "--no-http", "--nsq-listen", f"127.0.0.1:{port}")
+    ) as (broker, result):
         measure_nsq(broker, result.report, port, load, work.rounds)
-    for what, kind, budget in ((MPUB, MPUB, MPUB), (FIN, FIN, FIN), (f"{CLIENTS} connections, a PUB at a time", load.singles, "singles")):
+    for what, kind, budget in (
+        (MPUB, MPUB, MPUB),
+        (FIN, FIN, FIN),
+        (f"{CLIENTS} connections, a PUB at a time", load.singles, "singles"),
+    ):
         result.lines.of(result.report, what, f"{kind}: zsq", Goal(NSQ_BUDGETS[budget]))
-        result.lines.ratio(result.report, f"{what}: by nsqd in memory", f"{kind}: zsq", f"{kind}: nsqd", why=NO_NSQD)
+        result.lines.ratio(
+            result.report,
+            f"{what}: by nsqd in memory",
+            f"{kind}: zsq",
+            f"{kind}: nsqd",
+            why=NO_NSQD,
+        )
     return result

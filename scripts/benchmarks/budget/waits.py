@@ -34,9 +34,17 @@ def latency(work: Work) -> Found:
     with group(work, f"one message, publish to handler, {RATE:g} a second") as (broker, result):
         single.latency(broker, result.report, SIZE, work.seconds(4.0), RATE, work.rounds)
     lines, report = result.lines, result.report
-    for name, goal in (("p50", Goal(0.35, at_least=False)), ("p99", Goal(1.5, at_least=False)), ("p99.9", None)):
+    for name, goal in (
+        ("p50", Goal(0.35, at_least=False)),
+        ("p99", Goal(1.5, at_least=False)),
+        ("p99.9", None),
+    ):
         lines.of(report, f"{name}, durable", f"publish to handler, {name}", goal)
-    lines.of(report, "p50 of raw pyzmq over the same hops, with a write and an fdatasync", RAW_TO_CONSUMER)
+    lines.of(
+        report,
+        "p50 of raw pyzmq over the same hops, with a write and an fdatasync",
+        RAW_TO_CONSUMER,
+    )
     lines.of(report, "p50 of one write and fdatasync alone", "one write + fdatasync, p50")
     return result
 
@@ -52,7 +60,11 @@ def syncs(work: Work) -> Found:
         for number in range(work.rounds):
             for added_ms in DELAYS_MS if number % 2 == 0 else reversed(DELAYS_MS):
                 delay.set(added_ms / 1e3)
-                result.report.add(_with(added_ms), throughput.RATE, through(broker, f"bench-{number}-{added_ms:g}", shape))
+                result.report.add(
+                    _with(added_ms),
+                    throughput.RATE,
+                    through(broker, f"bench-{number}-{added_ms:g}", shape),
+                )
             delay.set(0.0)
     measures = result.report.measures
     for added_ms in DELAYS_MS:
@@ -92,11 +104,15 @@ def startup(work: Work) -> Found:
             _start(broker, result)
         for _ in range(HELPS):
             begin = time.perf_counter()
-            subprocess.run([sys.executable, "-P", "-m", "zsq", "--help"], stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(
+                [sys.executable, "-P", "-m", "zsq", "--help"], stdout=subprocess.DEVNULL, check=True
+            )
             result.report.add("help", "ms", (time.perf_counter() - begin) * 1e3)
     lines, report = result.lines, result.report
     name = f"{TOPICS} topics and {TOPICS * CHANNELS} channels"
-    lines.of(report, f"`zsq serve` with {name}, until it answers", "answers", Goal(1.0, at_least=False))
+    lines.of(
+        report, f"`zsq serve` with {name}, until it answers", "answers", Goal(1.0, at_least=False)
+    )
     lines.of(report, "... until all of the channels are there", "whole")
     lines.of(report, "`zsq --help`", "help", Goal(150.0, at_least=False))
     return result
@@ -121,6 +137,8 @@ def _start(broker: LocalBroker, result: Found) -> None:
         result.report.add("answers", "s", time.perf_counter() - begin)
         while sum(len(row["channels"]) for row in admin.stats()["topics"]) < TOPICS * CHANNELS:
             if time.perf_counter() > begin + START_WAIT_S:
-                raise BrokerFailed(f"some of its channels were not ready {START_WAIT_S:.0f} s after the start")
+                raise BrokerFailed(
+                    f"some of its channels were not ready {START_WAIT_S:.0f} s after the start"
+                )
             time.sleep(0.01)
         result.report.add("whole", "s", time.perf_counter() - begin)

@@ -34,7 +34,12 @@ SWEEPS: Final[dict[str, Callable[[Load], list[Plot]]]] = {
     "sync": sweeps.syncs,
 }
 MARK: Final = "scaling"
-DEFAULTS: Final[dict[str, Any]] = {"rounds": 1, "scale": 1.0, "waiting": 10_000_000, "delayed": 1_000_000}
+DEFAULTS: Final[dict[str, Any]] = {
+    "rounds": 1,
+    "scale": 1.0,
+    "waiting": 10_000_000,
+    "delayed": 1_000_000,
+}
 PICTURES: Final = "pictures"
 
 
@@ -44,21 +49,55 @@ def mark(name: str) -> str:
 
 
 @click.command("scaling")
-@click.option("--only", type=click.Choice(list(SWEEPS)), multiple=True, help="Only these sweeps; may be said again.")
-@click.option("--rounds", type=click.IntRange(1, 50), default=DEFAULTS["rounds"])
-@click.option("--scale", type=click.FloatRange(0.001, 10), default=DEFAULTS["scale"], help="Of the load at each point.")
 @click.option(
-    "--waiting", type=click.IntRange(20_000, 1_000_000_000), default=DEFAULTS["waiting"], help="The most messages of the backlog."
+    "--only",
+    type=click.Choice(list(SWEEPS)),
+    multiple=True,
+    help="Only these sweeps; may be said again.",
 )
-@click.option("--delayed", type=click.IntRange(20_000, 100_000_000), default=DEFAULTS["delayed"], help="The most delayed messages.")
-@click.option("--minutes", type=click.FloatRange(0.1, 600), default=15.0, help="What has not begun by then is left out.")
-@click.option("--folder", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Where data directories are made.")
+@click.option("--rounds", type=click.IntRange(1, 50), default=DEFAULTS["rounds"])
+@click.option(
+    "--scale",
+    type=click.FloatRange(0.001, 10),
+    default=DEFAULTS["scale"],
+    help="Of the load at each point.",
+)
+@click.option(
+    "--waiting",
+    type=click.IntRange(20_000, 1_000_000_000),
+    default=DEFAULTS["waiting"],
+    help="The most messages of the backlog.",
+)
+@click.option(
+    "--delayed",
+    type=click.IntRange(20_000, 100_000_000),
+    default=DEFAULTS["delayed"],
+    help="The most delayed messages.",
+)
+@click.option(
+    "--minutes",
+    type=click.FloatRange(0.1, 600),
+    default=15.0,
+    help="What has not begun by then is left out.",
+)
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Where data directories are made.",
+)
 @click.option("--json", "as_json", is_flag=True, help="JSON in place of the table.")
-@click.option("--pictures", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Write the plots (SVG) there.")
+@click.option(
+    "--pictures",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Write the plots (SVG) there.",
+)
 @click.option(
     "--docs",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help=f"Put pictures and figures into this document, between its marks; the pictures into {PICTURES}/ beside it.",
+    help=(
+        "Put pictures and figures into this document, between its marks; the pictures into "
+        f"{PICTURES}/ beside it."
+    ),
 )
 def scaling(
     only: tuple[str, ...],
@@ -69,16 +108,25 @@ def scaling(
     docs: Path | None,
     **options: Any,
 ) -> None:
-    """Measure how costs grow with sizes, blocks, channels, consumers, producers, topics, waiting and delayed messages, and slower syncs."""
+    """Measure how costs grow with sizes, blocks, channels, consumers, producers, topics, waiting
+    and delayed messages, and slower syncs.
+    """
     names = [name for name in SWEEPS if not only or name in only]
     if docs is not None:
         checked(docs, [MARK, *map(mark, names)])
-    if (docs is not None or pictures is not None) and importlib.util.find_spec("matplotlib") is None:
-        raise click.UsageError("--docs and --pictures need matplotlib, which is not installed: pip install -e '.[bench]'")
+    if (docs is not None or pictures is not None) and importlib.util.find_spec(
+        "matplotlib"
+    ) is None:
+        raise click.UsageError(
+            "--docs and --pictures need matplotlib, which is not installed: pip install -e "
+            "'.[bench]'"
+        )
     with interruptible():
         told = about(command_line("scaling", only, options, DEFAULTS), folder)
         load = Load(folder=folder, **options)
-        turns = in_turn({name: functools.partial(SWEEPS[name], load) for name in names}, minutes * 60)
+        turns = in_turn(
+            {name: functools.partial(SWEEPS[name], load) for name in names}, minutes * 60
+        )
     told["took"] = f"{turns.minutes:.1f} minutes"
     if pictures is not None:
         draw(turns.results, pictures)
@@ -87,7 +135,16 @@ def scaling(
     if as_json:
         plots = [plot.as_dict() for found in turns.results.values() for plot in found]
         click.echo(
-            json.dumps({"benchmark": "scaling", "about": told, "plots": plots, "notes": turns.notes, "failed": turns.failed}, indent=2)
+            json.dumps(
+                {
+                    "benchmark": "scaling",
+                    "about": told,
+                    "plots": plots,
+                    "notes": turns.notes,
+                    "failed": turns.failed,
+                },
+                indent=2,
+            )
         )
     else:
         _show(told, turns.results, turns.notes)
@@ -109,7 +166,9 @@ def document(docs: Path, results: dict[str, list[Plot]], told: dict[str, str]) -
     """
     (docs.parent / PICTURES).mkdir(exist_ok=True)
     draw(results, docs.parent / PICTURES)
-    text = replaced(docs.read_text(), MARK, "\n".join(f"- {name}: {value}" for name, value in told.items()))
+    text = replaced(
+        docs.read_text(), MARK, "\n".join(f"- {name}: {value}" for name, value in told.items())
+    )
     for name, plots in results.items():
         text = replaced(text, mark(name), markdown(plots, PICTURES))
     docs.write_text(text)
@@ -121,12 +180,19 @@ def _show(told: dict[str, str], results: dict[str, list[Plot]], notes: list[str]
         console.print(Text(f"{name}: {value}", style="dim"))
     for plots in results.values():
         for plot in plots:
-            table = Table(plot.x.label, title=f"{plot.title}: {plot.y.label}", title_justify="left", box=box.SIMPLE_HEAD)
+            table = Table(
+                plot.x.label,
+                title=f"{plot.title}: {plot.y.label}",
+                title_justify="left",
+                box=box.SIMPLE_HEAD,
+            )
             for name in plot.curves:
                 table.add_column(name, justify="right")
             for x in sorted({x for curve in plot.curves.values() for x in curve.values}):
                 medians = [dict(curve.points).get(x) for curve in plot.curves.values()]
-                table.add_row(short(x), *("" if value is None else short(value) for value in medians))
+                table.add_row(
+                    short(x), *("" if value is None else short(value) for value in medians)
+                )
             console.print(table)
     for note in notes:
         console.print(Text(note))

@@ -16,7 +16,8 @@ from zsq.transport.client.blocking.client import Consumer, Producer, Receipt
 from ..harness.loads import WAIT_S, WINDOW_BYTES, Shape, Start, make_bodies
 
 PROCESSES_MAX: Final = 2
-# After so many seconds without a message, all are taken as delivered. Pauses in deliveries are far shorter.
+# After so many seconds without a message, all are taken as delivered. Pauses in deliveries are far
+# shorter.
 IDLE_S: Final = 3.0
 READY_ALL: Final = 40_000  # messages that all consumers of a channel together may hold
 Place = tuple[str, str]
@@ -28,7 +29,9 @@ def shares(count: int) -> list[int]:
     return [count // processes + (index < count % processes) for index in range(processes)]
 
 
-def consume_all(start: Start, url: str, places: list[Place], ready: int, expected: int) -> tuple[int, float]:
+def consume_all(
+    start: Start, url: str, places: list[Place], ready: int, expected: int
+) -> tuple[int, float]:
     """Run a consumer at each place (topic, channel).
 
     They end when they have `expected` messages together or none arrives. Return how many came, and
@@ -61,7 +64,10 @@ def consume_all(start: Start, url: str, places: list[Place], ready: int, expecte
             failures.append(error)
             together.abort()
 
-    threads = [threading.Thread(target=kept, args=(index, *place), daemon=True) for index, place in enumerate(places)]
+    threads = [
+        threading.Thread(target=kept, args=(index, *place), daemon=True)
+        for index, place in enumerate(places)
+    ]
     for thread in threads:
         thread.start()
     start()

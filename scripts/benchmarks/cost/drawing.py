@@ -21,7 +21,12 @@ from .plot import Axis, Plot, short
 TEXT: Final = "#1f2328"
 GRID: Final = "#d1d9e0"
 BACK: Final = "#ffffff"
-LINES: Final = (("#0969da", "-", "o"), ("#bc4c00", "--", "s"), ("#1a7f37", ":", "^"), ("#8250df", "-.", "D"))  # colour, dashes, mark
+LINES: Final = (
+    ("#0969da", "-", "o"),
+    ("#bc4c00", "--", "s"),
+    ("#1a7f37", ":", "^"),
+    ("#8250df", "-.", "D"),
+)  # colour, dashes, mark
 DARK: Final = {  # the replacement of each colour on a dark page
     TEXT: "#e6edf3",
     GRID: "#30363d",
@@ -52,8 +57,16 @@ def drawing(plot: Plot) -> str:
         axes = figure.add_subplot()
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y")
-        for (name, curve), (colour, dashes, mark) in zip(plot.curves.items(), LINES * len(plot.curves), strict=False):
-            axes.plot(*zip(*curve.points, strict=True), color=colour, linestyle=dashes, marker=mark, label=name)
+        for (name, curve), (colour, dashes, mark) in zip(
+            plot.curves.items(), LINES * len(plot.curves), strict=False
+        ):
+            axes.plot(
+                *zip(*curve.points, strict=True),
+                color=colour,
+                linestyle=dashes,
+                marker=mark,
+                label=name,
+            )
             for x, least, most in curve.spans:
                 axes.vlines(x, least, most, color=colour, linewidth=1)
         _scale(axes.set_xscale, axes.xaxis, plot.x, xs)
@@ -61,7 +74,13 @@ def drawing(plot: Plot) -> str:
         axes.set_xticks(xs)
         if axes.get_yscale() == "log" and min(ys) * 10**DECADES_WITH_STEPS >= max(ys):
             axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-        figure.legend(loc="outside upper left", frameon=False, title=plot.title, title_fontproperties={"weight": "bold"}, alignment="left")
+        figure.legend(
+            loc="outside upper left",
+            frameon=False,
+            title=plot.title,
+            title_fontproperties={"weight": "bold"},
+            alignment="left",
+        )
         out = io.StringIO()
         about = {"Title": plot.title, "Description": plot.sentence(), "Date": None, "Creator": None}
         figure.savefig(out, format="svg", metadata=about)
@@ -82,5 +101,9 @@ def _dark() -> str:
 
     matplotlib writes each colour into the element's style, so the rules look for it there.
     """
-    rules = (f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}' for light, dark in DARK.items() for what in ("fill", "stroke"))
+    rules = (
+        f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}'
+        for light, dark in DARK.items()
+        for what in ("fill", "stroke")
+    )
     return f"@media (prefers-color-scheme: dark) {{\n{chr(10).join(rules)}\n}}"

@@ -41,7 +41,9 @@ def backlog(load: Load) -> list[Plot]:
     """
     where = Axis("messages waiting", "waiting")
     rates = Plot("backlog", "Messages waiting behind a slow channel", where, RATE_LINEAR)
-    memory = Plot("backlog-memory", "Memory, with messages waiting behind a slow channel", where, MEMORY)
+    memory = Plot(
+        "backlog-memory", "Memory, with messages waiting behind a slow channel", where, MEMORY
+    )
     shape = Shape(load.count(600_000, 1000), SIZE, 1000)
     for _ in range(load.rounds):
         with load.broker() as broker, Admin(broker.url) as admin:
@@ -75,7 +77,9 @@ def _fill(broker: LocalBroker, count: int, delay: float | None = None) -> float:
     begin = time.monotonic()
     with Producer(broker.url) as producer:
         for first in range(0, count, BLOCK):
-            producer.publish_many(TOPIC, bodies[: min(BLOCK, count - first)], wait=False, delay=delay)
+            producer.publish_many(
+                TOPIC, bodies[: min(BLOCK, count - first)], wait=False, delay=delay
+            )
         producer.flush(WAIT_S)
     return time.monotonic() - begin
 
@@ -91,10 +95,16 @@ def delayed(load: Load) -> list[Plot]:
             there = 0
             for count in steps(load.delayed):
                 if count:
-                    plot.add("delayed ones stored, blocks of 10,000", count, (count - there) / _fill(broker, count - there, DELAY_S))
+                    plot.add(
+                        "delayed ones stored, blocks of 10,000",
+                        count,
+                        (count - there) / _fill(broker, count - there, DELAY_S),
+                    )
                 there = count
                 plot.add(AT_ONCE, count, _through(broker, shape))
             found = admin.delayed_count(TOPIC)
             if found["messages"] != there:
-                raise ValueError(f"{there:,} messages were delayed, but the broker counts {found['messages']:,}")
+                raise ValueError(
+                    f"{there:,} messages were delayed, but the broker counts {found['messages']:,}"
+                )
     return [plot]

@@ -34,7 +34,11 @@ class Curve:
     @property
     def spans(self) -> list[tuple[float, float, float]]:
         """The smallest and largest values where they differ."""
-        return [(x, min(values), max(values)) for x, values in sorted(self.values.items()) if min(values) < max(values)]
+        return [
+            (x, min(values), max(values))
+            for x, values in sorted(self.values.items())
+            if min(values) < max(values)
+        ]
 
 
 @dataclass(slots=True)
@@ -55,8 +59,17 @@ class Plot:
         return f"performance-{self.name}.svg"
 
     def as_dict(self) -> dict[str, Any]:
-        curves = {name: [{"x": x, "values": values} for x, values in sorted(one.values.items())] for name, one in self.curves.items()}
-        return {"name": self.name, "title": self.title, "x": self.x.label, "y": self.y.label, "curves": curves}
+        curves = {
+            name: [{"x": x, "values": values} for x, values in sorted(one.values.items())]
+            for name, one in self.curves.items()
+        }
+        return {
+            "name": self.name,
+            "title": self.title,
+            "x": self.x.label,
+            "y": self.y.label,
+            "curves": curves,
+        }
 
     def sentence(self) -> str:
         """Return the first and last point of each curve, and its maximum if it is neither."""
@@ -91,4 +104,7 @@ def _three(value: float) -> str:
 
 def markdown(plots: Iterable[Plot], folder: str) -> str:
     """Return Markdown with each picture and its sentence."""
-    return "\n\n".join(f"![{plot.title}]({folder}/{plot.file})\n\n{plot.sentence()}" for plot in plots) + "\n"
+    return (
+        "\n\n".join(f"![{plot.title}]({folder}/{plot.file})\n\n{plot.sentence()}" for plot in plots)
+        + "\n"
+    )

@@ -62,7 +62,12 @@ class Load:
 
 
 def sizes(load: Load) -> list[Plot]:
-    plot = Plot("size", "Message size", Axis("bytes of a message", "B"), Axis("MB of bodies a second", "MB a second"))
+    plot = Plot(
+        "size",
+        "Message size",
+        Axis("bytes of a message", "B"),
+        Axis("MB of bodies a second", "MB a second"),
+    )
     with load.broker() as broker:
         for number, x in load.turns((10, 100, 1_000, 10_000, 100_000, MIB)):
             size = int(x)
@@ -86,7 +91,9 @@ def blocks(load: Load) -> list[Plot]:
 
 
 def channels(load: Load) -> list[Plot]:
-    plot = Plot("channels", "Channels on one topic", Axis("channels, a consumer each", "channels"), RATE)
+    plot = Plot(
+        "channels", "Channels on one topic", Axis("channels, a consumer each", "channels"), RATE
+    )
     with load.broker() as broker:
         for number, x in load.turns((1, 2, 4, 8, 16, 32, 64)):
             count, topic = int(x), f"channels-{number}-{int(x)}"
@@ -99,27 +106,50 @@ def channels(load: Load) -> list[Plot]:
 
 
 def consumers(load: Load) -> list[Plot]:
-    plot = Plot("consumers", "Consumers on one channel", Axis("consumers", "consumers"), RATE_LINEAR)
+    plot = Plot(
+        "consumers", "Consumers on one channel", Axis("consumers", "consumers"), RATE_LINEAR
+    )
     shape = Shape(load.count(600_000, 1000), SIZE, 1000)
     with load.broker() as broker:
         for number, x in load.turns((1, 4, 16, 64)):
             topic = f"consumers-{number}-{int(x)}"
-            plot.add(AT_ONCE, x, _crowd(broker, [(topic, "channel")] * int(x), [topic], shape, shape.messages + 1))
+            plot.add(
+                AT_ONCE,
+                x,
+                _crowd(broker, [(topic, "channel")] * int(x), [topic], shape, shape.messages + 1),
+            )
     return [plot]
 
 
 def topics(load: Load) -> list[Plot]:
-    plot = Plot("topics", "Topics at once", Axis("topics, a channel and a consumer each", "topics"), RATE_LINEAR)
+    plot = Plot(
+        "topics",
+        "Topics at once",
+        Axis("topics, a channel and a consumer each", "topics"),
+        RATE_LINEAR,
+    )
     with load.broker() as broker:
         for number, x in load.turns((1, 4, 16, 64)):
             names = [f"topic-{number}-{int(x)}-{index}" for index in range(int(x))]
             shape = Shape(load.count(600_000, 1000), SIZE, 1000)
-            rate = _crowd(broker, [(name, "channel") for name in names], names, shape, shape.messages + len(names))
+            rate = _crowd(
+                broker,
+                [(name, "channel") for name in names],
+                names,
+                shape,
+                shape.messages + len(names),
+            )
             plot.add(f"{AT_ONCE}, all topics", x, rate)
     return [plot]
 
 
-def _crowd(broker: LocalBroker, places: list[tuple[str, str]], names: list[str], shape: Shape, expected: int) -> float:
+def _crowd(
+    broker: LocalBroker,
+    places: list[tuple[str, str]],
+    names: list[str],
+    shape: Shape,
+    expected: int,
+) -> float:
     """Return the messages a second through one producer process and the consumers of all places.
 
     The consumers must get exactly `expected` messages.
@@ -132,7 +162,9 @@ def _crowd(broker: LocalBroker, places: list[tuple[str, str]], names: list[str],
                 ready = max(1_000, READY_ALL // len(places))
                 first = 0
                 for share in shares(len(places)):
-                    crew.add(consume_all, broker.url, places[first : first + share], ready, expected)
+                    crew.add(
+                        consume_all, broker.url, places[first : first + share], ready, expected
+                    )
                     first += share
                 crew.add(publish_to, broker.url, names, shape)
                 begin = crew.go()
@@ -147,10 +179,19 @@ def _crowd(broker: LocalBroker, places: list[tuple[str, str]], names: list[str],
 
 
 def producers(load: Load) -> list[Plot]:
-    plot = Plot("producers", "Producers at once", Axis("producers that publish a message at a time", "producers"), RATE)
+    plot = Plot(
+        "producers",
+        "Producers at once",
+        Axis("producers that publish a message at a time", "producers"),
+        RATE,
+    )
     with load.broker() as broker:
         for number, x in load.turns(PRODUCERS):
-            plot.add("published, durable", x, _singly(broker, f"producers-{number}-{int(x)}", int(x), load))
+            plot.add(
+                "published, durable",
+                x,
+                _singly(broker, f"producers-{number}-{int(x)}", int(x), load),
+            )
     return [plot]
 
 
@@ -170,7 +211,9 @@ def syncs(load: Load) -> list[Plot]:
     with slow_broker(*OPTIONS, under=load.folder) as (broker, delay):
         for number, x in load.turns((0.0, 0.1, 1.0, 5.0)):
             delay.set(x / 1e3)
-            plot.add(f"{AT_ONCE}, blocks of 1,000", x, through(broker, f"sync-{number}-{x:g}", shape))
+            plot.add(
+                f"{AT_ONCE}, blocks of 1,000", x, through(broker, f"sync-{number}-{x:g}", shape)
+            )
             plot.add(SINGLES, x, _singly(broker, f"singles-{number}-{x:g}", 64, load))
         delay.set(0.0)
     return [plot]

@@ -46,7 +46,10 @@ def make_bodies(shape: Shape) -> list[bytes]:
     padding = max(0, shape.size - 16)
     noise = os.urandom(padding + (1 << 16))
     return [
-        (b"%0*d" % (min(16, shape.size), number) + noise[(start := number * 7919 % (len(noise) - padding)) : start + padding])[: shape.size]
+        (
+            b"%0*d" % (min(16, shape.size), number)
+            + noise[(start := number * 7919 % (len(noise) - padding)) : start + padding]
+        )[: shape.size]
         for number in range(min(shape.messages, BODIES_MAX))
     ]
 
@@ -92,7 +95,9 @@ def consume(start: Start, url: str, topic: str, channel: str, shape: Shape, expe
 
     Raises `ValueError` if bodies are wrong or messages are missing.
     """
-    with Consumer(topic, channel, url=url, ready=max(20_000, 4 * shape.block) if not shape.single else 5_000) as consumer:
+    with Consumer(
+        topic, channel, url=url, ready=max(20_000, 4 * shape.block) if not shape.single else 5_000
+    ) as consumer:
         start()
         seen = 0
         total = 0
@@ -101,7 +106,9 @@ def consume(start: Start, url: str, topic: str, channel: str, shape: Shape, expe
             batch = consumer.receive_batch(timeout=1.0)
             if batch is None:
                 if time.monotonic() > deadline:
-                    raise ValueError(f"{seen:,} of {expected:,} messages arrived within {WAIT_S:.0f} s")
+                    raise ValueError(
+                        f"{seen:,} of {expected:,} messages arrived within {WAIT_S:.0f} s"
+                    )
                 continue
             if shape.single:
                 for message in batch.messages():
@@ -114,5 +121,8 @@ def consume(start: Start, url: str, topic: str, channel: str, shape: Shape, expe
         consumer.flush()
         end = time.monotonic()
     if total != shape.bytes + (expected - shape.messages) * len(b"warm"):
-        raise ValueError(f"the {expected:,} messages have {total:,} bytes in all, which is not what was published")
+        raise ValueError(
+            f"the {expected:,} messages have {total:,} bytes in all, which is not what was "
+            "published"
+        )
     return end

@@ -19,7 +19,11 @@ def marks(name: str) -> tuple[str, str]:
 def replaced(document: str, name: str, text: str) -> str:
     """Return the document with `text` between the marks."""
     begin, end = marks(name)
-    if document.count(begin) != 1 or document.count(end) != 1 or document.index(begin) > document.index(end):
+    if (
+        document.count(begin) != 1
+        or document.count(end) != 1
+        or document.index(begin) > document.index(end)
+    ):
         raise NoMarks(f"the file must have one {begin}, followed by one {end}")
     before, _, rest = document.partition(begin)
     _, _, after = rest.partition(end)

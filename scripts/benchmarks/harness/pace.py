@@ -1,4 +1,5 @@
-"""Timetable of an open-loop load, and the times at which its messages were sent and arrived. No I/O but the clock.
+"""Timetable of an open-loop load, and the times at which its messages were sent and arrived. No I/O
+but the clock.
 
 A publisher that waits for each answer sends less while the broker stalls. It then never measures
 the messages that it would have sent (coordinated omission). Here a message is due at a time that is
@@ -16,7 +17,9 @@ from typing import Final
 
 OUTSTANDING: Final = 4_000  # unanswered messages of a closed loop
 LEAD_S: Final = 0.3  # from the common start to the first message
-GRACE_S: Final = 30.0  # after the last message is due, until its answer and its arrival are given up
+GRACE_S: Final = (
+    30.0  # after the last message is due, until its answer and its arrival are given up
+)
 CLOSED_S_MAX: Final = 60.0  # for all messages of a closed loop
 BURST: Final = 500  # messages sent in a row before answers are read
 NUMBER: Final = 16  # digits at the beginning of each body
@@ -39,14 +42,18 @@ class Load:
     rate: float = 0.0
 
     def due_s(self, number: int) -> float:
-        """Return the seconds from the begin until this message is due. In a closed loop this is 0."""
+        """Return the seconds from the begin until this message is due. In a closed loop this is
+        0.
+        """
         return number / self.rate if self.rate else 0.0
 
     def allowed(self, passed_s: float, answered: int) -> int:
         """Return how many messages may have been sent after `passed_s` seconds."""
         if passed_s < 0:
             return 0
-        return min(self.count, int(passed_s * self.rate) + 1 if self.rate else answered + OUTSTANDING)
+        return min(
+            self.count, int(passed_s * self.rate) + 1 if self.rate else answered + OUTSTANDING
+        )
 
     @property
     def end_s(self) -> float:

@@ -84,7 +84,9 @@ def install(delay: SyncDelay) -> None:
 
 
 @contextlib.contextmanager
-def slow_broker(*options: str, under: Path | None = None) -> Iterator[tuple[LocalBroker, SyncDelay]]:
+def slow_broker(
+    *options: str, under: Path | None = None
+) -> Iterator[tuple[LocalBroker, SyncDelay]]:
     """Start a temporary broker, and yield it with the delay of its syncs, at first 0."""
     from tempfile import TemporaryDirectory
 
@@ -92,7 +94,9 @@ def slow_broker(*options: str, under: Path | None = None) -> Iterator[tuple[Loca
         path = Path(place, "delay")
         delay = SyncDelay.create(path)
         variables = environment(**{VARIABLE: str(path)})
-        with temporary_broker(*options, prefix="broker-", under=Path(place), program=PROGRAM, environment=variables) as broker:
+        with temporary_broker(
+            *options, prefix="broker-", under=Path(place), program=PROGRAM, environment=variables
+        ) as broker:
             yield broker, delay
 
 

@@ -25,7 +25,15 @@ from zsq.transport.errors import ZsqError
 from . import machine
 from .crew import MemberFailed
 
-FAILURES: Final = (BrokerFailed, MemberFailed, ZsqError, OSError, ValueError, AssertionError, subprocess.SubprocessError)
+FAILURES: Final = (
+    BrokerFailed,
+    MemberFailed,
+    ZsqError,
+    OSError,
+    ValueError,
+    AssertionError,
+    subprocess.SubprocessError,
+)
 Result = TypeVar("Result")
 
 
@@ -88,11 +96,19 @@ def about(command: str, folder: Path | None) -> dict[str, str]:
         found = machine.describe(Path(place))
     for peer in machine.PEERS:
         found.pop(peer)
-    return {"command": f"`{command}`", "date": datetime.datetime.now(datetime.UTC).date().isoformat(), **found}
+    return {
+        "command": f"`{command}`",
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        **found,
+    }
 
 
-def command_line(name: str, only: tuple[str, ...], options: Mapping[str, object], defaults: Mapping[str, object]) -> str:
+def command_line(
+    name: str, only: tuple[str, ...], options: Mapping[str, object], defaults: Mapping[str, object]
+) -> str:
     """Return the command that repeats the run, with the options that differ from the defaults."""
     words = [f"--only {part}" for part in only]
-    words += [f"--{option} {value}" for option, value in options.items() if value != defaults[option]]
+    words += [
+        f"--{option} {value}" for option, value in options.items() if value != defaults[option]
+    ]
     return " ".join([f"scripts/bench {name}", *words])

@@ -39,14 +39,18 @@ def backlog(broker: LocalBroker, report: Report, waiting: int, shape: Shape, rou
         crew.results()
     memory = private_memory(broker)
     _fill(broker, report, waiting)
-    grown = {name: size - memory[name] for name, size in private_memory(broker).items() if name in memory}
+    grown = {
+        name: size - memory[name] for name, size in private_memory(broker).items() if name in memory
+    }
     worst = max(grown, key=lambda name: grown[name])
     report.add(f"growth of the process that grew most ({worst})", "MiB", grown[worst] / MIB)
     for number in range(rounds):
         for topic in (EMPTY, FULL) if number % 2 else (FULL, EMPTY):
             _rates(broker, report, shape, topic)
     for kind in ("publish and consume", "publish", "consume the oldest"):
-        ratio = report.measures[f"{kind}, {FULL}"].median / report.measures[f"{kind}, {EMPTY}"].median
+        ratio = (
+            report.measures[f"{kind}, {FULL}"].median / report.measures[f"{kind}, {EMPTY}"].median
+        )
         report.add(f"{kind}: full by empty", "ratio", ratio)
     _restart(broker, report)
 
@@ -56,7 +60,9 @@ def _rates(broker: LocalBroker, report: Report, shape: Shape, topic: str) -> Non
         crew.add(consume, broker.url, topic, LIVE, shape, shape.messages + 1)
         crew.add(publish, broker.url, topic, shape)
         begin = crew.go()
-        report.add(f"publish and consume, {topic}", RATE, shape.messages / (max(crew.ends()) - begin))
+        report.add(
+            f"publish and consume, {topic}", RATE, shape.messages / (max(crew.ends()) - begin)
+        )
     with Crew() as crew:
         crew.add(publish, broker.url, topic, shape)
         begin = crew.go()
@@ -100,7 +106,9 @@ def _fill(broker: LocalBroker, report: Report, waiting: int) -> None:
     with Admin(broker.url) as admin:
         admin.empty(FULL, LIVE)
         rows = admin.stats(FULL)["topics"][0]["channels"]
-    report.notes.append("waiting: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows))
+    report.notes.append(
+        "waiting: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows)
+    )
 
 
 def _last_chunk(data_dir: Path) -> int:
@@ -132,4 +140,7 @@ def _restart(broker: LocalBroker, report: Report) -> None:
             producer.publish(FULL, b"first")
         report.add("start after kill -9 until a publish was durable", "s", time.monotonic() - begin)
         rows = admin.stats(FULL)["topics"][0]["channels"]
-        report.notes.append("after the restart: " + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows))
+        report.notes.append(
+            "after the restart: "
+            + ", ".join(f"{row['channel_name']} {row['depth']:,}" for row in rows)
+        )

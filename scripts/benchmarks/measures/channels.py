@@ -46,7 +46,9 @@ def _create(admin: Admin, report: Report, count: int) -> None:
 
 
 def _memory(admin: Admin) -> tuple[float, float]:
-    rows = [row["private_bytes"] / MIB for row in admin.stats()["processes"] if row["kind"] == "channel"]
+    rows = [
+        row["private_bytes"] / MIB for row in admin.stats()["processes"] if row["kind"] == "channel"
+    ]
     return sorted(rows)[len(rows) // 2], max(rows)
 
 
@@ -59,7 +61,9 @@ def _publish(broker: LocalBroker, report: Report, size: int, rounds: int) -> Non
         waits.sort()
         report.add("publish, rate", "messages/s", rate)
         for share in (50, 99):
-            report.add(f"publish, p{share} of a block of {BLOCK}", "ms", waits[len(waits) * share // 100])
+            report.add(
+                f"publish, p{share} of a block of {BLOCK}", "ms", waits[len(waits) * share // 100]
+            )
 
 
 def _steady(start: Start, url: str, size: int) -> tuple[float, list[float]]:
@@ -96,14 +100,18 @@ async def _expiries(url: str, admin: Admin, count: int) -> list[float]:
         admin.empty(TOPIC, f"channel{number}")
     with Producer(url) as producer:
         producer.publish(TOPIC, b"held")
-    found: list[list[float]] = await asyncio.gather(*(_held(url, number, number / count) for number in range(count)))
+    found: list[list[float]] = await asyncio.gather(
+        *(_held(url, number, number / count) for number in range(count))
+    )
     return [late for one in found for late in one]
 
 
 async def _held(url: str, number: int, phase_s: float) -> list[float]:
     await asyncio.sleep(phase_s)
     late = []
-    async with aio.Consumer(TOPIC, f"channel{number}", url=url, ready=1, message_timeout=TIMEOUT_S) as consumer:
+    async with aio.Consumer(
+        TOPIC, f"channel{number}", url=url, ready=1, message_timeout=TIMEOUT_S
+    ) as consumer:
         message = await consumer.receive(timeout=30)
         for _ in range(EXPIRIES):
             before = time.perf_counter()

@@ -21,7 +21,12 @@ from zsq.transport.client.blocking.client import Admin, Producer
 from ..harness.report import Report
 from .console_browser import browser_here, first_rows_ms
 
-FIRST_PAGE: Final = ("/", "/console/all.js", "/api/overview", "/api/histories?span=5m&points=60&series=in,backlog")
+FIRST_PAGE: Final = (
+    "/",
+    "/console/all.js",
+    "/api/overview",
+    "/api/histories?span=5m&points=60&series=in,backlog",
+)
 PLACES: Final = ("#/", "#/channels", "#/topics/topic0")
 BROWSED: Final = 5  # loads of each page in a round
 ALL_CHANNELS: Final = "/api/overview?channels=1"
@@ -35,7 +40,15 @@ MIB: Final = 1 << 20
 
 
 def console(
-    broker: LocalBroker, report: Report, port: int, topics: int, channels: int, seconds: float, rounds: int, *, busy: bool = True
+    broker: LocalBroker,
+    report: Report,
+    port: int,
+    topics: int,
+    channels: int,
+    seconds: float,
+    rounds: int,
+    *,
+    busy: bool = True,
 ) -> None:
     """Measure with no publisher and, if `busy`, with publishers to some of the topics."""
     with Admin(broker.url, timeout=120) as admin:
@@ -45,12 +58,20 @@ def console(
             for channel in range(channels // topics):
                 admin.create_channel(f"topic{topic}", f"channel{channel}")
         report.add("creation", "s", time.perf_counter() - begin)
-        processes = {row["pid"]: row["kind"] for row in admin.overview(processes=True).get("processes", ()) if "pid" in row}
+        processes = {
+            row["pid"]: row["kind"]
+            for row in admin.overview(processes=True).get("processes", ())
+            if "pid" in row
+        }
     _wait(SETTLE_S)
     executable = browser_here()
     for _ in range(rounds):
         _pages(report, port)
-        for place, times in first_rows_ms(executable, f"http://127.0.0.1:{port}", PLACES, BROWSED).items() if executable else ():
+        for place, times in (
+            first_rows_ms(executable, f"http://127.0.0.1:{port}", PLACES, BROWSED).items()
+            if executable
+            else ()
+        ):
             report.add(f"{place} in Chromium, to its first row", "ms", *times)
         for load in ("idle", f"{BUSY} topics busy")[: 1 + busy]:
             with _publishing(broker, BUSY if load != "idle" else 0):
@@ -61,13 +82,35 @@ def console(
                         _wait(1)
                         opened = _costs(processes, seconds)
                     for kind in ASKED:
-                        report.add(f"{load}, a page of {name}: {kind}", "% of a core", opened[kind] - alone[kind])
-                    report.add(f"{load}, a page of {name}", "% of a core", sum(opened[kind] - alone[kind] for kind in ASKED))
-                    report.add(f"{load}, a page of {name}: events", "KiB/s", heard[0] / 1024 / (seconds + 1))
-                report.add(f"{load}, no page: supervisor and gateway", "% of a core", sum(alone[kind] for kind in ASKED))
+                        report.add(
+                            f"{load}, a page of {name}: {kind}",
+                            "% of a core",
+                            opened[kind] - alone[kind],
+                        )
+                    report.add(
+                        f"{load}, a page of {name}",
+                        "% of a core",
+                        sum(opened[kind] - alone[kind] for kind in ASKED),
+                    )
+                    report.add(
+                        f"{load}, a page of {name}: events",
+                        "KiB/s",
+                        heard[0] / 1024 / (seconds + 1),
+                    )
+                report.add(
+                    f"{load}, no page: supervisor and gateway",
+                    "% of a core",
+                    sum(alone[kind] for kind in ASKED),
+                )
                 report.add(f"{load}, no page: all processes", "% of a core", alone["all"])
         report.add(
-            "memory of the HTTP gateway", "MiB", *(private_bytes(pid) / MIB for pid, kind in processes.items() if kind == "http_gateway")
+            "memory of the HTTP gateway",
+            "MiB",
+            *(
+                private_bytes(pid) / MIB
+                for pid, kind in processes.items()
+                if kind == "http_gateway"
+            ),
         )
 
 

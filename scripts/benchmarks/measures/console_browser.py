@@ -28,10 +28,19 @@ def browser_here() -> str:
         import playwright.sync_api  # noqa: F401
     except ImportError:
         return ""
-    return next((found for name in (os.environ.get("ZSQ_BROWSER", ""), *BROWSERS) if name and (found := shutil.which(name))), "")
+    return next(
+        (
+            found
+            for name in (os.environ.get("ZSQ_BROWSER", ""), *BROWSERS)
+            if name and (found := shutil.which(name))
+        ),
+        "",
+    )
 
 
-def first_rows_ms(executable: str, url: str, places: Sequence[str], times: int) -> dict[str, list[float]]:
+def first_rows_ms(
+    executable: str, url: str, places: Sequence[str], times: int
+) -> dict[str, list[float]]:
     """Return the times for each place (`#/`), each in a fresh page without cache.
 
     The browser itself is already running.
@@ -40,7 +49,9 @@ def first_rows_ms(executable: str, url: str, places: Sequence[str], times: int) 
 
     found: dict[str, list[float]] = {place: [] for place in places}
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=executable, headless=True, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=executable, headless=True, args=["--no-sandbox", "--disable-gpu"]
+        )
         try:
             for _ in range(times):
                 for place in places:

@@ -23,10 +23,19 @@ CHANNEL: Final = "bench0"
 KINDS: Final = ("producer", "topic", "channel", "consumer")
 BLOCKS_MAX: Final = 10_000  # the most blocks of a round
 OWN, ZEROMQ = "own threads", "ZeroMQ's thread"
-Costs = dict[str, tuple[float, int]]  # by kind of thread: seconds of processor time, voluntary switches
+Costs = dict[
+    str, tuple[float, int]
+]  # by kind of thread: seconds of processor time, voluntary switches
 
 
-def hops(broker: LocalBroker, report: Report, messages: int, size: int, blocks: tuple[int, ...], rounds: int) -> None:
+def hops(
+    broker: LocalBroker,
+    report: Report,
+    messages: int,
+    size: int,
+    blocks: tuple[int, ...],
+    rounds: int,
+) -> None:
     """Measure one producer and one consumer at once, with `messages` in blocks of each size.
 
     A round has at most BLOCKS_MAX blocks.
@@ -55,7 +64,10 @@ def _one(broker: LocalBroker, report: Report, topic: str, shape: Shape) -> None:
         start = crew.go()
         (end, consumer), (_, producer) = crew.results()
         after = {kind: thread_costs(pid) for kind, pid in inside.items()}
-    costs = {kind: _less(after[kind], before[kind]) for kind in inside} | {"consumer": consumer, "producer": producer}
+    costs = {kind: _less(after[kind], before[kind]) for kind in inside} | {
+        "consumer": consumer,
+        "producer": producer,
+    }
     name = f"blocks of {shape.block:,}"
     report.add(f"{name}: rate", "messages/s", shape.messages / (end - start))
     whole = 0.0
@@ -83,7 +95,10 @@ def _costed(start: Start, work: Callable[..., float], *arguments: Any) -> tuple[
 
 def _less(after: Costs, before: Costs) -> Costs:
     zero = (0.0, 0)
-    return {kind: (cost[0] - before.get(kind, zero)[0], cost[1] - before.get(kind, zero)[1]) for kind, cost in after.items()}
+    return {
+        kind: (cost[0] - before.get(kind, zero)[0], cost[1] - before.get(kind, zero)[1])
+        for kind, cost in after.items()
+    }
 
 
 def thread_costs(pid: int) -> Costs:

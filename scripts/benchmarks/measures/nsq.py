@@ -90,13 +90,29 @@ def nsq(broker: LocalBroker, report: Report, port: int, load: Load, rounds: int)
             assert program is not None
             with nsq_peers.nsqd(program, kind, broker.folder) as (place, pid):
                 nsq_client.make_channel(place, TOPIC)
-                fewer = replace(load, messages=max(BLOCK, load.messages // nsq_peers.SYNCED_SHARE // BLOCK * BLOCK))
-                _loads(Server(kind, place, {"nsqd": [pid]}), report, fewer if kind == nsq_peers.SYNCED else load, limit=True)
+                fewer = replace(
+                    load,
+                    messages=max(BLOCK, load.messages // nsq_peers.SYNCED_SHARE // BLOCK * BLOCK),
+                )
+                _loads(
+                    Server(kind, place, {"nsqd": [pid]}),
+                    report,
+                    fewer if kind == nsq_peers.SYNCED else load,
+                    limit=True,
+                )
     kinds = (MPUB, FIN, load.singles, LATENCY)
-    report.measures = {name: one for kind in kinds for name, one in report.measures.items() if name.startswith(kind)}
+    report.measures = {
+        name: one
+        for kind in kinds
+        for name, one in report.measures.items()
+        if name.startswith(kind)
+    }
     for name, budget in BUDGETS.items():
         kind = load.singles if name == "singles" else name
-        report.notes.append(f"{kind}: {report.measures[f'{kind}: zsq'].median:,.0f} of the {budget:,} a second that are wanted")
+        report.notes.append(
+            f"{kind}: {report.measures[f'{kind}: zsq'].median:,.0f} of the {budget:,} a second "
+            "that are wanted"
+        )
     if program is None:
         report.notes.append("nsqd is not on PATH: nothing is compared with it")
 
@@ -119,20 +135,58 @@ def _ours(broker: LocalBroker, port: int) -> Iterator[Server]:
 def _nothing_left(admin: Admin) -> None:
     [row] = admin.stats(TOPIC)["topics"][0]["channels"]
     if row["depth"] or row["timeout_count"] or row["requeue_count"]:
-        raise nsq_client.NsqFailed(f"the channel has unfinished messages, or had time-outs or requeues: {row}")
+        raise nsq_client.NsqFailed(
+            f"the channel has unfinished messages, or had time-outs or requeues: {row}"
+        )
 
 
 def _loads(server: Server, report: Report, load: Load, *, limit: bool) -> None:
     shape, port = load.shape, server.port
-    _measured(server, report, MPUB, limit, nsq_client.publish_blocks, port, TOPIC, shape, CONNECTIONS, AHEAD)
+    _measured(
+        server,
+        report,
+        MPUB,
+        limit,
+        nsq_client.publish_blocks,
+        port,
+        TOPIC,
+        shape,
+        CONNECTIONS,
+        AHEAD,
+    )
     different = min(shape.messages, BODIES_MAX)
-    _measured(server, report, FIN, limit, nsq_client.consume, port, TOPIC, load.size, READY, shape.messages, different)
+    _measured(
+        server,
+        report,
+        FIN,
+        limit,
+        nsq_client.consume,
+        port,
+        TOPIC,
+        load.size,
+        READY,
+        shape.messages,
+        different,
+    )
     for kind, connections in ((load.singles, load.connections), (LATENCY, 1)):
-        stored = _measured(server, report, kind, limit, nsq_client.publish_singly, port, TOPIC, load.size, load.seconds, connections)
+        stored = _measured(
+            server,
+            report,
+            kind,
+            limit,
+            nsq_client.publish_singly,
+            port,
+            TOPIC,
+            load.size,
+            load.seconds,
+            connections,
+        )
         _together((nsq_client.consume, port, TOPIC, load.size, READY, stored, stored))
 
 
-def _measured(server: Server, report: Report, kind: str, limit: bool, work: nsq_client.Work, *arguments: Any) -> int:
+def _measured(
+    server: Server, report: Report, kind: str, limit: bool, work: nsq_client.Work, *arguments: Any
+) -> int:
     """Run a load and return its number of messages.
 
     The report gets the rate or the waits, and the processor time of each process of the server.
@@ -182,7 +236,13 @@ def _loop_alone(report: Report, load: Load) -> None:
     different = min(shape.messages, BODIES_MAX)
     port = nsq_peers.free_port()
     blocks = (nsq_client.publish_blocks, port, TOPIC, shape, CONNECTIONS, AHEAD)
-    _rate(report, MPUB, LOOP, _together((nsq_peers.sink, port, CONNECTIONS, frame), blocks), limit=True)
+    _rate(
+        report,
+        MPUB,
+        LOOP,
+        _together((nsq_peers.sink, port, CONNECTIONS, frame), blocks),
+        limit=True,
+    )
     port = nsq_peers.free_port()
     consumer = (nsq_client.consume, port, TOPIC, load.size, READY, shape.messages, different)
     _rate(report, FIN, LOOP, _together((nsq_peers.source, port, shape), consumer), limit=True)
@@ -200,8 +260,18 @@ def _disk(report: Report, load: Load, folder: Path) -> None:
     report.add(f"{MPUB}: {DISK}", RATE, limits.disk_rate(load.shape, folder), limit=True)
     synced = limits.sync_seconds(load.size + 88, 200, folder)
     for name, share in (("p50", 0.5), ("p99", 0.99)):
-        report.add(f"{LATENCY}, {name}: write + fdatasync", MILLISECONDS, percentile(synced, share) * 1000, limit=True)
-    report.add(f"{load.singles}: write + fdatasync, one after another", RATE, 1 / percentile(synced, 0.5), limit=True)
+        report.add(
+            f"{LATENCY}, {name}: write + fdatasync",
+            MILLISECONDS,
+            percentile(synced, share) * 1000,
+            limit=True,
+        )
+    report.add(
+        f"{load.singles}: write + fdatasync, one after another",
+        RATE,
+        1 / percentile(synced, 0.5),
+        limit=True,
+    )
 
 
 def _rate(report: Report, kind: str, name: str, done: tuple[float, Done], *, limit: bool) -> None:
@@ -212,7 +282,13 @@ def _rate(report: Report, kind: str, name: str, done: tuple[float, Done], *, lim
 def _waits(report: Report, name: str, done: Done, *, limit: bool) -> None:
     for which, share in (("p50", 0.5), ("p99", 0.99)):
         value = percentile(list(done.waits), share) * 1000
-        report.add(f"{LATENCY}, {which}: {name}", MILLISECONDS, value, limit=limit, against=f"{LATENCY}, {which}: ")
+        report.add(
+            f"{LATENCY}, {which}: {name}",
+            MILLISECONDS,
+            value,
+            limit=limit,
+            against=f"{LATENCY}, {which}: ",
+        )
 
 
 def _cpu_s(pid: int) -> float:

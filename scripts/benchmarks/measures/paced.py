@@ -93,14 +93,22 @@ def paced(broker: LocalBroker, report: Report, plan: Plan, rounds: int) -> None:
     for number in range(0 if plan.rates else rounds):
         with _peers(broker) as peers:
             for peer in peers:
-                report.add(f"{peer.name}, {SATURATED}: rate", "messages/s", _saturated_rate(peer, f"saturated{number}", plan))
+                report.add(
+                    f"{peer.name}, {SATURATED}: rate",
+                    "messages/s",
+                    _saturated_rate(peer, f"saturated{number}", plan),
+                )
     for number in range(rounds):
         with _peers(broker) as peers:
             for index in range(len(plan.rates or plan.shares)):
                 for peer in peers:
                     _at_a_rate(peer, report, plan, f"paced{number}-{index}", index)
                     broker.check()
-    for name, found in (("redis-server", redis.find()), ("nsqd", nsq_peers.find()), ("nats-server", jetstream.find())):
+    for name, found in (
+        ("redis-server", redis.find()),
+        ("nsqd", nsq_peers.find()),
+        ("nats-server", jetstream.find()),
+    ):
         if found is None:
             report.notes.append(f"{name} is not on PATH: nothing is compared with it")
     report.notes.append(f"load average of the machine before the first run: {before:.1f}")
@@ -117,7 +125,11 @@ def _at_a_rate(peer: Peer, report: Report, plan: Plan, topic: str, index: int) -
     begin, sent, times = _run(peer, topic, load)
     missing = times.count(0.0)
     if missing or not sent.answered:
-        what = f"{missing:,} of {load.count:,} messages did not arrive" if missing else "not all messages were acknowledged"
+        what = (
+            f"{missing:,} of {load.count:,} messages did not arrive"
+            if missing
+            else "not all messages were acknowledged"
+        )
         report.notes.append(f"{name}: a run is left out, {what} within {load.end_s:.0f} s")
         return
     report.add(f"{name}: rate", "messages/s", rate)
@@ -158,8 +170,14 @@ def _run(peer: Peer, topic: str, load: Load) -> tuple[float, Sent, array[float]]
 @contextlib.contextmanager
 def _peers(broker: LocalBroker) -> Iterator[list[Peer]]:
     """Start the brokers that are on PATH, and yield them with ours."""
-    ours = (_prepare, publish_blocks, _consume, _remove), (_prepare, publish_lingering, _consume, _remove)
-    found = [Peer("zsq", broker.url, *ours[0]), Peer(f"zsq, linger {LINGER_MS:g} ms", broker.url, *ours[1])]
+    ours = (
+        (_prepare, publish_blocks, _consume, _remove),
+        (_prepare, publish_lingering, _consume, _remove),
+    )
+    found = [
+        Peer("zsq", broker.url, *ours[0]),
+        Peer(f"zsq, linger {LINGER_MS:g} ms", broker.url, *ours[1]),
+    ]
     with contextlib.ExitStack() as stack:
         found += _found(stack, broker.folder)
         yield found
@@ -168,16 +186,28 @@ def _peers(broker: LocalBroker) -> Iterator[list[Peer]]:
 def _found(stack: contextlib.ExitStack, folder: Path) -> Iterator[Peer]:
     if (program := redis.find()) is not None:
         path = stack.enter_context(redis.running(program, folder))
-        stream = clients.prepare_stream, clients.publish_redis, clients.consume_redis, clients.remove_stream
+        stream = (
+            clients.prepare_stream,
+            clients.publish_redis,
+            clients.consume_redis,
+            clients.remove_stream,
+        )
         yield Peer("redis, synced", path, *stream)
     if (program := jetstream.find()) is not None:
         port = str(stack.enter_context(jetstream.jetstream(program, folder)))
-        file = jetstream.prepare_jetstream, jetstream.publish_jetstream, jetstream.consume_jetstream, jetstream.remove_jetstream
+        file = (
+            jetstream.prepare_jetstream,
+            jetstream.publish_jetstream,
+            jetstream.consume_jetstream,
+            jetstream.remove_jetstream,
+        )
         yield Peer("jetstream, synced", port, *file)
     if (program := nsq_peers.find()) is not None:
         for kind in (nsq_peers.SYNCED, nsq_peers.IN_MEMORY):
             port = str(stack.enter_context(nsq_peers.nsqd(program, kind, folder))[0])
-            yield Peer(kind, port, clients.prepare_channel, clients.publish_nsq, clients.consume_nsq)
+            yield Peer(
+                kind, port, clients.prepare_channel, clients.publish_nsq, clients.consume_nsq
+            )
 
 
 # ZSQ
@@ -195,15 +225,31 @@ def _remove(url: str, topic: str) -> None:
 
 def publish_blocks(start: Start, url: str, topic: str, load: Load) -> Sent:
     """Publish each message as a block of its own, which is sent at once."""
-    return _publish(start, url, topic, load, 0.0, lambda producer, body: producer.publish_many(topic, [body], wait=False))
+    return _publish(
+        start,
+        url,
+        topic,
+        load,
+        0.0,
+        lambda producer, body: producer.publish_many(topic, [body], wait=False),
+    )
 
 
 def publish_lingering(start: Start, url: str, topic: str, load: Load) -> Sent:
     """Publish each message by a call of its own. Messages of one millisecond share a block."""
-    return _publish(start, url, topic, load, LINGER_MS, lambda producer, body: producer.publish(topic, body))
+    return _publish(
+        start, url, topic, load, LINGER_MS, lambda producer, body: producer.publish(topic, body)
+    )
 
 
-def _publish(start: Start, url: str, topic: str, load: Load, linger_ms: float, publish: Callable[[Producer, bytes], Receipt]) -> Sent:
+def _publish(
+    start: Start,
+    url: str,
+    topic: str,
+    load: Load,
+    linger_ms: float,
+    publish: Callable[[Producer, bytes], Receipt],
+) -> Sent:
     clock = time.monotonic
     lags = array("d")
     receipts: deque[Receipt] = deque()

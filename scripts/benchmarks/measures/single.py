@@ -26,7 +26,9 @@ CHANNELS: Final = 20
 RAW_MESSAGES_MAX: Final = 1_500  # of a round; the limit needs no more messages
 
 
-def latency(broker: LocalBroker, report: Report, size: int, seconds: float, a_second: float, rounds: int) -> None:
+def latency(
+    broker: LocalBroker, report: Report, size: int, seconds: float, a_second: float, rounds: int
+) -> None:
     """Measure from the call of publish() to the handler.
 
     The rate is fixed and far below the broker's limit.
@@ -44,15 +46,25 @@ def latency(broker: LocalBroker, report: Report, size: int, seconds: float, a_se
         for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
             report.add(f"publish to handler, {name}", MILLISECONDS, percentile(taken, share) * 1000)
         for name, share in (("p50", 0.5), ("p99", 0.99)):
-            report.add(f"publish to acknowledgement, {name}", MILLISECONDS, percentile(answered, share) * 1000)
-        arrived, answered = raw_single_seconds(size, min(count, RAW_MESSAGES_MAX), a_second, broker.folder)
+            report.add(
+                f"publish to acknowledgement, {name}",
+                MILLISECONDS,
+                percentile(answered, share) * 1000,
+            )
+        arrived, answered = raw_single_seconds(
+            size, min(count, RAW_MESSAGES_MAX), a_second, broker.folder
+        )
         report.add(RAW_TO_CONSUMER, MILLISECONDS, percentile(arrived, 0.5) * 1000, limit=True)
         report.add(RAW_TO_ANSWER, MILLISECONDS, percentile(answered, 0.5) * 1000, limit=True)
         synced = limits.sync_seconds(size + 88, 200, broker.folder)
-        report.add("one write + fdatasync, p50", MILLISECONDS, percentile(synced, 0.5) * 1000, limit=True)
+        report.add(
+            "one write + fdatasync, p50", MILLISECONDS, percentile(synced, 0.5) * 1000, limit=True
+        )
 
 
-def publish_stamps(start: Start, url: str, topic: str, size: int, count: int, a_second: float) -> list[float]:
+def publish_stamps(
+    start: Start, url: str, topic: str, size: int, count: int, a_second: float
+) -> list[float]:
     answered = []
     padding = os.urandom(max(0, size - 20))
     with Producer(url) as producer:
@@ -80,7 +92,9 @@ def receive_stamps(start: Start, url: str, topic: str, count: int) -> list[float
     return taken
 
 
-def clients(broker: LocalBroker, report: Report, size: int, seconds: float, count: int, rounds: int) -> None:
+def clients(
+    broker: LocalBroker, report: Report, size: int, seconds: float, count: int, rounds: int
+) -> None:
     """Measure `count` producers that publish one message at a time and wait, and one alone."""
     for number in range(rounds):
         for many in (1, count):
@@ -88,9 +102,19 @@ def clients(broker: LocalBroker, report: Report, size: int, seconds: float, coun
             with Admin(broker.url) as admin:
                 admin.create_topic(topic)
             rate = singles_rate(broker, topic, size, seconds, many)
-            report.add(f"{many} client{'s' * (many > 1)}, a message at a time", "messages/s", rate, limit=many == 1)
+            report.add(
+                f"{many} client{'s' * (many > 1)}, a message at a time",
+                "messages/s",
+                rate,
+                limit=many == 1,
+            )
         synced = limits.sync_seconds(size + 88, 200, broker.folder)
-        report.add("one write + fdatasync after another", "messages/s", 1 / statistics.median(synced), limit=True)
+        report.add(
+            "one write + fdatasync after another",
+            "messages/s",
+            1 / statistics.median(synced),
+            limit=True,
+        )
 
 
 def singles_rate(broker: LocalBroker, topic: str, size: int, seconds: float, count: int) -> float:
@@ -104,7 +128,9 @@ def singles_rate(broker: LocalBroker, topic: str, size: int, seconds: float, cou
         return float(sum(crew.results()) / seconds)
 
 
-def _publish_singly(start: Start, url: str, topic: str, size: int, seconds: float, count: int) -> int:
+def _publish_singly(
+    start: Start, url: str, topic: str, size: int, seconds: float, count: int
+) -> int:
     """Return how many messages `count` producers of one process have stored in the time."""
     from zsq.transport.client.asyncio import aio
 
@@ -122,7 +148,11 @@ def _publish_singly(start: Start, url: str, topic: str, size: int, seconds: floa
             for producer in producers:
                 await producer.publish(topic, b"warm")
             end = start() + seconds
-            return sum(await asyncio.gather(*(one(producer, number, end) for number, producer in enumerate(producers))))
+            return sum(
+                await asyncio.gather(
+                    *(one(producer, number, end) for number, producer in enumerate(producers))
+                )
+            )
         finally:
             await asyncio.gather(*(producer.close() for producer in producers))
 
@@ -136,7 +166,9 @@ def processes(broker: LocalBroker, report: Report, count: int, rounds: int) -> N
         with Admin(broker.url) as admin:
             start = time.monotonic()
             admin.create_topic(topic)
-            report.add("create a topic (two processes)", MILLISECONDS, (time.monotonic() - start) * 1000)
+            report.add(
+                "create a topic (two processes)", MILLISECONDS, (time.monotonic() - start) * 1000
+            )
             taken = []
             for index in range(count):
                 start = time.monotonic()

@@ -34,7 +34,15 @@ WARM_BATCHES: Final = 5
 MICRO_ROWS: Final = 100
 
 
-def spark(broker: LocalBroker, report: Report, rows: int, sizes: tuple[int, ...], rounds: int, *, micro: bool = True) -> None:
+def spark(
+    broker: LocalBroker,
+    report: Report,
+    rows: int,
+    sizes: tuple[int, ...],
+    rounds: int,
+    *,
+    micro: bool = True,
+) -> None:
     """Measure rates at each size, then the latency of micro-batches if `micro`."""
     cores = len(os.sched_getaffinity(0))
     with spark_session(broker.folder, f"local[{cores}]") as session, Admin(broker.url) as admin:
@@ -42,22 +50,52 @@ def spark(broker: LocalBroker, report: Report, rows: int, sizes: tuple[int, ...]
             session.dataSource.register(peer)
         for size in sizes:
             for number in range(rounds + 1):
-                _round(session, admin, broker.url, report, rows if number else rows // 4, size, f"bench-{size}-{number}", keep=number > 0)
+                _round(
+                    session,
+                    admin,
+                    broker.url,
+                    report,
+                    rows if number else rows // 4,
+                    size,
+                    f"bench-{size}-{number}",
+                    keep=number > 0,
+                )
         if micro:
             _latency(session, admin, broker, report)
 
 
-def _round(session: SparkSession, admin: Admin, url: str, report: Report, rows: int, size: int, topic: str, *, keep: bool) -> None:
+def _round(
+    session: SparkSession,
+    admin: Admin,
+    url: str,
+    report: Report,
+    rows: int,
+    size: int,
+    topic: str,
+    *,
+    keep: bool,
+) -> None:
     def measure(name: str, count: int, job: Callable[[], None], against: str = "") -> None:
         start = time.monotonic()
         job()
         if keep:
             rate = count / (time.monotonic() - start)
-            report.add(f"{name}, {size} B", "rows/s", rate, limit=not against, against=f"{against}, {size} B" if against else "")
+            report.add(
+                f"{name}, {size} B",
+                "rows/s",
+                rate,
+                limit=not against,
+                against=f"{against}, {size} B" if against else "",
+            )
 
     data = rows_of(session, rows, size)
     measure(SINK, rows, lambda: data.write.format(ThrowAway.name()).mode("append").save())
-    measure("write: ZSQ", rows, lambda: data.write.format("zsq").options(url=url, topic=topic).mode("append").save(), SINK)
+    measure(
+        "write: ZSQ",
+        rows,
+        lambda: data.write.format("zsq").options(url=url, topic=topic).mode("append").save(),
+        SINK,
+    )
     measure(
         "write: foreachPartition, thrown away",
         rows // TUPLES_SHARE,
@@ -68,7 +106,9 @@ def _round(session: SparkSession, admin: Admin, url: str, report: Report, rows: 
     if found["head"] != rows:
         raise AssertionError(f"{rows} rows were written, but the topic has {found['head']}")
 
-    prebuilt = session.read.format(Prebuilt.name()).options(rows=rows, size=size, batch=BATCH_ROWS, partitions=PARTITIONS)
+    prebuilt = session.read.format(Prebuilt.name()).options(
+        rows=rows, size=size, batch=BATCH_ROWS, partitions=PARTITIONS
+    )
     measure(SOURCE, rows, lambda: noop(prebuilt.options(how="arrow").load()))
     ours = session.read.format("zsq").options(url=url, topic=topic, minPartitions=PARTITIONS)
     measure("read: ZSQ", rows, lambda: noop(ours.load()), SOURCE)
@@ -95,15 +135,29 @@ def _latency(session: SparkSession, admin: Admin, broker: LocalBroker, report: R
     """Measure the trigger execution times of small micro-batches, as Spark reports them."""
     url, topic = broker.url, "bench-latency"
     admin.create_topic(topic)
-    rate = session.readStream.format("rate-micro-batch").option("rowsPerBatch", MICRO_ROWS).option("numPartitions", 1).load()
+    rate = (
+        session.readStream.format("rate-micro-batch")
+        .option("rowsPerBatch", MICRO_ROWS)
+        .option("numPartitions", 1)
+        .load()
+    )
     _micro_batches(broker.folder, report, FLOOR, rate.writeStream.format("noop"))
-    source = session.readStream.format("zsq").options(url=url, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=MICRO_ROWS)
+    source = session.readStream.format("zsq").options(
+        url=url, topic=topic, startingOffsets="earliest", maxOffsetsPerTrigger=MICRO_ROWS
+    )
     bodies = [b"%d" % number for number in range(MICRO_ROWS)]
     with Producer(url) as producer:
         for _ in range(4 * (MICRO_BATCHES + WARM_BATCHES)):
             producer.publish_many(topic, bodies)
-    _micro_batches(broker.folder, report, "micro-batch: ZSQ to noop", source.load().writeStream.format("noop"))
-    both = source.load().select("value").writeStream.format("zsq").options(url=url, topic="bench-latency-out")
+    _micro_batches(
+        broker.folder, report, "micro-batch: ZSQ to noop", source.load().writeStream.format("noop")
+    )
+    both = (
+        source.load()
+        .select("value")
+        .writeStream.format("zsq")
+        .options(url=url, topic="bench-latency-out")
+    )
     _micro_batches(broker.folder, report, "micro-batch: ZSQ to ZSQ", both)
 
 
@@ -116,7 +170,9 @@ def _micro_batches(folder: Path, report: Report, name: str, writer: Any) -> None
             if query.exception() is not None or time.monotonic() > deadline:
                 raise AssertionError(f"{name}: {query.exception() or 'no progress within 120 s'}")
             query.awaitTermination(0.1)
-        found = [float(progress["durationMs"]["triggerExecution"]) for progress in query.recentProgress]
+        found = [
+            float(progress["durationMs"]["triggerExecution"]) for progress in query.recentProgress
+        ]
     finally:
         query.stop()
     report.add(

@@ -29,7 +29,10 @@ def storage(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> N
 
     The producer's round also gives the bytes that storage wrote.
     """
-    report.notes.append("amplification: write_bytes in /proc/PID/io of the topic's process, with its state store, by bytes of blocks")
+    report.notes.append(
+        "amplification: write_bytes in /proc/PID/io of the topic's process, with its state "
+        "store, by bytes of blocks"
+    )
     for number in range(rounds):
         with Crew() as crew:
             crew.add(_log_alone, str(broker.folder / f"log-{number}"), shape)
@@ -65,7 +68,9 @@ def _through_broker(broker: LocalBroker, report: Report, shape: Shape, topic: st
     try:
         with Admin(broker.url) as admin:
             admin.create_channel(topic, "bench")
-            pid = next(row["pid"] for row in admin.stats()["processes"] if row["name"] == f"topic {topic}")
+            pid = next(
+                row["pid"] for row in admin.stats()["processes"] if row["name"] == f"topic {topic}"
+            )
             before = written_bytes(pid)
             with Crew() as crew:
                 crew.add(publish, broker.url, topic, shape)
@@ -75,7 +80,9 @@ def _through_broker(broker: LocalBroker, report: Report, shape: Shape, topic: st
             stored = shape.blocks * pack(make_bodies(shape)[: shape.block]).length
             amplification = (written_bytes(pid) - before) / stored
             report.add("bytes written for each byte of blocks", "ratio", amplification)
-            report.notes.append(f"{topic}: {amplification:.4f} bytes written for each byte of blocks")
+            report.notes.append(
+                f"{topic}: {amplification:.4f} bytes written for each byte of blocks"
+            )
     finally:
         broker.check()
         with Admin(broker.url) as admin:
@@ -84,7 +91,9 @@ def _through_broker(broker: LocalBroker, report: Report, shape: Shape, topic: st
 
 def written_bytes(pid: int) -> int:
     """Return the bytes that the process has sent to the disk."""
-    rows: dict[str, Any] = dict(line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines())
+    rows: dict[str, Any] = dict(
+        line.split(": ") for line in Path(f"/proc/{pid}/io").read_text().splitlines()
+    )
     return int(rows["write_bytes"])
 
 

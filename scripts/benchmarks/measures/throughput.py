@@ -23,7 +23,9 @@ ON_DISK: Final = "bytes on disk for each byte of body"
 REDIS: Final = "redis streams, synced"
 
 
-def e2e(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True) -> None:
+def e2e(
+    broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True
+) -> None:
     """Measure one producer and one consumer at once. `streams` adds Redis streams."""
 
     def ours(topic: str) -> float:
@@ -32,7 +34,9 @@ def e2e(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, strea
     _rounds(broker, report, shape, rounds, {"zsq, at once": ours}, hops=True, streams=streams)
 
 
-def fanout(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True) -> None:
+def fanout(
+    broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, streams: bool = True
+) -> None:
     """Measure all deliveries of four channels with a consumer each, and one channel to compare."""
 
     def four(topic: str) -> float:
@@ -44,8 +48,13 @@ def fanout(broker: LocalBroker, report: Report, shape: Shape, rounds: int, *, st
     def one(topic: str) -> float:
         return _through(broker, topic, shape, channels=1)
 
-    both: dict[str, Callable[[str], float]] = {f"zsq, {FANOUT_CHANNELS} channels, all deliveries": four, "zsq, 1 channel": one}
-    _rounds(broker, report, shape, rounds, both, hops=True, channels=FANOUT_CHANNELS, streams=streams)
+    both: dict[str, Callable[[str], float]] = {
+        f"zsq, {FANOUT_CHANNELS} channels, all deliveries": four,
+        "zsq, 1 channel": one,
+    }
+    _rounds(
+        broker, report, shape, rounds, both, hops=True, channels=FANOUT_CHANNELS, streams=streams
+    )
 
 
 def publish_alone(broker: LocalBroker, report: Report, shape: Shape, rounds: int) -> None:
@@ -129,13 +138,22 @@ def _redis(report: Report, folder: Path, shape: Shape, produces: bool, consumes:
         report.add(REDIS, RATE, redis.rate(server, folder, small, produces, consumes), limit=True)
 
 
-def _nsqd(report: Report, folder: Path, shape: Shape, channels: int, produces: bool, consumes: bool) -> None:
+def _nsqd(
+    report: Report, folder: Path, shape: Shape, channels: int, produces: bool, consumes: bool
+) -> None:
     """Measure nsqd if it is on PATH, with no more messages than fit into its memory queue."""
     if (program := nsq_peers.find()) is not None:
-        small = replace(shape, messages=min(shape.messages, nsq_peers.MESSAGES_MAX) // shape.block * shape.block)
+        small = replace(
+            shape, messages=min(shape.messages, nsq_peers.MESSAGES_MAX) // shape.block * shape.block
+        )
         for kind in nsq_peers.BLOCK_KINDS if small.messages else ():
             with nsq_peers.nsqd(program, kind, folder) as (port, _):
-                report.add(kind, RATE, nsq_peers.rate(port, "bench", small, channels, produces, consumes), limit=True)
+                report.add(
+                    kind,
+                    RATE,
+                    nsq_peers.rate(port, "bench", small, channels, produces, consumes),
+                    limit=True,
+                )
 
 
 def _disk_bytes(folder: Path) -> int:

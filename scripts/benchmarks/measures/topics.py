@@ -1,4 +1,6 @@
-"""Many small topics, idle: what they cost in processes, memory and processor time, and a restart."""
+"""Many small topics, idle: what they cost in processes, memory and processor time, and a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -62,15 +64,22 @@ def _idle(report: Report, rows: Sequence[Mapping[str, Any]], seconds: float) -> 
     for kind in KINDS:
         number = sum(row["kind"] == kind for row in rows)
         if number:
-            report.add(f"wake-ups of a {kind.replace('_', ' ')}", "a second", wake_ups[kind] / passed / number)
+            report.add(
+                f"wake-ups of a {kind.replace('_', ' ')}",
+                "a second",
+                wake_ups[kind] / passed / number,
+            )
 
 
 def _used(pid: int) -> _Used:
     wake_ups = 0
     for task in Path(f"/proc/{pid}/task").iterdir():
         lines = (task / "status").read_text().splitlines()
-        wake_ups += sum(int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches"))
-    # The name of the process, in brackets, may have spaces. User and system time are 12th and 13th behind it.
+        wake_ups += sum(
+            int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches")
+        )
+    # The name of the process, in brackets, may have spaces. User and system time are 12th and 13th
+    # behind it.
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return _Used(wake_ups, (int(ticks[11]) + int(ticks[12])) / _TICKS_A_SECOND)
 

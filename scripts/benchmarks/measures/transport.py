@@ -37,9 +37,15 @@ def _transport(name: str) -> Iterator[None]:
             os.environ["ZSQ_TRANSPORT"] = before
 
 
-def transport(broker: LocalBroker, report: Report, gateway: str, size: int, seconds: float, rounds: int) -> None:
+def transport(
+    broker: LocalBroker, report: Report, gateway: str, size: int, seconds: float, rounds: int
+) -> None:
     """Measure blocks end to end and single messages over the three ways, once in each round."""
-    ways = {IPC: (broker.url, "auto"), "default address": (gateway, "auto"), "gateway": (gateway, "tcp")}
+    ways = {
+        IPC: (broker.url, "auto"),
+        "default address": (gateway, "auto"),
+        "gateway": (gateway, "tcp"),
+    }
     for number in range(rounds):
         for name, (url, chosen) in ways.items():
             with _transport(chosen):
@@ -47,7 +53,12 @@ def transport(broker: LocalBroker, report: Report, gateway: str, size: int, seco
                 rate = _rate(broker, url, topic, Shape(MESSAGES, size, BLOCK))
                 taken = _single(broker, url, f"{topic}-single", size, int(seconds * A_SECOND))
             report.add(f"{name}, blocks of {BLOCK:,}", "messages/s", rate, limit=name == IPC)
-            report.add(f"{name}, publish to handler, p50", "ms", percentile(taken, 0.5) * 1000, limit=name == IPC)
+            report.add(
+                f"{name}, publish to handler, p50",
+                "ms",
+                percentile(taken, 0.5) * 1000,
+                limit=name == IPC,
+            )
 
 
 def _rate(broker: LocalBroker, url: str, topic: str, shape: Shape) -> float:

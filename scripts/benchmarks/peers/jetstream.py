@@ -25,7 +25,9 @@ from ..harness.pace import LEAD_S, Arrivals, Load, Sent
 from .nsq_peers import READY_S, free_port
 from .paced_clients import WAIT_S, received, send_paced
 
-HELLO: Final = b'CONNECT {"verbose": false, "pedantic": false, "lang": "python", "version": "0"}\r\nPING\r\n'
+HELLO: Final = (
+    b'CONNECT {"verbose": false, "pedantic": false, "lang": "python", "version": "0"}\r\nPING\r\n'
+)
 ANSWERS: Final = b"answers"
 CONSUMER: Final = "bench"
 UNFINISHED_MAX: Final = 5_000  # delivered and not yet acknowledged, as with ZSQ's consumer
@@ -51,8 +53,14 @@ def jetstream(program: str, folder: Path) -> Iterator[int]:
     port = free_port()
     with tempfile.TemporaryDirectory(prefix="nats-", dir=folder) as place:
         configuration = Path(place, "server.conf")
-        configuration.write_text(CONFIGURATION.format(port=port, place=f"{place}/data", buffered=BUFFERED_MAX))
-        process = subprocess.Popen([program, "-c", str(configuration)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        configuration.write_text(
+            CONFIGURATION.format(port=port, place=f"{place}/data", buffered=BUFFERED_MAX)
+        )
+        process = subprocess.Popen(
+            [program, "-c", str(configuration)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         try:
             deadline = time.monotonic() + READY_S
             while not _answers(port):
@@ -132,7 +140,10 @@ class Link:
     def request(self, subject: str, options: dict[str, Any]) -> None:
         """Ask JetStream's API, and wait for its answer."""
         payload = json.dumps(options).encode()
-        self.socket.sendall(b"SUB %s 1\r\nPUB $JS.API.%s %s %d\r\n%s\r\n" % (ANSWERS, subject.encode(), ANSWERS, len(payload), payload))
+        self.socket.sendall(
+            b"SUB %s 1\r\nPUB $JS.API.%s %s %d\r\n%s\r\n"
+            % (ANSWERS, subject.encode(), ANSWERS, len(payload), payload)
+        )
         while not (answers := self.read()):
             pass
         accepted(answers)
@@ -154,9 +165,14 @@ def prepare_jetstream(port: str, topic: str) -> None:
         "max_ack_pending": UNFINISHED_MAX,
     }
     with Link(int(port)) as link:
-        link.request(f"STREAM.CREATE.{topic}", {"name": topic, "subjects": [topic], "storage": "file"})
+        link.request(
+            f"STREAM.CREATE.{topic}", {"name": topic, "subjects": [topic], "storage": "file"}
+        )
     with Link(int(port)) as link:
-        link.request(f"CONSUMER.DURABLE.CREATE.{topic}.{CONSUMER}", {"stream_name": topic, "config": consumer})
+        link.request(
+            f"CONSUMER.DURABLE.CREATE.{topic}.{CONSUMER}",
+            {"stream_name": topic, "config": consumer},
+        )
 
 
 def remove_jetstream(port: str, topic: str) -> None:
@@ -169,7 +185,9 @@ def publish_jetstream(start: Start, port: str, topic: str, load: Load) -> Sent:
         link.socket.sendall(b"SUB %s 1\r\n" % ANSWERS)
         head = b"PUB %s %s %d\r\n" % (topic.encode(), ANSWERS, load.size)
         command = lambda number: head + load.body(number) + b"\r\n"  # noqa: E731
-        return send_paced(link.socket, load, start() + LEAD_S, command, lambda: accepted(link.read()))
+        return send_paced(
+            link.socket, load, start() + LEAD_S, command, lambda: accepted(link.read())
+        )
 
 
 def consume_jetstream(start: Start, port: str, topic: str, load: Load) -> array[float]:
@@ -185,7 +203,9 @@ def consume_jetstream(start: Start, port: str, topic: str, load: Load) -> array[
             for body, _ in deliveries:
                 arrivals.add(body)
             if deliveries:
-                link.socket.sendall(b"".join([b"PUB %s 4\r\n+ACK\r\n" % reply for _, reply in deliveries]))
+                link.socket.sendall(
+                    b"".join([b"PUB %s 4\r\n+ACK\r\n" % reply for _, reply in deliveries])
+                )
     return arrivals.times
 
 

@@ -30,7 +30,10 @@ HWM: Final = 64  # blocks in each direction of a socket
 
 def raw_rate(shape: Shape) -> float:
     """Return the messages a second through five processes."""
-    with tempfile.TemporaryDirectory(prefix="raw-") as run, Crew() as crew:  # short, as a socket's path must be
+    with (
+        tempfile.TemporaryDirectory(prefix="raw-") as run,
+        Crew() as crew,
+    ):  # short, as a socket's path must be
         crew.add(_consumer, run, shape)
         crew.add(raw_channel, run, shape)
         crew.add(_storage, run, shape)
@@ -119,8 +122,14 @@ def raw_topic(start: Start, run: str, shape: Shape) -> None:
     Then answer the producer.
     """
     ends = Ends(run)
-    arriving, stored = ends.open(zmq.PULL, "topic", bind=True), ends.open(zmq.PULL, "stored", bind=True)
-    storage, channel = ends.open(zmq.PUSH, "storage", bind=False), ends.open(zmq.PUSH, "channel", bind=False)
+    arriving, stored = (
+        ends.open(zmq.PULL, "topic", bind=True),
+        ends.open(zmq.PULL, "stored", bind=True),
+    )
+    storage, channel = (
+        ends.open(zmq.PUSH, "storage", bind=False),
+        ends.open(zmq.PUSH, "channel", bind=False),
+    )
     words = ends.open(zmq.PUSH, "words", bind=False)
     poller = zmq.Poller()
     poller.register(arriving, zmq.POLLIN)
@@ -144,7 +153,10 @@ def raw_topic(start: Start, run: str, shape: Shape) -> None:
 
 def _storage(start: Start, run: str, shape: Shape) -> None:
     ends = Ends(run)
-    arriving, stored = ends.open(zmq.PULL, "storage", bind=True), ends.open(zmq.PUSH, "stored", bind=False)
+    arriving, stored = (
+        ends.open(zmq.PULL, "storage", bind=True),
+        ends.open(zmq.PUSH, "stored", bind=False),
+    )
     start()
     for _ in range(shape.blocks):
         arriving.recv_multipart(copy=False)
@@ -155,7 +167,10 @@ def _storage(start: Start, run: str, shape: Shape) -> None:
 def raw_channel(start: Start, run: str, shape: Shape) -> None:
     """Pass each block to the consumer."""
     ends = Ends(run)
-    arriving, out = ends.open(zmq.PULL, "channel", bind=True), ends.open(zmq.PUSH, "consumer", bind=False)
+    arriving, out = (
+        ends.open(zmq.PULL, "channel", bind=True),
+        ends.open(zmq.PUSH, "consumer", bind=False),
+    )
     start()
     for _ in range(shape.blocks):
         out.send_multipart(arriving.recv_multipart(copy=False), copy=False)

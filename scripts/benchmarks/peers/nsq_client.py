@@ -85,11 +85,15 @@ def mpub_frames(topic: str, shape: Shape) -> list[bytes]:
     for first in range(0, len(bodies), shape.block):
         block = bodies[first : first + shape.block]
         data = b"".join([size + body for body in block])
-        frames.append(b"MPUB %s\n" % topic.encode() + struct.pack(">ii", 4 + len(data), len(block)) + data)
+        frames.append(
+            b"MPUB %s\n" % topic.encode() + struct.pack(">ii", 4 + len(data), len(block)) + data
+        )
     return frames
 
 
-def publish_blocks(start: Start, port: int, topic: str, shape: Shape, connections: int, ahead: int) -> Done:
+def publish_blocks(
+    start: Start, port: int, topic: str, shape: Shape, connections: int, ahead: int
+) -> Done:
     """Publish on `connections`, each with at most `ahead` unanswered MPUBs."""
     frames = mpub_frames(topic, shape)
     sockets = {one.fileno(): one for one in (connect(port) for _ in range(connections))}
@@ -117,7 +121,9 @@ def publish_blocks(start: Start, port: int, topic: str, shape: Shape, connection
     return _done(shape.blocks * shape.block, cpu, sockets)
 
 
-def publish_singly(start: Start, port: int, topic: str, size: int, seconds: float, connections: int) -> Done:
+def publish_singly(
+    start: Start, port: int, topic: str, size: int, seconds: float, connections: int
+) -> Done:
     """Publish single messages on each connection, and wait for each answer."""
     head = b"PUB %s\n" % topic.encode() + struct.pack(">i", size)
     padding = b"x" * (size - NUMBER)
@@ -151,7 +157,16 @@ def publish_singly(start: Start, port: int, topic: str, size: int, seconds: floa
     return _done(sent, cpu, sockets, tuple(waits))
 
 
-def consume(start: Start, port: int, topic: str, size: int, ready: int, expected: int, different: int, channel: str = CHANNEL) -> Done:
+def consume(
+    start: Start,
+    port: int,
+    topic: str,
+    size: int,
+    ready: int,
+    expected: int,
+    different: int,
+    channel: str = CHANNEL,
+) -> Done:
     """Finish `expected` messages with one FIN each.
 
     The messages are numbered from 0 below `different`, and then from 0 again.
@@ -165,10 +180,14 @@ def consume(start: Start, port: int, topic: str, size: int, ready: int, expected
     while len(reader.ids) < expected:
         part = link.recv(READ)
         if not part:
-            raise NsqFailed(f"the connection ended after {len(reader.ids):,} of {expected:,} messages")
+            raise NsqFailed(
+                f"the connection ended after {len(reader.ids):,} of {expected:,} messages"
+            )
         ids, data, beats = reader.take(data + part)
         if ids or beats:
-            link.sendall(b"".join([b"FIN ", b"\nFIN ".join(ids), b"\n"] if ids else []) + b"NOP\n" * beats)
+            link.sendall(
+                b"".join([b"FIN ", b"\nFIN ".join(ids), b"\n"] if ids else []) + b"NOP\n" * beats
+            )
     link.sendall(b"CLS\n")
     _expect(link, CLOSE_WAIT, data)  # by then the server has received all FINs
     done = _done(expected, cpu, {0: link})
@@ -187,7 +206,9 @@ class Frames:
         self.ids: list[bytes] = []
         self.numbers: list[bytes] = []
         cut = f"{HEAD.size - 16}x16s{NUMBER}s{size - NUMBER}x"
-        self._cuts = {1 << bits: struct.Struct(cut * (1 << bits)) for bits in range(CUT_MAX.bit_length())}
+        self._cuts = {
+            1 << bits: struct.Struct(cut * (1 << bits)) for bits in range(CUT_MAX.bit_length())
+        }
         self._begin = struct.pack(">ii", self.size - 4, 2)
 
     def take(self, data: bytes) -> tuple[list[bytes], bytes, int]:
@@ -201,7 +222,9 @@ class Frames:
             if data.startswith(HEARTBEAT, at):
                 at += len(HEARTBEAT)
                 beats += 1
-            elif len(data) - at >= self.size or (len(data) - at >= 8 and data[at : at + 8] != self._begin and data[at + 7] != 0):
+            elif len(data) - at >= self.size or (
+                len(data) - at >= 8 and data[at : at + 8] != self._begin and data[at + 7] != 0
+            ):
                 raise NsqFailed(f"not a message of this load: {data[at : at + 80]!r}")
             else:
                 return ids, data[at:], beats
@@ -210,7 +233,10 @@ class Frames:
         """Return how many complete messages follow one another from `at`."""
         count = (len(data) - at) // self.size
         stop = at + count * self.size
-        if all(data[at + place : stop : self.size].count(value) == count for place, value in enumerate(self._begin)):
+        if all(
+            data[at + place : stop : self.size].count(value) == count
+            for place, value in enumerate(self._begin)
+        ):
             return count
         good = 0
         while good < count and data.startswith(self._begin, at + good * self.size):
@@ -230,12 +256,21 @@ class Frames:
     def check(self, expected: int, different: int) -> None:
         """Raise `NsqFailed` unless every message came exactly once."""
         if len(self.ids) != expected or len(set(self.ids)) != expected:
-            raise NsqFailed(f"{len(self.ids):,} messages arrived with {len(set(self.ids)):,} different ids; {expected:,} were published")
+            raise NsqFailed(
+                f"{len(self.ids):,} messages arrived with {len(set(self.ids)):,} different ids; "
+                f"{expected:,} were published"
+            )
         times, more = divmod(expected, different)
         found = Counter(self.numbers)
-        wrong = [number for number in range(different) if found.pop(b"%016d" % number, 0) != times + (number < more)]
+        wrong = [
+            number
+            for number in range(different)
+            if found.pop(b"%016d" % number, 0) != times + (number < more)
+        ]
         if wrong or found:
-            raise NsqFailed(f"not every message arrived exactly once: {[*wrong, *found][:5]} and others")
+            raise NsqFailed(
+                f"not every message arrived exactly once: {[*wrong, *found][:5]} and others"
+            )
 
 
 def _ready(poll: select.epoll) -> list[int]:
@@ -292,7 +327,9 @@ def _expect(link: socket.socket, answer: bytes, rest: bytes = b"") -> None:
         pass
 
 
-def _done(messages: int, cpu: float, sockets: dict[int, socket.socket], waits: tuple[float, ...] = ()) -> Done:
+def _done(
+    messages: int, cpu: float, sockets: dict[int, socket.socket], waits: tuple[float, ...] = ()
+) -> Done:
     done = Done(time.monotonic(), messages, time.process_time() - cpu, waits)
     for one in sockets.values():
         one.close()

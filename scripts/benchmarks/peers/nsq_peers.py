@@ -60,7 +60,9 @@ def nsqd(program: str, kind: str, folder: Path) -> Iterator[tuple[int, int]]:
             f"--data-path={place}",
             *(KINDS | BLOCK_KINDS)[kind],
         ]
-        process = subprocess.Popen([program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = subprocess.Popen(
+            [program, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             deadline = time.monotonic() + READY_S
             while not _answers(port):
@@ -73,7 +75,9 @@ def nsqd(program: str, kind: str, folder: Path) -> Iterator[tuple[int, int]]:
             process.wait(READY_S)
 
 
-def rate(port: int, topic: str, shape: Shape, channels: int, produces: bool, consumes: bool) -> float:
+def rate(
+    port: int, topic: str, shape: Shape, channels: int, produces: bool, consumes: bool
+) -> float:
     """Return the deliveries a second, or messages if nothing consumes.
 
     The server on `port` gets MPUBs of a block and a FIN for each message.
@@ -129,7 +133,9 @@ class _Sink(_Plain):
 
     def data_received(self, data: bytes) -> None:
         self._bytes += len(data)
-        count, self._bytes = divmod(self._bytes, self._size) if self._bytes >= self._size else (0, self._bytes)
+        count, self._bytes = (
+            divmod(self._bytes, self._size) if self._bytes >= self._size else (0, self._bytes)
+        )
         if count:
             self.transport.write(OK * count)
 
@@ -151,7 +157,11 @@ class _Source(_Plain):
             self._bytes += len(data)
         else:
             self._greet(data)
-        while self._ready and self._sent < len(self._chunks) and self._sent * CHUNK - self._bytes // FIN_BYTES <= self._ready - CHUNK:
+        while (
+            self._ready
+            and self._sent < len(self._chunks)
+            and self._sent * CHUNK - self._bytes // FIN_BYTES <= self._ready - CHUNK
+        ):
             self.transport.write(self._chunks[self._sent])
             self._sent += 1
         if self._bytes == self._messages * FIN_BYTES + len(b"CLS\n"):
@@ -181,11 +191,16 @@ def _chunks(shape: Shape) -> list[bytes]:
     bodies = make_bodies(shape)
     size = HEAD.size - 4 + shape.size
     now = time.time_ns()
-    frames = [HEAD.pack(size, 2, now, 1, b"%016x" % number) + bodies[number % len(bodies)] for number in range(shape.messages)]
+    frames = [
+        HEAD.pack(size, 2, now, 1, b"%016x" % number) + bodies[number % len(bodies)]
+        for number in range(shape.messages)
+    ]
     return [b"".join(frames[first : first + CHUNK]) for first in range(0, len(frames), CHUNK)]
 
 
-def _serve(start: Start, port: int, connections: int, make: Callable[[asyncio.Semaphore], _Plain]) -> None:
+def _serve(
+    start: Start, port: int, connections: int, make: Callable[[asyncio.Semaphore], _Plain]
+) -> None:
     """Serve until `connections` connections have come and ended."""
 
     async def run() -> None:

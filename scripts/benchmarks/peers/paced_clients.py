@@ -1,4 +1,5 @@
-"""Publishers and consumers of single messages for Redis and nsqd, and the loop that a publisher runs.
+"""Publishers and consumers of single messages for Redis and nsqd, and the loop that a publisher
+runs.
 
 Each message is one command and has one answer. A publisher never waits for an answer before it
 sends what is due. What the socket does not take stays in memory. So a broker that stalls does not
@@ -27,7 +28,13 @@ READ: Final = 1 << 18
 WAIT_S: Final = 1.0  # for messages, until the end of the run is checked again
 
 
-def send_paced(link: socket.socket, load: Load, begin: float, command: Callable[[int], bytes], read: Callable[[], int]) -> Sent:
+def send_paced(
+    link: socket.socket,
+    load: Load,
+    begin: float,
+    command: Callable[[int], bytes],
+    read: Callable[[], int],
+) -> Sent:
     """Send `command(number)` for each message when it is due.
 
     `read` reads once from the link, and returns the number of answers in it.
@@ -89,14 +96,32 @@ def publish_redis(start: Start, path: str, topic: str, load: Load) -> Sent:
     with socket.socket(socket.AF_UNIX) as link:
         link.connect(path)
         answers = Added()
-        head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n$1\r\nb\r\n$%d\r\n" % (len(topic), topic.encode(), load.size)
+        head = b"*5\r\n$4\r\nXADD\r\n$%d\r\n%s\r\n$1\r\n*\r\n$1\r\nb\r\n$%d\r\n" % (
+            len(topic),
+            topic.encode(),
+            load.size,
+        )
         command = lambda number: head + load.body(number) + b"\r\n"  # noqa: E731
-        return send_paced(link, load, start() + LEAD_S, command, lambda: answers.take(received(link)))
+        return send_paced(
+            link, load, start() + LEAD_S, command, lambda: answers.take(received(link))
+        )
 
 
 def consume_redis(start: Start, path: str, topic: str, load: Load) -> array[float]:
     stream = topic.encode()
-    read = (b"XREADGROUP", b"GROUP", GROUP, b"me", b"COUNT", b"1000", b"BLOCK", b"%d" % int(WAIT_S * 1000), b"STREAMS", stream, b">")
+    read = (
+        b"XREADGROUP",
+        b"GROUP",
+        GROUP,
+        b"me",
+        b"COUNT",
+        b"1000",
+        b"BLOCK",
+        b"%d" % int(WAIT_S * 1000),
+        b"STREAMS",
+        stream,
+        b">",
+    )
     with redis.Client(path) as client:
         arrivals = Arrivals(load, start() + LEAD_S)
         done: list[tuple[bytes, ...]] = []
@@ -125,7 +150,9 @@ def publish_nsq(start: Start, port: str, topic: str, load: Load) -> Sent:
         link.sendall(b"IDENTIFY\n" + len(IDENTITY).to_bytes(4, "big") + IDENTITY)
         responses.read()
         head = b"PUB %s\n%s" % (topic.encode(), load.size.to_bytes(4, "big"))
-        return send_paced(link, load, start() + LEAD_S, lambda number: head + load.body(number), responses.read)
+        return send_paced(
+            link, load, start() + LEAD_S, lambda number: head + load.body(number), responses.read
+        )
 
 
 def consume_nsq(start: Start, port: str, topic: str, load: Load) -> array[float]:
@@ -142,7 +169,10 @@ def consume_nsq(start: Start, port: str, topic: str, load: Load) -> array[float]
             for number in reader.numbers[seen:]:
                 arrivals.add(number)
             if ids or beats:
-                link.sendall(b"".join([b"FIN ", b"\nFIN ".join(ids), b"\n"] if ids else []) + b"NOP\n" * beats)
+                link.sendall(
+                    b"".join([b"FIN ", b"\nFIN ".join(ids), b"\n"] if ids else [])
+                    + b"NOP\n" * beats
+                )
     return arrivals.times
 
 

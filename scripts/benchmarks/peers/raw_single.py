@@ -22,10 +22,15 @@ RAW_TO_CONSUMER: Final = "raw pyzmq + fdatasync, to the consumer, p50"
 RAW_TO_ANSWER: Final = "raw pyzmq + fdatasync, to the answer, p50"
 
 
-def raw_single_seconds(size: int, count: int, a_second: float, folder: Path) -> tuple[list[float], list[float]]:
+def raw_single_seconds(
+    size: int, count: int, a_second: float, folder: Path
+) -> tuple[list[float], list[float]]:
     """Return the seconds to the consumer and to the answer for `count` messages at a fixed rate."""
     shape = Shape(count, size, 1)
-    with tempfile.TemporaryDirectory(prefix="raw-") as run, Crew() as crew:  # short, as a socket's path must be
+    with (
+        tempfile.TemporaryDirectory(prefix="raw-") as run,
+        Crew() as crew,
+    ):  # short, as a socket's path must be
         crew.add(_consumer, run, shape)
         crew.add(raw_channel, run, shape)
         crew.add(_storage, run, shape, folder)
@@ -56,7 +61,10 @@ def _producer(start: Start, run: str, shape: Shape, a_second: float) -> list[flo
 
 def _storage(start: Start, run: str, shape: Shape, folder: Path) -> None:
     ends = Ends(run)
-    arriving, stored = ends.open(zmq.PULL, "storage", bind=True), ends.open(zmq.PUSH, "stored", bind=False)
+    arriving, stored = (
+        ends.open(zmq.PULL, "storage", bind=True),
+        ends.open(zmq.PUSH, "stored", bind=False),
+    )
     with tempfile.TemporaryFile(dir=folder) as file:
         start()
         for _ in range(shape.messages):

@@ -96,7 +96,10 @@ def _publish(start: Start, path: str, shape: Shape) -> float:
     with Client(path) as client:
         start()
         for first in range(0, shape.messages, shape.block):
-            part = [bodies[number % len(bodies)] for number in range(first, min(first + shape.block, shape.messages))]
+            part = [
+                bodies[number % len(bodies)]
+                for number in range(first, min(first + shape.block, shape.messages))
+            ]
             client.ask([(b"XADD", STREAM, b"*", b"b", body) for body in part])
         return time.monotonic()
 
@@ -107,7 +110,23 @@ def _consume(start: Start, path: str, shape: Shape) -> float:
         start()
         seen = 0
         while seen < shape.messages:
-            [found] = client.ask([(b"XREADGROUP", b"GROUP", b"group", b"me", b"COUNT", count, b"BLOCK", b"1000", b"STREAMS", STREAM, b">")])
+            [found] = client.ask(
+                [
+                    (
+                        b"XREADGROUP",
+                        b"GROUP",
+                        b"group",
+                        b"me",
+                        b"COUNT",
+                        count,
+                        b"BLOCK",
+                        b"1000",
+                        b"STREAMS",
+                        STREAM,
+                        b">",
+                    )
+                ]
+            )
             if found:
                 entries = found[0][1]
                 client.ask([(b"XACK", STREAM, b"group", *(entry[0] for entry in entries))])
@@ -120,8 +139,23 @@ def running(server: str, folder: Path) -> Iterator[str]:
     """Run a server on a socket file that syncs every command before its answer."""
     with tempfile.TemporaryDirectory(prefix="redis-", dir=folder) as place:
         path = f"{place}/socket"
-        options = ["--port", "0", "--unixsocket", path, "--appendonly", "yes", "--appendfsync", "always", "--save", "", "--dir", place]
-        process = subprocess.Popen([server, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        options = [
+            "--port",
+            "0",
+            "--unixsocket",
+            path,
+            "--appendonly",
+            "yes",
+            "--appendfsync",
+            "always",
+            "--save",
+            "",
+            "--dir",
+            place,
+        ]
+        process = subprocess.Popen(
+            [server, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
         try:
             deadline = time.monotonic() + WAIT_S
             while not _answers(path):

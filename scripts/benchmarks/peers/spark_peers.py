@@ -17,7 +17,10 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-SCHEMA: Final = "key binary, value binary, topic string, partition int, offset bigint, timestamp timestamp, timestampType int, tag string"
+SCHEMA: Final = (
+    "key binary, value binary, topic string, partition int, offset bigint, timestamp "
+    "timestamp, timestampType int, tag string"
+)
 ARROW: Final = pa.schema(
     [
         ("key", pa.binary()), ("value", pa.binary()), ("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()),
@@ -76,7 +79,9 @@ class Prebuilt(DataSource):
 
 class _PrebuiltReader(DataSourceReader):
     def __init__(self, options: Mapping[str, str]) -> None:
-        self.rows, self.size, self.batch, self.count = (int(options[name]) for name in ("rows", "size", "batch", "partitions"))
+        self.rows, self.size, self.batch, self.count = (
+            int(options[name]) for name in ("rows", "size", "batch", "partitions")
+        )
         self.how = options["how"]
 
     def partitions(self) -> list[InputPartition]:

@@ -19,12 +19,22 @@ from zsq.actors.alarms import alarm_receivers
 from zsq.actors.alarms.alarm_receivers import Command, Deadline, NotSent, Webhook, receivers
 from zsq.actors.settings.options import AlarmOptions
 
-EVENT = {"event": "raised", "topic": "clicks", "channel": "c", "text": "raised: clicks/c: depth 20 (alarm above 10)"}
+EVENT = {
+    "event": "raised",
+    "topic": "clicks",
+    "channel": "c",
+    "text": "raised: clicks/c: depth 20 (alarm above 10)",
+}
 
 
 def message(*events: dict[str, str]) -> dict[str, Any]:
     text = "\n".join(event["text"] for event in events)
-    return {"text": text, "events": list(events), "missed": 0, "broker": {"host": "here", "data_dir": "/data"}}
+    return {
+        "text": text,
+        "events": list(events),
+        "missed": 0,
+        "broker": {"host": "here", "data_dir": "/data"},
+    }
 
 
 def told(receiver: Any, what: dict[str, Any]) -> str:
@@ -80,12 +90,17 @@ def test_a_webhook_that_hangs_times_out(monkeypatch: pytest.MonkeyPatch) -> None
 TLS_RECORD = b"\x16\x03\x03\x40\x00"  # the head of one, of 16 KiB
 
 
-@pytest.mark.parametrize(("scheme", "first"), [("http", b"HTTP/1.1 200 OK\r\nX: "), ("https", TLS_RECORD)])
-def test_a_webhook_that_trickles_is_cut_off(scheme: str, first: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "first"), [("http", b"HTTP/1.1 200 OK\r\nX: "), ("https", TLS_RECORD)]
+)
+def test_a_webhook_that_trickles_is_cut_off(
+    scheme: str, first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(alarm_receivers, "TRY_S", 0.5)
     with Trickler(first, b"x") as server:
         within(
-            lambda: told(Webhook(f"{scheme}://{server.address}/x", ""), message(EVENT)), "took longer than 0.5 s: the connection was closed"
+            lambda: told(Webhook(f"{scheme}://{server.address}/x", ""), message(EVENT)),
+            "took longer than 0.5 s: the connection was closed",
         )
 
 
@@ -113,12 +128,21 @@ def python(code: str, *arguments: str) -> Command:
 
 def test_a_command_gets_json_on_stdin_and_its_arguments_as_they_are(tmp_path: Path) -> None:
     out = tmp_path / "out; echo $HOME"
-    assert told(python("import sys; open(sys.argv[1], 'w').write(sys.stdin.read())", str(out)), message(EVENT)) == ""
+    assert (
+        told(
+            python("import sys; open(sys.argv[1], 'w').write(sys.stdin.read())", str(out)),
+            message(EVENT),
+        )
+        == ""
+    )
     assert json.loads(out.read_text()) == message(EVENT)
 
 
 def test_a_command_that_fails_says_why() -> None:
-    assert told(python("import sys; sys.exit('no luck')"), message(EVENT)) == "ended with exit code 1: no luck"
+    assert (
+        told(python("import sys; sys.exit('no luck')"), message(EVENT))
+        == "ended with exit code 1: no luck"
+    )
 
 
 def test_a_command_that_does_not_read_is_no_failure() -> None:
@@ -139,10 +163,15 @@ os.rename(sys.argv[1] + ".new", sys.argv[1])
 """
 
 
-def test_a_command_that_hangs_is_killed_with_its_process_group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_command_that_hangs_is_killed_with_its_process_group(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(alarm_receivers, "TRY_S", 3.0)
     noted = tmp_path / "pids"
-    assert told(python(FAMILY + "time.sleep(600)", str(noted)), message(EVENT)) == "did not end within 3 s and was killed"
+    assert (
+        told(python(FAMILY + "time.sleep(600)", str(noted)), message(EVENT))
+        == "did not end within 3 s and was killed"
+    )
     *group, other = noted.read_text().split()
     assert len(group) == 2
     wait_for(lambda: not any(lives(pid) for pid in group), 10, "the end of the group")

@@ -57,10 +57,17 @@ def test_a_failed_try_is_repeated_with_growing_pauses_and_then_given_up() -> Non
     assert numbers(box.begin(now)) == [0, 1]
     assert box.went("refused", now), "given up"
     assert box.missed == 2
-    assert numbers(box.begin(now)) == [9] * (TRIES_MAX - 1), "the newer ones have tries of their own, at once"
+    assert numbers(box.begin(now)) == [9] * (TRIES_MAX - 1), (
+        "the newer ones have tries of their own, at once"
+    )
     assert not box.went("", now)
     found = box.statistics()
-    assert (found["given_up_count"], found["told_count"], found["trouble"], box.missed) == (2, TRIES_MAX - 1, "", 0)
+    assert (found["given_up_count"], found["told_count"], found["trouble"], box.missed) == (
+        2,
+        TRIES_MAX - 1,
+        "",
+        0,
+    )
 
 
 def test_waiting_is_bounded_and_the_oldest_go() -> None:

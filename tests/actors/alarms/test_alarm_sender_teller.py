@@ -1,4 +1,6 @@
-"""The teller of alarms at its end: it waits a moment for what is being told, and then for nobody outside."""
+"""The teller of alarms at its end: it waits a moment for what is being told, and then for nobody
+outside.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ def busy() -> Outbox:
     return found
 
 
-def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else the supervisor would have to kill it, at the end of the time for stopping."""
     now = 10**15
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -57,8 +61,12 @@ def test_a_receiver_that_does_not_answer_is_waited_for_a_moment_and_no_longer(mo
     assert teller.on_stop(), "at once where nobody is being told"
 
 
-def test_the_alarm_sender_ends_although_a_thread_still_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To wait for that thread may take half a minute, and libzmq aborts when its socket is closed under it."""
+def test_the_alarm_sender_ends_although_a_thread_still_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To wait for that thread may take half a minute, and libzmq aborts when its socket is closed
+    under it.
+    """
 
     def ends(code: int) -> NoReturn:
         raise Ended(code)

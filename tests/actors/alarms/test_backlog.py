@@ -1,4 +1,6 @@
-"""Backlog alarms: the table, hysteresis, hold times, and a simple model that sees the same figures."""
+"""Backlog alarms: the table, hysteresis, hold times, and a simple model that sees the same
+figures.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zsq.actors.alarms import backlog as alarms
-from zsq.actors.alarms.backlog import HELD, TRANSITIONS, Alarms, AlarmState, AlarmSubject, Event, Level, as_json, describe, level
+from zsq.actors.alarms.backlog import (
+    HELD,
+    TRANSITIONS,
+    Alarms,
+    AlarmState,
+    AlarmSubject,
+    Event,
+    Level,
+    as_json,
+    describe,
+    level,
+)
 
 S = 1_000_000_000
 DEPTH = AlarmSubject("clicks", "archive", "depth")
@@ -29,19 +42,25 @@ class Watch:
         told: list[Event] = []
         for value in values:
             self.now += 1
-            told += self.alarms.see({DEPTH: (value, self.threshold)}, self.now * S, (9_000 + self.now) * S)
+            told += self.alarms.see(
+                {DEPTH: (value, self.threshold)}, self.now * S, (9_000 + self.now) * S
+            )
         return [event.event for event in told]
 
 
 def test_the_table_in_the_head_is_the_table() -> None:
     drawn = [line for line in (alarms.__doc__ or "").splitlines() if line.startswith("|")]
-    assert "\n".join(drawn) in Path(__file__).parents[3].joinpath("docs/channels.md").read_text(), "and that in the docs"
+    assert "\n".join(drawn) in Path(__file__).parents[3].joinpath("docs/channels.md").read_text(), (
+        "and that in the docs"
+    )
     rows = [line.strip("| ").split(" | ") for line in drawn if line.startswith("| ")]
     assert [row[0] for row in rows[1:]] == [state.value for state in AlarmState]
     order = (Level.ABOVE, Level.BETWEEN, Level.BELOW, Level.UNKNOWN)
     for row in rows[1:]:
         state = AlarmState(row[0])
-        assert [cell.split(";")[0] for cell in row[1:]] == [TRANSITIONS[state][found].value for found in order]
+        assert [cell.split(";")[0] for cell in row[1:]] == [
+            TRANSITIONS[state][found].value for found in order
+        ]
         held = [cell.split("held: ")[1] for cell in row[1:] if "held" in cell]
         assert held == ([HELD[state].value] if state in HELD else [])
 
@@ -54,7 +73,9 @@ def test_the_table_in_the_head_is_the_table() -> None:
         (None, 100, Level.UNKNOWN),
     ],
 )  # fmt: skip
-def test_each_value_has_its_level_against_the_threshold(value: float | None, threshold: float, found: Level) -> None:
+def test_each_value_has_its_level_against_the_threshold(
+    value: float | None, threshold: float, found: Level
+) -> None:
     assert level(value, threshold) is found
 
 
@@ -64,7 +85,13 @@ def test_an_alarm_is_raised_once_after_its_hold_time() -> None:
     assert watch.see(400) == ["raised"]
     assert watch.see(*[500] * 20) == []
     (row,) = watch.alarms.raised()
-    assert (row["topic"], row["channel"], row["figure"], row["value"], row["threshold"]) == ("clicks", "archive", "depth", 500, 100)
+    assert (row["topic"], row["channel"], row["figure"], row["value"], row["threshold"]) == (
+        "clicks",
+        "archive",
+        "depth",
+        500,
+        100,
+    )
     assert row["raised_ns"] == 9_054 * S
 
 
@@ -112,7 +139,9 @@ def test_a_threshold_that_is_changed_counts_at_once() -> None:
 
 
 @pytest.mark.parametrize(("seen", "told"), [(4, ["cleared"]), (2, [])])
-def test_the_alarm_of_a_removed_channel_is_cleared_if_it_was_raised(seen: int, told: list[str]) -> None:
+def test_the_alarm_of_a_removed_channel_is_cleared_if_it_was_raised(
+    seen: int, told: list[str]
+) -> None:
     watch = Watch()
     watch.see(*[200] * seen)
     events = watch.alarms.see({}, 99 * S, 9_099 * S)
@@ -135,13 +164,21 @@ def test_an_alarm_is_described_in_json_and_in_text() -> None:
         "event": "raised", "topic": "clicks", "channel": "archive", "figure": "depth", "value": 1_234, "threshold": 1_000,
         "raised_ns": 9 * S, "time_ns": 9 * S, "text": "raised: clicks/archive: depth 1,234 (alarm above 1,000)",
     }  # fmt: skip
-    assert describe(AGE, 61.25, 60.0) == "clicks/archive: oldest message 61.2 s old (alarm above 60 s)"
-    assert describe(AGE, None, 60.0) == "clicks/archive: oldest message unknown old (alarm above 60 s)"
+    assert (
+        describe(AGE, 61.25, 60.0) == "clicks/archive: oldest message 61.2 s old (alarm above 60 s)"
+    )
+    assert (
+        describe(AGE, None, 60.0) == "clicks/archive: oldest message unknown old (alarm above 60 s)"
+    )
 
 
 @given(st.lists(st.sampled_from([0, 80, 81, 100, 101, 500, None]), max_size=60), st.integers(0, 5))
-def test_alarms_agree_with_a_model_that_reads_all_past_values(values: list[float | None], hold: int) -> None:
-    """Raised: the known figures that came last in a row above span `hold` seconds of known looks. Cleared: the same, below."""
+def test_alarms_agree_with_a_model_that_reads_all_past_values(
+    values: list[float | None], hold: int
+) -> None:
+    """Raised: the known figures that came last in a row above span `hold` seconds of known looks.
+    Cleared: the same, below.
+    """
     watch = Watch(hold_s=hold)
     raised = False
     run: list[bool] = []  # of one level in a row, since the last step; known ones

@@ -1,4 +1,6 @@
-"""A channel's shell, with ports that only note what was sent: what storage's words about removed messages do to it."""
+"""A channel's shell, with ports that only note what was sent: what storage's words about removed
+messages do to it.
+"""
 
 from __future__ import annotations
 
@@ -49,9 +51,24 @@ class Shell:
 
     def __init__(self, start: int, name: str = "c") -> None:
         row = {"next": 5, "paused": False, "counters": {}}
-        data = {"row": row, "end": 20, "start": start, "deferred": (0, 0, 0), "holes": ((2, 2, 1, 0),), "more": False}
-        self.wires = {"storage": Wire(p.Done(1, data)), "topic": Wire(), "scan": Wire(), "front": Wire(), "supervisor": Wire()}
-        given = ChannelStart(channel=name, closed=False, front="front", topic="topic", storage="storage", scan="scan")
+        data = {
+            "row": row,
+            "end": 20,
+            "start": start,
+            "deferred": (0, 0, 0),
+            "holes": ((2, 2, 1, 0),),
+            "more": False,
+        }
+        self.wires = {
+            "storage": Wire(p.Done(1, data)),
+            "topic": Wire(),
+            "scan": Wire(),
+            "front": Wire(),
+            "supervisor": Wire(),
+        }
+        given = ChannelStart(
+            channel=name, closed=False, front="front", topic="topic", storage="storage", scan="scan"
+        )
         self.channel = ChannelActor(7, f"channel t/{name}", given)
         parts: dict[str, Any] = {
             "open_dealer": self.wires.__getitem__,
@@ -70,7 +87,9 @@ class Shell:
 
 
 @pytest.mark.parametrize(("start", "following", "dropped"), [(0, 5, 0), (3, 5, 1), (10, 10, 7)])
-def test_messages_removed_before_the_start_are_skipped_and_counted(start: int, following: int, dropped: int) -> None:
+def test_messages_removed_before_the_start_are_skipped_and_counted(
+    start: int, following: int, dropped: int
+) -> None:
     shell = Shell(start)
     saves = [message for message in shell.turn("storage") if isinstance(message, p.Save)]
     assert [save.row["next"] for save in saves] == [following]
@@ -87,12 +106,18 @@ def test_a_channel_does_not_wait_for_dropped_messages() -> None:
     shell.hear("storage", p.Dropped(4))
     assert shell.channel.feed.state is FeedState.ATTACHED, "it is farther on already"
     shell.hear("storage", p.Dropped(12))
-    assert [message.offset for message in shell.turn("storage") if isinstance(message, p.Fetch)] == [12]
+    assert [
+        message.offset for message in shell.turn("storage") if isinstance(message, p.Fetch)
+    ] == [12]
 
 
 @pytest.mark.parametrize(("start", "dropped"), [(4, 0), (5, 0), (12, 7)])
-def test_a_seek_to_removed_messages_is_answered_with_the_real_place(start: int, dropped: int) -> None:
-    """Storage had decided before the seek was committed, so its word comes first. What the channel had passed is not dropped."""
+def test_a_seek_to_removed_messages_is_answered_with_the_real_place(
+    start: int, dropped: int
+) -> None:
+    """Storage had decided before the seek was committed, so its word comes first. What the channel
+    had passed is not dropped.
+    """
     shell = Shell(0)
     shell.turn("storage")
     shell.hear("supervisor", p.Seek(9, 3, 0, 20, clamp=False, forward=False))
@@ -119,7 +144,11 @@ def test_a_seek_holds_deliveries_until_it_is_committed_and_is_answered_then() ->
     shell.wires["supervisor"].take()
     shell.hear("storage", p.Done(shell.channel.saving.out, {}))
     assert shell.wires["supervisor"].take() == [p.Position(9, 0)]
-    assert [message.runs for message in shell.turn("front") if isinstance(message, p.Deliver)] == [((0, 1, 1),), ((1, 1, 1),), ((2, 1, 1),)]
+    assert [message.runs for message in shell.turn("front") if isinstance(message, p.Deliver)] == [
+        ((0, 1, 1),),
+        ((1, 1, 1),),
+        ((2, 1, 1),),
+    ]
 
 
 def offered(shell: Shell, count: int, tag: bytes) -> None:
@@ -129,11 +158,15 @@ def offered(shell: Shell, count: int, tag: bytes) -> None:
         assert supply.offer(with_place(pack([b"x"], tags=[tag]), supply.window_end, 0))
 
 
-@pytest.mark.parametrize(("limit", "tag", "sent"), [("LOOKS_MAX", b"other", 0), ("DRAIN_MAX", b"mine", 30)])
+@pytest.mark.parametrize(
+    ("limit", "tag", "sent"), [("LOOKS_MAX", b"other", 0), ("DRAIN_MAX", b"mine", 30)]
+)
 def test_work_beyond_the_limit_of_a_turn_is_done_in_the_next_turn(
     limit: str, tag: bytes, sent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without waiting for anything: passing what nobody wants, or delivering. What comes in is heard in between."""
+    """Without waiting for anything: passing what nobody wants, or delivering. What comes in is
+    heard in between.
+    """
     monkeypatch.setattr(options, limit, 10)
     monkeypatch.setattr(options, "LOOK_BLOCK", 0)
     monkeypatch.setattr(options, "GATHER_COUNT_MAX", 1)
@@ -175,7 +208,9 @@ def test_another_channel_is_never_over() -> None:
     assert shell.turn("supervisor") == []
 
 
-def test_a_channel_ends_when_memory_changes_too_many_of_its_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_ends_when_memory_changes_too_many_of_its_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "CORRUPT_MAX", 2)
     now = [1]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])

@@ -31,7 +31,10 @@ def test_a_channel_with_a_consumer_does_not_end_however_long_it_is_idle() -> Non
 def test_the_end_is_reported_each_second_and_never_taken_back() -> None:
     last = LastConsumer(0)
     last.look(1, 1)
-    assert [last.look(count, at) for count, at in ((0, S), (0, S + 1), (1, 2 * S - 1), (1, 2 * S), (0, 2 * S + 1))] == [
+    assert [
+        last.look(count, at)
+        for count, at in ((0, S), (0, S + 1), (1, 2 * S - 1), (1, 2 * S), (0, 2 * S + 1))
+    ] == [
         True,
         False,
         False,

@@ -1,4 +1,6 @@
-"""A channel that was moved back saves a beginning below 0: what it sees again counts as coming again."""
+"""A channel that was moved back saves a beginning below 0: what it sees again counts as coming
+again.
+"""
 
 from __future__ import annotations
 

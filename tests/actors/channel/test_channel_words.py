@@ -1,4 +1,6 @@
-"""A channel's shell: which answers of storage it takes as its own, whose messages go when a gateway goes, and how much it asks for."""
+"""A channel's shell: which answers of storage it takes as its own, whose messages go when a gateway
+goes, and how much it asks for.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +79,9 @@ def test_only_the_commit_that_is_out_confirms(shell: Shell) -> None:
     assert shell.wires["front"].take() == [p.Answer(5, deliver.token, ())]
 
 
-def test_a_commit_that_storage_refuses_ends_the_channel_and_no_other_answer_does(shell: Shell) -> None:
+def test_a_commit_that_storage_refuses_ends_the_channel_and_no_other_answer_does(
+    shell: Shell,
+) -> None:
     deliver = held(shell, 1)
     shell.hear("front", p.Fin(5, deliver.token, ((deliver.runs[0][0], 1),)), A)
     shell.turn("storage")
@@ -88,7 +92,9 @@ def test_a_commit_that_storage_refuses_ends_the_channel_and_no_other_answer_does
 
 def test_a_block_that_cannot_be_read_is_lost_alone(shell: Shell) -> None:
     lost: list[tuple[int, int]] = []
-    vars(shell.channel)["supply"] = SimpleNamespace(lost=lambda *run: lost.append(run), deferred=shell.channel.supply.deferred)
+    vars(shell.channel)["supply"] = SimpleNamespace(
+        lost=lambda *run: lost.append(run), deferred=shell.channel.supply.deferred
+    )
     shell.channel._fetches[77] = 3
     shell.hear("storage", p.Failed(78, "E_X", "why"))
     assert (lost, shell.channel._fetches) == ([], {77: 3})
@@ -103,40 +109,68 @@ def test_consumers_behind_a_gateway_are_removed_with_it(shell: Shell) -> None:
     assert {*shell.channel.core.consumers} == {A, (b"other", b"1")}
 
 
-def test_the_number_of_reads_for_redelivery_is_bounded(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_reads_for_redelivery_is_bounded(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "FETCHES_MAX", 3)
-    monkeypatch.setattr(type(shell.channel.supply), "wanted", property(lambda self: set(range(10, 20))), raising=False)
+    monkeypatch.setattr(
+        type(shell.channel.supply),
+        "wanted",
+        property(lambda self: set(range(10, 20))),
+        raising=False,
+    )
     shell.channel._ask_for_blocks()
-    asked = {message.offset for message in shell.wires["storage"].take() if isinstance(message, p.Fetch)}
+    asked = {
+        message.offset for message in shell.wires["storage"].take() if isinstance(message, p.Fetch)
+    }
     assert len(asked & set(range(10, 20))) == 3
     shell.channel._ask_for_blocks()
-    assert not [message for message in shell.wires["storage"].take() if isinstance(message, p.Fetch) and message.offset >= 10]
+    assert not [
+        message
+        for message in shell.wires["storage"].take()
+        if isinstance(message, p.Fetch) and message.offset >= 10
+    ]
 
 
-def blocks_word(shell: Shell, request: int, first: int, count: int, head: int) -> tuple[p.Blocks, list[Block]]:
+def blocks_word(
+    shell: Shell, request: int, first: int, count: int, head: int
+) -> tuple[p.Blocks, list[Block]]:
     return p.Blocks(request, 0, head, first + count), [with_place(pack([b"x"] * count), first, 0)]
 
 
 @pytest.mark.parametrize(("head", "reached"), [(8, True), (9, False)])
-def test_a_reader_that_has_reached_the_head_goes_back_to_the_topics_hands(shell: Shell, head: int, reached: bool) -> None:
+def test_a_reader_that_has_reached_the_head_goes_back_to_the_topics_hands(
+    shell: Shell, head: int, reached: bool
+) -> None:
     shell.turn("topic")
     shell.channel.feed.behind()
-    (fetch,) = [message for message in shell.turn("storage") if isinstance(message, p.Fetch) and message.offset == 5]
+    (fetch,) = [
+        message
+        for message in shell.turn("storage")
+        if isinstance(message, p.Fetch) and message.offset == 5
+    ]
     message, blocks = blocks_word(shell, fetch.request, 5, 3, head)
-    frames: list[Any] = [frame for block in blocks for frame in (block.wire_header(), block.payload)]
+    frames: list[Any] = [
+        frame for block in blocks for frame in (block.wire_header(), block.payload)
+    ]
     shell.wires["storage"].hear(message, (), frames)
     assert shell.channel.supply.window_end == 8
     assert (shell.channel.feed.state is not FeedState.READING) or not reached
     asks = [
-        type(message) for name in ("topic", "storage") for message in (shell.turn(name) if name == "topic" else shell.wires[name].take())
+        type(message)
+        for name in ("topic", "storage")
+        for message in (shell.turn(name) if name == "topic" else shell.wires[name].take())
     ]
     assert (p.Attach in asks) is reached
 
 
 @pytest.mark.parametrize(
-    ("offset", "forward", "following"), [(4, True, 5), (6, True, 6), (3, False, 3), (20, False, 20), (END, False, 20), (0, False, 1)]
+    ("offset", "forward", "following"),
+    [(4, True, 5), (6, True, 6), (3, False, 3), (20, False, 20), (END, False, 20), (0, False, 1)],
 )
-def test_a_seek_stays_within_the_log_and_with_forward_goes_on_only(shell: Shell, offset: int, forward: bool, following: int) -> None:
+def test_a_seek_stays_within_the_log_and_with_forward_goes_on_only(
+    shell: Shell, offset: int, forward: bool, following: int
+) -> None:
     def seek(to: int, *, clamp: bool = False) -> int:
         shell.channel.seek(p.Seek(1, to, 1, 20, clamp, forward and not clamp))
         return shell.channel.supply.next_offset
@@ -148,7 +182,9 @@ def test_a_seek_stays_within_the_log_and_with_forward_goes_on_only(shell: Shell,
     assert seek(21, clamp=True) == 20
 
 
-def test_dead_letters_on_their_way_are_waited_for_a_while(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_on_their_way_are_waited_for_a_while(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     monkeypatch.setattr(type(shell.channel.dead_letters), "sending", True, raising=False)

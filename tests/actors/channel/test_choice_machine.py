@@ -1,8 +1,10 @@
-"""A channel that chooses (by tags, addresses, age, samples) against a model that knows what each message is and what became of it.
+"""A channel that chooses (by tags, addresses, age, samples) against a model that knows what each
+message is and what became of it.
 
-What must hold however the rules are mixed, over crashes too: what is delivered is wanted, and not too old at that moment; what was
-passed by is not wanted, too old, or left out of a sample, and is counted by its first reason; nothing is delivered to two at a time, nor
-again once it is finished and committed; in the end each message was finished or passed by.
+What must hold however the rules are mixed, over crashes too: what is delivered is wanted, and not
+too old at that moment; what was passed by is not wanted, too old, or left out of a sample, and is
+counted by its first reason; nothing is delivered to two at a time, nor again once it is finished
+and committed; in the end each message was finished or passed by.
 """
 
 from __future__ import annotations
@@ -27,10 +29,23 @@ from zsq.transport.wire.dead_letter import CHANNEL_HEADER, with_address
 
 S = 1_000_000_000
 PEERS: list[tuple[bytes, ...]] = [(b"a",), (b"b",), (b"c",)]
-MESSAGE = st.tuples(st.sampled_from([None, b"x", b"y", b"z"]), st.sampled_from([None, None, "me", "other"]))
+MESSAGE = st.tuples(
+    st.sampled_from([None, b"x", b"y", b"z"]), st.sampled_from([None, None, "me", "other"])
+)
 NEW, LEASED, AGAIN, FINISHED = "new", "leased", "again", "finished"
-COUNTERS = {"tag": "tag_skipped_count", "address": "addressed_skipped_count", "old": "expired_count", "sampled": "sampled_count"}
-SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 400, "HOLE_ROWS_MAX": 12, "GATHER_COUNT_MAX": 6, "GATHER_BYTES_MAX": 40, "LOOKS_MAX": 30}
+COUNTERS = {
+    "tag": "tag_skipped_count",
+    "address": "addressed_skipped_count",
+    "old": "expired_count",
+    "sampled": "sampled_count",
+}
+SMALL: dict[str, Any] = {
+    "CACHE_BYTES_MAX": 400,
+    "HOLE_ROWS_MAX": 12,
+    "GATHER_COUNT_MAX": 6,
+    "GATHER_BYTES_MAX": 40,
+    "LOOKS_MAX": 30,
+}
 SMALL |= {"PROMISED_MAX": 9}
 
 
@@ -63,7 +78,17 @@ class ChoiceMachine(RuleBasedStateMachine):
         self.lives += 1
         offset, rows, counters = self.stored
         holes = [(start, *row, 0) for start, row in rows.items()]
-        self.channel = ChannelCore(self.lives, offset, holes, dict(counters), False, None, self.settings, "me", self.random.random)
+        self.channel = ChannelCore(
+            self.lives,
+            offset,
+            holes,
+            dict(counters),
+            False,
+            None,
+            self.settings,
+            "me",
+            self.random.random,
+        )
         self.leases: dict[int, tuple[tuple[bytes, ...], list[int]]] = {}
         self.pending = None
         self.states, self.skipped = list(self.safe[0]), Counter(self.safe[1])
@@ -77,7 +102,9 @@ class ChoiceMachine(RuleBasedStateMachine):
         for token in [token for token, lease in self.leases.items() if lease[0] == peer]:
             self.give_back(token)
         rate = self.rates[peer]
-        self.channel.subscribe(Subscriber(peer, "", ready, 60 * S, 10_000 * S, self.now_ns, 0, sample_rate=rate))
+        self.channel.subscribe(
+            Subscriber(peer, "", ready, 60 * S, 10_000 * S, self.now_ns, 0, sample_rate=rate)
+        )
 
     def give_back(self, token: int) -> None:
         for offset in self.leases.pop(token)[1]:
@@ -90,7 +117,10 @@ class ChoiceMachine(RuleBasedStateMachine):
         if not flag:
             messages = [(tag, None) for tag, _ in messages]
         bodies = [b"%d" % (len(self.messages) + i) for i in range(len(messages))]
-        headers = [None if channel is None else pack_headers({CHANNEL_HEADER: channel}) for _, channel in messages]
+        headers = [
+            None if channel is None else pack_headers({CHANNEL_HEADER: channel})
+            for _, channel in messages
+        ]
         tags = [tag for tag, _ in messages]
         block = with_address(pack(bodies, tags=tags, headers=headers), headers)
         self.log.append(with_place(block, len(self.messages), self.now_ns))
@@ -133,15 +163,28 @@ class ChoiceMachine(RuleBasedStateMachine):
             before = self.channel.supply.next_offset
             counted = {reason: self.channel.counters[name] for reason, name in COUNTERS.items()}
             pending = self.channel.next_delivery(self.now_ns, self.now_ns)
-            got = [] if pending is None else [offset for start, count, _ in pending.runs for offset in range(start, start + count)]
+            got = (
+                []
+                if pending is None
+                else [
+                    offset
+                    for start, count, _ in pending.runs
+                    for offset in range(start, start + count)
+                ]
+            )
             for offset in got:
                 assert not self.is_old(offset)
-                assert self.states[offset] == AGAIN or (self.states[offset] == NEW and not self.unwanted(offset))
+                assert self.states[offset] == AGAIN or (
+                    self.states[offset] == NEW and not self.unwanted(offset)
+                )
                 self.states[offset] = LEASED
             if pending is not None:
                 assert gather(pending.parts).body.values() == [b"%d" % offset for offset in got]
                 self.leases[pending.token] = pending.peer, got
-                assert self.channel.consumers[pending.peer].in_flight <= self.channel.consumers[pending.peer].ready
+                assert (
+                    self.channel.consumers[pending.peer].in_flight
+                    <= self.channel.consumers[pending.peer].ready
+                )
             self.passed(before, counted)
             if pending is None:
                 return
@@ -154,16 +197,23 @@ class ChoiceMachine(RuleBasedStateMachine):
                 reasons[self.unwanted(offset) or "sampled"] += 1
                 self.states[offset] = FINISHED
         again = self.channel.supply.again
-        held = {offset for start, count, _ in (*again.ready, *again.waiting, *again.returned) for offset in range(start, start + count)}
-        held |= {offset for start, count, _ in again.promising for offset in range(start, start + count)}
+        held = {
+            offset
+            for start, count, _ in (*again.ready, *again.waiting, *again.returned)
+            for offset in range(start, start + count)
+        }
+        held |= {
+            offset for start, count, _ in again.promising for offset in range(start, start + count)
+        }
         for offset, state in enumerate(self.states):
             if state == AGAIN and offset not in held:
                 assert self.is_old(offset)
                 reasons["old"] += 1
                 self.states[offset] = FINISHED
-        assert {reason: self.channel.counters[name] - counted[reason] for reason, name in COUNTERS.items()} == {
-            reason: reasons[reason] for reason in COUNTERS
-        }
+        assert {
+            reason: self.channel.counters[name] - counted[reason]
+            for reason, name in COUNTERS.items()
+        } == {reason: reasons[reason] for reason in COUNTERS}
         assert not reasons["sampled"] or any(self.rates.values())
         self.skipped += reasons
 
@@ -173,7 +223,11 @@ class ChoiceMachine(RuleBasedStateMachine):
         token = list(self.leases)[number % len(self.leases)]
         peer, offsets = self.leases[token]
         ranges = [(offsets[0], 1)] if part else []
-        refused = self.channel.req(peer, token, ranges, 0, self.now_ns) if requeue else self.channel.fin(peer, token, ranges)
+        refused = (
+            self.channel.req(peer, token, ranges, 0, self.now_ns)
+            if requeue
+            else self.channel.fin(peer, token, ranges)
+        )
         assert not refused
         for offset in offsets[:1] if part else list(offsets):
             self.states[offset] = AGAIN if requeue else FINISHED
@@ -194,7 +248,12 @@ class ChoiceMachine(RuleBasedStateMachine):
     @rule()
     def commit(self) -> None:
         if self.pending is None:
-            self.pending = self.channel.changes(), list(self.states), Counter(self.skipped), dict(self.channel.counters)
+            self.pending = (
+                self.channel.changes(),
+                list(self.states),
+                Counter(self.skipped),
+                dict(self.channel.counters),
+            )
         else:
             self.store()
             self.channel.supply.committed()
@@ -202,13 +261,17 @@ class ChoiceMachine(RuleBasedStateMachine):
     def store(self) -> None:
         assert self.pending is not None
         changes, states, skipped, counters = self.pending
-        rows = {start: row for start, row in self.stored[1].items() if start not in changes.holes_gone}
+        rows = {
+            start: row for start, row in self.stored[1].items() if start not in changes.holes_gone
+        }
         rows |= {start: (count, attempts) for start, count, attempts, _ in changes.holes_put}
         self.stored = changes.next_offset, rows, counters
         self.safe = states, skipped
         self.pending = None
         unfinished = sorted(start + i for start, row in rows.items() for i in range(row[0]))
-        assert unfinished == [offset for offset in range(changes.next_offset) if states[offset] != FINISHED]
+        assert unfinished == [
+            offset for offset in range(changes.next_offset) if states[offset] != FINISHED
+        ]
 
     @rule(dice=st.integers(0, 3), written=st.booleans())
     def crash(self, dice: int, written: bool) -> None:
@@ -223,7 +286,9 @@ class ChoiceMachine(RuleBasedStateMachine):
             found: Mapping[str, Any] = self.channel.statistics(len(self.messages))
             assert found["depth"] == self.states.count(NEW) + self.states.count(AGAIN)
             assert found["in_flight_count"] == self.states.count(LEASED)
-            assert {reason: found[name] for reason, name in COUNTERS.items()} == {reason: self.skipped[reason] for reason in COUNTERS}
+            assert {reason: found[name] for reason, name in COUNTERS.items()} == {
+                reason: self.skipped[reason] for reason in COUNTERS
+            }
 
     def teardown(self) -> None:
         try:

@@ -32,16 +32,25 @@ ALL: tuple[tuple[int, int], ...] = ()
         ({"a": 2, "b": 2}, [5], [("a", 0, 2), ("b", 2, 2)]),
         ({"a": 10, "b": 10}, [5, 5], [("a", 0, 5), ("b", 5, 5)]),
         ({"a": 10, "b": 0, "c": 10}, [5, 5], [("a", 0, 5), ("c", 5, 5)]),
-        ({"a": 9, "b": 9, "c": 9}, [3, 3, 3, 3], [("a", 0, 3), ("b", 3, 3), ("c", 6, 3), ("a", 9, 3)]),
+        (
+            {"a": 9, "b": 9, "c": 9},
+            [3, 3, 3, 3],
+            [("a", 0, 3), ("b", 3, 3), ("c", 6, 3), ("a", 9, 3)],
+        ),
     ],
 )
 def test_credit_is_kept_and_consumers_take_turns(
-    harness: ChannelHarness, ready: dict[str, int], blocks: list[int], sent: list[tuple[str, int, int]]
+    harness: ChannelHarness,
+    ready: dict[str, int],
+    blocks: list[int],
+    sent: list[tuple[str, int, int]],
 ) -> None:
     for name, credit in ready.items():
         harness.join((name.encode(),), credit)
     harness.come(*blocks)
-    assert harness.told(harness.send()) == [(name, ((first, count, 1),)) for name, first, count in sent]
+    assert harness.told(harness.send()) == [
+        (name, ((first, count, 1),)) for name, first, count in sent
+    ]
     assert harness.stats()[1] == sum(count for _, _, count in sent)
 
 
@@ -58,7 +67,9 @@ def test_more_credit_sends_more_and_less_sends_none(harness: ChannelHarness) -> 
     assert not harness.channel.is_wanted()
 
 
-def test_a_channel_without_messages_does_not_change_whose_turn_it_is(harness: ChannelHarness) -> None:
+def test_a_channel_without_messages_does_not_change_whose_turn_it_is(
+    harness: ChannelHarness,
+) -> None:
     harness.join(A, 1)
     harness.join(B, 1)
     assert harness.send() == []
@@ -94,7 +105,13 @@ def test_tokens_are_of_this_incarnation_and_never_used_twice(harness: ChannelHar
 )
 @pytest.mark.parametrize("verb", ["fin", "req"])
 def test_answers_are_taken_under_the_lease_only(
-    harness: ChannelHarness, verb: str, peer: tuple[bytes, ...], stale: bool, ranges: Any, refused: Any, in_flight: int
+    harness: ChannelHarness,
+    verb: str,
+    peer: tuple[bytes, ...],
+    stale: bool,
+    ranges: Any,
+    refused: Any,
+    in_flight: int,
 ) -> None:
     harness.join(A, 10)
     harness.join(B, 0)
@@ -111,8 +128,13 @@ def test_answers_are_taken_under_the_lease_only(
     assert harness.channel.consumers[A].in_flight == in_flight
 
 
-@pytest.mark.parametrize("ranges", [((1,),), (("a", 1),), ((1.5, 1),), (1, 2), ((1, 2, 3),), ((None, 1),), ((1, 1),) * 10_001])
-def test_ranges_that_are_none_are_refused_and_change_nothing(harness: ChannelHarness, ranges: Any) -> None:
+@pytest.mark.parametrize(
+    "ranges",
+    [((1,),), (("a", 1),), ((1.5, 1),), (1, 2), ((1, 2, 3),), ((None, 1),), ((1, 1),) * 10_001],
+)
+def test_ranges_that_are_none_are_refused_and_change_nothing(
+    harness: ChannelHarness, ranges: Any
+) -> None:
     harness.join(A, 10)
     harness.come(10)
     token = harness.send_one().token
@@ -139,7 +161,9 @@ def test_an_answer_after_the_timeout_changes_nothing(harness: ChannelHarness) ->
 
 
 def test_each_message_of_a_gathered_delivery_is_answered_by_itself(harness: ChannelHarness) -> None:
-    """Its runs come in the order of the rounds in which they were given back, and of their offsets within a round."""
+    """Its runs come in the order of the rounds in which they were given back, and of their offsets
+    within a round.
+    """
     harness.join(A, 10)
     harness.come(10)
     token = harness.send_one().token
@@ -156,7 +180,9 @@ def test_each_message_of_a_gathered_delivery_is_answered_by_itself(harness: Chan
 
 
 def test_messages_that_storage_does_not_have_are_skipped() -> None:
-    """Damage at the end, in front of it, and between blocks: the cursor passes it, counted, and goes on with what follows."""
+    """Damage at the end, in front of it, and between blocks: the cursor passes it, counted, and
+    goes on with what follows.
+    """
     channel = ChannelCore(1, 0, (), {}, paused=False)
     channel.subscribe(Subscriber((b"a",), "", 100, 60, 60, 0, 0))
     channel.supply.step_over(3)
@@ -172,8 +198,12 @@ def test_messages_that_storage_does_not_have_are_skipped() -> None:
     assert channel.next_delivery(0, 0) is None
 
 
-def test_a_consumer_that_does_not_answer_holds_a_bound_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Credit counts messages; a consumer that never reads must not cost the channel its credit times a megabyte."""
+def test_a_consumer_that_does_not_answer_holds_a_bound_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Credit counts messages; a consumer that never reads must not cost the channel its credit
+    times a megabyte.
+    """
     monkeypatch.setattr(options, "CONSUMER_BYTES_MAX", 1_000)
     channel = ChannelCore(1, 0, (), {}, paused=False)
     channel.subscribe(Subscriber(A, "", 100, 60, 60, 0, 0))

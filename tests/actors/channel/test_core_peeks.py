@@ -22,14 +22,21 @@ A, B, C = (b"a",), (b"b",), (b"c",)
 S = 1_000_000_000
 
 
-def look(harness: ChannelHarness, limit: int = 10, rows: Sequence[tuple[int, int, int, int]] | None = None) -> dict[str, Any]:
+def look(
+    harness: ChannelHarness,
+    limit: int = 10,
+    rows: Sequence[tuple[int, int, int, int]] | None = None,
+) -> dict[str, Any]:
     """`rows`: what the store names; default: what was committed."""
     peeks = Peeks("c")
     order = p.Peek(7, limit, 0, harness.end)
     message = peeks.begin(3, order, harness.channel, harness.now_ns, harness.wall_ns)
     assert (message.request, message.channel, message.limit) == (3, "c", limit)
     if rows is None:
-        rows = sorted((row for row in harness.kept.values() if row[3] <= message.until_ns), key=lambda row: row[3])[:limit]
+        rows = sorted(
+            (row for row in harness.kept.values() if row[3] <= message.until_ns),
+            key=lambda row: row[3],
+        )[:limit]
     assert peeks.answered(4, rows, harness.channel) is None
     found = peeks.answered(3, rows, harness.channel)
     assert found is not None
@@ -39,7 +46,11 @@ def look(harness: ChannelHarness, limit: int = 10, rows: Sequence[tuple[int, int
 
 
 def held(found: dict[str, Any], state: str) -> list[tuple[int, int, int]]:
-    return [(row["offset"], row["count"], row["attempts"]) for row in found["held"] if row["state"] == state]
+    return [
+        (row["offset"], row["count"], row["attempts"])
+        for row in found["held"]
+        if row["state"] == state
+    ]
 
 
 def test_everything_a_channel_holds_is_shown_in_its_state(harness: ChannelHarness) -> None:
@@ -59,8 +70,20 @@ def test_everything_a_channel_holds_is_shown_in_its_state(harness: ChannelHarnes
     assert (out["consumer"], out["held_ms"], out["left_ms"]) == ("a", 2_000, 58_000)
     (later,) = [row for row in found["held"] if row["state"] == "deferred"]
     assert later["due_ns"] == harness.wall_ns + 90 * S
-    assert (found["next_offset"], found["head"], found["start"], found["paused"], found["wall_ns"]) == (4, 12, 0, False, harness.wall_ns)
-    assert found["counts"] == {"requeued": 1, "parked": 0, "in flight": 2, "deferred": 1, "dying": 0}
+    assert (
+        found["next_offset"],
+        found["head"],
+        found["start"],
+        found["paused"],
+        found["wall_ns"],
+    ) == (4, 12, 0, False, harness.wall_ns)
+    assert found["counts"] == {
+        "requeued": 1,
+        "parked": 0,
+        "in flight": 2,
+        "deferred": 1,
+        "dying": 0,
+    }
     assert found["settings"] == harness.channel.settings.as_dict()
 
 
@@ -91,13 +114,16 @@ def test_deferred_messages_are_shown_once_wherever_they_are_kept(harness: Channe
     assert held(look(harness, rows=[*before.values()]), "deferred") == due, "on their way"
     harness.channel.supply.committed()
     harness.kept = {
-        offset: (offset, 1, 1, harness.wall_ns + ms * 1_000_000) for offset, ms in ((0, 30_000), (1, 20_000), (2, 10_000), (3, 40_000))
+        offset: (offset, 1, 1, harness.wall_ns + ms * 1_000_000)
+        for offset, ms in ((0, 30_000), (1, 20_000), (2, 10_000), (3, 40_000))
     }
     assert held(look(harness), "deferred") == due, "in the store"
     assert held(look(harness, limit=2), "deferred") == due[:2]
     harness.scan(25)
     found = look(harness)
-    assert held(found, "requeued") == sorted(due[:2]), "came due, and the store still has them: in the order of their offsets"
+    assert held(found, "requeued") == sorted(due[:2]), (
+        "came due, and the store still has them: in the order of their offsets"
+    )
     assert held(found, "deferred") == due[2:]
     harness.channel.seek(5)
     assert look(harness)["held"] == [], "cleared, and the store has not heard of it"
@@ -112,7 +138,10 @@ def test_a_look_is_bounded(harness: ChannelHarness) -> None:
     harness.send()
     harness.channel.unsubscribe(A)
     found = look(harness, limit=7)
-    assert [sum(row[1] for row in held(found, state)) for state in ("in flight", "requeued")] == [7, 7]
+    assert [sum(row[1] for row in held(found, state)) for state in ("in flight", "requeued")] == [
+        7,
+        7,
+    ]
     harness.come(500)
     harness.channel.set_ready(B, 1_000)
     harness.send()
@@ -130,9 +159,18 @@ def test_a_look_is_bounded(harness: ChannelHarness) -> None:
 
 
 def sub(harness: ChannelHarness, peer: tuple[bytes, ...], **changes: Any) -> None:
-    facts: dict[str, Any] = {"request": 1, "version": p.PROTOCOL_VERSION, "ready": 5, "message_timeout_ms": 0}
+    facts: dict[str, Any] = {
+        "request": 1,
+        "version": p.PROTOCOL_VERSION,
+        "ready": 5,
+        "message_timeout_ms": 0,
+    }
     facts |= {"heartbeat_ms": 10_000, "label": "x"}
-    harness.channel.subscribe(consumer_of(p.Sub(**(facts | changes)), peer, harness.channel, harness.now_ns, harness.wall_ns))
+    harness.channel.subscribe(
+        consumer_of(
+            p.Sub(**(facts | changes)), peer, harness.channel, harness.now_ns, harness.wall_ns
+        )
+    )
 
 
 def test_the_number_of_consumers_of_a_channel_is_bounded(harness: ChannelHarness) -> None:
@@ -153,7 +191,9 @@ def test_the_number_of_consumers_of_a_channel_is_bounded(harness: ChannelHarness
 
 
 def test_a_lost_consumer_holds_no_place(harness: ChannelHarness) -> None:
-    """It was not heard of for two heartbeats, and the scan has not come yet: who takes its place gets what it held."""
+    """It was not heard of for two heartbeats, and the scan has not come yet: who takes its place
+    gets what it held.
+    """
     harness.channel.configure(type(harness.channel.settings)(max_consumers=1))
     sub(harness, A)
     harness.come(5)
@@ -176,7 +216,9 @@ def test_a_lost_consumer_holds_no_place(harness: ChannelHarness) -> None:
         ({"sample_rate": 100}, "sample rate .* not 100"), ({"sample_rate": -1}, "sample rate .* not -1"),
     ],
 )  # fmt: skip
-def test_a_subscription_with_a_wrong_option_is_refused(harness: ChannelHarness, changes: dict[str, Any], error: str) -> None:
+def test_a_subscription_with_a_wrong_option_is_refused(
+    harness: ChannelHarness, changes: dict[str, Any], error: str
+) -> None:
     with pytest.raises(UsageError, match=error):
         sub(harness, A, **changes)
     assert not harness.channel.consumers

@@ -1,4 +1,6 @@
-"""Fairness between a channel's consumers: by messages, whatever the blocks; who stops, or has little credit, costs nobody else anything."""
+"""Fairness between a channel's consumers: by messages, whatever the blocks; who stops, or has
+little credit, costs nobody else anything.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ def shares(channel: ChannelCore) -> list[float]:
 
 def flow(harness: ChannelHarness, block: int, messages: int = MESSAGES) -> int:
     """Enough blocks for the next deliveries, of so many messages in all; how many came so far."""
-    while harness.end < messages and harness.channel.supply.window_end - harness.channel.supply.next_offset < 20_000:
+    while (
+        harness.end < messages
+        and harness.channel.supply.window_end - harness.channel.supply.next_offset < 20_000
+    ):
         harness.come(block)
     return harness.end
 
@@ -36,9 +41,13 @@ def finish(harness: ChannelHarness, pending: OutgoingDelivery) -> None:
 
 @pytest.mark.parametrize("credit", [1, 10, 300, 2_500])
 @pytest.mark.parametrize("block", [1, 100, 777, 1_000, 10_000])
-def test_equal_credit_and_speed_get_equal_shares(harness: ChannelHarness, credit: int, block: int) -> None:
-    """As fast as the broker can: each delivery is answered at once, and everybody always has room. (With a delivery each in turn, one would
-    get 15% here and another one 5%: blocks of 1,000 are 3 times 300 and 1 time 100.)"""
+def test_equal_credit_and_speed_get_equal_shares(
+    harness: ChannelHarness, credit: int, block: int
+) -> None:
+    """As fast as the broker can: each delivery is answered at once, and everybody always has room.
+    (With a delivery each in turn, one would get 15% here and another one 5%: blocks of 1,000 are 3
+    times 300 and 1 time 100.)
+    """
     messages = MESSAGES if min(credit, block) >= 300 else 8_000
     for peer in EIGHT:
         harness.join(peer, credit)
@@ -52,7 +61,9 @@ def test_equal_credit_and_speed_get_equal_shares(harness: ChannelHarness, credit
 
 
 @pytest.mark.parametrize("credit", [100, 2_500])
-def test_consumers_that_take_their_time_get_equal_shares(harness: ChannelHarness, credit: int) -> None:
+def test_consumers_that_take_their_time_get_equal_shares(
+    harness: ChannelHarness, credit: int
+) -> None:
     """Each finishes 10 messages a tick, and has new ones before it runs dry."""
     held: dict[tuple[bytes, ...], list[OutgoingDelivery]] = {peer: [] for peer in EIGHT}
     finished: Counter[tuple[bytes, ...]] = Counter()
@@ -69,7 +80,12 @@ def test_consumers_that_take_their_time_get_equal_shares(harness: ChannelHarness
     assert finished.total() > 0.95 * MESSAGES, "nobody waited for work"
 
 
-def work(harness: ChannelHarness, pending_blocks: list[OutgoingDelivery], count: int, finished: Counter[tuple[bytes, ...]]) -> None:
+def work(
+    harness: ChannelHarness,
+    pending_blocks: list[OutgoingDelivery],
+    count: int,
+    finished: Counter[tuple[bytes, ...]],
+) -> None:
     """Finish the first `count` messages of what a consumer holds."""
     while pending_blocks and count:
         pending = pending_blocks[0]
@@ -93,13 +109,19 @@ def test_a_consumer_that_stops_costs_the_others_only_what_it_holds(harness: Chan
         for pending in harness.send():
             if pending.peer != stopped:
                 finish(harness, pending)
-    counts = [consumer.message_count for peer, consumer in harness.channel.consumers.items() if peer != stopped]
+    counts = [
+        consumer.message_count
+        for peer, consumer in harness.channel.consumers.items()
+        if peer != stopped
+    ]
     assert harness.channel.consumers[stopped].message_count == 100
     assert sum(counts) == MESSAGES - 100
     assert max(counts) < 1.2 * min(counts)
 
 
-def test_consumers_with_little_and_much_credit_do_not_delay_each_other(harness: ChannelHarness) -> None:
+def test_consumers_with_little_and_much_credit_do_not_delay_each_other(
+    harness: ChannelHarness,
+) -> None:
     """And much credit too: neither waits for the other."""
     large, small = (b"large",), (b"small",)
     harness.join(large, 2_500)

@@ -1,4 +1,6 @@
-"""Dead letters on their way: batches, refusals and pauses, moves in between; with a post that answers when told."""
+"""Dead letters on their way: batches, refusals and pauses, moves in between; with a post that
+answers when told.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,16 @@ class Office:
 
     def post(self, topic: str, blocks: Sequence[Block]) -> list[PendingBlock]:
         pending_blocks = [PendingBlock(block) for block in blocks]
-        self.posted += [(topic, block, pending) for block, pending in zip(blocks, pending_blocks, strict=True)]
+        self.posted += [
+            (topic, block, pending) for block, pending in zip(blocks, pending_blocks, strict=True)
+        ]
         return pending_blocks
 
     def turn(self, seconds: float = 0.0, more: bool = True) -> None:
         self.harness.now_ns += int(seconds * S)
-        self.letters.turn(self.harness.channel.supply, self.harness.now_ns, self.harness.wall_ns, more)
+        self.letters.turn(
+            self.harness.channel.supply, self.harness.now_ns, self.harness.wall_ns, more
+        )
 
     def answer(self, error: Exception | None = None) -> None:
         for _, _, pending in self.posted:
@@ -73,7 +79,10 @@ def test_dead_letters_are_finished_only_when_their_copies_are_stored(office: Off
     assert office.harness.dying.messages() == 4
     office.answer()
     office.turn()
-    assert (office.harness.dying.messages(), office.harness.channel.counters["dead_letter_count"]) == (0, 4)
+    assert (
+        office.harness.dying.messages(),
+        office.harness.channel.counters["dead_letter_count"],
+    ) == (0, 4)
     assert office.letters.state is LetterState.IDLE
 
 
@@ -103,23 +112,33 @@ def test_the_pause_has_a_largest_length(office: Office) -> None:
     assert len(office.posted) == 41
 
 
-def test_only_what_was_refused_is_sent_again(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_what_was_refused_is_sent_again(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(dead_letters, "BLOCK_BYTES", 1)
     office.turn()
     assert office.bodies() == [1, 1, 1, 1]
     for at, (_, _, pending) in enumerate(office.posted):
         pending.settle(0, FULL if at in (1, 3) else None)
     office.turn()
-    assert office.harness.channel.counters["dead_letter_count"] == 0, "rows go when the whole batch is there"
+    assert office.harness.channel.counters["dead_letter_count"] == 0, (
+        "rows go when the whole batch is there"
+    )
     office.turn(1)
-    again = [unpack_headers(block.headers.value(0))[d.OFFSET] for _, block, _ in office.posted[4:] if block.headers is not None]
+    again = [
+        unpack_headers(block.headers.value(0))[d.OFFSET]
+        for _, block, _ in office.posted[4:]
+        if block.headers is not None
+    ]
     assert again == [1, 3]
     office.answer()
     office.turn()
     assert office.harness.channel.counters["dead_letter_count"] == 4
 
 
-def test_a_topic_that_cannot_be_waits_for_a_setting(dying_channel: type[DyingChannelHarness]) -> None:
+def test_a_topic_that_cannot_be_waits_for_a_setting(
+    dying_channel: type[DyingChannelHarness],
+) -> None:
     harness = dying_channel(1)
     harness.join(A, 10)
     harness.come(4)
@@ -175,13 +194,18 @@ def test_an_alarm_is_raised_when_the_dead_letter_topic_does_not_answer(office: O
     office.turn(options.DEAD_SILENT_S)
     assert office.alarm("nobody answers") == ""
     office.turn(0.1)
-    assert office.alarm("nobody answers") == "4 messages wait for the dead-letter topic: nobody answers"
+    assert (
+        office.alarm("nobody answers")
+        == "4 messages wait for the dead-letter topic: nobody answers"
+    )
     assert office.alarm() == "4 messages wait for the dead-letter topic: no answer"
 
 
 def test_each_state_is_reached_and_left() -> None:
     assert set(TRANSITIONS) == set(LetterState)
-    assert {after for events in TRANSITIONS.values() for after in events.values()} == set(LetterState)
+    assert {after for events in TRANSITIONS.values() for after in events.values()} == set(
+        LetterState
+    )
 
 
 def test_letters_keep_what_the_message_was() -> None:
@@ -200,7 +224,16 @@ def test_letters_keep_what_the_message_was() -> None:
     assert found.tag.values() == [None, None, b"g"]
     assert [found.time_of(index) for index in range(3)] == [77, 77, 55]
     assert found.headers is not None
-    told = {d.TOPIC: "t", d.UUID: "u", d.CHANNEL: "c", d.ATTEMPTS_MADE: 3, d.REASON: d.ATTEMPTS, d.ERROR: "e", d.TIME: 99, d.OFFSET: 11}
+    told = {
+        d.TOPIC: "t",
+        d.UUID: "u",
+        d.CHANNEL: "c",
+        d.ATTEMPTS_MADE: 3,
+        d.REASON: d.ATTEMPTS,
+        d.ERROR: "e",
+        d.TIME: 99,
+        d.OFFSET: 11,
+    }
     assert [unpack_headers(value) for value in found.headers.values()] == [
         told | {"h": 1, d.OFFSET: 10},
         told,

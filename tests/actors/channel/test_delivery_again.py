@@ -42,7 +42,11 @@ def test_a_delayed_requeue_comes_back_when_due(harness: ChannelHarness) -> None:
     harness.come(4)
     harness.channel.req(A, harness.send_one().token, [(1, 2)], 30 * 1_000, harness.wall_ns)
     assert harness.stats() == (0, 2, 2)
-    assert harness.commit().holes_put == ((0, 1, 1, 0), (3, 1, 1, 0), (1, 2, 1, harness.wall_ns + 30 * S))
+    assert harness.commit().holes_put == (
+        (0, 1, 1, 0),
+        (3, 1, 1, 0),
+        (1, 2, 1, harness.wall_ns + 30 * S),
+    )
     assert not harness.scan(29)
     assert harness.channel.next_due(harness.now_ns, harness.wall_ns) == harness.now_ns + S
     assert harness.scan(1)
@@ -64,16 +68,22 @@ def test_a_short_delay_ends_before_its_commit(harness: ChannelHarness) -> None:
     assert harness.told(harness.send()) == [("a", ((1, 2, 2),))]
 
 
-def test_due_rows_are_asked_for_again_only_after_the_last_ones_are_used(harness: ChannelHarness) -> None:
+def test_due_rows_are_asked_for_again_only_after_the_last_ones_are_used(
+    harness: ChannelHarness,
+) -> None:
     harness.join(A, 10)
     harness.come(4, 4)
     for pending in harness.send():
         for offset in range(pending.runs[0][0], pending.runs[0][0] + 4):
-            harness.channel.req(A, pending.token, [(offset, 1)], (offset + 1) * 1_000, harness.wall_ns)
+            harness.channel.req(
+                A, pending.token, [(offset, 1)], (offset + 1) * 1_000, harness.wall_ns
+            )
     harness.channel.changes()
     assert not harness.scan(100), "what is on its way is not there yet"
     harness.channel.supply.committed()
-    harness.kept = {offset: (offset, 1, 1, harness.wall_ns - 100 * S + (offset + 1) * S) for offset in range(8)}
+    harness.kept = {
+        offset: (offset, 1, 1, harness.wall_ns - 100 * S + (offset + 1) * S) for offset in range(8)
+    }
     assert harness.channel.scan(harness.now_ns, harness.wall_ns)
     assert not harness.channel.scan(harness.now_ns, harness.wall_ns), "told once"
     assert harness.ask(limit=3) == 3
@@ -88,7 +98,9 @@ def test_due_rows_are_asked_for_again_only_after_the_last_ones_are_used(harness:
     assert sorted(run[0] for pending in harness.send() for run in pending.runs) == list(range(8))
 
 
-def test_due_messages_stay_on_disk_while_many_are_held(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_messages_stay_on_disk_while_many_are_held(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "DUE_HELD_MAX", 2)
     harness.come(2, 2, 2)
     harness.join(A, 4)
@@ -105,7 +117,9 @@ def test_due_messages_stay_on_disk_while_many_are_held(harness: ChannelHarness, 
     assert harness.stats()[2] == 0
 
 
-def test_no_new_messages_while_too_many_are_deferred(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_new_messages_while_too_many_are_deferred(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "DEFERRED_ROWS_MAX", 1)
     harness.join(A, 4)
     harness.come(2, 2)
@@ -120,7 +134,9 @@ def test_no_new_messages_while_too_many_are_deferred(harness: ChannelHarness, mo
     assert harness.told(harness.send()) == [("a", ((0, 2, 2),)), ("a", ((4, 2, 1),))]
 
 
-def test_half_of_the_credit_is_for_redeliveries_while_new_messages_wait(harness: ChannelHarness) -> None:
+def test_half_of_the_credit_is_for_redeliveries_while_new_messages_wait(
+    harness: ChannelHarness,
+) -> None:
     harness.join(A, 10)
     harness.come(10, 10)
     harness.channel.req(A, harness.send_one().token, ALL, 0, harness.wall_ns)
@@ -128,7 +144,9 @@ def test_half_of_the_credit_is_for_redeliveries_while_new_messages_wait(harness:
     assert harness.told(harness.send()) == [("a", ((0, 5, 2),)), ("a", ((10, 5, 1),))]
 
 
-def test_all_of_the_credit_is_for_redeliveries_while_nothing_new_waits(harness: ChannelHarness) -> None:
+def test_all_of_the_credit_is_for_redeliveries_while_nothing_new_waits(
+    harness: ChannelHarness,
+) -> None:
     harness.join(A, 10)
     harness.come(10)
     harness.channel.req(A, harness.send_one().token, ALL, 0, harness.wall_ns)
@@ -136,7 +154,9 @@ def test_all_of_the_credit_is_for_redeliveries_while_nothing_new_waits(harness: 
     assert harness.told(harness.send()) == [("a", ((0, 10, 2),))]
 
 
-def test_redeliveries_with_a_credit_of_one_do_not_delay_new_messages(harness: ChannelHarness) -> None:
+def test_redeliveries_with_a_credit_of_one_do_not_delay_new_messages(
+    harness: ChannelHarness,
+) -> None:
     harness.join(A, 1)
     harness.come(1, 10)
     offsets = []
@@ -148,7 +168,9 @@ def test_redeliveries_with_a_credit_of_one_do_not_delay_new_messages(harness: Ch
     assert offsets == [0, 0, 1, 0, 2, 1]
 
 
-def test_many_holes_hold_up_new_messages(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_holes_hold_up_new_messages(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "HOLE_ROWS_MAX", 3)
     harness.join(A, 100)
     harness.come(*[1] * 5)
@@ -160,8 +182,12 @@ def test_many_holes_hold_up_new_messages(harness: ChannelHarness, monkeypatch: p
     assert harness.told(harness.send()) == [("a", ((3, 1, 1),))]
 
 
-def test_gathered_messages_fit_into_one_block(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However unevenly the sizes of a block's messages lie, and however large the second part is."""
+def test_gathered_messages_fit_into_one_block(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However unevenly the sizes of a block's messages lie, and however large the second part
+    is.
+    """
     monkeypatch.setattr(options, "CACHE_BYTES_MAX", 100 << 20)
     harness = type(harness)()
     harness.join(A, 10_000)
@@ -176,7 +202,9 @@ def test_gathered_messages_fit_into_one_block(harness: ChannelHarness, monkeypat
         harness.channel.fin(A, pending.token, ALL)
     harness.commit()
     again = harness.send()
-    assert sorted(run for pending in again for run in pending.runs) == [(o, c, 2) for f in (0, 1000, 2000) for o, c in ((f, 5), (f + 5, 1))]
+    assert sorted(run for pending in again for run in pending.runs) == [
+        (o, c, 2) for f in (0, 1000, 2000) for o, c in ((f, 5), (f + 5, 1))
+    ]
     for pending in again:
         gather(pending.parts)
 
@@ -184,7 +212,9 @@ def test_gathered_messages_fit_into_one_block(harness: ChannelHarness, monkeypat
 # Blocks that are not at hand
 
 
-def test_blocks_not_in_memory_are_requested_and_then_sent(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_not_in_memory_are_requested_and_then_sent(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "CACHE_BYTES_MAX", 1)  # one block
     harness = type(harness)()
     harness.join(A, 8)
@@ -200,7 +230,9 @@ def test_blocks_not_in_memory_are_requested_and_then_sent(harness: ChannelHarnes
     assert harness.told(harness.send()) == [("a", ((0, 4, 2),))]
 
 
-def test_messages_lost_by_storage_are_counted_and_not_waited_for(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_lost_by_storage_are_counted_and_not_waited_for(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "CACHE_BYTES_MAX", 1)
     harness = type(harness)()
     harness.join(A, 8)
@@ -218,14 +250,20 @@ def test_messages_lost_by_storage_are_counted_and_not_waited_for(harness: Channe
     assert harness.channel.supply.wanted == {3}
 
 
-def test_a_gap_is_refused_from_the_topic_and_stepped_over_from_storage(harness: ChannelHarness) -> None:
+def test_a_gap_is_refused_from_the_topic_and_stepped_over_from_storage(
+    harness: ChannelHarness,
+) -> None:
     harness.join(A, 100)
     harness.come(4)
     assert not harness.channel.supply.offer(harness.block_at(6, 2))
     assert harness.channel.supply.offer(harness.block_at(0, 4)), "an older one is ignored"
     assert harness.channel.supply.offer(harness.block_at(6, 2), from_storage=True)
     assert harness.channel.supply.offer(harness.block_at(10, 1), from_storage=True)
-    assert harness.told(harness.send()) == [("a", ((0, 4, 1),)), ("a", ((6, 2, 1),)), ("a", ((10, 1, 1),))]
+    assert harness.told(harness.send()) == [
+        ("a", ((0, 4, 1),)),
+        ("a", ((6, 2, 1),)),
+        ("a", ((10, 1, 1),)),
+    ]
     assert harness.channel.counters["lost_count"] == 4
     assert harness.channel.supply.next_offset == 11
 
@@ -248,7 +286,9 @@ def test_a_block_that_the_cursor_lies_in_is_taken_from_there(harness: ChannelHar
 # Time
 
 
-def test_a_scan_ends_leases_and_a_touch_prolongs_them_up_to_a_limit(harness: ChannelHarness) -> None:
+def test_a_scan_ends_leases_and_a_touch_prolongs_them_up_to_a_limit(
+    harness: ChannelHarness,
+) -> None:
     harness.join(A, 10)
     harness.come(2)
     token = harness.send_one().token
@@ -341,13 +381,19 @@ def test_seeking_clears_everything_also_what_is_being_committed(harness: Channel
     assert harness.channel.fin(A, held.token, ALL) == (UNKNOWN_DELIVERY,)
     assert harness.send() == []
     changes = harness.commit()
-    assert (changes.next_offset, changes.holes_put, sorted(changes.holes_gone)) == (12, (), [0, 4, 6])
+    assert (changes.next_offset, changes.holes_put, sorted(changes.holes_gone)) == (
+        12,
+        (),
+        [0, 4, 6],
+    )
     assert changes.clear, "what is deferred on disk goes too"
     assert not harness.commit().clear
 
 
 @pytest.mark.parametrize("offset", [0, 3, 5])
-def test_seeking_back_delivers_again_from_there_and_once(harness: ChannelHarness, offset: int) -> None:
+def test_seeking_back_delivers_again_from_there_and_once(
+    harness: ChannelHarness, offset: int
+) -> None:
     harness.join(A, 100)
     harness.come(4, 4)
     first, second = harness.send()
@@ -362,10 +408,18 @@ def test_seeking_back_delivers_again_from_there_and_once(harness: ChannelHarness
     for first_offset in (0, 4):
         harness.channel.supply.offer(harness.block_at(first_offset, 4), from_storage=True)
     got = [(run[0], run[1], run[2]) for pending in harness.send() for run in pending.runs]
-    assert got == ([(0, 4, 1), (4, 4, 1)] if offset == 0 else [(3, 1, 1), (4, 4, 1)] if offset == 3 else [(5, 3, 1)])
+    assert got == (
+        [(0, 4, 1), (4, 4, 1)]
+        if offset == 0
+        else [(3, 1, 1), (4, 4, 1)]
+        if offset == 3
+        else [(5, 3, 1)]
+    )
 
 
-def test_nothing_of_the_new_place_is_delivered_before_the_seek_is_committed(harness: ChannelHarness) -> None:
+def test_nothing_of_the_new_place_is_delivered_before_the_seek_is_committed(
+    harness: ChannelHarness,
+) -> None:
     """A crash before that undoes the seek, so nobody may have seen it."""
     harness.join(A, 100)
     harness.come(4)
@@ -422,7 +476,9 @@ def test_rows_are_taken_up_after_a_crash(harness: ChannelHarness) -> None:
 # Order
 
 
-def test_returned_messages_are_delivered_in_the_order_of_their_offsets(harness: ChannelHarness) -> None:
+def test_returned_messages_are_delivered_in_the_order_of_their_offsets(
+    harness: ChannelHarness,
+) -> None:
     """Given back in any order, one by one, and by a consumer that left."""
     harness.join(A, 10)
     harness.come(*[1] * 10)

@@ -1,8 +1,9 @@
-"""A channel against a model that knows one thing: the state of each offset. With crashes at any point.
+"""A channel against a model that knows one thing: the state of each offset. With crashes at any
+point.
 
-What must hold however the rules are mixed: a message has one valid lease at most; a finished one is never delivered
-again, unless its finish was not committed before a crash; attempts never fall; a redelivery's number was committed
-before it was sent; in the end everything is finished.
+What must hold however the rules are mixed: a message has one valid lease at most; a finished one is
+never delivered again, unless its finish was not committed before a crash; attempts never fall; a
+redelivery's number was committed before it was sent; in the end everything is finished.
 """
 
 from __future__ import annotations
@@ -25,7 +26,12 @@ S = 1_000_000_000
 TIMEOUT_NS, HEARTBEAT_NS = 60 * S, 45 * S
 PEER = st.sampled_from(PEERS := [(b"a",), (b"b",), (b"c",)])
 RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(1, 12)), max_size=3).map(tuple)
-SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 10, "DUE_HELD_MAX": 6, "GATHER_COUNT_MAX": 7}
+SMALL: dict[str, Any] = {
+    "CACHE_BYTES_MAX": 250,
+    "HOLE_ROWS_MAX": 10,
+    "DUE_HELD_MAX": 6,
+    "GATHER_COUNT_MAX": 7,
+}
 SMALL |= {"GATHER_BYTES_MAX": 60, "PROMISED_MAX": 9}
 WAITS, LEASED, FINISHED = "waits", "leased", "finished"  # a number instead: deferred until then
 Peer = tuple[bytes, ...]
@@ -48,7 +54,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.log: list[Block] = []
         self.states: list[str | int] = []
         self.attempts: list[int] = []  # the highest ever seen
-        self.leases: dict[int, tuple[Peer, set[int], int, int]] = {}  # token -> consumer, offsets, deadline, cap
+        self.leases: dict[
+            int, tuple[Peer, set[int], int, int]
+        ] = {}  # token -> consumer, offsets, deadline, cap
         self.tokens = [1]  # all that were ever seen
         self.pending: Commit | None = None
         self.stored_next = 0
@@ -63,9 +71,14 @@ class DeliveryMachine(RuleBasedStateMachine):
     def start(self) -> None:
         self.lives += 1
         rows = [(start, *row, 0) for start, row in self.stored.items()]
-        counts, dues = [row[0] for row in self.kept.values()], [row[2] for row in self.kept.values()]
+        counts, dues = (
+            [row[0] for row in self.kept.values()],
+            [row[2] for row in self.kept.values()],
+        )
         deferred = Deferred(len(counts), sum(counts), min(dues, default=0))
-        self.channel = ChannelCore(self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred)
+        self.channel = ChannelCore(
+            self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred
+        )
         self.leases, self.seen = {}, {}
         self.sent: set[int] = set()  # in this life
         self.pending = None
@@ -74,7 +87,9 @@ class DeliveryMachine(RuleBasedStateMachine):
     def head(self) -> int:
         return len(self.states)
 
-    @initialize(counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), ready=st.integers(2, 12))
+    @initialize(
+        counts=st.lists(st.integers(1, 6), min_size=2, max_size=6), ready=st.integers(2, 12)
+    )
     def begin(self, counts: list[int], ready: int) -> None:
         for count in counts:
             self.publish(count)
@@ -107,7 +122,10 @@ class DeliveryMachine(RuleBasedStateMachine):
             assert not supply.offer(block)
         elif block.next_offset <= end:
             assert supply.offer(block, from_storage=data)
-        assert (supply.window_end, supply.window_bytes) == (end, size) or block.first_offset <= end < block.next_offset
+        assert (supply.window_end, supply.window_bytes) == (
+            end,
+            size,
+        ) or block.first_offset <= end < block.next_offset
 
     @rule(times=st.integers(1, 3))
     def serve(self, times: int) -> None:
@@ -130,7 +148,9 @@ class DeliveryMachine(RuleBasedStateMachine):
     @rule(peer=PEER, ready=st.integers(0, 12))
     def subscribe(self, peer: Peer, ready: int) -> None:
         self.leave(peer)
-        self.channel.subscribe(Subscriber(peer, "", ready, TIMEOUT_NS, HEARTBEAT_NS, self.now_ns, 0))
+        self.channel.subscribe(
+            Subscriber(peer, "", ready, TIMEOUT_NS, HEARTBEAT_NS, self.now_ns, 0)
+        )
         self.seen[peer] = self.now_ns
 
     @rule(peer=PEER, dice=st.integers(0, 3))
@@ -148,7 +168,10 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.give_back(token)
 
     def give_back(self, token: int) -> None:
-        self.states = [WAITS if offset in self.leases[token][1] else state for offset, state in enumerate(self.states)]
+        self.states = [
+            WAITS if offset in self.leases[token][1] else state
+            for offset, state in enumerate(self.states)
+        ]
         del self.leases[token]
 
     @rule(peer=PEER, ready=st.integers(0, 12))
@@ -189,12 +212,25 @@ class DeliveryMachine(RuleBasedStateMachine):
             consumer = self.channel.consumers[pending.peer]
             assert consumer.in_flight <= consumer.ready
             self.tokens.append(pending.token)
-            self.leases[pending.token] = pending.peer, set(offsets), self.now_ns + TIMEOUT_NS, self.now_ns + 900 * S
+            self.leases[pending.token] = (
+                pending.peer,
+                set(offsets),
+                self.now_ns + TIMEOUT_NS,
+                self.now_ns + 900 * S,
+            )
 
     def stored_attempts(self, offset: int) -> int:
-        return next((row[1] for start, row in self.stored.items() if start <= offset < start + row[0]), 0)
+        return next(
+            (row[1] for start, row in self.stored.items() if start <= offset < start + row[0]), 0
+        )
 
-    def answered(self, peer: Peer, token: int, ranges: Sequence[tuple[int, int]], refused: Sequence[tuple[int, int]]) -> list[int]:
+    def answered(
+        self,
+        peer: Peer,
+        token: int,
+        ranges: Sequence[tuple[int, int]],
+        refused: Sequence[tuple[int, int]],
+    ) -> list[int]:
         """The offsets that were to be taken; checks those that were to be refused."""
         lease = self.leases.get(token)
         if lease is None or lease[0] != peer:
@@ -226,7 +262,9 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.states[offset] = FINISHED
 
     @precondition(lambda self: self.leases)
-    @rule(number=st.integers(0, 9), ranges=RANGES, delay_ns=st.sampled_from([0, 0, 10 * S, 100 * S]))
+    @rule(
+        number=st.integers(0, 9), ranges=RANGES, delay_ns=st.sampled_from([0, 0, 10 * S, 100 * S])
+    )
     def req(self, number: int, ranges: tuple[tuple[int, int], ...], delay_ns: int) -> None:
         token = list(self.leases)[number % len(self.leases)]
         peer = self.leases[token][0]
@@ -259,21 +297,29 @@ class DeliveryMachine(RuleBasedStateMachine):
         """One clock for both kinds of time: nothing compares the two."""
         self.now_ns += seconds * S
         found = False
-        for peer in [peer for peer, seen_ns in self.seen.items() if self.now_ns - seen_ns > 2 * HEARTBEAT_NS]:
+        for peer in [
+            peer for peer, seen_ns in self.seen.items() if self.now_ns - seen_ns > 2 * HEARTBEAT_NS
+        ]:
             del self.seen[peer]
             self.forget(peer)
             found = True
         for token in [token for token, lease in self.leases.items() if lease[2] <= self.now_ns]:
             self.give_back(token)
             found = True
-        away = self.kept | {row[0]: row[1:] for row in (self.pending.changes.holes_put if self.pending else ()) if row[3]}
+        away = self.kept | {
+            row[0]: row[1:]
+            for row in (self.pending.changes.holes_put if self.pending else ())
+            if row[3]
+        }
         asleep = {start + i for start, row in away.items() for i in range(row[0])}
         for offset, state in enumerate(self.states):
             if isinstance(state, int) and state <= self.now_ns and offset not in asleep:
                 self.states[offset] = WAITS
                 found = True
         asked = self.channel.supply.deferred.wanted
-        assert self.channel.scan(self.now_ns, self.now_ns) == (found or self.channel.supply.deferred.wanted > asked)
+        assert self.channel.scan(self.now_ns, self.now_ns) == (
+            found or self.channel.supply.deferred.wanted > asked
+        )
         due = self.channel.next_due(self.now_ns, self.now_ns)
         assert due > self.now_ns or not due or self.channel.held >= options.DUE_HELD_MAX
 
@@ -282,7 +328,11 @@ class DeliveryMachine(RuleBasedStateMachine):
     def due(self, limit: int) -> None:
         """The store names the earliest. They stay there until a commit takes them."""
         ordered = sorted((row[2], start, row[0], row[1]) for start, row in self.kept.items())
-        rows = [(start, count, attempts, due) for due, start, count, attempts in ordered if due <= self.now_ns][:limit]
+        rows = [
+            (start, count, attempts, due)
+            for due, start, count, attempts in ordered
+            if due <= self.now_ns
+        ][:limit]
         following = ordered[len(rows)][0] if len(ordered) > len(rows) else 0
         self.channel.supply.came_due(rows, following, self.now_ns)
         for start, count, _, due in rows:
@@ -321,7 +371,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         if changes.clear:
             self.kept.clear()
         for start in changes.holes_gone:
-            self.stored.pop(start, None)  # or a deferred row, or none: what was dropped is named in any case
+            self.stored.pop(
+                start, None
+            )  # or a deferred row, or none: what was dropped is named in any case
             self.kept.pop(start, None)
         for start, count, attempts, due in changes.holes_put:
             self.kept.pop(start, None)
@@ -333,7 +385,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.pending = None
         rows = [(start, row[0]) for start, row in (*self.stored.items(), *self.kept.items())]
         unfinished = [start + i for start, count in rows for i in range(count)]
-        assert sorted(unfinished) == [o for o in range(self.stored_next) if self.safe[o] != FINISHED]
+        assert sorted(unfinished) == [
+            o for o in range(self.stored_next) if self.safe[o] != FINISHED
+        ]
 
     @rule(written=st.booleans(), dice=st.integers(0, 2))
     def crash(self, written: bool, dice: int) -> None:
@@ -359,7 +413,9 @@ class DeliveryMachine(RuleBasedStateMachine):
         assert found["deferred_count"] == sum(isinstance(state, int) for state in self.states)
         assert found["client_count"] == len(self.seen)
         for peer, consumer in self.channel.consumers.items():
-            assert consumer.in_flight == sum(len(lease[1]) for lease in self.leases.values() if lease[0] == peer)
+            assert consumer.in_flight == sum(
+                len(lease[1]) for lease in self.leases.values() if lease[0] == peer
+            )
         assert found["lost_count"] == 0
 
     def teardown(self) -> None:
@@ -387,7 +443,9 @@ class DeliveryMachine(RuleBasedStateMachine):
             self.deliver(4)
             self.fetch(4)
             for token, lease in list(self.leases.items()):
-                for offset in self.answered(lease[0], token, (), self.channel.fin(lease[0], token, ())):
+                for offset in self.answered(
+                    lease[0], token, (), self.channel.fin(lease[0], token, ())
+                ):
                     self.states[offset] = FINISHED
         self.save()
         self.committed()

@@ -1,4 +1,6 @@
-"""A channel whose oldest messages are taken by the topic's bound: what goes, what is counted, what stays until it is answered."""
+"""A channel whose oldest messages are taken by the topic's bound: what goes, what is counted, what
+stays until it is answered.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def dropped(harness: ChannelHarness) -> int:
 def test_dropped_messages_that_were_not_delivered_are_skipped(harness: ChannelHarness) -> None:
     harness.come(10, 10)
     assert harness.channel.supply.drop_below(10)
-    assert (harness.channel.supply.next_offset, harness.channel.supply.window_end, harness.channel.supply.window_bytes) == (10, 10, 0)
+    assert (
+        harness.channel.supply.next_offset,
+        harness.channel.supply.window_end,
+        harness.channel.supply.window_bytes,
+    ) == (10, 10, 0)
     assert dropped(harness) == 10
     assert harness.channel.changes().next_offset == 10
     assert harness.channel.counters["lost_count"] == 0
@@ -44,10 +50,16 @@ def test_a_drop_below_the_next_offset_changes_nothing(harness: ChannelHarness) -
     harness.come(10)
     harness.send()
     assert not harness.channel.supply.drop_below(3)
-    assert (harness.channel.supply.next_offset, harness.channel.supply.window_end, dropped(harness)) == (5, 10, 0)
+    assert (
+        harness.channel.supply.next_offset,
+        harness.channel.supply.window_end,
+        dropped(harness),
+    ) == (5, 10, 0)
 
 
-def test_dropped_messages_stay_with_their_consumer_until_it_answers(harness: ChannelHarness) -> None:
+def test_dropped_messages_stay_with_their_consumer_until_it_answers(
+    harness: ChannelHarness,
+) -> None:
     harness.join(A, 10)
     harness.come(10)
     token = harness.send_one().token
@@ -82,7 +94,9 @@ def test_dropped_messages_are_not_delivered_again(harness: ChannelHarness) -> No
 
 
 def test_dropped_deferred_messages_are_removed_when_they_are_due(harness: ChannelHarness) -> None:
-    """The store has its row until then; it is told that the row is gone, or it would name it for ever."""
+    """The store has its row until then; it is told that the row is gone, or it would name it for
+    ever.
+    """
     harness.join(A, 4)
     harness.come(4)
     harness.channel.req(A, harness.send_one().token, ALL, 5 * 1_000, harness.wall_ns)
@@ -147,8 +161,12 @@ steps = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(given_steps=steps)
-def test_every_message_is_somewhere_and_none_is_counted_twice(make: type[ChannelHarness], given_steps: list[tuple[str, int]]) -> None:
-    """Finished, dropped, held, waiting or deferred: together all that came, whatever happens in which order."""
+def test_every_message_is_somewhere_and_none_is_counted_twice(
+    make: type[ChannelHarness], given_steps: list[tuple[str, int]]
+) -> None:
+    """Finished, dropped, held, waiting or deferred: together all that came, whatever happens in
+    which order.
+    """
     harness = make()
     channel = harness.channel
     harness.join(A, 0)
@@ -180,11 +198,16 @@ def test_every_message_is_somewhere_and_none_is_counted_twice(make: type[Channel
             if channel.supply.drop_below(start):
                 assert channel.supply.next_offset == channel.supply.window_end == start
                 while channel.supply.window_end < harness.end:  # read again
-                    channel.supply.offer(harness.block_at(channel.supply.window_end, 1), from_storage=True)
+                    channel.supply.offer(
+                        harness.block_at(channel.supply.window_end, 1), from_storage=True
+                    )
         waiting, in_flight, deferred = harness.stats()
         counters = channel.counters
         assert counters["lost_count"] == 0
-        assert counters["finish_count"] + counters["dropped_count"] + waiting + in_flight + deferred == harness.end
+        assert (
+            counters["finish_count"] + counters["dropped_count"] + waiting + in_flight + deferred
+            == harness.end
+        )
     harness.scan(10)
     harness.commit()
     assert all(first >= start for first, _, _ in channel.supply.again.ready)

@@ -1,8 +1,10 @@
-"""Dying against a model, with crashes at any point: every message ends finished or as a dead letter.
+"""Dying against a model, with crashes at any point: every message ends finished or as a dead
+letter.
 
-What must hold: nothing is delivered more often than its channel allows; what died in this life is not delivered again in it and is one
-letter; what was finished and committed is no letter; a rejection or a last attempt that was committed stays one over a crash. A crash
-costs second letters at most.
+What must hold: nothing is delivered more often than its channel allows; what died in this life is
+not delivered again in it and is one letter; what was finished and committed is no letter; a
+rejection or a last attempt that was committed stays one over a crash. A crash costs second letters
+at most.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from zsq.transport.wire.protocol import BACKOFF, DEAD
 S = 1_000_000_000
 A = (b"a",)
 MAX = 3
-SMALL: dict[str, Any] = {"CACHE_BYTES_MAX": 250, "HOLE_ROWS_MAX": 12, "GATHER_COUNT_MAX": 3, "PROMISED_MAX": 9, "FETCHES_MAX": 2}
+SMALL: dict[str, Any] = {
+    "CACHE_BYTES_MAX": 250,
+    "HOLE_ROWS_MAX": 12,
+    "GATHER_COUNT_MAX": 3,
+    "PROMISED_MAX": 9,
+    "FETCHES_MAX": 2,
+}
 
 
 class DyingMachine(RuleBasedStateMachine):
@@ -50,7 +58,15 @@ class DyingMachine(RuleBasedStateMachine):
         self.lives += 1
         rows = [(start, *row, 0) for start, row in self.rows.items()]
         from_store = [(start, *row) for start, row in self.kept.items()]
-        self.channel = ChannelCore(self.lives, self.next_offset, rows, {}, False, None, ChannelSettings(max_attempts=MAX, backoff_s=5))
+        self.channel = ChannelCore(
+            self.lives,
+            self.next_offset,
+            rows,
+            {},
+            False,
+            None,
+            ChannelSettings(max_attempts=MAX, backoff_s=5),
+        )
         self.channel.supply.deferred.rows = len(from_store)
         self.channel.supply.deferred.messages = sum(row[1] for row in from_store)
         self.channel.supply.deferred.next_due_ns = min((row[3] for row in from_store), default=0)
@@ -77,7 +93,10 @@ class DyingMachine(RuleBasedStateMachine):
     @rule()
     def fetch(self) -> None:
         for block in self.log:
-            if any(block.first_offset <= offset < block.next_offset for offset in self.channel.supply.wanted):
+            if any(
+                block.first_offset <= offset < block.next_offset
+                for offset in self.channel.supply.wanted
+            ):
                 self.channel.supply.shelve(block)
                 return
 
@@ -95,7 +114,11 @@ class DyingMachine(RuleBasedStateMachine):
             assert not offsets & self.safe, "finished for good, and delivered"
 
     @precondition(lambda self: self.leases)
-    @rule(number=st.integers(0, 9), part=st.integers(0, 3), how=st.sampled_from(["fin", "again", "later", "dead", "dead"]))
+    @rule(
+        number=st.integers(0, 9),
+        part=st.integers(0, 3),
+        how=st.sampled_from(["fin", "again", "later", "dead", "dead"]),
+    )
     def answer(self, number: int, part: int, how: str) -> None:
         token = self.leases[number % len(self.leases)]
         lease = self.channel._leases.get(token)
@@ -109,7 +132,9 @@ class DyingMachine(RuleBasedStateMachine):
             self.channel.fin(A, token, ranges, self.now_ns)
             self.finished |= offsets
             return
-        self.channel.req(A, token, ranges, {"again": 0, "later": BACKOFF, "dead": DEAD}[how], self.now_ns, "e")
+        self.channel.req(
+            A, token, ranges, {"again": 0, "later": BACKOFF, "dead": DEAD}[how], self.now_ns, "e"
+        )
         if how == "dead" or run[2] >= MAX:
             self.died |= offsets
 
@@ -119,11 +144,15 @@ class DyingMachine(RuleBasedStateMachine):
         for token in self.leases:
             lease = self.channel._leases.get(token)
             if lease is not None and lease.sent_ns + 60 * S <= self.now_ns:
-                self.died |= {run[0] + i for run in lease.runs if run[2] >= MAX for i in range(run[1])}
+                self.died |= {
+                    run[0] + i for run in lease.runs if run[2] >= MAX for i in range(run[1])
+                }
         self.channel.scan(self.now_ns, self.now_ns)
         if self.channel.may_ask():
             rows = [(start, *row) for start, row in self.kept.items() if row[2] <= self.now_ns]
-            following = min((row[2] for row in self.kept.values() if row[2] > self.now_ns), default=0)
+            following = min(
+                (row[2] for row in self.kept.values() if row[2] > self.now_ns), default=0
+            )
             self.channel.supply.came_due(rows, following, self.now_ns)
 
     # The way to the letters
@@ -201,12 +230,19 @@ class DyingMachine(RuleBasedStateMachine):
     @invariant()
     def dying_is_counted(self) -> None:
         dying = self.channel.supply.dying
-        held = {run[0] + i for death in (*dying.out, *dying.waiting) for run in [death.run] for i in range(run[1])}
+        held = {
+            run[0] + i
+            for death in (*dying.out, *dying.waiting)
+            for run in [death.run]
+            for i in range(run[1])
+        }
         assert len(held) == dying.messages() == self.channel.statistics(self.head)["dying_count"]
         assert held == self.died - self.finished
         assert dying._texts == sum(len(death.error) for death in (*dying.out, *dying.waiting))
         assert self.channel.supply.deferred.messages >= 0
-        assert all(attempts >= REJECTED or attempts >= MAX for start, _, attempts in dying.unstored())
+        assert all(
+            attempts >= REJECTED or attempts >= MAX for start, _, attempts in dying.unstored()
+        )
 
     def teardown(self) -> None:
         try:

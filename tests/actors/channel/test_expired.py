@@ -16,8 +16,13 @@ def test_messages_returned_as_expired_are_counted_as_timed_out(harness: ChannelH
     """As if the scan had found them: at once, and counted as time-outs, not as requeues."""
     harness.join(A, 10)
     harness.come(4)
-    assert harness.channel.req(A, harness.send_one().token, [(1, 2), (9, 1)], EXPIRED, harness.wall_ns) == [(9, 1)]
-    assert (harness.channel.counters["timeout_count"], harness.channel.counters["requeue_count"]) == (2, 0)
+    assert harness.channel.req(
+        A, harness.send_one().token, [(1, 2), (9, 1)], EXPIRED, harness.wall_ns
+    ) == [(9, 1)]
+    assert (
+        harness.channel.counters["timeout_count"],
+        harness.channel.counters["requeue_count"],
+    ) == (2, 0)
     assert harness.channel.consumers[A].timeout_count == 2
     harness.commit()
     assert harness.told(harness.send()) == [("a", ((1, 2, 2),))]

@@ -1,4 +1,6 @@
-"""Feed and fanout together: each channel gets every block once and in order, whatever the words on their way meet."""
+"""Feed and fanout together: each channel gets every block once and in order, whatever the words on
+their way meet.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,12 @@ NUMBER = st.integers(0, 2)
 def test_each_state_of_the_feed_has_its_events_in_the_table() -> None:
     """`fetch`, `read` and `caught_up` are our own doing; the others come when they like."""
     assert set(TRANSITIONS) == set(FeedState)
-    own = {FeedState.OFF: set(), FeedState.ATTACHED: set(), FeedState.BEHIND: {"fetch"}, FeedState.READING: {"read", "caught_up"}}
+    own = {
+        FeedState.OFF: set(),
+        FeedState.ATTACHED: set(),
+        FeedState.BEHIND: {"fetch"},
+        FeedState.READING: {"read", "caught_up"},
+    }
     for state, row in TRANSITIONS.items():
         assert set(row) == {"wanted", "unwanted", "behind", "moved"} | own[state]
         assert row["unwanted"] is FeedState.OFF
@@ -55,12 +62,18 @@ def feed_in(state: FeedState) -> Feed:
         (FeedState.OFF, 0, None),
         (FeedState.ATTACHED, 0, None),
         (FeedState.BEHIND, 0, p.Fetch(3, 0, options.WINDOW_BYTES_MAX)),
-        (FeedState.BEHIND, options.WINDOW_BYTES_MAX // 2, p.Fetch(3, 0, options.WINDOW_BYTES_MAX // 2)),
+        (
+            FeedState.BEHIND,
+            options.WINDOW_BYTES_MAX // 2,
+            p.Fetch(3, 0, options.WINDOW_BYTES_MAX // 2),
+        ),
         (FeedState.BEHIND, options.WINDOW_BYTES_MAX // 2 + 1, None),
         (FeedState.READING, 0, None),
     ],
 )
-def test_a_read_is_asked_for_only_when_the_window_has_room(state: FeedState, window_bytes: int, message: p.Wire | None) -> None:
+def test_a_read_is_asked_for_only_when_the_window_has_room(
+    state: FeedState, window_bytes: int, message: p.Wire | None
+) -> None:
     assert feed_in(state).next_word(0, window_bytes, 3) == message
 
 
@@ -80,7 +93,11 @@ def test_credit_is_a_running_total_of_what_came_and_what_has_room() -> None:
 
 @pytest.mark.parametrize(
     ("request_number", "caught_up", "taken", "state"),
-    [(2, False, True, FeedState.BEHIND), (2, True, True, FeedState.ATTACHED), (1, True, False, FeedState.READING)],
+    [
+        (2, False, True, FeedState.BEHIND),
+        (2, True, True, FeedState.ATTACHED),
+        (1, True, False, FeedState.READING),
+    ],
 )
 def test_only_the_answer_to_the_outstanding_read_changes_the_state(
     request_number: int, caught_up: bool, taken: bool, state: FeedState
@@ -124,7 +141,9 @@ class ChannelShell:
         if detach is not None:
             self.down.append(detach)
         self.request += 1
-        message = self.feed.next_word(self.delivery.supply.window_end, self.delivery.supply.window_bytes, self.request)
+        message = self.feed.next_word(
+            self.delivery.supply.window_end, self.delivery.supply.window_bytes, self.request
+        )
         if isinstance(message, p.Fetch):
             self.fetches.append(message)
         elif message is not None:
@@ -178,11 +197,15 @@ class FeedMachine(RuleBasedStateMachine):
             patch.start()
         self.log: list[Block] = []
         self.end = 0  # of the log; the topic may not know yet
-        self.words: deque[int | Block] = deque()  # storage to topic: heads, and blocks that were appended
+        self.words: deque[int | Block] = (
+            deque()
+        )  # storage to topic: heads, and blocks that were appended
         self.fanout = Fanout(0)
         self.channels: list[ChannelShell] = []
 
-    @initialize(blocks=st.integers(0, 12), starts=st.lists(st.integers(0, 5), min_size=3, max_size=3))
+    @initialize(
+        blocks=st.integers(0, 12), starts=st.lists(st.integers(0, 5), min_size=3, max_size=3)
+    )
     def begin(self, blocks: int, starts: list[int]) -> None:
         self.publish(blocks, 9)
         for start in starts:
@@ -259,9 +282,19 @@ class FeedMachine(RuleBasedStateMachine):
         found: list[Block] = []
         end = self.end if self.fanout.visible_end < 0 else min(self.end, self.fanout.visible_end)
         for block in self.log:
-            if message.offset < block.next_offset <= end and sum(b.length for b in found) < message.bytes_max:
+            if (
+                message.offset < block.next_offset <= end
+                and sum(b.length for b in found) < message.bytes_max
+            ):
                 found.append(block)
-        channel.reads.append((p.Blocks(message.request, 0, end, found[-1].next_offset if found else message.offset), found))
+        channel.reads.append(
+            (
+                p.Blocks(
+                    message.request, 0, end, found[-1].next_offset if found else message.offset
+                ),
+                found,
+            )
+        )
 
     @rule(paused=st.booleans())
     def pause(self, paused: bool) -> None:
@@ -311,7 +344,9 @@ class FeedMachine(RuleBasedStateMachine):
 
     @rule(consuming=st.booleans())
     def settle(self, consuming: bool) -> None:
-        """With nothing new all words are spoken soon: nobody asks again and again for what is not there."""
+        """With nothing new all words are spoken soon: nobody asks again and again for what is not
+        there.
+        """
         self.hear()
         for _ in range(60 + 4 * len(self.log)):
             for number, channel in enumerate(self.channels):
@@ -328,7 +363,9 @@ class FeedMachine(RuleBasedStateMachine):
             raise AssertionError("no end of words")
         for channel in self.channels:
             if consuming and channel.delivery.is_wanted():
-                assert channel.got == list(range(channel.start, max(channel.start, self.fanout.end)))
+                assert channel.got == list(
+                    range(channel.start, max(channel.start, self.fanout.end))
+                )
 
     # Laws
 
@@ -338,7 +375,9 @@ class FeedMachine(RuleBasedStateMachine):
             assert channel.got == list(range(channel.start, channel.start + len(channel.got)))
             assert channel.delivery.counters["lost_count"] == 0
             assert channel.delivery.supply.window_bytes <= WINDOW + BLOCK_MAX
-            assert channel.delivery.supply.window_bytes == sum(block.length for block in channel.delivery.supply._window)
+            assert channel.delivery.supply.window_bytes == sum(
+                block.length for block in channel.delivery.supply._window
+            )
 
     def teardown(self) -> None:
         try:

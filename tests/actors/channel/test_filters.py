@@ -1,4 +1,6 @@
-"""What a channel chooses, case by case: tags, addresses, age and samples; what is passed by is counted once, and finished."""
+"""What a channel chooses, case by case: tags, addresses, age and samples; what is passed by is
+counted once, and finished.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from zsq.actors.channel.filters import EXPIRED, OTHER_CHANNEL, OTHER_TAG, WANTED, ChannelFilter, Gathering, count_skipped
+from zsq.actors.channel.filters import (
+    EXPIRED,
+    OTHER_CHANNEL,
+    OTHER_TAG,
+    WANTED,
+    ChannelFilter,
+    Gathering,
+    count_skipped,
+)
 from zsq.actors.settings import options
 from zsq.actors.statistics.schema import COUNTERS
 from zsq.transport.block.block import Block, pack, with_place
@@ -34,13 +44,20 @@ def tagged(*tags: str | None) -> Block:
 
 
 def addressed(*channels: str | None, tags: list[bytes | None] | None = None) -> Block:
-    headers = [pack_headers({"n": 1} if channel is None else {"n": 1, CHANNEL_HEADER: channel}) for channel in channels]
+    headers = [
+        pack_headers({"n": 1} if channel is None else {"n": 1, CHANNEL_HEADER: channel})
+        for channel in channels
+    ]
     return with_address(pack([b"x"] * len(channels), headers=headers, tags=tags), headers)
 
 
 def skipped(harness: ChannelHarness) -> dict[str, int]:
     names = ("tag_skipped_count", "addressed_skipped_count", "expired_count", "sampled_count")
-    return {name.removesuffix("_count"): harness.channel.counters[name] for name in names if harness.channel.counters[name]}
+    return {
+        name.removesuffix("_count"): harness.channel.counters[name]
+        for name in names
+        if harness.channel.counters[name]
+    }
 
 
 # Masks
@@ -59,26 +76,41 @@ def skipped(harness: ChannelHarness) -> dict[str, int]:
         ("a", [None, None], [OTHER_TAG] * 2),
     ],
 )
-def test_tags_are_compared_whole(tags: str, of_messages: list[str | None], mask: list[int] | None) -> None:
+def test_tags_are_compared_whole(
+    tags: str, of_messages: list[str | None], mask: list[int] | None
+) -> None:
     choice = ChannelFilter("c", ChannelSettings(tags=tags), random.random)
     found = choice.mask(tagged(*of_messages), NOW)
     assert found == (None if mask is None else bytes(mask))
 
 
 def test_a_block_without_tags_is_passed_by_a_channel_with_tags() -> None:
-    assert ChannelFilter("c", ChannelSettings(tags="a"), random.random).mask(pack([b"a"] * 3), NOW) == bytes([OTHER_TAG] * 3)
+    assert ChannelFilter("c", ChannelSettings(tags="a"), random.random).mask(
+        pack([b"a"] * 3), NOW
+    ) == bytes([OTHER_TAG] * 3)
 
 
 def test_tags_of_bytes_that_are_no_text_are_others() -> None:
     block = pack([b"x"] * 2, tags=[b"\xff", b"a"])
-    assert ChannelFilter("c", ChannelSettings(tags="a"), random.random).mask(block, NOW) == bytes([OTHER_TAG, WANTED])
+    assert ChannelFilter("c", ChannelSettings(tags="a"), random.random).mask(block, NOW) == bytes(
+        [OTHER_TAG, WANTED]
+    )
 
 
 @pytest.mark.parametrize(
     ("age_s", "max_age_s", "old"),
-    [(0, 10, False), (10, 10, False), (10.001, 10, True), (1e6, -1, False), (-50, 10, False), (0.2, 0.1, True)],
+    [
+        (0, 10, False),
+        (10, 10, False),
+        (10.001, 10, True),
+        (1e6, -1, False),
+        (-50, 10, False),
+        (0.2, 0.1, True),
+    ],
 )
-def test_age_counts_from_the_storing_of_the_block(age_s: float, max_age_s: float, old: bool) -> None:
+def test_age_counts_from_the_storing_of_the_block(
+    age_s: float, max_age_s: float, old: bool
+) -> None:
     """Not from a time of their own that messages carry."""
     block = with_place(pack([b"x"] * 3, times=[1, 2, 3]), 0, NOW - int(age_s * S))
     choice = ChannelFilter("c", ChannelSettings(max_age_s=max_age_s), random.random)
@@ -94,10 +126,14 @@ def test_the_first_reason_counts() -> None:
     assert choice.mask(block, NOW) == bytes([EXPIRED, OTHER_CHANNEL, EXPIRED, OTHER_TAG])
     counters = dict.fromkeys(COUNTERS, 0)
     count_skipped(counters, choice.mask(block, NOW) or b"", 1, 4)
-    assert [counters[name] for name in ("tag_skipped_count", "addressed_skipped_count", "expired_count")] == [1, 1, 1]
+    assert [
+        counters[name] for name in ("tag_skipped_count", "addressed_skipped_count", "expired_count")
+    ] == [1, 1, 1]
 
 
-def test_a_block_is_looked_into_once_however_small_the_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_is_looked_into_once_however_small_the_pieces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     choice = ChannelFilter("c", ChannelSettings(tags="a"), random.random)
     looks: list[Block] = []
     look = ChannelFilter._look
@@ -113,20 +149,33 @@ def test_a_block_is_looked_into_once_however_small_the_pieces(monkeypatch: pytes
     assert looks == [first, second]
 
 
-def test_a_block_that_needs_no_filter_is_delivered_uninspected(monkeypatch: pytest.MonkeyPatch, make: type[ChannelHarness]) -> None:
+def test_a_block_that_needs_no_filter_is_delivered_uninspected(
+    monkeypatch: pytest.MonkeyPatch, make: type[ChannelHarness]
+) -> None:
     """Nor one of a channel with a maximal age, while it is young: it goes out as a cut, whole."""
     monkeypatch.setattr(ChannelFilter, "_look", None)
     monkeypatch.setattr(Gathering, "add", None)
     harness = make(max_age_s=100)
     harness.join(A, 10_000)
-    harness.take_in(pack([b"x"] * 10_000, tags=[b"t"] * 10_000, headers=[pack_headers({CHANNEL_HEADER: "z"})] * 10_000), age_s=99)
-    assert harness.send_one().runs == ((0, 10_000, 1),), "and an address counts only in a block with the flag"
+    harness.take_in(
+        pack(
+            [b"x"] * 10_000,
+            tags=[b"t"] * 10_000,
+            headers=[pack_headers({CHANNEL_HEADER: "z"})] * 10_000,
+        ),
+        age_s=99,
+    )
+    assert harness.send_one().runs == ((0, 10_000, 1),), (
+        "and an address counts only in a block with the flag"
+    )
 
 
 # Deliveries
 
 
-def test_only_the_tags_of_the_channel_are_delivered_and_the_rest_is_finished(make: type[ChannelHarness]) -> None:
+def test_only_the_tags_of_the_channel_are_delivered_and_the_rest_is_finished(
+    make: type[ChannelHarness],
+) -> None:
     harness = make(tags="a")
     harness.join(A, 10)
     harness.take_in(tagged("a", "b", "a", "a", None, "b"))
@@ -135,20 +184,26 @@ def test_only_the_tags_of_the_channel_are_delivered_and_the_rest_is_finished(mak
     assert pending.runs == ((0, 1, 1), (2, 2, 1), (7, 1, 1)), "of both blocks, as one delivery"
     assert skipped(harness) == {"tag_skipped": 5}
     assert harness.stats() == (0, 4, 0)
-    assert [hole[:2] for hole in harness.commit().holes_put] == [(0, 1), (2, 2), (7, 1)], "what was passed leaves no row"
+    assert [hole[:2] for hole in harness.commit().holes_put] == [(0, 1), (2, 2), (7, 1)], (
+        "what was passed leaves no row"
+    )
     harness.channel.fin(A, pending.token, ALL)
     changes = harness.commit()
     assert (changes.next_offset, set(changes.holes_gone)) == (9, {0, 2, 7})
     assert harness.channel.counters["finish_count"] == 4
 
 
-def test_consumers_share_what_is_wanted_and_nothing_is_counted_twice(make: type[ChannelHarness]) -> None:
+def test_consumers_share_what_is_wanted_and_nothing_is_counted_twice(
+    make: type[ChannelHarness],
+) -> None:
     harness = make(tags="a")
     harness.join(A, 2)
     harness.join(B, 1)
     harness.take_in(tagged("b", "a", "b", "a", "a", "b", "a"))
     assert harness.told(harness.send()) == [("a", ((1, 1, 1), (3, 1, 1))), ("b", ((4, 1, 1),))]
-    assert skipped(harness) == {"tag_skipped": 3}, "what lies in front of the next wanted one goes with what was taken before it"
+    assert skipped(harness) == {"tag_skipped": 3}, (
+        "what lies in front of the next wanted one goes with what was taken before it"
+    )
     assert harness.stats() == (1, 3, 0)
 
 
@@ -160,7 +215,9 @@ def test_runs_that_touch_over_two_blocks_are_one(make: type[ChannelHarness]) -> 
     assert harness.send_one().runs == ((1, 2, 1),)
 
 
-def test_a_delivery_of_many_pieces_is_bounded(make: type[ChannelHarness], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_of_many_pieces_is_bounded(
+    make: type[ChannelHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "GATHER_COUNT_MAX", 4)
     harness = make(tags="a")
     harness.join(A, 100)
@@ -169,7 +226,9 @@ def test_a_delivery_of_many_pieces_is_bounded(make: type[ChannelHarness], monkey
     assert harness.stats() == (0, 6, 0)
 
 
-def test_a_delivery_of_many_pieces_is_bounded_in_bytes(make: type[ChannelHarness], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_delivery_of_many_pieces_is_bounded_in_bytes(
+    make: type[ChannelHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "GATHER_BYTES_MAX", 350)
     for sample_rate in (0, 99):
         harness = make(tags="a", random=lambda: 0.1)
@@ -177,7 +236,11 @@ def test_a_delivery_of_many_pieces_is_bounded_in_bytes(make: type[ChannelHarness
         harness.take_in(pack([b"x" * 99] * 8, tags=[b"a", b"b"] * 4))
         harness.take_in(pack([b"x" * 999, b"", b"y"], tags=[b"a", b"b", b"a"]))
         sizes = [
-            [len(block.body.values()[i] or b"") for block, start, stop in pending.parts for i in range(start, stop)]
+            [
+                len(block.body.values()[i] or b"")
+                for block, start, stop in pending.parts
+                for i in range(start, stop)
+            ]
             for pending in harness.send()
         ]
         assert sizes == [[99] * 3, [99], [999], [1]], "a message that alone is larger goes alone"
@@ -209,7 +272,9 @@ def test_old_messages_are_passed_and_counted(make: type[ChannelHarness]) -> None
     assert harness.commit().next_offset == 5
 
 
-def test_old_messages_are_passed_over_only_if_a_consumer_has_room(make: type[ChannelHarness]) -> None:
+def test_old_messages_are_passed_over_only_if_a_consumer_has_room(
+    make: type[ChannelHarness],
+) -> None:
     harness = make(max_age_s=60)
     harness.join(A, 0)
     harness.take_in(pack([b"x"] * 3), age_s=100)
@@ -219,7 +284,9 @@ def test_old_messages_are_passed_over_only_if_a_consumer_has_room(make: type[Cha
 
 @pytest.mark.parametrize("delay_s", [0, 30])
 def test_a_redelivery_that_comes_too_late_expires(make: type[ChannelHarness], delay_s: int) -> None:
-    """At the moment it would be sent, not when it is given back; requeued, or deferred and in the store meanwhile."""
+    """At the moment it would be sent, not when it is given back; requeued, or deferred and in the
+    store meanwhile.
+    """
     harness = make(max_age_s=60)
     harness.join(A, 10)
     harness.take_in(pack([b"x"] * 3), age_s=25)
@@ -251,7 +318,9 @@ def test_an_expired_redelivery_leaves_no_row(make: type[ChannelHarness]) -> None
     assert (harness.stats(), skipped(harness)) == ((0, 0, 0), {"expired": 4})
 
 
-def test_only_the_old_part_of_a_redelivery_of_two_blocks_expires(make: type[ChannelHarness]) -> None:
+def test_only_the_old_part_of_a_redelivery_of_two_blocks_expires(
+    make: type[ChannelHarness],
+) -> None:
     harness = make(next_offset=10, holes=[(2, 6, 1, 0)], max_age_s=60)
     harness.join(A, 2)
     harness.commit()

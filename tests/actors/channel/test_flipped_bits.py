@@ -1,6 +1,8 @@
-"""A bit that flips in the broker's memory reaches no consumer: each place that computes a checksum from old bytes checks them first.
+"""A bit that flips in the broker's memory reaches no consumer: each place that computes a checksum
+from old bytes checks them first.
 
-Blocks here lie in byte arrays, so a test can change what a channel, the ring or the dead letters hold.
+Blocks here lie in byte arrays, so a test can change what a channel, the ring or the dead letters
+hold.
 """
 
 from __future__ import annotations
@@ -34,7 +36,13 @@ def flip(block: Block, what: bytes) -> None:
 def full(count: int = 40) -> Block:
     bodies = [b"body %04d" % i * (i % 3 + 1) for i in range(count)]
     keys = [None if i % 5 == 0 else b"key %d" % i for i in range(count)]
-    return pack(bodies, keys=keys, tags=[b"tag"] * count, headers=[b"h%d" % i for i in range(count)], times=range(count))
+    return pack(
+        bodies,
+        keys=keys,
+        tags=[b"tag"] * count,
+        headers=[b"h%d" % i for i in range(count)],
+        times=range(count),
+    )
 
 
 def seven(block: Block, start: int) -> Block:
@@ -46,12 +54,16 @@ def eight(block: Block, start: int) -> Block:
 
 
 def rows(block: Block) -> list[Any]:
-    columns = [column and column.values() for column in (block.body, block.key, block.tag, block.headers)]
+    columns = [
+        column and column.values() for column in (block.body, block.key, block.tag, block.headers)
+    ]
     return [columns, [block.time_of(i) for i in range(block.count)]]
 
 
 @pytest.mark.parametrize("checked_before", [False, True])
-def test_a_slice_is_right_or_refused_wherever_a_byte_changes(checked_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slice_is_right_or_refused_wherever_a_byte_changes(
+    checked_before: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(block_module, "PIECE_BYTES", 64)
     whole = full()
     found = 0
@@ -138,7 +150,9 @@ CASES: dict[str, Callable[[], Bits]] = {
     "plain": Bits,
     "tags": lambda: Bits(tags="a||b"),
     "ordered": lambda: Bits(ordered=True),
-    "one attempt": lambda: Bits(max_attempts=1),  # what could not be sent does not count as an attempt
+    "one attempt": lambda: Bits(
+        max_attempts=1
+    ),  # what could not be sent does not count as an attempt
 }
 
 
@@ -154,7 +168,9 @@ def test_a_flip_before_the_first_slice_is_read_from_storage(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", CASES)
-def test_a_flip_after_the_first_slice_is_read_from_storage(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_flip_after_the_first_slice_is_read_from_storage(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(block_module, "PIECE_BYTES", 64)
     harness = CASES[kind]()
     harness.join(ME, 7)
@@ -193,7 +209,9 @@ def test_a_flip_in_what_was_requeued_is_read_from_storage() -> None:
 
 
 def test_a_block_refused_for_a_flipped_bit_is_read_from_storage_again() -> None:
-    """The consumer finds the flip, leaves and comes again: the channel must not send the same bytes for ever."""
+    """The consumer finds the flip, leaves and comes again: the channel must not send the same bytes
+    for ever.
+    """
     harness = Bits()
     harness.join(ME, 40)
     held = harness.publish(messages(0, 40))
@@ -233,13 +251,20 @@ def test_a_message_with_a_flipped_bit_does_not_become_a_dead_letter() -> None:
     assert letter.body.values() == [b"message 0000", b"message 0001", b"message 0002"]
 
 
-def test_random_flips_and_settings_deliver_every_message_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_flips_and_settings_deliver_every_message_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(block_module, "PIECE_BYTES", 64)
     for seed in range(60):
         dice = random.Random(seed)
         harness = CASES[dice.choice(["plain", "tags", "ordered"])]()
         harness.join(ME, dice.randint(1, 30))
-        held = [harness.publish(messages(i * 20, 20, tags=[b"a"] * 20, keys=[b"k%d" % j for j in range(20)])) for i in range(3)]
+        held = [
+            harness.publish(
+                messages(i * 20, 20, tags=[b"a"] * 20, keys=[b"k%d" % j for j in range(20)])
+            )
+            for i in range(3)
+        ]
         for _ in range(2):
             pending = harness.channel.next_delivery(harness.now_ns, harness.wall_ns)
             if pending is not None:
@@ -257,7 +282,9 @@ def test_random_flips_and_settings_deliver_every_message_right(monkeypatch: pyte
                 harness.join(ME, 10)
             harness.commit()
             harness.storage()
-        assert {offset: body for offset, (body, _) in harness.got.items()} == {i: b"message %04d" % i for i in range(60)}, seed
+        assert {offset: body for offset, (body, _) in harness.got.items()} == {
+            i: b"message %04d" % i for i in range(60)
+        }, seed
 
 
 def is_sound(block: Block) -> bool:
@@ -270,7 +297,9 @@ def is_sound(block: Block) -> bool:
 
 
 @pytest.mark.parametrize(("first", "room"), [(0, 7), (5, 100)], ids=["its beginning", "its end"])
-def test_a_block_with_a_flip_stays_in_the_window_when_a_part_of_it_is_next(first: int, room: int) -> None:
+def test_a_block_with_a_flip_stays_in_the_window_when_a_part_of_it_is_next(
+    first: int, room: int
+) -> None:
     harness = Bits(first)
     harness.join(ME, room)
     held = in_memory(with_place(messages(0, 40), 0, harness.wall_ns))

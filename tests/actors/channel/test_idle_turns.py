@@ -1,4 +1,6 @@
-"""What each turn of a channel looks at, whoever is there: no walk over its consumers, and no word that says nothing new."""
+"""What each turn of a channel looks at, whoever is there: no walk over its consumers, and no word
+that says nothing new.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +90,9 @@ def test_the_first_who_may_be_lost_is_due(harness: ChannelHarness) -> None:
 
 
 def test_clocks_that_drift_are_no_news(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A deferred message is due by the wall clock, and the scan goes by the monotonic one: here it runs a little behind at each look."""
+    """A deferred message is due by the wall clock, and the scan goes by the monotonic one: here it
+    runs a little behind at each look.
+    """
     shell = Shell(0)
     looks = 0
 

@@ -1,4 +1,6 @@
-"""Every message moves as the table says, whatever the machines do; each move of the table is one they make; the drawing is current."""
+"""Every message moves as the table says, whatever the machines do; each move of the table is one
+they make; the drawing is current.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +29,19 @@ DOCUMENT: Final = Path(__file__).parents[3] / "docs" / "delivery.md"
 class WatchedDelivery(DeliveryMachine):
     def start(self) -> None:
         super().start()
-        self.watch = Watch(self.channel, chain.from_iterable(range(start, start + row[0]) for start, row in self.kept.items()))
+        self.watch = Watch(
+            self.channel,
+            chain.from_iterable(range(start, start + row[0]) for start, row in self.kept.items()),
+        )
 
 
 class WatchedOrdered(OrderedMachine):
     def start(self) -> None:
         super().start()
-        self.watch = Watch(self.channel, chain.from_iterable(range(start, start + row[0]) for start, row in self.kept.items()))
+        self.watch = Watch(
+            self.channel,
+            chain.from_iterable(range(start, start + row[0]) for start, row in self.kept.items()),
+        )
 
 
 class WatchedChoice(ChoiceMachine):
@@ -52,8 +60,18 @@ def walk(seed: int) -> None:
     dice = random.Random(seed)
     one = WildChannel()
     age = dice.choice([-1, -1, 60.0])
-    one.begin(ordered=dice.random() < 0.4, tags=dice.choice(["", "x"]), most=dice.choice([0, 1, 2]), age=age)
-    keys, tags, rates, delays = [b"a", b"b", None], [b"x", b"y", None], [0, 0, 50], [0, 10_000, BACKOFF, DEAD]
+    one.begin(
+        ordered=dice.random() < 0.4,
+        tags=dice.choice(["", "x"]),
+        most=dice.choice([0, 1, 2]),
+        age=age,
+    )
+    keys, tags, rates, delays = (
+        [b"a", b"b", None],
+        [b"x", b"y", None],
+        [0, 0, 50],
+        [0, 10_000, BACKOFF, DEAD],
+    )
     steps: list[Callable[[], object]] = [
         lambda: one.publish([(dice.choice(keys), dice.choice(tags)) for _ in range(dice.randint(1, 6))]) if one.head < 60 else None,
         lambda: one.feed(dice.randint(1, 3)),
@@ -82,7 +100,12 @@ def walk(seed: int) -> None:
 
 def test_each_move_of_the_table_is_made() -> None:
     """Else the drawing tells of what cannot be."""
-    every = {(state, event, after) for state, events in MOVES.items() for event, ends in events.items() for after in ends}
+    every = {
+        (state, event, after)
+        for state, events in MOVES.items()
+        for event, ends in events.items()
+        for after in ends
+    }
     for seed in range(600):
         walk(seed)
         if every <= SEEN:
@@ -94,17 +117,25 @@ def rows() -> str:
     lines = ["| a message that is | by | is then |", "|---|---|---|"]
     for state, events in MOVES.items():
         for event, after in events.items():
-            lines.append(f"| {state.value} | {event.value} | {', '.join(sorted(one.value for one in after))} |")
+            lines.append(
+                f"| {state.value} | {event.value} | "
+                f"{', '.join(sorted(one.value for one in after))} |"
+            )
     return "\n".join(lines)
 
 
 def picture() -> str:
-    """For readers that draw mermaid; what ends a message anyhow (gone, seek) is in the table only."""
+    """For readers that draw mermaid; what ends a message anyhow (gone, seek) is in the table
+    only.
+    """
     lines = ["```mermaid", "stateDiagram-v2"]
     for state, events in MOVES.items():
         for event, after in events.items():
             if event.name not in ("GONE", "SEEK"):
-                lines += [f"    {state.name.lower()} --> {one.name.lower()}: {event.value}" for one in sorted(after, key=lambda s: s.value)]
+                lines += [
+                    f"    {state.name.lower()} --> {one.name.lower()}: {event.value}"
+                    for one in sorted(after, key=lambda s: s.value)
+                ]
     return "\n".join([*lines, "```"])
 
 
@@ -112,7 +143,12 @@ def drawn(text: str) -> str:
     for name, content in (("moves", rows()), ("picture", picture())):
         pattern = rf"(<!-- {name}: drawn from the code -->\n).*?(<!-- end -->)"
         assert len(re.findall(pattern, text, re.DOTALL)) == 1, name
-        text = re.sub(pattern, lambda found, content=content: f"{found[1]}{content}\n{found[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+        text = re.sub(
+            pattern,
+            lambda found, content=content: f"{found[1]}{content}\n{found[2]}",  # type: ignore[misc]
+            text,
+            flags=re.DOTALL,
+        )
     return text
 
 

@@ -1,4 +1,6 @@
-"""Ordered channels, case by case: what blocks a key, what frees it, who gets how much, and what a start does first."""
+"""Ordered channels, case by case: what blocks a key, what frees it, who gets how much, and what a
+start does first.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ ALL: tuple[tuple[int, int], ...] = ()
 
 
 class OrderedChannelHarness(ChannelHarness):
-    """Messages by their keys, as letters: `take_keys("aab.")` is a block of two of key a, one of b and one without."""
+    """Messages by their keys, as letters: `take_keys("aab.")` is a block of two of key a, one of b
+    and one without.
+    """
 
     def __init__(self, next_offset: int = 0, holes: Sequence[Hole] = (), **settings: Any) -> None:
         super().__init__(next_offset, holes, ordered=True, **settings)
         if any(hole[3] for hole in holes):  # an ordered channel gets its deferred rows, too
             channel = self.channel
-            self.channel = ChannelCore(5, next_offset, holes, {}, False, channel.supply.deferred, channel.settings, "c")
+            self.channel = ChannelCore(
+                5, next_offset, holes, {}, False, channel.supply.deferred, channel.settings, "c"
+            )
         self.blocks: dict[int, Block] = {}
 
     def take_keys(self, keys: str, tags: str = "", age_s: float = 0.0) -> None:
@@ -36,15 +42,26 @@ class OrderedChannelHarness(ChannelHarness):
 
     def offsets(self) -> list[int]:
         """What goes out now."""
-        return [start + i for pending in self.send() for start, count, _ in pending.runs for i in range(count)]
+        return [
+            start + i
+            for pending in self.send()
+            for start, count, _ in pending.runs
+            for i in range(count)
+        ]
 
     def finish(self, pending: OutgoingDelivery, *offsets: int) -> None:
-        assert not self.channel.fin(pending.peer, pending.token, [(offset, 1) for offset in offsets])
+        assert not self.channel.fin(
+            pending.peer, pending.token, [(offset, 1) for offset in offsets]
+        )
 
 
 def block_of(keys: str, tags: str = "") -> Block:
     found = [None if key == "." else key.encode() for key in keys]
-    return pack([b"x"] * len(keys), keys=found if any(found) else None, tags=[tag.encode() for tag in tags] if tags else None)
+    return pack(
+        [b"x"] * len(keys),
+        keys=found if any(found) else None,
+        tags=[tag.encode() for tag in tags] if tags else None,
+    )
 
 
 @pytest.fixture
@@ -65,7 +82,9 @@ def test_one_of_a_key_is_out_and_the_next_follows_its_finish(keyed: OrderedChann
     assert keyed.stats() == (1, 3, 0), "4 is parked, and waits"
 
 
-def test_a_parked_message_needs_no_commit_before_its_first_delivery(keyed: OrderedChannelHarness) -> None:
+def test_a_parked_message_needs_no_commit_before_its_first_delivery(
+    keyed: OrderedChannelHarness,
+) -> None:
     keyed.take_keys("aaaa")
     first = keyed.send_one()
     changes = keyed.commit()
@@ -105,7 +124,9 @@ def test_a_message_that_comes_again_stops_its_key(keyed: OrderedChannelHarness, 
     assert keyed.offsets() == [1]
 
 
-def test_a_rejected_message_blocks_its_key_until_it_is_a_dead_letter(keyed: OrderedChannelHarness) -> None:
+def test_a_rejected_message_blocks_its_key_until_it_is_a_dead_letter(
+    keyed: OrderedChannelHarness,
+) -> None:
     keyed.take_keys("aa")
     keyed.channel.req(A, keyed.send_one().token, ALL, DEAD, keyed.wall_ns)
     assert keyed.offsets() == []
@@ -157,8 +178,12 @@ def test_a_message_that_cannot_be_read_does_not_block_its_key(keyed: OrderedChan
 
 
 def test_a_start_sorts_all_rows_before_anything_goes_out() -> None:
-    """Rows: 0 (a) deferred, 1 (b) never sent, 3 (a) never sent, 4 (c) was in flight. Behind the cursor comes another b."""
-    harness = OrderedChannelHarness(6, [(4, 1, 1, 0), (1, 1, 0, 0), (3, 1, 0, 0), (0, 1, 1, 5_010 * S)])
+    """Rows: 0 (a) deferred, 1 (b) never sent, 3 (a) never sent, 4 (c) was in flight. Behind the
+    cursor comes another b.
+    """
+    harness = OrderedChannelHarness(
+        6, [(4, 1, 1, 0), (1, 1, 0, 0), (3, 1, 0, 0), (0, 1, 1, 5_010 * S)]
+    )
     harness.join(A, 100)
     harness.take_keys("b")
     harness.commit()
@@ -167,7 +192,9 @@ def test_a_start_sorts_all_rows_before_anything_goes_out() -> None:
     harness.channel.supply.shelve(with_place(block_of("aba"), 0, harness.wall_ns))
     assert harness.offsets() == []
     harness.channel.supply.shelve(with_place(block_of("aca"), 3, harness.wall_ns))
-    assert harness.send_one().runs == ((1, 1, 1),), "3 waits for 0, 6 for 1, and 4 for the commit of its number"
+    assert harness.send_one().runs == ((1, 1, 1),), (
+        "3 waits for 0, 6 for 1, and 4 for the commit of its number"
+    )
     harness.commit()
     harness.commit()
     assert harness.send_one().runs == ((4, 1, 2),)
@@ -181,7 +208,9 @@ def test_a_start_sorts_all_rows_before_anything_goes_out() -> None:
 @pytest.mark.parametrize("attempts", [1, REJECTED + 1])
 def test_attempts_of_messages_behind_a_removed_head_are_kept(attempts: int) -> None:
     """Row 1 went out once, when row 0 was gone for a moment that no disk remembers."""
-    harness = OrderedChannelHarness(3, [(0, 1, 1, 5_010 * S), (1, 1, attempts, 0), (2, 1, 0, 0)], max_attempts=1)
+    harness = OrderedChannelHarness(
+        3, [(0, 1, 1, 5_010 * S), (1, 1, attempts, 0), (2, 1, 0, 0)], max_attempts=1
+    )
     harness.join(A, 100)
     assert harness.offsets() == []
     harness.channel.supply.shelve(with_place(block_of("aaa"), 0, harness.wall_ns))
@@ -207,7 +236,9 @@ def test_rows_that_cannot_be_read_do_not_hold_up_a_start() -> None:
 
 
 def test_rows_far_apart_are_read_several_at_a_time() -> None:
-    harness = OrderedChannelHarness(100_000, [(start, 1, 0, 0) for start in range(0, 100_000, 10_000)])
+    harness = OrderedChannelHarness(
+        100_000, [(start, 1, 0, 0) for start in range(0, 100_000, 10_000)]
+    )
     harness.join(A, 100)
     assert harness.offsets() == []
     assert harness.channel.supply.wanted == {0, 10_000, 20_000, 30_000}
@@ -226,7 +257,9 @@ def test_a_seek_forgets_the_state_of_every_key(keyed: OrderedChannelHarness) -> 
 
 
 def test_consumers_share_the_keys(keyed: OrderedChannelHarness) -> None:
-    """Whoever comes first does not take them all; who holds its share and is slow gets no more while others would take it."""
+    """Whoever comes first does not take them all; who holds its share and is slow gets no more
+    while others would take it.
+    """
     keyed.join(B, 100)
     keyed.join(C, 100)
     keyed.take_keys("abcdefghijkl" * 3)
@@ -240,7 +273,9 @@ def test_consumers_share_the_keys(keyed: OrderedChannelHarness) -> None:
         assert {pending.peer for pending in sent} <= {B, C}
 
 
-def test_a_consumer_with_room_gets_the_messages_that_others_cannot_take(keyed: OrderedChannelHarness) -> None:
+def test_a_consumer_with_room_gets_the_messages_that_others_cannot_take(
+    keyed: OrderedChannelHarness,
+) -> None:
     keyed.join(B, 1)
     keyed.take_keys("abcdefghij")
     assert len(keyed.offsets()) == 10
@@ -287,7 +322,9 @@ def test_the_number_of_parked_messages_is_bounded(keyed: OrderedChannelHarness) 
         assert keyed.offsets() == [1]
 
 
-def test_a_busy_ordered_channel_sorts_only_the_blocks_in_memory(keyed: OrderedChannelHarness) -> None:
+def test_a_busy_ordered_channel_sorts_only_the_blocks_in_memory(
+    keyed: OrderedChannelHarness,
+) -> None:
     with mock.patch.multiple(options, CACHE_BYTES_MAX=200, ORDERED_BUSY=2):
         keyed.take_keys("aaaa")
         keyed.take_keys("aaaa")

@@ -1,6 +1,8 @@
-"""An ordered channel against the same model as any other, and one law more: of a key, only the first message that is not finished is out.
+"""An ordered channel against the same model as any other, and one law more: of a key, only the
+first message that is not finished is out.
 
-So whatever comes before it is finished: nothing overtakes, and no two of a key are out at a time; over crashes at any point, too.
+So whatever comes before it is finished: nothing overtakes, and no two of a key are out at a time;
+over crashes at any point, too.
 """
 
 from __future__ import annotations
@@ -9,7 +11,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
-from tests.actors.channel.test_delivery_machine import FINISHED, LEASED, PEERS, RANGES, SMALL, WAITS, DeliveryMachine
+from tests.actors.channel.test_delivery_machine import (
+    FINISHED,
+    LEASED,
+    PEERS,
+    RANGES,
+    SMALL,
+    WAITS,
+    DeliveryMachine,
+)
 from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.ordered import OrderedSupply
 from zsq.actors.channel.redelivery import Deferred
@@ -19,7 +29,13 @@ from zsq.transport.wire.protocol import DEAD
 
 DYING = "dying"
 KEYS = [b"a", b"b", b"c", None]
-ORDERED = SMALL | {"ORDERED_PARKED_MAX": 9, "ORDERED_AHEAD": 4, "ORDERED_BUSY": 2, "ORDERED_ALONE": 4, "ORDERED_MISSED_MAX": 2}
+ORDERED = SMALL | {
+    "ORDERED_PARKED_MAX": 9,
+    "ORDERED_AHEAD": 4,
+    "ORDERED_BUSY": 2,
+    "ORDERED_ALONE": 4,
+    "ORDERED_MISSED_MAX": 2,
+}
 ORDERED |= {"HOLE_ROWS_MAX": 20}
 
 
@@ -32,18 +48,30 @@ class OrderedMachine(DeliveryMachine):
 
     def start(self) -> None:
         self.lives += 1
-        rows = [(start, *row, 0) for start, row in self.stored.items()] + [(start, *row) for start, row in self.kept.items()]
-        counts, dues = [row[0] for row in self.kept.values()], [row[2] for row in self.kept.values()]
+        rows = [(start, *row, 0) for start, row in self.stored.items()] + [
+            (start, *row) for start, row in self.kept.items()
+        ]
+        counts, dues = (
+            [row[0] for row in self.kept.values()],
+            [row[2] for row in self.kept.values()],
+        )
         deferred = Deferred(len(counts), sum(counts), min(dues, default=0))
         found = ChannelSettings(ordered=True)
-        self.channel = ChannelCore(self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred, settings=found)
+        self.channel = ChannelCore(
+            self.lives, self.stored_next, rows, {}, paused=False, deferred=deferred, settings=found
+        )
         assert isinstance(self.channel.supply, OrderedSupply)
         self.leases.clear()
         self.seen.clear()
         self.sent = set()
         self.pending = None
 
-    @initialize(blocks=st.lists(st.lists(st.sampled_from(KEYS), min_size=1, max_size=6), min_size=2, max_size=6), ready=st.integers(2, 12))
+    @initialize(
+        blocks=st.lists(
+            st.lists(st.sampled_from(KEYS), min_size=1, max_size=6), min_size=2, max_size=6
+        ),
+        ready=st.integers(2, 12),
+    )
     def begin(self, blocks: list[list[bytes | None]], ready: int) -> None:
         for keys in blocks:
             self.publish(keys)
@@ -69,12 +97,18 @@ class OrderedMachine(DeliveryMachine):
     @invariant()
     def one_of_a_key_is_out(self) -> None:
         for key in KEYS[:-1]:
-            unfinished = [state for state, its in zip(self.states, self.keys, strict=True) if its == key and state != FINISHED]
+            unfinished = [
+                state
+                for state, its in zip(self.states, self.keys, strict=True)
+                if its == key and state != FINISHED
+            ]
             assert set(unfinished[1:]) <= {WAITS}
 
     @invariant()
     def what_is_held_is_bounded(self) -> None:
-        assert self.channel.supply.statistics(self.head)["parked_count"] <= max(9, sum(row[0] for row in self.stored.values()))
+        assert self.channel.supply.statistics(self.head)["parked_count"] <= max(
+            9, sum(row[0] for row in self.stored.values())
+        )
 
 
 class TroubledMachine(OrderedMachine):
@@ -100,17 +134,24 @@ class TroubledMachine(OrderedMachine):
         if dice != 2:
             return
         self.low = min(self.low + more, self.head)
-        out = {offset for death in self.channel.supply.dying.out for offset in range(death.run[0], sum(death.run[:2]))}
+        out = {
+            offset
+            for death in self.channel.supply.dying.out
+            for offset in range(death.run[0], sum(death.run[:2]))
+        }
         self.channel.supply.drop_below(self.low)
         self.states[: self.low] = [
-            FINISHED if state == DYING and at not in out else state for at, state in enumerate(self.states[: self.low])
+            FINISHED if state == DYING and at not in out else state
+            for at, state in enumerate(self.states[: self.low])
         ]
         self.save()
 
     @precondition(lambda self: self.pending is None)
     @rule()
     def save(self) -> None:
-        """What is below is given up when rows are made, for what consumers hold comes back at any time."""
+        """What is below is given up when rows are made, for what consumers hold comes back at any
+        time.
+        """
         self.give_up({WAITS})
         super().save()
 
@@ -119,7 +160,9 @@ class TroubledMachine(OrderedMachine):
     def reject(self, number: int, ranges: tuple[tuple[int, int], ...]) -> None:
         token = list(self.leases)[number % len(self.leases)]
         peer = self.leases[token][0]
-        for offset in self.answered(peer, token, ranges, self.channel.req(peer, token, ranges, DEAD, self.now_ns)):
+        for offset in self.answered(
+            peer, token, ranges, self.channel.req(peer, token, ranges, DEAD, self.now_ns)
+        ):
             self.states[offset] = DYING
 
     @precondition(lambda self: not self.channel.supply.dying.out)
@@ -154,9 +197,16 @@ class TroubledMachine(OrderedMachine):
     @invariant()
     def one_of_a_key_is_out(self) -> None:
         for key in KEYS[:-1]:
-            gone = [state not in (LEASED, DYING) and at < self.low for at, state in enumerate(self.states)]  # no slot waits for these
+            gone = [
+                state not in (LEASED, DYING) and at < self.low
+                for at, state in enumerate(self.states)
+            ]  # no slot waits for these
             three = zip(self.states, self.keys, gone, strict=True)
-            unfinished = [state for state, its, is_gone in three if its == key and state != FINISHED and not is_gone]
+            unfinished = [
+                state
+                for state, its, is_gone in three
+                if its == key and state != FINISHED and not is_gone
+            ]
             assert set(unfinished[1:]) <= {WAITS}
 
 

@@ -38,7 +38,9 @@ def save(harness: ChannelHarness, rows: dict[int, Hole]) -> None:
 
 
 @pytest.mark.parametrize("consumer", [False, True])
-def test_a_number_is_left_out_by_no_clean_restart(harness: ChannelHarness, *, consumer: bool) -> None:
+def test_a_number_is_left_out_by_no_clean_restart(
+    harness: ChannelHarness, *, consumer: bool
+) -> None:
     """Also not where it was promised, and nobody took the message."""
     rows: dict[int, Hole] = {}
     harness.join(A, 4)
@@ -77,7 +79,9 @@ def test_attempts_promised_during_the_end_are_taken_back(harness: ChannelHarness
     assert not harness.channel.supply.dirty
 
 
-def test_attempts_are_promised_only_for_messages_about_to_be_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attempts_are_promised_only_for_messages_about_to_be_sent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "PROMISED_MAX", 10)
     rows: dict[int, Hole] = {0: (0, 1_000_000, 0, 0)}
     harness = ChannelHarness(1_000_000, list(rows.values()))
@@ -146,7 +150,9 @@ runs = st.lists(st.integers(1, 9), max_size=8)
 
 
 @given(runs, runs, st.integers(0, 4))
-def test_nothing_is_lost_between_waiting_and_ready(waiting: list[int], more: list[int], promises: int) -> None:
+def test_nothing_is_lost_between_waiting_and_ready(
+    waiting: list[int], more: list[int], promises: int
+) -> None:
     again = Redelivery()
     first = 0
     for turn, counts in enumerate((waiting, more)):

@@ -1,4 +1,6 @@
-"""Messages that had their attempts or were rejected: rows until they are dead letters, and finished then."""
+"""Messages that had their attempts or were rejected: rows until they are dead letters, and finished
+then.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def test_a_requeue_after_the_last_attempt_dies(dying_channel: type[DyingChannelH
 
 
 @pytest.mark.parametrize("delay_ms", [0, 5_000, BACKOFF])
-def test_a_delay_does_not_keep_what_had_its_attempts(delay_ms: int, dying_channel: type[DyingChannelHarness]) -> None:
+def test_a_delay_does_not_keep_what_had_its_attempts(
+    delay_ms: int, dying_channel: type[DyingChannelHarness]
+) -> None:
     harness = dying_channel(1)
     harness.join(A, 10)
     harness.come(4)
@@ -56,7 +60,9 @@ def test_a_delay_does_not_keep_what_had_its_attempts(delay_ms: int, dying_channe
     assert harness.channel.counters["requeue_count"] == 4
 
 
-def test_the_backoff_of_the_channel_doubles_with_attempts(dying_channel: type[DyingChannelHarness]) -> None:
+def test_the_backoff_of_the_channel_doubles_with_attempts(
+    dying_channel: type[DyingChannelHarness],
+) -> None:
     harness = dying_channel(0)
     harness.join(A, 10)
     harness.come(1)
@@ -68,7 +74,9 @@ def test_the_backoff_of_the_channel_doubles_with_attempts(dying_channel: type[Dy
         harness.commit()
 
 
-def test_a_time_out_and_a_lost_consumer_count_as_attempts(dying_channel: type[DyingChannelHarness]) -> None:
+def test_a_time_out_and_a_lost_consumer_count_as_attempts(
+    dying_channel: type[DyingChannelHarness],
+) -> None:
     harness = dying_channel(1)
     harness.join(A, 2)
     harness.join(B, 2)
@@ -76,15 +84,22 @@ def test_a_time_out_and_a_lost_consumer_count_as_attempts(dying_channel: type[Dy
     first, second = harness.send()
     harness.channel.unsubscribe(first.peer)
     harness.scan(61)
-    assert harness.post() == [((*first.runs[0],), ATTEMPTS, LOST), ((*second.runs[0],), ATTEMPTS, TIMED_OUT)]
+    assert harness.post() == [
+        ((*first.runs[0],), ATTEMPTS, LOST),
+        ((*second.runs[0],), ATTEMPTS, TIMED_OUT),
+    ]
 
 
-def test_without_a_maximum_nothing_dies_but_what_is_rejected(dying_channel: type[DyingChannelHarness]) -> None:
+def test_without_a_maximum_nothing_dies_but_what_is_rejected(
+    dying_channel: type[DyingChannelHarness],
+) -> None:
     harness = dying_channel(0)
     harness.tried(5)
     sent = harness.send_one()
     assert sent.runs == ((0, 4, 6),)
-    assert harness.channel.req(A, sent.token, ((1, 1), (9, 1)), DEAD, harness.wall_ns, "poison") == [(9, 1)]
+    assert harness.channel.req(
+        A, sent.token, ((1, 1), (9, 1)), DEAD, harness.wall_ns, "poison"
+    ) == [(9, 1)]
     assert harness.channel.counters["requeue_count"] == 20, "a rejection is no requeue"
     assert (1, 1, 6 + REJECTED, 0) in harness.commit().holes_put, "the row says so"
     assert harness.post() == [((1, 1, 6), REJECT, "poison")]
@@ -107,7 +122,9 @@ def test_rows_found_at_the_start_become_dead_letters_where_they_must(
     assert harness.commit().holes_put == (), "they are as they were"
 
 
-def test_a_due_message_over_a_lowered_maximum_becomes_a_dead_letter(dying_channel: type[DyingChannelHarness]) -> None:
+def test_a_due_message_over_a_lowered_maximum_becomes_a_dead_letter(
+    dying_channel: type[DyingChannelHarness],
+) -> None:
     harness = dying_channel(0)
     harness.tried(2)
     harness.channel.req(A, harness.send_one().token, ((0, 2),), 3_000, harness.wall_ns)
@@ -121,7 +138,9 @@ def test_a_due_message_over_a_lowered_maximum_becomes_a_dead_letter(dying_channe
     assert harness.kept == {}
 
 
-def test_a_message_that_is_due_before_its_commit_can_become_a_dead_letter(dying_channel: type[DyingChannelHarness]) -> None:
+def test_a_message_that_is_due_before_its_commit_can_become_a_dead_letter(
+    dying_channel: type[DyingChannelHarness],
+) -> None:
     harness = dying_channel(0)
     harness.tried(1)
     harness.channel.req(A, harness.send_one().token, (), 1_000, harness.wall_ns)
@@ -130,7 +149,9 @@ def test_a_message_that_is_due_before_its_commit_can_become_a_dead_letter(dying_
     assert [death.run for death in harness.dying.waiting] == [(0, 4, 2)]
 
 
-def test_a_batch_waits_for_its_blocks_and_is_bounded(monkeypatch: pytest.MonkeyPatch, dying_channel: type[DyingChannelHarness]) -> None:
+def test_a_batch_waits_for_its_blocks_and_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, dying_channel: type[DyingChannelHarness]
+) -> None:
     monkeypatch.setattr(options, "GATHER_COUNT_MAX", 6)
     harness = dying_channel(1, 40, [(first, 4, 1, 0) for first in range(0, 40, 4)])
     assert harness.post() == []
@@ -185,7 +206,9 @@ def test_a_seek_gives_up_the_dying(dying_channel: type[DyingChannelHarness]) -> 
     assert harness.channel.counters["dead_letter_count"] == 0
 
 
-def test_lost_and_dropped_dead_letters_are_counted_and_not_waited_for(dying_channel: type[DyingChannelHarness]) -> None:
+def test_lost_and_dropped_dead_letters_are_counted_and_not_waited_for(
+    dying_channel: type[DyingChannelHarness],
+) -> None:
     harness = dying_channel(1, 12, [(0, 4, 1, 0), (4, 4, 1, 0), (8, 4, 1, 0)])
     assert harness.post() == []
     harness.channel.supply.lost(4, 8)
@@ -194,10 +217,14 @@ def test_lost_and_dropped_dead_letters_are_counted_and_not_waited_for(dying_chan
     assert harness.channel.counters["dropped_count"] == 6
     assert sorted(harness.commit().holes_gone) == [0, 4, 8]
     assert [death.run for death in harness.dying.waiting] == [(10, 2, 1)]
-    assert harness.dying._texts == len(harness.dying.waiting[0].error), "there is room again for other errors"
+    assert harness.dying._texts == len(harness.dying.waiting[0].error), (
+        "there is room again for other errors"
+    )
 
 
-def test_too_many_dying_stop_new_messages(monkeypatch: pytest.MonkeyPatch, dying_channel: type[DyingChannelHarness]) -> None:
+def test_too_many_dying_stop_new_messages(
+    monkeypatch: pytest.MonkeyPatch, dying_channel: type[DyingChannelHarness]
+) -> None:
     monkeypatch.setattr(options, "HOLE_ROWS_MAX", 3)
     harness = dying_channel(1)
     harness.join(A, 100)

@@ -9,7 +9,10 @@ from zsq.actors.channel.redelivery import BlockShelf
 from zsq.transport.block.block import Block, pack, with_place
 
 # With gaps between them.
-BLOCKS = [with_place(pack([b"x" * (number * 37 % 200)] * (1 + number % 4)), number * 5, 0) for number in range(12)]
+BLOCKS = [
+    with_place(pack([b"x" * (number * 37 % 200)] * (1 + number % 4)), number * 5, 0)
+    for number in range(12)
+]
 BYTES_MAX = 700
 
 
@@ -28,7 +31,9 @@ def test_the_oldest_go_first(numbers: list[int]) -> None:
         assert len(shelf) == len(model)
         assert shelf.bytes_held == sum(b.length for b in model)
         for offset in range(-1, 65):
-            assert shelf.find(offset) is next((b for b in model if b.first_offset <= offset < b.next_offset), None)
+            assert shelf.find(offset) is next(
+                (b for b in model if b.first_offset <= offset < b.next_offset), None
+            )
 
 
 def test_one_block_larger_than_the_shelf_is_held_alone() -> None:

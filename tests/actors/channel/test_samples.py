@@ -1,4 +1,6 @@
-"""Samples, and windows of which nothing is wanted: exact shares, bounded turns, and each message delivered once or counted once."""
+"""Samples, and windows of which nothing is wanted: exact shares, bounded turns, and each message
+delivered once or counted once.
+"""
 
 from __future__ import annotations
 
@@ -46,11 +48,18 @@ def test_a_sample_is_as_large_as_was_said(make: type[ChannelHarness], rate: int)
     assert finished + harness.channel.counters["sampled_count"] == count
     assert harness.stats() == (0, 0, 0)
     deviation = (count * rate / 100 * (1 - rate / 100)) ** 0.5
-    assert abs(finished - count * rate / 100) < 4 * deviation < count / 100, "4 sigma, and that is less than one percent"
-    assert harness.channel.consumers[A].statistics()["sampled_count"] == harness.channel.counters["sampled_count"]
+    assert abs(finished - count * rate / 100) < 4 * deviation < count / 100, (
+        "4 sigma, and that is less than one percent"
+    )
+    assert (
+        harness.channel.consumers[A].statistics()["sampled_count"]
+        == harness.channel.counters["sampled_count"]
+    )
 
 
-def test_a_sample_of_one_percent_is_exactly_what_is_drawn_below_it(make: type[ChannelHarness]) -> None:
+def test_a_sample_of_one_percent_is_exactly_what_is_drawn_below_it(
+    make: type[ChannelHarness],
+) -> None:
     """The border, exactly."""
     numbers = iter([0.0, 0.00999, 0.01, 0.5, 0.999])
     harness = make(random=lambda: next(numbers))
@@ -59,7 +68,9 @@ def test_a_sample_of_one_percent_is_exactly_what_is_drawn_below_it(make: type[Ch
     assert harness.send_one().runs == ((0, 2, 1),)
 
 
-def test_a_sampling_consumer_does_not_rush_through_what_others_wait_for(make: type[ChannelHarness]) -> None:
+def test_a_sampling_consumer_does_not_rush_through_what_others_wait_for(
+    make: type[ChannelHarness],
+) -> None:
     harness = make(random=random.Random(3).random)
     harness.join(A, 100, sample_rate=1)
     harness.join(B, 100)
@@ -106,7 +117,9 @@ def test_a_window_of_which_nothing_is_wanted_is_passed_in_bounded_turns(
     assert counters["tag_skipped_count"] + counters["expired_count"] == 10_000
 
 
-def test_messages_behind_many_unwanted_ones_come_in_a_later_turn(make: type[ChannelHarness], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_behind_many_unwanted_ones_come_in_a_later_turn(
+    make: type[ChannelHarness], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "LOOKS_MAX", 50)
     harness = make(tags="a")
     harness.channel.rest()
@@ -119,12 +132,18 @@ def test_messages_behind_many_unwanted_ones_come_in_a_later_turn(make: type[Chan
 
 
 @given(
-    blocks=st.lists(st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=12), min_size=1, max_size=8),
+    blocks=st.lists(
+        st.lists(st.sampled_from(["a", "b", "c", None]), min_size=1, max_size=12),
+        min_size=1,
+        max_size=8,
+    ),
     rooms=st.lists(st.integers(1, 9), min_size=1, max_size=3),
     rate=st.sampled_from([0, 0, 30, 99]),
     seed=st.integers(0, 99),
 )
-def test_each_message_is_delivered_once_or_counted_once(blocks: list[list[str | None]], rooms: list[int], rate: int, seed: int) -> None:
+def test_each_message_is_delivered_once_or_counted_once(
+    blocks: list[list[str | None]], rooms: list[int], rate: int, seed: int
+) -> None:
     from tests.actors.conftest import ChannelHarness as Made
 
     harness = Made(tags="a||c", random=random.Random(seed).random)
@@ -138,7 +157,9 @@ def test_each_message_is_delivered_once_or_counted_once(blocks: list[list[str | 
         harness.channel.rest()
         pending_blocks = harness.send()
         for pending in pending_blocks:
-            got += [offset for start, count, _ in pending.runs for offset in range(start, start + count)]
+            got += [
+                offset for start, count, _ in pending.runs for offset in range(start, start + count)
+            ]
             harness.channel.fin(pending.peer, pending.token, ALL)
     wanted = [offset for offset, tag in enumerate(flat) if tag in ("a", "c")]
     assert len(set(got)) == len(got)

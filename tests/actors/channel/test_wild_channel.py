@@ -1,7 +1,9 @@
-"""A channel of any settings under any mixture of commands, moves, losses and crashes: no model of what is delivered, but the laws.
+"""A channel of any settings under any mixture of commands, moves, losses and crashes: no model of
+what is delivered, but the laws.
 
-Each move of each message is one of the table (`support/watched.py`), no message is in two places, attempts never fall (but by a seek), what
-is over is never seen again, and somebody who finishes everything comes to an end, in the store too.
+Each move of each message is one of the table (`support/watched.py`), no message is in two places,
+attempts never fall (but by a seek), what is over is never seen again, and somebody who finishes
+everything comes to an end, in the store too.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class WildChannel(RuleBasedStateMachine):
         self.rows: dict[int, tuple[int, int, int]] = {}  # the store: count, attempts, due
         self.next_stored = 0
         self.pending: Changes | None = None
-        self.expected: dict[int, MessageState] = {}  # where what is behind the cursor was, when that commit began
+        self.expected: dict[
+            int, MessageState
+        ] = {}  # where what is behind the cursor was, when that commit began
         self.keys: list[bytes | None] = []
         self.attempts: dict[int, int] = defaultdict(int)
         self.tokens: list[tuple[tuple[bytes, ...], int]] = []
@@ -57,10 +61,15 @@ class WildChannel(RuleBasedStateMachine):
         self.lives = 0
 
     @initialize(
-        ordered=st.booleans(), tags=st.sampled_from(["", "", "x"]), most=st.sampled_from([0, 1, 2]), age=st.sampled_from([-1, -1, 60.0])
+        ordered=st.booleans(),
+        tags=st.sampled_from(["", "", "x"]),
+        most=st.sampled_from([0, 1, 2]),
+        age=st.sampled_from([-1, -1, 60.0]),
     )
     def begin(self, ordered: bool, tags: str, most: int, age: float) -> None:
-        self.settings = ChannelSettings(ordered=ordered, tags=tags, max_attempts=most, max_age_s=age)
+        self.settings = ChannelSettings(
+            ordered=ordered, tags=tags, max_attempts=most, max_age_s=age
+        )
         self.most = most or 1 << 30
         self.live()
         self.publish([(b"a", b"x"), (b"b", b"x"), (None, b"y"), (b"a", b"x")])
@@ -71,10 +80,17 @@ class WildChannel(RuleBasedStateMachine):
         self.pending = None
         deferred = {start: row for start, row in self.rows.items() if row[2]}
         counts, dues = [row[0] for row in deferred.values()], [row[2] for row in deferred.values()]
-        holes = [(start, *row) for start, row in self.rows.items() if self.settings.ordered or not row[2]]
+        holes = [
+            (start, *row) for start, row in self.rows.items() if self.settings.ordered or not row[2]
+        ]
         totals = Deferred(len(counts), sum(counts), min(dues, default=0))
-        self.channel = ChannelCore(self.lives, self.next_stored, holes, {}, False, totals, self.settings, "me", lambda: 0.4)
-        self.watch = Watch(self.channel, chain.from_iterable(range(start, start + row[0]) for start, row in deferred.items()))
+        self.channel = ChannelCore(
+            self.lives, self.next_stored, holes, {}, False, totals, self.settings, "me", lambda: 0.4
+        )
+        self.watch = Watch(
+            self.channel,
+            chain.from_iterable(range(start, start + row[0]) for start, row in deferred.items()),
+        )
         self.channel.supply.drop_below(self.start_offset)
         for peer in PEERS[:2]:
             self.join(peer, 8, 0)
@@ -85,7 +101,11 @@ class WildChannel(RuleBasedStateMachine):
     @rule(messages=MESSAGES)
     def publish(self, messages: list[tuple[bytes | None, bytes | None]]) -> None:
         keys, tags = zip(*messages, strict=True)
-        block = pack([b"%d" % (self.head + i) for i in range(len(messages))], keys=list(keys), tags=list(tags))
+        block = pack(
+            [b"%d" % (self.head + i) for i in range(len(messages))],
+            keys=list(keys),
+            tags=list(tags),
+        )
         self.log.append(with_place(block, self.head, self.now_ns))
         self.head += len(messages)
         self.keys += keys
@@ -93,7 +113,10 @@ class WildChannel(RuleBasedStateMachine):
     def readable(self, offset: int) -> Iterator[Block]:
         """What storage would answer with, from there on."""
         for block in self.log:
-            if block.next_offset > max(offset, self.start_offset) and block.first_offset not in self.gone:
+            if (
+                block.next_offset > max(offset, self.start_offset)
+                and block.first_offset not in self.gone
+            ):
                 yield block
 
     @rule(blocks=st.integers(1, 3))
@@ -123,7 +146,9 @@ class WildChannel(RuleBasedStateMachine):
     @rule(blocks=st.integers(1, 2), dice=st.integers(0, 5))
     def drop_oldest(self, blocks: int, dice: int) -> None:
         if dice == 0:
-            ends = [block.next_offset for block in self.log if block.next_offset > self.start_offset][:blocks]
+            ends = [
+                block.next_offset for block in self.log if block.next_offset > self.start_offset
+            ][:blocks]
             self.start_offset = max([self.start_offset, *ends])
             self.channel.supply.drop_below(self.start_offset)
 
@@ -131,7 +156,9 @@ class WildChannel(RuleBasedStateMachine):
 
     @rule(peer=st.sampled_from(PEERS), ready=st.integers(0, 8), rate=st.sampled_from([0, 0, 50]))
     def join(self, peer: tuple[bytes, ...], ready: int, rate: int) -> None:
-        self.channel.subscribe(Subscriber(peer, "", ready, 60 * S, 10_000 * S, self.now_ns, 0, sample_rate=rate))
+        self.channel.subscribe(
+            Subscriber(peer, "", ready, 60 * S, 10_000 * S, self.now_ns, 0, sample_rate=rate)
+        )
 
     @rule(peer=st.sampled_from(PEERS))
     def leave(self, peer: tuple[bytes, ...]) -> None:
@@ -145,7 +172,11 @@ class WildChannel(RuleBasedStateMachine):
             if pending is None:
                 return
             self.tokens.append((pending.peer, pending.token))
-            bodies = [body for block, start, stop in pending.parts for body in block.body.values()[start:stop]]
+            bodies = [
+                body
+                for block, start, stop in pending.parts
+                for body in block.body.values()[start:stop]
+            ]
             for body, (offset, attempts) in zip(bodies, each(pending.runs), strict=True):
                 assert body == b"%d" % offset
                 assert attempts >= max(1, self.attempts[offset]), "attempts never fall"
@@ -159,10 +190,17 @@ class WildChannel(RuleBasedStateMachine):
         self.channel.fin(peer, token, ((first, count),) if count else (), self.now_ns)
 
     @precondition(lambda self: self.tokens)
-    @rule(number=st.integers(0, 4), first=st.integers(0, 60), count=st.integers(0, 9), delay=st.sampled_from([0, 0, 10_000, BACKOFF, DEAD]))
+    @rule(
+        number=st.integers(0, 4),
+        first=st.integers(0, 60),
+        count=st.integers(0, 9),
+        delay=st.sampled_from([0, 0, 10_000, BACKOFF, DEAD]),
+    )
     def req(self, number: int, first: int, count: int, delay: int) -> None:
         peer, token = self.tokens[-1 - number % len(self.tokens)]
-        self.channel.req(peer, token, ((first, count),) if count else (), delay, self.now_ns, "no good")
+        self.channel.req(
+            peer, token, ((first, count),) if count else (), delay, self.now_ns, "no good"
+        )
 
     # Time, moves
 
@@ -174,9 +212,17 @@ class WildChannel(RuleBasedStateMachine):
     @precondition(lambda self: self.channel.may_ask())
     @rule(limit=st.integers(1, 3))
     def due(self, limit: int) -> None:
-        ordered = sorted((row[2], start, row[0], row[1]) for start, row in self.rows.items() if row[2])
-        rows = [(start, count, attempts, due) for due, start, count, attempts in ordered if due <= self.now_ns][:limit]
-        self.channel.supply.came_due(rows, ordered[len(rows)][0] if len(ordered) > len(rows) else 0, self.now_ns)
+        ordered = sorted(
+            (row[2], start, row[0], row[1]) for start, row in self.rows.items() if row[2]
+        )
+        rows = [
+            (start, count, attempts, due)
+            for due, start, count, attempts in ordered
+            if due <= self.now_ns
+        ][:limit]
+        self.channel.supply.came_due(
+            rows, ordered[len(rows)][0] if len(ordered) > len(rows) else 0, self.now_ns
+        )
 
     @rule()
     def bury(self) -> None:
@@ -223,8 +269,16 @@ class WildChannel(RuleBasedStateMachine):
             self.rows.pop(start, None)
         for start, count, attempts, due_ns in changes.holes_put:
             self.rows[start] = (count, attempts, due_ns)
-        kept = {offset: row[2] > 0 for start, row in self.rows.items() for offset in range(start, start + row[0])}
-        known = {offset: state is MessageState.DEFERRED for offset, state in self.expected.items() if offset < self.next_stored}
+        kept = {
+            offset: row[2] > 0
+            for start, row in self.rows.items()
+            for offset in range(start, start + row[0])
+        }
+        known = {
+            offset: state is MessageState.DEFERRED
+            for offset, state in self.expected.items()
+            if offset < self.next_stored
+        }
         assert kept == known, "the store has exactly what the channel knows"
 
     @rule(dice=st.integers(0, 3), written=st.booleans(), in_order=st.booleans())
@@ -360,7 +414,13 @@ class WildChannel(RuleBasedStateMachine):
                 self.save()
             self.committed()
         places = {offset: state.value for offset, state in self.watch.places.items()}
-        assert self.is_over(), (places, self.rows, self.next_stored, self.channel.supply.next_offset, self.head)
+        assert self.is_over(), (
+            places,
+            self.rows,
+            self.next_stored,
+            self.channel.supply.next_offset,
+            self.head,
+        )
         assert self.channel.statistics(self.head)["depth"] == 0
 
     def is_over(self) -> bool:
@@ -369,7 +429,11 @@ class WildChannel(RuleBasedStateMachine):
 
 
 def each(runs: tuple[Run, ...]) -> Iterator[tuple[int, int]]:
-    return ((offset, attempts) for start, count, attempts in runs for offset in range(start, start + count))
+    return (
+        (offset, attempts)
+        for start, count, attempts in runs
+        for offset in range(start, start + count)
+    )
 
 
 WRONG = (

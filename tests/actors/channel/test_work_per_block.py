@@ -1,7 +1,7 @@
 """The broker's work is per block: as many calls for a block of 10,000 messages as for one of 10.
 
-Counted are all calls of Python and C functions that Python code makes on a block's way through topic and channel. Time would
-say less: a loop over messages hides well in a fast machine's noise.
+Counted are all calls of Python and C functions that Python code makes on a block's way through
+topic and channel. Time would say less: a loop over messages hides well in a fast machine's noise.
 """
 
 from __future__ import annotations
@@ -46,14 +46,25 @@ def plain(count: int) -> Block:
 
 
 def full(count: int) -> Block:
-    """Every column, with nulls and times. One that is larger than a single value may be is looked at more closely: in both blocks."""
+    """Every column, with nulls and times. One that is larger than a single value may be is looked
+    at more closely: in both blocks.
+    """
     keys = [None, b"y" * 100] * (count // 2)
     headers = [None, b"z"] * (count // 2)
-    return pack([b"x" * 20] * count, keys=keys, tags=keys, headers=headers, times=range(count), producer_id=ID)
+    return pack(
+        [b"x" * 20] * count,
+        keys=keys,
+        tags=keys,
+        headers=headers,
+        times=range(count),
+        producer_id=ID,
+    )
 
 
 def through_topic_and_channel(block: Block) -> Callable[[], None]:
-    """As the shells do it. Two consumers share the block; one finishes its half at once, the other a part and leaves the rest."""
+    """As the shells do it. Two consumers share the block; one finishes its half at once, the other
+    a part and leaves the rest.
+    """
     half = block.count // 2
     ordering = Ordering({})
     ordering.hello(A, ID, 1, 0)
@@ -104,7 +115,9 @@ def test_ten_thousand_messages_take_as_many_calls_as_ten(make: Callable[[int], B
     few = min(calls(through_topic_and_channel(make(10))) for _ in range(3))
     many = min(calls(through_topic_and_channel(make(10_000))) for _ in range(3))
     pieces = len(make(10_000).columns) // PIECE_BYTES
-    assert 0 <= many - few <= CALLS_A_PIECE * pieces < 1_000, "calls grow with bytes to check, not with messages"
+    assert 0 <= many - few <= CALLS_A_PIECE * pieces < 1_000, (
+        "calls grow with bytes to check, not with messages"
+    )
     assert few < 1_000, "and they are not many"
 
 

@@ -14,7 +14,9 @@ from zsq.actors.gateways.acting import FIRST_USE_KNOWN_S, FirstUse
 NOBODY: Any = SimpleNamespace(may=lambda *_: False)
 
 
-def test_the_list_of_topics_is_requested_again_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_list_of_topics_is_requested_again_after_a_moment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     now, asked = [1_000.0], []
     topics: dict[str, list[str]] = {"t": ["c"]}
 

@@ -1,4 +1,6 @@
-"""The gateway's shell, with sockets that only note: what goes through, what does not, and how much of it."""
+"""The gateway's shell, with sockets that only note: what goes through, what does not, and how much
+of it.
+"""
 
 from __future__ import annotations
 
@@ -67,14 +69,22 @@ class Frame:
 class Gate:
     def __init__(self) -> None:
         self.front, self.pushes, self.topic, self.asking = Wire(), Wire(), Wire(), Wire()
-        self.gateway = ZeroMqGateway(7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push=""))
+        self.gateway = ZeroMqGateway(
+            7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push="")
+        )
         parts: dict[str, Any] = {
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "run_directory": {},
             "_request": 0, "pushes_dropped": 0, "open_dealer": lambda endpoint, name=b"": self.topic, "_routing_id": bytes,
         }  # fmt: skip
         vars(self.gateway).update(
-            parts | {"doors": CurveAuthentication(SecurityOptions()), "unread": Unread(), "owners": StageOwners(), "zap": None}
+            parts
+            | {
+                "doors": CurveAuthentication(SecurityOptions()),
+                "unread": Unread(),
+                "owners": StageOwners(),
+                "zap": None,
+            }
         )
 
     def hear(self, client: bytes, message: p.Wire, *blocks: bytes) -> None:
@@ -106,7 +116,9 @@ def test_a_message_with_too_many_frames_is_not_forwarded(gate: Gate) -> None:
     assert len(gate.topic.sent) == 1
 
 
-def test_a_link_over_the_limit_is_refused_until_another_ends(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_over_the_limit_is_refused_until_another_ends(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gateway, "LINKS_MAX", 2)
     for client in (b"a", b"b"):
         gate.open(client)
@@ -134,7 +146,10 @@ def test_a_push_that_is_not_complete_is_dropped(gate: Gate) -> None:
     ("size", "mark"),
     [
         (1, options.PUSH_GATEWAY_MARK),
-        (options.PUSH_GATEWAY_BYTES // (options.PUSH_GATEWAY_MARK_MIN + 5), options.PUSH_GATEWAY_MARK_MIN + 5),
+        (
+            options.PUSH_GATEWAY_BYTES // (options.PUSH_GATEWAY_MARK_MIN + 5),
+            options.PUSH_GATEWAY_MARK_MIN + 5,
+        ),
         (options.PUSH_GATEWAY_BYTES, options.PUSH_GATEWAY_MARK_MIN),
     ],
 )
@@ -150,7 +165,9 @@ def test_the_high_water_mark_of_a_route_follows_its_largest_block(size: int, mar
     assert wire.marks == [mark, options.PUSH_GATEWAY_MARK]
 
 
-def test_a_client_that_was_silent_for_long_is_forgotten(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_was_silent_for_long_is_forgotten(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 10**15
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     gate.open(b"a")

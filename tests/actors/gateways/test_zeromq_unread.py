@@ -31,14 +31,18 @@ def pair() -> Iterator[tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]]:
         one.close(linger=0)
 
 
-def test_unread_bytes_of_a_client_are_counted_until_it_reads_them(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]) -> None:
+def test_unread_bytes_of_a_client_are_counted_until_it_reads_them(
+    pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes],
+) -> None:
     router, dealer, client = pair
     found = Unread()
     count = 2 * unread.UNREAD_BYTES_MAX // SIZE
     sent = 0
     while not found.full(client):
         assert sent < count, "it never gets full"
-        router.send_multipart(found.counted(client, [client, b"", zmq.Frame(bytes(SIZE))]), copy=False)
+        router.send_multipart(
+            found.counted(client, [client, b"", zmq.Frame(bytes(SIZE))]), copy=False
+        )
         sent += 1
     assert found.bytes_of(client) <= unread.UNREAD_BYTES_MAX + SIZE
     assert found.bytes_of(b"somebody else") == 0
@@ -48,7 +52,9 @@ def test_unread_bytes_of_a_client_are_counted_until_it_reads_them(pair: tuple[zm
     assert not found._held
 
 
-def test_the_unread_bytes_of_a_client_that_leaves_are_forgotten(pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes]) -> None:
+def test_the_unread_bytes_of_a_client_that_leaves_are_forgotten(
+    pair: tuple[zmq.Socket[bytes], zmq.Socket[bytes], bytes],
+) -> None:
     router, dealer, client = pair
     found = Unread()
     for _ in range(32):
@@ -87,13 +93,21 @@ def test_over_the_total_budget_only_clients_above_their_share_get_nothing() -> N
         for _ in range(100):
             for client in clients[:10]:
                 if not found.full(client):
-                    router.send_multipart(found.counted(client, [client, b"", bytes(SIZE)]), copy=False)
+                    router.send_multipart(
+                        found.counted(client, [client, b"", bytes(SIZE)]), copy=False
+                    )
         held = found.total
         assert 64 * SIZE < held <= 75 * SIZE
-        assert all(found.full(client) for client in clients[:10] if found.bytes_of(client) > 64 * SIZE // 10)
+        assert all(
+            found.full(client)
+            for client in clients[:10]
+            if found.bytes_of(client) > 64 * SIZE // 10
+        )
         for _ in range(20):
             assert not found.full(clients[10])
-            router.send_multipart(found.counted(clients[10], [clients[10], b"", bytes(SIZE)]), copy=False)
+            router.send_multipart(
+                found.counted(clients[10], [clients[10], b"", bytes(SIZE)]), copy=False
+            )
             assert len(dealers[10].recv_multipart()[1]) == SIZE
             wait_for(lambda: found.bytes_of(clients[10]) == 0, 10, "the end of what was read")
     finally:
@@ -107,7 +121,9 @@ def test_over_the_total_budget_only_clients_above_their_share_get_nothing() -> N
     wait_for(forgotten, 10, "the end of what nobody will read")
 
 
-def test_above_the_total_budget_sent_frames_are_checked_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_above_the_total_budget_sent_frames_are_checked_now_and_then(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Else clients wait for the bytes of others that have been read already."""
     now = [unread.SETTLE_NS]
     monkeypatch.setattr(time, "monotonic_ns", lambda: now[0])
@@ -132,7 +148,10 @@ def test_above_the_total_budget_sent_frames_are_checked_now_and_then(monkeypatch
     assert not found.full(b"b")
 
 
-@pytest.mark.parametrize(("memory", "budget"), [(1, unread.BUDGET_BYTES_MIN), (8 << 30, 2 << 30), (1 << 40, unread.BUDGET_BYTES_MAX)])
+@pytest.mark.parametrize(
+    ("memory", "budget"),
+    [(1, unread.BUDGET_BYTES_MIN), (8 << 30, 2 << 30), (1 << 40, unread.BUDGET_BYTES_MAX)],
+)
 def test_the_budget_of_all_clients_is_a_share_of_the_memory_within_limits(
     memory: int, budget: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from zsq.actors.primitives.latency import COUNT_MAX, LATENCY_NS_MAX, LATENCY_NS_MIN, QUANTILES, LatencyWindow, merged
+from zsq.actors.primitives.latency import (
+    COUNT_MAX,
+    LATENCY_NS_MAX,
+    LATENCY_NS_MIN,
+    QUANTILES,
+    LatencyWindow,
+    merged,
+)
 from zsq.actors.settings.options import CONSUMER_LATENCY_SLOT_S
 
 S = 1_000_000_000
@@ -17,7 +24,10 @@ MS = 1_000_000
 
 
 def values(window: LatencyWindow, second: float) -> dict[float, int]:
-    return {row["quantile"]: row["value"] for row in merged([window.bins(int(second * S))])["percentiles"]}
+    return {
+        row["quantile"]: row["value"]
+        for row in merged([window.bins(int(second * S))])["percentiles"]
+    }
 
 
 def count(window: LatencyWindow, second: float) -> int:
@@ -81,12 +91,18 @@ def test_sums_are_those_of_all_messages() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.tuples(st.integers(-5, 1 << 62), st.integers(1, 1_000)), min_size=1, max_size=60))
+@given(
+    st.lists(st.tuples(st.integers(-5, 1 << 62), st.integers(1, 1_000)), min_size=1, max_size=60)
+)
 def test_any_latency_is_taken_and_right_within_its_bounds(rows: list[tuple[int, int]]) -> None:
     window = LatencyWindow()
     for latency_ns, messages in rows:
         window.add(latency_ns, messages, S)
-    ordered = [min(max(latency, LATENCY_NS_MIN), LATENCY_NS_MAX) for latency, messages in sorted(rows) for _ in range(messages)]
+    ordered = [
+        min(max(latency, LATENCY_NS_MIN), LATENCY_NS_MAX)
+        for latency, messages in sorted(rows)
+        for _ in range(messages)
+    ]
     assert count(window, 1) == len(ordered)
     for quantile, value in values(window, 1).items():
         exact = ordered[math.floor(quantile * (len(ordered) - 1))]
@@ -96,12 +112,21 @@ def test_any_latency_is_taken_and_right_within_its_bounds(rows: list[tuple[int, 
 
 def size(window: LatencyWindow) -> int:
     """With all that belongs to it alone."""
-    parts = [part for slot, store in window._stores for part in ((slot, store), slot, store, store.first, store.bins)]
+    parts = [
+        part
+        for slot, store in window._stores
+        for part in ((slot, store), slot, store, store.first, store.bins)
+    ]
     return sum(sys.getsizeof(part) for part in (window, window._stores, *parts))
 
 
-@pytest.mark.parametrize(("least_ns", "most_ns", "limit"), [(MS, 3_600 * S, 20_000), (LATENCY_NS_MIN, LATENCY_NS_MAX, 40_000)])
-def test_a_consumer_s_window_takes_what_the_options_say(least_ns: int, most_ns: int, limit: int) -> None:
+@pytest.mark.parametrize(
+    ("least_ns", "most_ns", "limit"),
+    [(MS, 3_600 * S, 20_000), (LATENCY_NS_MIN, LATENCY_NS_MAX, 40_000)],
+)
+def test_a_consumer_s_window_takes_what_the_options_say(
+    least_ns: int, most_ns: int, limit: int
+) -> None:
     window = LatencyWindow(CONSUMER_LATENCY_SLOT_S)
     for second in range(0, 720, CONSUMER_LATENCY_SLOT_S):
         latency: float = least_ns

@@ -17,7 +17,9 @@ def runs_of(draw: st.DrawFn) -> list[Run]:
     """Disjoint, ascending, some of them neighbours."""
     runs = []
     position = 0
-    for gap, count, attempts in draw(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.integers(1, 3)), max_size=8)):
+    for gap, count, attempts in draw(
+        st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6), st.integers(1, 3)), max_size=8)
+    ):
         runs.append((position + gap, count, attempts))
         position += gap + count
     return runs
@@ -58,9 +60,19 @@ def test_no_ranges_take_all(runs: list[Run]) -> None:
 
 
 def test_ranges_that_could_not_be_said_in_an_answer_are_refused() -> None:
-    """Two that begin near the end of what a word can carry: what is refused of the second began beyond it, and the channel ended."""
+    """Two that begin near the end of what a word can carry: what is refused of the second began
+    beyond it, and the channel ended.
+    """
     first, second = ((1 << 64) - 1, 10), ((1 << 64) - 1, 20)
-    for wrong in ((first, second), ((-5, 3),), ((5, -1),), ((5, 1, 1),), ((5,),), ((5, True),), (5,)):
+    for wrong in (
+        (first, second),
+        ((-5, 3),),
+        ((5, -1),),
+        ((5, 1, 1),),
+        ((5,),),
+        ((5, True),),
+        (5,),
+    ):
         with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
             check(wrong)  # type: ignore[arg-type]
     largest = ((NUMBER_MAX, NUMBER_MAX), (NUMBER_MAX, 20), (0, 0))

@@ -51,7 +51,9 @@ def test_a_burst_counts_for_a_minute_and_not_longer() -> None:
     run(meter, 150, 158, 0, count)
     assert rate(meter, 158, count) == 10.0
     run(meter, 158, 169, 0, count)
-    assert rate(meter, 169, count) == 0.0, "the minute's begin lies behind the burst and the samples next to it"
+    assert rate(meter, 169, count) == 0.0, (
+        "the minute's begin lies behind the burst and the samples next to it"
+    )
 
 
 def test_after_an_idle_hour_the_rate_is_of_the_last_minute() -> None:
@@ -61,9 +63,13 @@ def test_after_an_idle_hour_the_rate_is_of_the_last_minute() -> None:
     for second in (40, 70, 100, HOUR):
         meter.note(second * S, {"a": count, "idle": 5})
     assert rate(meter, HOUR, count) == 0.0
-    meter.note((HOUR + 50) * S, {"a": count + 600, "idle": 5})  # a burst, and the pulse that it brings
+    meter.note(
+        (HOUR + 50) * S, {"a": count + 600, "idle": 5}
+    )  # a burst, and the pulse that it brings
     assert rate(meter, HOUR + 50, count + 600) == 10.0
-    assert rate(meter, HOUR + 100, count + 600) == 10.0, "it is not spread over the idle time before"
+    assert rate(meter, HOUR + 100, count + 600) == 10.0, (
+        "it is not spread over the idle time before"
+    )
     assert len(meter._samples) <= 4, "what is idle keeps next to nothing"
 
 

@@ -1,4 +1,6 @@
-"""What an actor tells of itself: little with each pulse, more for who asks for it, soon where something has happened."""
+"""What an actor tells of itself: little with each pulse, more for who asks for it, soon where
+something has happened.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ class Sample(Actor[ActorStart]):
 def sample(monkeypatch: pytest.MonkeyPatch) -> Sample:
     found = Sample(5, "sample", ActorStart())
     found.said = []  # type: ignore[attr-defined]
-    found.supervisor = cast("Any", SimpleNamespace(send=lambda envelope, message: found.said.append(message)))  # type: ignore[attr-defined]
+    found.supervisor = cast(
+        "Any",
+        SimpleNamespace(send=lambda envelope, message: found.said.append(message)),  # type: ignore[attr-defined]
+    )
     monkeypatch.setattr(actor_module, "private_bytes", lambda: 1_000)
     return found
 
@@ -47,10 +52,14 @@ def said(sample: Sample) -> list[p.Pulse]:
 def test_details_and_memory_are_reported_only_if_requested(sample: Sample, detailed: bool) -> None:
     ask(sample, detailed=detailed)
     memory = {"private_bytes": 1_000} if detailed else {}
-    assert said(sample) == [p.Pulse(5, 9, {"depth": 7} | memory, {"clients": []} if detailed else {})]
+    assert said(sample) == [
+        p.Pulse(5, 9, {"depth": 7} | memory, {"clients": []} if detailed else {})
+    ]
 
 
-def test_memory_is_given_back_after_work_and_not_with_each_pulse(sample: Sample, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_given_back_after_work_and_not_with_each_pulse(
+    sample: Sample, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trims: list[int] = []
     now = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -68,7 +77,10 @@ def test_memory_is_given_back_after_work_and_not_with_each_pulse(sample: Sample,
 def test_the_result_of_a_thread_is_reported_soon(sample: Sample) -> None:
     """Storage's health and figures follow from what its threads have done."""
     sample.every(10_000, sample._pulse_if_stirred)
-    sample._poller = cast("Any", SimpleNamespace(poll=lambda wait: [("thread", 1)], register=lambda source, events: None))
+    sample._poller = cast(
+        "Any",
+        SimpleNamespace(poll=lambda wait: [("thread", 1)], register=lambda source, events: None),
+    )
     sample.listen_raw("thread", lambda: setattr(sample, "came", "thread"))
     sample.stopping = True
     sample._loop()

@@ -30,18 +30,24 @@ class Loop:
 
 
 def test_news_of_an_idle_actor_is_told_within_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clients come by sockets that the loop looks at, not the actor: nothing wakes it but its own timer, and the next pulse is far."""
+    """Its clients come by sockets that the loop looks at, not the actor: nothing wakes it but its
+    own timer, and the next pulse is far.
+    """
     now, said = 10**15, list[Any]()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
     monkeypatch.setattr(actor_module, "release_memory", lambda: None)
     found = AsyncActor(5, "gateway", ActorStart())
-    found.supervisor = cast("Any", SimpleNamespace(send=lambda envelope, message: said.append(message)))
+    found.supervisor = cast(
+        "Any", SimpleNamespace(send=lambda envelope, message: said.append(message))
+    )
     found.loop, found._timer = cast("Any", loop := Loop()), None
     found.every(options.PULSE_MS, found._pulse_if_stirred)
     now += S
     found._take_in()
     assert said == [p.Pulse(5, 0, {}, {})]
-    assert found._timers[0][0] == now + options.IDLE_PULSE_MS * 1_000_000, "the premise: nothing stirs it"
+    assert found._timers[0][0] == now + options.IDLE_PULSE_MS * 1_000_000, (
+        "the premise: nothing stirs it"
+    )
     begun = now
     found.stir()
     while len(said) == 1:

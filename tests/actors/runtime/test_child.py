@@ -27,7 +27,9 @@ S = 1_000_000_000
         ([0, 0, 0, 0, 60], [True, True, True, False, True]),
     ],
 )
-def test_more_than_three_restarts_in_ten_seconds_are_too_many(times: list[float], allowed: list[bool]) -> None:
+def test_more_than_three_restarts_in_ten_seconds_are_too_many(
+    times: list[float], allowed: list[bool]
+) -> None:
     intensity = RestartIntensity(3, 10.0)
     assert [intensity.may_restart(int(second * S)) for second in times] == allowed
     assert intensity.count == len(times)

@@ -27,7 +27,9 @@ Sample(5, "sample", None).run(sys.argv[1], reading)
 
 
 def test_an_actor_that_cannot_start_reports_why_and_ends(tmp_path: Path) -> None:
-    """Not by an abort inside ZeroMQ: the thread waits on its socket. And it never says that it was born."""
+    """Not by an abort inside ZeroMQ: the thread waits on its socket. And it never says that it was
+    born.
+    """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     supervisor = Port(context, zmq.ROUTER)
     supervisor.socket.bind(f"ipc://{tmp_path}/supervisor")

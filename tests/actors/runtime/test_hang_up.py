@@ -1,4 +1,6 @@
-"""A scan worker hangs up on a peer whose answer has begun to arrive: libzmq would end the process at the next read."""
+"""A scan worker hangs up on a peer whose answer has begun to arrive: libzmq would end the process
+at the next read.
+"""
 
 from __future__ import annotations
 
@@ -36,5 +38,7 @@ context.destroy(linger=0)
 
 
 def test_an_answer_that_has_begun_is_read_before_hanging_up(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", CHILD, str(tmp_path)], capture_output=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, str(tmp_path)], capture_output=True, timeout=60, check=False
+    )
     assert done.stdout == b"lived\n", (done.returncode, done.stderr[-500:])

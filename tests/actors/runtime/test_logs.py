@@ -1,4 +1,6 @@
-"""The log's two forms: what stands in a line, that there is one for each event, and that nobody else can begin one."""
+"""The log's two forms: what stands in a line, that there is one for each event, and that nobody
+else can begin one.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +15,18 @@ import pytest
 from zsq.actors.runtime import logs
 
 
-def record(text: str, *arguments: Any, fields: dict[str, Any] | None = None, error: bool = False) -> logging.LogRecord:
+def record(
+    text: str, *arguments: Any, fields: dict[str, Any] | None = None, error: bool = False
+) -> logging.LogRecord:
     info = None
     if error:
         try:
             raise ValueError("no\nway")
         except ValueError:
             info = sys.exc_info()
-    made = logging.getLogger("zsq").makeRecord("zsq", logging.WARNING, "f.py", 1, text, arguments, info)
+    made = logging.getLogger("zsq").makeRecord(
+        "zsq", logging.WARNING, "f.py", 1, text, arguments, info
+    )
     made.created, made.msecs = 1_700_000_000.25, 250.0
     if fields is not None:
         made.fields = fields
@@ -28,12 +34,18 @@ def record(text: str, *arguments: Any, fields: dict[str, Any] | None = None, err
 
 
 def test_a_text_line_holds_the_event_and_its_fields() -> None:
-    line = logs.TextFormatter("topic clicks").format(record("%d chunks go", 3, fields={"topic": "clicks"}))
+    line = logs.TextFormatter("topic clicks").format(
+        record("%d chunks go", 3, fields={"topic": "clicks"})
+    )
     assert line.endswith(f",250 {os.getpid()} WARNING [topic clicks] 3 chunks go topic=clicks")
 
 
 def test_a_json_line_holds_the_event_and_its_fields() -> None:
-    found = json.loads(logs.JsonFormatter("topic clicks").format(record("%d chunks go", 3, fields={"topic": "clicks", "level": "mine"})))
+    found = json.loads(
+        logs.JsonFormatter("topic clicks").format(
+            record("%d chunks go", 3, fields={"topic": "clicks", "level": "mine"})
+        )
+    )
     assert found == {
         "time": "2023-11-14T22:13:20.250000Z",
         "level": "warning",
@@ -53,7 +65,15 @@ def test_an_exception_is_one_object() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["a\nb", "a\r2026-11-22 00:00:00,000 1 ERROR [supervisor] forged", "a\x1b[2Jb", "a\u2028b", "a\x85b", "a\u202eb"]
+    "text",
+    [
+        "a\nb",
+        "a\r2026-11-22 00:00:00,000 1 ERROR [supervisor] forged",
+        "a\x1b[2Jb",
+        "a\u2028b",
+        "a\x85b",
+        "a\u202eb",
+    ],
 )
 def test_no_text_can_begin_a_line_of_the_log(text: str) -> None:
     for form in (logs.TextFormatter("t"), logs.JsonFormatter("t")):
@@ -62,7 +82,9 @@ def test_no_text_can_begin_a_line_of_the_log(text: str) -> None:
         assert all(character.isprintable() for character in line)
 
 
-def test_a_line_is_one_write_and_a_closed_reader_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_is_one_write_and_a_closed_reader_is_no_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reading, writing = os.pipe()
     handler = logs.LineHandler(writing)
     handler.setFormatter(logs.TextFormatter("t"))
@@ -87,7 +109,9 @@ def test_set_up_replaces_all_other_handlers() -> None:
         root.setLevel(level)
 
 
-def test_a_text_for_people_is_plain_or_json_as_configured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_for_people_is_plain_or_json_as_configured(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     logs.say("zsq ready: here", "text")
     logs.say("zsq ready: here", "json", logging.ERROR)
     plain, line = capsys.readouterr().err.splitlines()

@@ -1,4 +1,6 @@
-"""An actor's socket against peers that send more frames than a word has: what is too long is dropped whole, and what follows is taken."""
+"""An actor's socket against peers that send more frames than a word has: what is too long is
+dropped whole, and what follows is taken.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ class Line:
         self.peer.send_multipart(frames)
 
     def taken(self) -> list[tuple[tuple[bytes, ...], int]]:
-        """(envelope, frames behind the word) of all that was taken; a last mail tells that nothing is behind it."""
+        """(envelope, frames behind the word) of all that was taken; a last mail tells that nothing
+        is behind it.
+        """
         self.send(b"last", b"", encode(p.Beat()))
         found: list[tuple[tuple[bytes, ...], int]] = []
         while not found or found[-1][0] != (b"last",):
@@ -78,7 +82,9 @@ def test_an_invalid_message_is_reported_with_its_sender(line: Line) -> None:
     assert isinstance(error, UsageError)
 
 
-def test_an_answer_over_the_limit_for_a_frame_becomes_an_error_and_the_connection_stays(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_answer_over_the_limit_for_a_frame_becomes_an_error_and_the_connection_stays(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """The other end would close the connection at such a frame."""
     sent: list[list[bytes]] = []
     port = object.__new__(Port)

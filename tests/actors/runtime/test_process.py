@@ -92,7 +92,9 @@ def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
 
 
 def test_a_child_that_is_given_up_ends(tmp_path: Path) -> None:
-    """Its pidfd did not arrive, so the table counts it as ended: then its successor must not find it alive, its files locked."""
+    """Its pidfd did not arrive, so the table counts it as ended: then its successor must not find
+    it alive, its files locked.
+    """
     line = [sys.executable, "-c", UNSEEN, str(tmp_path)]
     assert subprocess.run(line, capture_output=True, check=True, timeout=60).stdout == b"True\n"
 
@@ -110,4 +112,7 @@ def test_the_limit_of_open_files_is_raised_as_far_as_permitted() -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard)); raise_file_limit()\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard))"
     )
-    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout == b"True\n"
+    assert (
+        subprocess.run([sys.executable, "-c", program], capture_output=True, check=True).stdout
+        == b"True\n"
+    )

@@ -1,4 +1,6 @@
-"""When memory is given back: after work, when it is quiet; never under load, and not with each pulse of who is idle."""
+"""When memory is given back: after work, when it is quiet; never under load, and not with each
+pulse of who is idle.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,11 @@ def trims(events: dict[int, str], until_s: int, step_s: int = 1) -> list[int]:
     return [
         second
         for second in range(step_s, until_s, step_s)
-        if trimming.due(second * S, worked=events.get(second) == "blocks", stirred=events.get(second) in ("blocks", "word"))
+        if trimming.due(
+            second * S,
+            worked=events.get(second) == "blocks",
+            stirred=events.get(second) in ("blocks", "word"),
+        )
     ]
 
 
@@ -23,7 +29,9 @@ def test_an_idle_process_returns_memory_only_after_its_start() -> None:
 
 
 def test_memory_is_trimmed_again_after_new_work() -> None:
-    """Not once in its life: an actor that never sees blocks (the loop of the scan) takes memory too."""
+    """Not once in its life: an actor that never sees blocks (the loop of the scan) takes memory
+    too.
+    """
     assert trims({100: "word"}, 1_000, 10) == [10, 110]
     assert trims({100: "blocks", 500: "blocks"}, 1_000, 10) == [10, 110, 510]
 

@@ -1,4 +1,6 @@
-"""Worker threads: results reach the actor's loop by a socket, and a lazy one is not made before its first job."""
+"""Worker threads: results reach the actor's loop by a socket, and a lazy one is not made before its
+first job.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
     made.destroy(linger=0)
 
 
-def test_a_lazy_thread_is_made_with_its_first_job_and_only_once(context: zmq.Context[zmq.Socket[bytes]]) -> None:
+def test_a_lazy_thread_is_made_with_its_first_job_and_only_once(
+    context: zmq.Context[zmq.Socket[bytes]],
+) -> None:
     made: list[WorkerThread] = []
 
     def make() -> WorkerThread:

@@ -35,7 +35,9 @@ def keys(plan: ScanPlan, now_ns: int = NOW, pick: Callable[[int], int] | None = 
     return [key for key, _ in plan.select(now_ns, pick or picking())]
 
 
-@pytest.mark.parametrize(("channels", "workers"), [(0, 1), (1, 1), (7, 1), (8, 2), (12, 3), (16, 4), (17, 4), (1_000, 4)])
+@pytest.mark.parametrize(
+    ("channels", "workers"), [(0, 1), (1, 1), (7, 1), (8, 2), (12, 3), (16, 4), (17, 4), (1_000, 4)]
+)
 def test_the_pool_is_a_quarter_of_the_channels(channels: int, workers: int) -> None:
     assert pool_size(channels) == workers
 
@@ -184,11 +186,22 @@ def test_an_answer_after_all_puts_nothing_off() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "hung_at"),
-    [([0, 1, 2, 3], None), ([0, 5, 9.9], None), ([0, 5, 10], 10), ([0, 11, 12], 12), ([0, 1, 2, 3, 10.5], 10.5), ([0, 60], None)],
+    [
+        ([0, 1, 2, 3], None),
+        ([0, 5, 9.9], None),
+        ([0, 5, 10], 10),
+        ([0, 11, 12], 12),
+        ([0, 1, 2, 3, 10.5], 10.5),
+        ([0, 60], None),
+    ],
 )
-def test_a_channel_hangs_after_three_missed_scans_and_ten_seconds(seconds: list[float], hung_at: float | None) -> None:
+def test_a_channel_hangs_after_three_missed_scans_and_ten_seconds(
+    seconds: list[float], hung_at: float | None
+) -> None:
     plan = plan_of(5)
-    assert [second for second in seconds if plan.missed(3, NOW + int(second * S))] == ([] if hung_at is None else [hung_at])
+    assert [second for second in seconds if plan.missed(3, NOW + int(second * S))] == (
+        [] if hung_at is None else [hung_at]
+    )
 
 
 def test_an_answer_forgives_misses() -> None:

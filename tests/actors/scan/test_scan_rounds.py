@@ -1,4 +1,6 @@
-"""The scan's rounds, in virtual time: who does not answer, and a worker that does not report, are waited for by nobody."""
+"""The scan's rounds, in virtual time: who does not answer, and a worker that does not report, are
+waited for by nobody.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class Bench:
         self.now += milliseconds * MS
         return self.rounds.begin(self.now, self.pick)
 
-    def report(self, order: WorkerRequest, state: int = CLEAN, due_ns: int = LATER, **of: int) -> list[int]:
+    def report(
+        self, order: WorkerRequest, state: int = CLEAN, due_ns: int = LATER, **of: int
+    ) -> list[int]:
         """All are said to be `state`, but for `k7=LATE`."""
         results = [(key, of.get(f"k{key}", state), due_ns) for key, _ in order.targets]
         return self.rounds.reported(order.request, results, self.now)
@@ -60,13 +64,20 @@ def test_a_round_is_shared_among_the_workers() -> None:
     assert keys(bench.begin(options.SCAN_IDLE_MS)) != []
 
 
-@pytest.mark.parametrize(("dirty", "asked", "again"), [(0, 20, False), (5, 20, False), (6, 20, True), (1, 3, True), (1, 4, False)])
-def test_a_round_follows_at_once_if_more_than_a_quarter_was_dirty(dirty: int, asked: int, again: bool) -> None:
+@pytest.mark.parametrize(
+    ("dirty", "asked", "again"),
+    [(0, 20, False), (5, 20, False), (6, 20, True), (1, 3, True), (1, 4, False)],
+)
+def test_a_round_follows_at_once_if_more_than_a_quarter_was_dirty(
+    dirty: int, asked: int, again: bool
+) -> None:
     bench = Bench(asked, "a", "b")
     number = 0
     for order in bench.begin():
         count = len(order.targets)
-        results = [(key, int(number + i < dirty), LATER) for i, (key, _) in enumerate(order.targets)]
+        results = [
+            (key, int(number + i < dirty), LATER) for i, (key, _) in enumerate(order.targets)
+        ]
         bench.report_of(order, *results)
         number += count
     assert bool(bench.begin()) is again
@@ -80,7 +91,9 @@ def test_a_due_channel_starts_a_round_before_the_interval_ends() -> None:
 
 
 def test_a_channel_that_hangs_does_not_delay_the_others() -> None:
-    """For example another topic: each round goes on without it, and most rounds do not ask it at all."""
+    """For example another topic: each round goes on without it, and most rounds do not ask it at
+    all.
+    """
     bench = Bench(20, "a")
     (order,) = bench.begin()
     bench.now += options.SCAN_SOON_MS * MS
@@ -125,7 +138,9 @@ def test_late_reports_count_if_all_workers_are_slow() -> None:
     bench = Bench(2, "a")
     (order,) = bench.begin()
     assert bench.begin(options.SCAN_REPORT_MS + 1) == []
-    assert bench.rounds.wait_ms(bench.now) == options.SCAN_INTERVAL_MS, "no busy waiting for a worker"
+    assert bench.rounds.wait_ms(bench.now) == options.SCAN_INTERVAL_MS, (
+        "no busy waiting for a worker"
+    )
     bench.report(order, due_ns=LATER)
     assert bench.plan.wait_ms(bench.now) == options.SCAN_IDLE_MS
     assert keys(bench.begin(options.SCAN_IDLE_MS)) != []
@@ -181,7 +196,9 @@ def test_removed_channels_are_named_and_their_answers_ignored() -> None:
 
 
 class Machine(RuleBasedStateMachine):
-    """Channels answer, hang, come and go; so do workers. Once all workers do their work, whoever is due is asked within 200 ms."""
+    """Channels answer, hang, come and go; so do workers. Once all workers do their work, whoever is
+    due is asked within 200 ms.
+    """
 
     @initialize(channels=st.integers(1, 30), workers=st.integers(1, 3))
     def start(self, channels: int, workers: int) -> None:
@@ -191,9 +208,15 @@ class Machine(RuleBasedStateMachine):
         self.keys = channels
         self.hung: set[int] = set()
         self.stuck: set[str] = set()
-        self.out: dict[int, tuple[WorkerRequest, int, set[int]]] = {}  # request -> order, sent at, late ones
+        self.out: dict[
+            int, tuple[WorkerRequest, int, set[int]]
+        ] = {}  # request -> order, sent at, late ones
         self.last: dict[int, int] = {}  # key -> the request by which it was asked last
-        self.held: set[int] = set()  # requests of workers that were stuck meanwhile: nobody knew, so their channels are asked again
+        self.held: set[int] = (
+            set()
+            # Requests of workers that were stuck meanwhile: nobody knew, so their channels are
+            # asked again.
+        )
         self.due: dict[int, int] = {}  # of those who live: since when somebody waits
         self.free_ns = NOW  # since when a worker has been free, and all is well
 
@@ -220,7 +243,9 @@ class Machine(RuleBasedStateMachine):
     @rule(worker=st.sampled_from(["w0", "w1", "w2"]), new=st.booleans())
     def worker_ends(self, worker: str, new: bool) -> None:
         if worker in self.rounds.workers:
-            self.out = {request: out for request, out in self.out.items() if out[0].worker != worker}
+            self.out = {
+                request: out for request, out in self.out.items() if out[0].worker != worker
+            }
             others = self.rounds.workers - {worker}
             self.rounds.set_workers(others, self.bench.now)
             self.stuck.discard(worker)
@@ -236,7 +261,9 @@ class Machine(RuleBasedStateMachine):
         self.due.pop(old, None)
         self.due[self.keys] = self.bench.now
         self.keys += 1
-        assert self.rounds.set_channels((key, f"ipc://{key}") for key in self.channels) == (f"ipc://{old}",)
+        assert self.rounds.set_channels((key, f"ipc://{key}") for key in self.channels) == (
+            f"ipc://{old}",
+        )
 
     @rule(steps=st.integers(1, 30))
     def time_passes(self, steps: int) -> None:
@@ -253,7 +280,12 @@ class Machine(RuleBasedStateMachine):
         for order in self.bench.begin():
             assert order.request not in self.out
             assert order.worker in self.rounds.workers
-            asked = {key for other, _, late in self.out.values() for key in late if self.last[key] == other.request not in self.held}
+            asked = {
+                key
+                for other, _, late in self.out.values()
+                for key in late
+                if self.last[key] == other.request not in self.held
+            }
             targets = {key for key, _ in order.targets}
             assert not asked & targets, "who has not answered is not asked again"
             self.last.update(dict.fromkeys(targets, order.request))
@@ -271,7 +303,9 @@ class Machine(RuleBasedStateMachine):
             return
         over = passed_ns > options.SCAN_ANSWER_MS * MS
         results = [(key, CLEAN, 0) for key in sorted(alive & todo)]
-        results += [(key, MISSED if over else LATE, 0) for key in sorted(silent) if over or not late]
+        results += [
+            (key, MISSED if over else LATE, 0) for key in sorted(silent) if over or not late
+        ]
         for key in alive & todo:
             self.due.pop(key, None)
         for key in self.rounds.reported(request, results, self.bench.now):
@@ -287,7 +321,10 @@ class Machine(RuleBasedStateMachine):
             assert not self.plan._asked & {key for _, key in self.plan._due.items()}
             assert self.plan._asked <= self.channels
             assert self.rounds._asked_by.keys() <= self.channels
-            assert self.plan._missed.keys() <= {key for _, key in self.plan._due.items()} | self.plan._asked
+            assert (
+                self.plan._missed.keys()
+                <= {key for _, key in self.plan._due.items()} | self.plan._asked
+            )
 
     def teardown(self) -> None:
         """All is well for a while: whatever is due is asked, soon."""

@@ -1,4 +1,6 @@
-"""A scan worker's shell, with ports that only note what was sent: whom it dials, and for how long."""
+"""A scan worker's shell, with ports that only note what was sent: whom it dials, and for how
+long.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ def test_a_worker_asks_each_channel_and_reports_the_answers(shell: Shell) -> Non
 
 def test_a_removed_endpoint_is_no_longer_connected(shell: Shell) -> None:
     """Or it would be for a minute, many times a second."""
-    assert shell.asking.options[zmq.RECONNECT_IVL_MAX] == options.SCAN_RECONNECT_MAX_MS, "between its end and word of it"
+    assert shell.asking.options[zmq.RECONNECT_IVL_MAX] == options.SCAN_RECONNECT_MAX_MS, (
+        "between its end and word of it"
+    )
     shell.hear(shell.front, p.ScanOrder(5, ((1, "ipc://a"), (2, "ipc://b"))))
     shell.hear(shell.front, p.HangUp(("ipc://a", "ipc://never asked")))
     assert list(shell.asking.dialled) == ["ipc://b"]
@@ -109,4 +113,6 @@ def test_an_endpoint_not_asked_for_a_minute_is_disconnected(shell: Shell) -> Non
         timer()
     assert shell.asking.dialled == {"ipc://b": b"2"}
     shell.hear(shell.front, p.ScanOrder(7, ((1, "ipc://a"),)))
-    assert shell.asking.dialled["ipc://a"] == b"3", "a new name: words to the old one must not come here"
+    assert shell.asking.dialled["ipc://a"] == b"3", (
+        "a new name: words to the old one must not come here"
+    )

@@ -67,7 +67,9 @@ def test_a_user_is_found_by_its_key_or_its_token(access: Access) -> None:
         ("", "", ""),
     ],
 )
-def test_each_topic_and_channel_has_exactly_its_permissions(access: Access, topic: str, channel: str, permitted: str) -> None:
+def test_each_topic_and_channel_has_exactly_its_permissions(
+    access: Access, topic: str, channel: str, permitted: str
+) -> None:
     user = etl(access)
     found = {
         "publish": user.may_publish(topic),
@@ -95,7 +97,9 @@ def test_actions_without_a_topic_need_permission_for_everything(access: Access) 
 @example("a*b*a", "aba")
 @example("a*b*ba", "aba")
 def test_a_pattern_is_of_the_whole_name(pattern: str, name: str) -> None:
-    expected = re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), name) is not None
+    expected = (
+        re.fullmatch(".*".join(re.escape(part) for part in pattern.split("*")), name) is not None
+    )
     assert NamePattern(pattern).matches(name) == expected
 
 
@@ -119,13 +123,22 @@ def test_a_pattern_is_of_the_whole_name(pattern: str, name: str) -> None:
         ('[users.a]\ncurve = ["SECRET"]', "users.a.curve: entry 1 is not a public key"),
         (f'[users.a]\ncurve = ["{"#" * 40}"]', "users.a.curve: entry 1 is not a public key"),
         ('[users.a]\ntokens = ["SECRET"]', "users.a.tokens: entry 1 is not sha256:"),
-        (f'[users.a]\ncurve = ["{KEY}"]\n[users.b]\ncurve = ["{KEY}"]', "entry 1 is also in users.a"),
-        (f'[users.a]\ntokens = ["{token_hash("x")}"]\n[users.b]\ntokens = ["{token_hash("x")}"]', "entry 1 is also in users.a"),
+        (
+            f'[users.a]\ncurve = ["{KEY}"]\n[users.b]\ncurve = ["{KEY}"]',
+            "entry 1 is also in users.a",
+        ),
+        (
+            f'[users.a]\ntokens = ["{token_hash("x")}"]\n[users.b]\ntokens = ["{token_hash("x")}"]',
+            "entry 1 is also in users.a",
+        ),
         ("[users.a", "not valid TOML"),
         ("x = " + "[" * 5_000, "not valid TOML"),
         ("[users.a]\npublish = [" + '"x",' * 1_001 + "]", "has 1001 entries; the limit is 1000"),
         (f'[users.a]\npublish = ["{"x" * 130}"]', "entry 1"),
-        ("\n".join(f"[users.u{number}]" for number in range(10_001)), "users has 10001 entries; the limit is 10000"),
+        (
+            "\n".join(f"[users.u{number}]" for number in range(10_001)),
+            "users has 10001 entries; the limit is 10000",
+        ),
     ],
 )
 def test_an_access_file_with_an_unknown_entry_is_refused_completely(text: str, said: str) -> None:
@@ -168,7 +181,9 @@ create = []
     assert users["free"].may_create("t", "c")
     some = users["some"]
     may = [("mine.a", ""), ("mine.a", "c"), ("t", "tmp-1"), ("own.a", ""), ("own.a", "c")]
-    assert [place for place in [*may, ("t", ""), ("t", "c"), ("u", "tmp-1")] if some.may_create(*place)] == may
+    assert [
+        place for place in [*may, ("t", ""), ("t", "c"), ("u", "tmp-1")] if some.may_create(*place)
+    ] == may
     assert not users["none"].may_create("t")
     assert not some.may_subscribe("t", "tmp-1")
     only = Access.parse('[users.x]\ncreate = ["*"]').users["x"]

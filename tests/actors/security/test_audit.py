@@ -1,4 +1,6 @@
-"""The audit log: whole lines, in order, on disk soon, bounded, through a full disk; and which orders are in it."""
+"""The audit log: whole lines, in order, on disk soon, bounded, through a full disk; and which
+orders are in it.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,16 @@ from hypothesis import strategies as st
 from zsq.actors.runtime.port import Mail
 from zsq.actors.security import audit as audit_module
 from zsq.actors.security import audit as module
-from zsq.actors.security.audit import REMEMBERED, Allowances, AuditLog, AuditRecorder, count_of, line, looks_only, shortened
+from zsq.actors.security.audit import (
+    REMEMBERED,
+    Allowances,
+    AuditLog,
+    AuditRecorder,
+    count_of,
+    line,
+    looks_only,
+    shortened,
+)
 from zsq.actors.supervisor.commands.management import Commands
 from zsq.actors.supervisor.commands.requests import Requests
 from zsq.transport.errors import UsageError
@@ -65,7 +76,9 @@ def test_lines_are_on_disk_in_order_and_for_us_only(make: Callable[..., AuditLog
     assert [row["n"] for row in log.newest(1, "t")] == [199]
 
 
-def test_a_line_counts_as_written_only_after_a_sync(make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_counts_as_written_only_after_a_sync(
+    make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A line counts as written only behind a sync that found it in the file."""
     audit, sync = make(), os.fdatasync
     sizes: list[int] = []
@@ -81,7 +94,9 @@ def test_a_line_counts_as_written_only_after_a_sync(make: Callable[..., AuditLog
     assert sizes[-1] == audit.path.stat().st_size > 0
 
 
-def test_the_last_lines_are_written_at_the_end_and_known_after_a_start(make: Callable[..., AuditLog]) -> None:
+def test_the_last_lines_are_written_at_the_end_and_known_after_a_start(
+    make: Callable[..., AuditLog],
+) -> None:
     log = make()
     log.note("pause", n=1)
     log.close()
@@ -102,8 +117,14 @@ def test_the_audit_log_is_rotated_and_bounded(make: Callable[..., AuditLog]) -> 
         log.note("pause", n=n)
         assert log.settled(S)
     files = sorted(log.path.parent.iterdir())
-    assert [path.name for path in files] == ["audit.log", *(f"audit.log.{number}" for number in range(1, 5))]
-    assert all(path.stat().st_size <= 2_000 and stat.S_IMODE(path.stat().st_mode) == 0o600 for path in files)
+    assert [path.name for path in files] == [
+        "audit.log",
+        *(f"audit.log.{number}" for number in range(1, 5)),
+    ]
+    assert all(
+        path.stat().st_size <= 2_000 and stat.S_IMODE(path.stat().st_mode) == 0o600
+        for path in files
+    )
     kept = [n for path in [*reversed(files[1:]), files[0]] for n in numbers(path)]
     assert kept == list(range(kept[0], 300))
 
@@ -123,7 +144,9 @@ def test_an_audit_log_that_was_moved_away_is_created_again(make: Callable[..., A
     assert numbers(log.path) == [3]
 
 
-def test_the_audit_log_does_not_write_through_a_symlink(make: Callable[..., AuditLog], tmp_path: Path) -> None:
+def test_the_audit_log_does_not_write_through_a_symlink(
+    make: Callable[..., AuditLog], tmp_path: Path
+) -> None:
     (tmp_path / "target").write_bytes(b"")
     (tmp_path / "audit.log").symlink_to(tmp_path / "target")
     log = make(retry_s=0.01)
@@ -132,7 +155,9 @@ def test_the_audit_log_does_not_write_through_a_symlink(make: Callable[..., Audi
     assert (tmp_path / "target").read_bytes() == b""
 
 
-def test_a_full_disk_blocks_no_request_and_loses_no_line_that_fits(make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_blocks_no_request_and_loses_no_line_that_fits(
+    make: Callable[..., AuditLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
     full, real, tries = [True], os.write, count()
 
     def refused(fd: int, data: bytes) -> int:
@@ -197,7 +222,9 @@ class Noted:
         self.rows.append({"action": action} | what)
 
 
-def order(action: str, request: int = 1, options: dict[str, Any] | None = None, **by: str) -> Manage:
+def order(
+    action: str, request: int = 1, options: dict[str, Any] | None = None, **by: str
+) -> Manage:
     return Manage(request, action, "t", "c", options or {}, by)
 
 
@@ -221,19 +248,30 @@ def test_an_order_is_noted_with_its_end_once() -> None:
     assert noted.rows[-1]["result"].startswith("not known")
 
 
-def test_orders_that_are_never_answered_are_noted_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_orders_that_are_never_answered_are_noted_and_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(audit_module, "OPEN_MAX", 2)
     noted = Noted()
     harness = AuditRecorder(noted)  # type: ignore[arg-type]
     for request in range(4):
         harness.ordered(request, order(f"pause {request}", request))
-    assert [(row["action"], row["result"]) for row in noted.rows] == [("pause 0", "not known"), ("pause 1", "not known")]
+    assert [(row["action"], row["result"]) for row in noted.rows] == [
+        ("pause 0", "not known"),
+        ("pause 1", "not known"),
+    ]
 
 
 def commands(log: AuditLog, sent: list[Any]) -> tuple[Commands, Requests]:
     """Handlers that answer into `sent`."""
     nobody: Any = SimpleNamespace(stopping=False, groups={}, processes=None)
-    requests = Requests(nobody, cast("Any", None), log, lambda _, message: sent.append(message) is None, int)  # type: ignore[func-returns-value]
+    requests = Requests(
+        nobody,
+        cast("Any", None),
+        log,
+        lambda _, message: sent.append(message) is None,  # type: ignore[func-returns-value]
+        int,
+    )
     return Commands(requests, nobody), requests
 
 
@@ -245,7 +283,10 @@ def test_a_request_about_a_topic_gets_only_its_entries(tmp_path: Path) -> None:
     management, _ = commands(log, sent)
     for topic in ("mine", ""):
         management.on_mail(Mail((b"me",), Manage(1, "audit", topic, "", {}), []))
-    assert [[row["topic"] for row in message.data["entries"]] for message in sent] == [["mine"], ["other", "mine"]]
+    assert [[row["topic"] for row in message.data["entries"]] for message in sent] == [
+        ["mine"],
+        ["other", "mine"],
+    ]
 
 
 def test_actions_that_only_read_are_not_recorded_and_unknown_ones_are() -> None:
@@ -255,8 +296,21 @@ def test_actions_that_only_read_are_not_recorded_and_unknown_ones_are() -> None:
     assert not looks_only(order("delayed", options={"do": "cancel"}))
     stranges: tuple[Any, ...] = ({"list": 1}, (), ({},), 1, None, b"list")
     for strange in stranges:
-        assert not looks_only(order("delayed", options={"do": strange})), "one of them ended the supervisor"
-    changing = ("create", "delete", "pause", "unpause", "empty", "configure", "close", "open", "seek", "never heard of")
+        assert not looks_only(order("delayed", options={"do": strange})), (
+            "one of them ended the supervisor"
+        )
+    changing = (
+        "create",
+        "delete",
+        "pause",
+        "unpause",
+        "empty",
+        "configure",
+        "close",
+        "open",
+        "seek",
+        "never heard of",
+    )
     assert not any(looks_only(order(action)) for action in changing)
 
 
@@ -272,7 +326,11 @@ def test_a_line_is_never_longer_than_its_limit() -> None:
     """Of a character outside of the first plane JSON makes 12 bytes."""
     text = "\U0001f600" * 200
     fields = ("action", "topic", "channel", "user", "from", "via", "result")
-    data = line({"time": "2026"} | {name: shortened(text) for name in fields} | {"options": shortened({text: [text] * 50})})
+    data = line(
+        {"time": "2026"}
+        | {name: shortened(text) for name in fields}
+        | {"options": shortened({text: [text] * 50})}
+    )
     assert len(data) <= module.LINE_BYTES_MAX
     assert json.loads(data)["topic"].endswith("... (cut)")
 
@@ -291,7 +349,9 @@ def nested(count: int) -> dict[str, Any]:
     return {str(n): {} for n in range(count)}
 
 
-def test_large_options_are_not_kept_while_an_order_is_unanswered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_options_are_not_kept_while_an_order_is_unanswered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     noted = Noted()
     harness = AuditRecorder(noted)  # type: ignore[arg-type]
     harness.ordered(1, order("configure", options=nested(900)))
@@ -301,7 +361,10 @@ def test_large_options_are_not_kept_while_an_order_is_unanswered(monkeypatch: py
     harness.answered(2, "E_BAD_ARGUMENT no")
     first, second = (row["options"] for row in noted.rows)
     assert first["bytes"] > 3_000
-    assert (second["cut"][:8], second["bytes"] > audit_module.REFUSED_OPTIONS_BYTES) == ('{"0":{},', True), "a refused order is cut shorter"
+    assert (second["cut"][:8], second["bytes"] > audit_module.REFUSED_OPTIONS_BYTES) == (
+        '{"0":{},',
+        True,
+    ), "a refused order is cut shorter"
 
 
 def test_one_user_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -321,7 +384,10 @@ def test_one_user_cannot_fill_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
 
     give(50_000, "greedy")
     lines = len(noted.rows)
-    assert sum(len(line({"time": module.now_text(), **row})) for row in noted.rows) <= audit_module.USER_BYTES
+    assert (
+        sum(len(line({"time": module.now_text(), **row})) for row in noted.rows)
+        <= audit_module.USER_BYTES
+    )
     assert lines > 5_000
     give(1, "other")
     give(1, "", via="ipc")
@@ -350,8 +416,14 @@ def test_two_orders_with_the_same_number_have_each_their_line_and_answer() -> No
     requests.fail(pause.request, UsageError("E_BAD_ARGUMENT", "no"))
     requests.done(delete.request, {"x": 1})
     requests.done(delete.request, {"x": 1})
-    assert [(row["action"], row["result"]) for row in noted.rows] == [("pause", "E_BAD_ARGUMENT no"), ("delete", "done")]
-    assert [(message.request, type(message).__name__) for message in sent] == [(7, "Failed"), (7, "Done")]
+    assert [(row["action"], row["result"]) for row in noted.rows] == [
+        ("pause", "E_BAD_ARGUMENT no"),
+        ("delete", "done"),
+    ]
+    assert [(message.request, type(message).__name__) for message in sent] == [
+        (7, "Failed"),
+        (7, "Done"),
+    ]
 
 
 def test_the_number_of_remembered_allowances_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,15 +447,23 @@ def counted_only(monkeypatch: pytest.MonkeyPatch, *orders: Manage) -> list[dict[
     return noted.rows
 
 
-def test_the_kinds_of_orders_that_are_only_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kinds_of_orders_that_are_only_counted_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "FOLDED_KINDS", 2)
-    (row,) = counted_only(monkeypatch, *(order(f"act {n}", user="greedy", via="http") for n in (0, 1, 2, 3, 0)))
+    (row,) = counted_only(
+        monkeypatch, *(order(f"act {n}", user="greedy", via="http") for n in (0, 1, 2, 3, 0))
+    )
     assert row["options"] == {"act 0 t: done": 2, "act 1 t: done": 1, "others": 2}
 
 
-def test_the_users_whose_orders_are_only_counted_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_users_whose_orders_are_only_counted_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(module, "USERS_MAX", 2)
-    found = counted_only(monkeypatch, *(order("pause", user=user, via="http") for user in ("a", "b", "c", "d", "a")))
+    found = counted_only(
+        monkeypatch, *(order("pause", user=user, via="http") for user in ("a", "b", "c", "d", "a"))
+    )
     assert [(row["user"], row["options"]) for row in found] == [
         ("a", {"pause t: done": 2}),
         ("b", {"pause t: done": 1}),

@@ -10,7 +10,13 @@ from typing import Any
 import pytest
 
 from zsq.actors.security.exposure import check, exposed, in_clear, is_local
-from zsq.actors.settings.options import HttpOptions, NsqOptions, SecurityOptions, ServeOptions, TlsOptions
+from zsq.actors.settings.options import (
+    HttpOptions,
+    NsqOptions,
+    SecurityOptions,
+    ServeOptions,
+    TlsOptions,
+)
 from zsq.transport.errors import UsageError
 
 LOCAL = ServeOptions(Path("/data"), nsq=NsqOptions(), http=HttpOptions())
@@ -49,7 +55,9 @@ OPEN: list[tuple[dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("changes", "texts"), OPEN)
-def test_each_open_address_is_refused_unless_insecure_is_set(changes: dict[str, Any], texts: list[str]) -> None:
+def test_each_open_address_is_refused_unless_insecure_is_set(
+    changes: dict[str, Any], texts: list[str]
+) -> None:
     options = replace(LOCAL, **changes)
     assert exposed(options) == texts
     if texts:
@@ -62,7 +70,13 @@ def test_each_open_address_is_refused_unless_insecure_is_set(changes: dict[str, 
 
 def test_an_access_file_and_auth_servers_exclude_each_other() -> None:
     with pytest.raises(UsageError, match="exclude each other"):
-        check(replace(LOCAL, security=replace(KEYS, insecure=True), nsq=NsqOptions(auth_http_addresses=("a:1",))))
+        check(
+            replace(
+                LOCAL,
+                security=replace(KEYS, insecure=True),
+                nsq=NsqOptions(auth_http_addresses=("a:1",)),
+            )
+        )
 
 
 def test_unencrypted_addresses_are_reported() -> None:
@@ -75,9 +89,13 @@ def test_unencrypted_addresses_are_reported() -> None:
     assert in_clear(replace(wide, nsq=NsqOptions(listen=("0.0.0.0:1",), tls=tls), http=http)) == []
 
 
-@pytest.mark.parametrize("place", ["eth0:4153", "no-such-host.invalid:4153", "a" * 300 + ":1", "\udcff:1", "lo:4153"])
+@pytest.mark.parametrize(
+    "place", ["eth0:4153", "no-such-host.invalid:4153", "a" * 300 + ":1", "\udcff:1", "lo:4153"]
+)
 @pytest.mark.parametrize("security", [SecurityOptions(), KEYS])
-def test_a_name_without_an_address_is_refused(place: str, security: SecurityOptions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_without_an_address_is_refused(
+    place: str, security: SecurityOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """libzmq takes eth0 for the interface."""
 
     def unknown(host: str, port: object) -> Any:
@@ -85,13 +103,19 @@ def test_a_name_without_an_address_is_refused(place: str, security: SecurityOpti
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
-    changes: list[dict[str, Any]] = [{"gateway": place}, {"gateway_push": place}, {"nsq": NsqOptions(listen=(place,))}]
+    changes: list[dict[str, Any]] = [
+        {"gateway": place},
+        {"gateway_push": place},
+        {"nsq": NsqOptions(listen=(place,))},
+    ]
     for change in [*changes, {"http": HttpOptions(place)}]:
         with pytest.raises(UsageError, match="has no address") as refused:
             check(replace(LOCAL, security=security, **change))
         assert "give an address of this machine" in refused.value.text
         check(replace(LOCAL, security=replace(security, insecure=True), **change))
-    assert f"HTTP at {place} does not use TLS (see --http-tls-cert)" in in_clear(replace(LOCAL, http=HttpOptions(place)))
+    assert f"HTTP at {place} does not use TLS (see --http-tls-cert)" in in_clear(
+        replace(LOCAL, http=HttpOptions(place))
+    )
 
 
 def test_the_name_of_a_network_interface_is_not_local(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,15 @@ import pytest
 from zsq.actors.gateways.zeromq import ALLOWED
 from zsq.actors.security import policy
 from zsq.actors.security.access import Access
-from zsq.actors.security.policy import EVERYBODY, LINKS, NOBODY, UNWELL, AccessPolicy, Principal, visible
+from zsq.actors.security.policy import (
+    EVERYBODY,
+    LINKS,
+    NOBODY,
+    UNWELL,
+    AccessPolicy,
+    Principal,
+    visible,
+)
 from zsq.transport.errors import E_FORBIDDEN, Refused
 from zsq.transport.wire import protocol as p
 
@@ -123,8 +131,12 @@ def test_only_permitted_users_may_ask_for_statistics_and_endpoints() -> None:
         ("invented later", "", frozenset()),
     ],
 )
-def test_each_link_may_be_opened_by_exactly_these_users(kind: str, channel: str, may: frozenset[str]) -> None:
-    assert permits(lambda user: policy.check_open(user, p.Open(1, kind, "t", channel, False))) == may
+def test_each_link_may_be_opened_by_exactly_these_users(
+    kind: str, channel: str, may: frozenset[str]
+) -> None:
+    assert (
+        permits(lambda user: policy.check_open(user, p.Open(1, kind, "t", channel, False))) == may
+    )
 
 
 def test_every_kind_of_link_has_its_rule() -> None:
@@ -132,10 +144,15 @@ def test_every_kind_of_link_has_its_rule() -> None:
 
 
 def test_naming_a_dead_letter_topic_needs_the_right_to_read_the_topic() -> None:
-    """Else `admin` of a topic would read it: by having its messages die into a topic of one's own."""
+    """Else `admin` of a topic would read it: by having its messages die into a topic of one's
+    own.
+    """
     settings = {"dead_letter_topic": "mine", "max_attempts": 1}
     admin = principals('[users.x]\npublish = ["*"]\nadmin = ["*"]')["x"]
-    for message in (p.Manage(1, "create", "t", "c", settings), p.Manage(1, "configure", "t", "c", settings)):
+    for message in (
+        p.Manage(1, "create", "t", "c", settings),
+        p.Manage(1, "configure", "t", "c", settings),
+    ):
         with pytest.raises(Refused, match=r"dead letters.*subscribe"):
             policy.check_message(admin, message)
 
@@ -161,12 +178,24 @@ def test_dead_letters_go_only_where_their_sender_may_publish() -> None:
 STATS: dict[str, Any] = {
     "health": "failed topics: u",
     "topics": [{"topic_name": "t"}, {"topic_name": "u"}],
-    "processes": [{"name": "topic u", "pid": 1, "kind": "topic", "state": "up", "private_bytes": 5, "restarts": 0}],
+    "processes": [
+        {
+            "name": "topic u",
+            "pid": 1,
+            "kind": "topic",
+            "state": "up",
+            "private_bytes": 5,
+            "restarts": 0,
+        }
+    ],
     "alarms": [{"topic": "u"}, {"topic": "t"}],
     "recent_alarms": [{"topic": "u"}],
     "alarm_receivers": [{"name": "webhook https://SECRET"}],
     "gateways": [{"name": "nsq gateway", "kind": "nsq_gateway", "connections": 3}],
-    "producers": [{"pub_counts": [{"topic": "t"}, {"topic": "u"}]}, {"pub_counts": [{"topic": "u"}]}],
+    "producers": [
+        {"pub_counts": [{"topic": "t"}, {"topic": "u"}]},
+        {"pub_counts": [{"topic": "u"}]},
+    ],
 }
 OVERVIEW: dict[str, Any] = {
     "topics": {"t": ((), {}), "u": ((), {})},

@@ -1,4 +1,6 @@
-"""Every door and every action by one table: whom the policy lets through, the door's own mapping lets through, and nobody else."""
+"""Every door and every action by one table: whom the policy lets through, the door's own mapping
+lets through, and nobody else.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ ALL = {name: ["*"] for name in ("publish", "subscribe", "admin", "view")}
 OTHERS: Lists = {name: ["u", "t2"] for name in ("publish", "subscribe", "admin", "view")}
 NOT_ALL: Lists = ALL | {"admin": ["t", "t*"]}
 
-# What is just enough for topic t and channel c, and what is not, though it is all else that the file can say.
+# What is just enough for topic t and channel c, and what is not, though it is all else that the
+# file can say.
 BY_FILE: dict[Action, tuple[Lists, Lists | None]] = {
     Action.OPEN: ({}, None),
     Action.KNOWN: ({}, None),
@@ -57,30 +60,56 @@ BY_FILE: dict[Action, tuple[Lists, Lists | None]] = {
     Action.CONFIGURE: ({"admin": ["*"]}, NOT_ALL),
     Action.ADMINISTER: ({"admin": ["*"]}, NOT_ALL),
 }
-# The same of an auth server: (permission, topic, channel pattern), or None where nobody is let through.
+# The same of an auth server: (permission, topic, channel pattern), or None where nobody is let
+# through.
 Row = tuple[str, str, str]
 BY_SERVER: dict[Action, tuple[list[Row] | None, list[Row] | None]] = {
-    **dict.fromkeys((Action.OPEN, Action.KNOWN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL, Action.CREATE, Action.CONFIGURE), ([], None)),
-    **dict.fromkeys((Action.PUBLISH, Action.MANAGE_TOPIC), ([("publish", "t", ".*")], [("subscribe", ".*", ".*"), ("publish", "u", ".*")])),
     **dict.fromkeys(
-        (Action.CONSUME, Action.MANAGE_CHANNEL), ([("subscribe", "t", "c")], [("publish", ".*", ".*"), ("subscribe", "t", "d")])
+        (
+            Action.OPEN,
+            Action.KNOWN,
+            Action.SEE,
+            Action.SEE_SOME,
+            Action.SEE_ALL,
+            Action.CREATE,
+            Action.CONFIGURE,
+        ),
+        ([], None),
+    ),
+    **dict.fromkeys(
+        (Action.PUBLISH, Action.MANAGE_TOPIC),
+        ([("publish", "t", ".*")], [("subscribe", ".*", ".*"), ("publish", "u", ".*")]),
+    ),
+    **dict.fromkeys(
+        (Action.CONSUME, Action.MANAGE_CHANNEL),
+        ([("subscribe", "t", "c")], [("publish", ".*", ".*"), ("subscribe", "t", "d")]),
     ),
     Action.READ: ([("subscribe", "t", ".*")], [("publish", ".*", ".*"), ("subscribe", "t", "c")]),
-    Action.REDRIVE: ([("subscribe", "t", "redrive")], [("publish", ".*", ".*"), ("subscribe", "t", "c")]),
+    Action.REDRIVE: (
+        [("subscribe", "t", "redrive")],
+        [("publish", ".*", ".*"), ("subscribe", "t", "c")],
+    ),
     Action.ADMINISTER: (None, [("publish", ".*", ".*"), ("subscribe", ".*", ".*")]),
 }
 
 
 def by_file(lists: Lists) -> Principal:
     rows = "".join(f"{key} = {json.dumps(value)}\n" for key, value in lists.items())
-    found = AccessPolicy(Access.parse(f'[users.a]\ntokens = ["{token_hash("a")}"]\n{rows}')).by_token("a")
+    found = AccessPolicy(
+        Access.parse(f'[users.a]\ntokens = ["{token_hash("a")}"]\n{rows}')
+    ).by_token("a")
     assert found is not None
     return found
 
 
 def by_server(rows: list[Row]) -> Principal:
-    given = [{"permissions": [permission], "topic": topic, "channels": [channel]} for permission, topic, channel in rows]
-    return granted(parse_state(json.dumps({"ttl": 9, "identity": "me", "authorizations": given}).encode()))
+    given = [
+        {"permissions": [permission], "topic": topic, "channels": [channel]}
+        for permission, topic, channel in rows
+    ]
+    return granted(
+        parse_state(json.dumps({"ttl": 9, "identity": "me", "authorizations": given}).encode())
+    )
 
 
 def allowed_by_file(*actions: Action) -> Principal:
@@ -97,7 +126,9 @@ def refused_by_file(action: Action) -> Principal:
 
 
 def is_permitted(check: Any, *arguments: Any) -> bool:
-    """Return False where it is refused for want of a permission; every other refusal is an error of the test."""
+    """Return False where it is refused for want of a permission; every other refusal is an error of
+    the test.
+    """
     try:
         check(*arguments)
     except Refused as error:
@@ -116,8 +147,15 @@ def is_permitted(check: Any, *arguments: Any) -> bool:
 
 def test_the_table_has_every_action() -> None:
     assert BY_FILE.keys() == BY_SERVER.keys() == RULES.keys() == set(Action)
-    used = {*LINKS.values(), *ORDERS.values(), *COMMANDS.values(), *(action for actions in PATHS.values() for action in actions)}
-    assert set(Action) - used == {Action.CREATE, Action.SEE_ALL}, "these two are asked by first use and by what is shown of a list"
+    used = {
+        *LINKS.values(),
+        *ORDERS.values(),
+        *COMMANDS.values(),
+        *(action for actions in PATHS.values() for action in actions),
+    }
+    assert set(Action) - used == {Action.CREATE, Action.SEE_ALL}, (
+        "these two are asked by first use and by what is shown of a list"
+    )
 
 
 @pytest.mark.parametrize("action", Action)
@@ -126,7 +164,11 @@ def test_an_access_file_permits_exactly_its_actions(action: Action) -> None:
     assert may.may(action, "t", "c")
     assert is_permitted(may.require, action, "t", "c")
     assert is_permitted(may_not.require, action, "t", "c") == (action is Action.OPEN)
-    assert not by_file({}).may(action, "t", "c") or action in (Action.OPEN, Action.KNOWN, Action.CREATE)
+    assert not by_file({}).may(action, "t", "c") or action in (
+        Action.OPEN,
+        Action.KNOWN,
+        Action.CREATE,
+    )
 
 
 @pytest.mark.parametrize("action", Action)
@@ -140,14 +182,20 @@ def test_an_auth_server_permits_exactly_its_actions(action: Action) -> None:
 def test_without_rules_all_is_permitted_and_unknown_users_may_nothing(action: Action) -> None:
     assert EVERYBODY.may(action, "t", "c")
     assert NOBODY.may(action, "t", "c") == (action is Action.OPEN)
-    assert LOOKING.may(action, "t", "c") == (action in (Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL))
+    assert LOOKING.may(action, "t", "c") == (
+        action in (Action.OPEN, Action.SEE, Action.SEE_SOME, Action.SEE_ALL)
+    )
 
 
 def test_a_principal_is_valid_only_with_the_policy_that_made_it() -> None:
-    """A gateway authenticates again for each request; a principal of one policy is nobody in another."""
+    """A gateway authenticates again for each request; a principal of one policy is nobody in
+    another.
+    """
     old = allowed_by_file(Action.PUBLISH)
     assert not AccessPolicy(Access.parse("")).may(old, Action.PUBLISH, "t")
-    assert not AccessPolicy(Access.parse('[anonymous]\npublish = ["*"]')).may(NOBODY, Action.PUBLISH, "t")
+    assert not AccessPolicy(Access.parse('[anonymous]\npublish = ["*"]')).may(
+        NOBODY, Action.PUBLISH, "t"
+    )
 
 
 # ZeroMQ
@@ -216,7 +264,15 @@ def test_each_nsq_command_is_permitted_only_with_its_permission(permission: str)
 
 
 def request(path: str) -> Request:
-    return Request({"type": "http", "method": "GET", "path": path, "query_string": b"topic=t&channel=c", "headers": []})
+    return Request(
+        {
+            "type": "http",
+            "method": "GET",
+            "path": path,
+            "query_string": b"topic=t&channel=c",
+            "headers": [],
+        }
+    )
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
@@ -225,8 +281,12 @@ def test_each_http_path_is_permitted_only_with_its_permissions(method: str, path
     assert is_permitted(authority.check, actions, allowed_by_file(*actions), request(path))
     assert is_permitted(authority.check, actions, EVERYBODY, request(path))
     for action in actions:
-        assert is_permitted(authority.check, actions, refused_by_file(action), request(path)) == (action is Action.OPEN)
-    assert is_permitted(authority.check, actions, NOBODY, request(path)) == (actions == (Action.OPEN,))
+        assert is_permitted(authority.check, actions, refused_by_file(action), request(path)) == (
+            action is Action.OPEN
+        )
+    assert is_permitted(authority.check, actions, NOBODY, request(path)) == (
+        actions == (Action.OPEN,)
+    )
 
 
 @pytest.mark.parametrize(("method", "path"), PATHS)
@@ -234,7 +294,12 @@ def test_each_http_path_needs_its_grants_of_the_auth_server(method: str, path: s
     actions = PATHS[method, path]
     enough = [BY_SERVER[action][0] for action in actions]
     if None not in enough:
-        assert is_permitted(authority.check, actions, by_server([row for rows in enough for row in rows or ()]), request(path))
+        assert is_permitted(
+            authority.check,
+            actions,
+            by_server([row for rows in enough for row in rows or ()]),
+            request(path),
+        )
     for action in actions:
         if (rows := BY_SERVER[action][1]) is not None:
             assert not is_permitted(authority.check, actions, by_server(rows), request(path))

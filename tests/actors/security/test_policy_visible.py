@@ -1,4 +1,6 @@
-"""What of the broker's statistics is shown to whom, and what an auth server's two permissions mean over HTTP."""
+"""What of the broker's statistics is shown to whom, and what an auth server's two permissions mean
+over HTTP.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,17 @@ import json
 from typing import Any
 
 from zsq.actors.security.access import Access
-from zsq.actors.security.policy import EVERYBODY, LOOKING, NOBODY, UNWELL, AccessPolicy, Action, Principal, granted, visible
+from zsq.actors.security.policy import (
+    EVERYBODY,
+    LOOKING,
+    NOBODY,
+    UNWELL,
+    AccessPolicy,
+    Action,
+    Principal,
+    granted,
+    visible,
+)
 from zsq.transport.nsq.permissions import parse_state
 
 STATS: dict[str, Any] = {
@@ -16,10 +28,15 @@ STATS: dict[str, Any] = {
     "recent_alarms": [{"topic": "hidden"}],
     "alarm_receivers": [{"name": "webhook https://hidden.example"}],
     "producers": [
-        {"client_id": "a", "pub_counts": [{"topic": "clicks", "count": 1}, {"topic": "hidden", "count": 2}]},
+        {
+            "client_id": "a",
+            "pub_counts": [{"topic": "clicks", "count": 1}, {"topic": "hidden", "count": 2}],
+        },
         {"client_id": "hidden", "pub_counts": [{"topic": "hidden", "count": 2}]},
     ],
-    "processes": [{"name": "channel hidden/c", "kind": "channel", "pid": 7, "private_bytes": 1, "restarts": 0}],
+    "processes": [
+        {"name": "channel hidden/c", "kind": "channel", "pid": 7, "private_bytes": 1, "restarts": 0}
+    ],
 }
 
 
@@ -28,16 +45,25 @@ def user(lists: str) -> Principal:
 
 
 def test_statistics_contain_nothing_of_topics_that_may_not_be_viewed() -> None:
-    for lists in ('view = ["clicks"]', 'publish = ["clicks"]', 'admin = ["clicks"]', 'subscribe = ["clicks/c"]'):
+    for lists in (
+        'view = ["clicks"]',
+        'publish = ["clicks"]',
+        'admin = ["clicks"]',
+        'subscribe = ["clicks/c"]',
+    ):
         principal = user(lists)
         shown = visible(STATS, principal)
         assert "hidden" not in json.dumps(shown)
         assert shown["health"] == UNWELL
         assert shown["topics"] == [{"topic_name": "clicks"}]
-        assert shown["producers"] == [{"client_id": "a", "pub_counts": [{"topic": "clicks", "count": 1}]}]
+        assert shown["producers"] == [
+            {"client_id": "a", "pub_counts": [{"topic": "clicks", "count": 1}]}
+        ]
         assert shown["alarms"] == [{"topic": "clicks"}]
     assert visible(STATS, NOBODY)["topics"] == []
-    assert STATS["topics"] == [{"topic_name": "clicks"}, {"topic_name": "hidden"}], "what is shared is not changed"
+    assert STATS["topics"] == [{"topic_name": "clicks"}, {"topic_name": "hidden"}], (
+        "what is shared is not changed"
+    )
 
 
 def test_a_user_who_sees_all_topics_does_not_see_facts_of_the_broker() -> None:
@@ -53,7 +79,9 @@ def test_a_user_who_sees_all_topics_does_not_see_facts_of_the_broker() -> None:
 def test_grants_of_an_auth_server_permit_only_their_channels() -> None:
     def those(*channels: str, permissions: tuple[str, ...] = ("publish", "subscribe")) -> Principal:
         row = {"topic": "clicks", "channels": channels, "permissions": permissions}
-        return granted(parse_state(json.dumps({"ttl": 9, "identity": "me", "authorizations": [row]}).encode()))
+        return granted(
+            parse_state(json.dumps({"ttl": 9, "identity": "me", "authorizations": [row]}).encode())
+        )
 
     some, everything = those("c"), those(".*")
     assert (some.name, some.may(Action.ADMINISTER), some.may(Action.SEE_ALL)) == ("me", False, True)

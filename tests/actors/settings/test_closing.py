@@ -7,7 +7,18 @@ import itertools
 import pytest
 
 from zsq.actors.settings import closing
-from zsq.actors.settings.closing import ACTIONS, CLOSED, DRAINING, OPEN, SIDES, STATES, TRANSITIONS, after, to_consumers, to_publishers
+from zsq.actors.settings.closing import (
+    ACTIONS,
+    CLOSED,
+    DRAINING,
+    OPEN,
+    SIDES,
+    STATES,
+    TRANSITIONS,
+    after,
+    to_consumers,
+    to_publishers,
+)
 from zsq.transport.errors import UsageError
 
 NAMES = {OPEN: "open", DRAINING: "draining", CLOSED: "closed"}
@@ -19,10 +30,23 @@ def test_every_state_takes_every_order() -> None:
 
 
 def test_the_table_in_the_head_is_the_table() -> None:
-    rows = [line.strip("| ").split(" | ") for line in (closing.__doc__ or "").splitlines() if line.startswith("| ")]
-    assert rows[0] == ["state", *(f"{action} to {side}" for action, side in itertools.product(ACTIONS, SIDES))]
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in (closing.__doc__ or "").splitlines()
+        if line.startswith("| ")
+    ]
+    assert rows[0] == [
+        "state",
+        *(f"{action} to {side}" for action, side in itertools.product(ACTIONS, SIDES)),
+    ]
     drawn = [[row[0].split(":")[0], *row[1:]] for row in rows[1:]]
-    assert drawn == [[NAMES[state], *(NAMES[TRANSITIONS[state][order]] for order in itertools.product(ACTIONS, SIDES))] for state in STATES]
+    assert drawn == [
+        [
+            NAMES[state],
+            *(NAMES[TRANSITIONS[state][order]] for order in itertools.product(ACTIONS, SIDES)),
+        ]
+        for state in STATES
+    ]
 
 
 def test_nothing_is_closed_to_consumers_alone() -> None:
@@ -40,7 +64,9 @@ def test_a_topic_is_closed_step_by_step_and_opened_again() -> None:
     assert after(state, "open", {}) == OPEN
 
 
-@pytest.mark.parametrize("options", [{"to": "everybody"}, {"to": 1}, {"to": None}, {"too": "publishers"}])
+@pytest.mark.parametrize(
+    "options", [{"to": "everybody"}, {"to": 1}, {"to": None}, {"too": "publishers"}]
+)
 def test_wrong_options_of_close_are_refused(options: dict[str, object]) -> None:
     with pytest.raises(UsageError, match=r"publishers or consumers|no option"):
         after(OPEN, "close", options)

@@ -19,5 +19,7 @@ from zsq.actors.settings.options import ServeOptions, push_listen
         ("", "", ""),
     ],
 )
-def test_the_push_address_follows_from_the_gateways_address(gateway: str, push: str, found: str) -> None:
+def test_the_push_address_follows_from_the_gateways_address(
+    gateway: str, push: str, found: str
+) -> None:
     assert push_listen(ServeOptions(Path("/d"), gateway=gateway, gateway_push=push)) == found

@@ -1,4 +1,6 @@
-"""What is shown of a channel, from what the processes know: each figure against numbers done by hand."""
+"""What is shown of a channel, from what the processes know: each figure against numbers done by
+hand.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +22,19 @@ A, B = (b"a",), (b"b",)
 NOW = 1_000_000 * S
 
 
-def row_of(stats: Mapping[str, object], *, end: int = 1_000, oldest_ns: int = 0, rate: float = 0.0, paused: bool = False) -> ChannelStats:
+def row_of(
+    stats: Mapping[str, object],
+    *,
+    end: int = 1_000,
+    oldest_ns: int = 0,
+    rate: float = 0.0,
+    paused: bool = False,
+) -> ChannelStats:
     child = SimpleNamespace(state="up", stats=stats, data={})
     storage = {"oldest_ns": {"c": oldest_ns} if oldest_ns else {}}
-    topic = SimpleNamespace(stats={"paused": paused, "rates": {"message_count": rate}, "storage": storage})
+    topic = SimpleNamespace(
+        stats={"paused": paused, "rates": {"message_count": rate}, "storage": storage}
+    )
     group: Any = SimpleNamespace(channels={"c": child}, topic=topic, failed_channels=set)
     (row,) = channel_rows(group, end, NOW)
     return row
@@ -40,7 +51,9 @@ def row_of(stats: Mapping[str, object], *, end: int = 1_000, oldest_ns: int = 0,
         (1, NOW + 5 * S, 0.0),  # the clock was put back
     ],
 )
-def test_age_is_that_of_the_oldest_unfinished_message(unfinished: int, oldest_ns: int, age: float | None) -> None:
+def test_age_is_that_of_the_oldest_unfinished_message(
+    unfinished: int, oldest_ns: int, age: float | None
+) -> None:
     assert age_s(unfinished, oldest_ns, NOW) == age
 
 
@@ -53,7 +66,12 @@ def test_age_is_that_of_the_oldest_unfinished_message(unfinished: int, oldest_ns
         (1_000, {"finish_count": 50.0}, 50.0, None),
         (1_000, {"finish_count": 50.0}, 60.0, None),
         (1_000, {}, 0.0, None),
-        (1_000, {"finish_count": 10.0, "expired_count": 20.0, "tag_skipped_count": 20.0}, 0.0, 20.0),
+        (
+            1_000,
+            {"finish_count": 10.0, "expired_count": 20.0, "tag_skipped_count": 20.0},
+            0.0,
+            20.0,
+        ),
         (1_000, {"requeue_count": 1e6, "timeout_count": 1e6, "delivery_count": 1e6}, 0.0, None),
     ],
 )
@@ -67,14 +85,20 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
     ("topic", "storage", "end"),
     [
         ({"end": 10}, {"head": 10}, 10),
-        ({"end": 10}, {"head": 29}, 29),  # a topic that is stopped, or has not heard of a transaction yet
+        (
+            {"end": 10},
+            {"head": 29},
+            29,
+        ),  # a topic that is stopped, or has not heard of a transaction yet
         ({"end": 10, "paused": True}, {"head": 29}, 10),
         ({"end": 10}, {"head": 7}, 10),  # an older pulse
         ({}, {"head": 7}, 7),
         ({}, {}, 0),
     ],
 )
-def test_the_depth_counts_up_to_the_end_that_channels_may_see(topic: dict[str, Any], storage: dict[str, Any], end: int) -> None:
+def test_the_depth_counts_up_to_the_end_that_channels_may_see(
+    topic: dict[str, Any], storage: dict[str, Any], end: int
+) -> None:
     group: Any = SimpleNamespace(topic=SimpleNamespace(stats=topic | {"storage": storage}))
     assert visible_end(group) == end
     stats = cast("ChannelPulse", {"next_offset": 5, "in_flight_count": 0})
@@ -104,7 +128,12 @@ def test_while_the_topic_is_paused_nothing_comes_into_a_channel() -> None:
 
 def test_a_channel_that_has_not_said_anything_yet() -> None:
     row = row_of({})
-    assert (row["depth"], row["oldest_message_age_s"], row["drain_s"], row["clients"]) == (0, 0.0, 0.0, [])
+    assert (row["depth"], row["oldest_message_age_s"], row["drain_s"], row["clients"]) == (
+        0,
+        0.0,
+        0.0,
+        [],
+    )
     assert row["e2e_processing_latency"] == {"count": 0, "percentiles": []}
 
 
@@ -123,7 +152,12 @@ def test_messages_that_came_and_deliveries_are_two_things(harness: ChannelHarnes
     harness.commit()
     again = harness.send_one()
     row = shown(harness, end=20)
-    assert (row["message_count"], row["delivery_count"], row["requeue_count"], row["depth"]) == (20, 12, 6, 14)
+    assert (row["message_count"], row["delivery_count"], row["requeue_count"], row["depth"]) == (
+        20,
+        12,
+        6,
+        14,
+    )
     (client,) = harness.channel.details(harness.now_ns, harness.wall_ns)["clients"]
     assert (client["message_count"], client["requeue_count"], client["finish_count"]) == (12, 6, 0)
     assert client["message_bytes"] == row["delivery_bytes"] > 1_200
@@ -145,7 +179,11 @@ def test_a_row_of_the_first_release_is_understood() -> None:
     from zsq.actors.channel.core import ChannelCore
 
     counters = ChannelCore(1, 0, [], {"message_count": 7, "finish_count": 6}, paused=False).counters
-    assert (counters["delivery_count"], counters["finish_count"], "message_count" in counters) == (7, 6, False)
+    assert (counters["delivery_count"], counters["finish_count"], "message_count" in counters) == (
+        7,
+        6,
+        False,
+    )
 
 
 def test_a_timeout_counts_for_the_consumer_that_did_not_answer(harness: ChannelHarness) -> None:
@@ -154,7 +192,10 @@ def test_a_timeout_counts_for_the_consumer_that_did_not_answer(harness: ChannelH
     harness.send()
     harness.join(B, 10)
     harness.scan(61)
-    by = {row["client_id"]: row["timeout_count"] for row in harness.channel.details(harness.now_ns, harness.wall_ns)["clients"]}
+    by = {
+        row["client_id"]: row["timeout_count"]
+        for row in harness.channel.details(harness.now_ns, harness.wall_ns)["clients"]
+    }
     assert (by, harness.channel.counters["timeout_count"]) == ({"a": 4, "b": 0}, 4)
 
 
@@ -172,7 +213,9 @@ def test_a_consumers_rate_is_of_its_last_minute(harness: ChannelHarness) -> None
 
     def rates() -> tuple[float, float]:
         (client,) = harness.channel.details(harness.now_ns, harness.wall_ns)["clients"]
-        return client["rates"].get("finish_count", 0.0), measurements.rates(harness.now_ns).get("finish_count", 0.0)
+        return client["rates"].get("finish_count", 0.0), measurements.rates(harness.now_ns).get(
+            "finish_count", 0.0
+        )
 
     measurements.sample(consumers.values(), harness.now_ns, harness.wall_ns)
     pulses(30, work=True)
@@ -213,7 +256,10 @@ def test_latency_is_from_the_block_to_the_finish(harness: ChannelHarness) -> Non
     harness.channel.fin(A, first.token, ((0, 1), (2, 1)), harness.wall_ns)
     found = latency(harness)
     assert found["count"] == 2
-    assert found["percentiles"][0] == {"quantile": 0.5, "value": pytest.approx(harness.wall_ns, rel=0.01)}
+    assert found["percentiles"][0] == {
+        "quantile": 0.5,
+        "value": pytest.approx(harness.wall_ns, rel=0.01),
+    }
     harness.channel.fin(A, first.token, (), harness.wall_ns)
     harness.channel.fin(A, first.token, (), harness.wall_ns)  # refused: it was answered
     harness.channel.req(A, second.token, (), BACKOFF, harness.wall_ns)
@@ -227,21 +273,28 @@ def test_each_block_of_a_gathered_delivery_has_its_time(harness: ChannelHarness)
     from zsq.actors.channel.lease import by_time, times_of
     from zsq.transport.block.block import with_place
 
-    blocks = [with_place(harness.block_at(first, 10), first, 1_000 + first) for first in (20, 0, 40)]
+    blocks = [
+        with_place(harness.block_at(first, 10), first, 1_000 + first) for first in (20, 0, 40)
+    ]
     times = times_of([(blocks[0], 5, 10), (blocks[1], 0, 3), (blocks[2], 1, 2)])
     assert by_time(times, [(0, 3, 1), (25, 5, 1), (41, 1, 1)]) == {1_000: 3, 1_020: 5, 1_040: 1}
     assert by_time(times, [(1, 1, 1), (2, 1, 1), (29, 1, 1)]) == {1_000: 2, 1_020: 1}
     assert by_time(times, []) == by_time(times_of([(blocks[0], 0, 1)]), []) == {}
 
 
-def test_too_many_consumers_share_the_channels_percentiles(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_consumers_share_the_channels_percentiles(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zsq.actors.settings.options.CONSUMER_LATENCIES_MAX", 1)
     harness.join(A, 0)
     harness.join(B, 10)
     harness.come(4)
     harness.channel.fin(B, harness.send_one().token, (), harness.wall_ns)
     clients = harness.channel.details(harness.now_ns, harness.wall_ns)["clients"]
-    assert [client["e2e_processing_latency"] for client in clients] == [{"count": 0, "percentiles": []}, None]
+    assert [client["e2e_processing_latency"] for client in clients] == [
+        {"count": 0, "percentiles": []},
+        None,
+    ]
     assert latency(harness)["count"] == 4
 
 
@@ -261,14 +314,25 @@ def test_first_returns_the_lowest_unfinished_offset(harness: ChannelHarness) -> 
 
 
 def test_a_burst_half_a_minute_ago_does_not_hide_that_the_backlog_drains() -> None:
-    """100,000 messages came 30 s ago; 1,000 a second are finished since. Over the last minute more came than was finished."""
+    """100,000 messages came 30 s ago; 1,000 a second are finished since. Over the last minute more
+    came than was finished.
+    """
     topic, channel = RateMeter(0, {"message_count": 0}), RateMeter(0, {"finish_count": 0})
     for second in range(1, 31):
         came, finished = {"message_count": 100_000}, {"finish_count": 1_000 * second}
         minute = topic.rates(second * S, came), channel.rates(second * S, finished)
-        recent = topic.rates(second * S, came, RECENT_NS), channel.rates(second * S, finished, RECENT_NS)
+        recent = (
+            topic.rates(second * S, came, RECENT_NS),
+            channel.rates(second * S, finished, RECENT_NS),
+        )
     assert drain_s(70_000, minute[1], minute[0]["message_count"]) is None
-    stats = {"next_offset": 30_000, "begin": 0, "in_flight_count": 0, "rates": minute[1], "rates_recent": recent[1]}
+    stats = {
+        "next_offset": 30_000,
+        "begin": 0,
+        "in_flight_count": 0,
+        "rates": minute[1],
+        "rates_recent": recent[1],
+    }
     child = SimpleNamespace(state="up", stats=stats, data={})
     of_topic = SimpleNamespace(stats={"rates": minute[0], "rates_recent": recent[0]})
     group: Any = SimpleNamespace(channels={"c": child}, topic=of_topic, failed_channels=set)

@@ -19,9 +19,12 @@ class GatheringHarness:
         self.asked: list[tuple[int, p.Ask]] = []
         self.unreachable: set[int] = set()
         self.children: list[Any] = [
-            SimpleNamespace(spec=SimpleNamespace(key=key), envelope=key, state="up") for key in range(1, children + 1)
+            SimpleNamespace(spec=SimpleNamespace(key=key), envelope=key, state="up")
+            for key in range(1, children + 1)
         ]
-        self.processes = SimpleNamespace(children={child.spec.key: child for child in self.children}, send=self.send)
+        self.processes = SimpleNamespace(
+            children={child.spec.key: child for child in self.children}, send=self.send
+        )
         self.gatherings = Gatherings(cast("Any", self.processes))
         self.told: list[tuple[str, bool, Details]] = []
 
@@ -31,7 +34,11 @@ class GatheringHarness:
 
     def gather(self, name: str, *, detailed: bool = False, only: int = 0) -> None:
         children = self.children[:only] if only else self.children
-        self.gatherings.gather(children, lambda complete, details: self.told.append((name, complete, details)), detailed=detailed)
+        self.gatherings.gather(
+            children,
+            lambda complete, details: self.told.append((name, complete, details)),
+            detailed=detailed,
+        )
 
     def answer(self, details: dict[str, Any] | None = None) -> None:
         """All that were asked until now."""
@@ -52,7 +59,9 @@ def test_a_gathering_ends_when_all_have_answered() -> None:
     assert harness.told == [("one", True, {2: {"clients": [2]}})]
 
 
-def test_the_patience_grows_with_the_number_asked_and_stays_below_a_client_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_patience_grows_with_the_number_asked_and_stays_below_a_client_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert patience_s(1) < 1.1
     assert 5 <= patience_s(1_000) < 10
     assert patience_s(options.PROCESSES_MAX) * 2 < 20
@@ -79,7 +88,9 @@ def test_requests_during_a_gathering_share_the_next_one() -> None:
     assert [name for name, *_ in harness.told] == ["first", "second", "third"]
     harness.gather("other", only=1)
     harness.gather("detailed", only=1, detailed=True)
-    assert [message.detailed for _, message in harness.asked] == [False, True], "others have their own"
+    assert [message.detailed for _, message in harness.asked] == [False, True], (
+        "others have their own"
+    )
 
 
 def test_the_dead_answer_nothing_and_the_unreachable_are_not_waited_for() -> None:

@@ -1,4 +1,6 @@
-"""The overview: rows of what pulsed, those that changed since it was asked for last, and no backlog that is none."""
+"""The overview: rows of what pulsed, those that changed since it was asked for last, and no backlog
+that is none.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,29 @@ from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS, Overvie
 from zsq.transport.errors import UsageError
 
 S = 1_000_000_000
-STORAGE = {"start": 10, "head": 110, "log_bytes": 5_000, "chunks": 2, "oldest_ns": {"": 7, "a": 7}, "delayed_count": 3}
-TOPIC = {"head": 110, "end": 110, "message_count": 100, "message_bytes": 900, "rates": {"message_count": 50.0}}
-CHANNEL = {"depth": 40, "next_offset": 70, "requeued_waiting": 0, "in_flight_count": 5, "begin": 10, "client_count": 2}
+STORAGE = {
+    "start": 10,
+    "head": 110,
+    "log_bytes": 5_000,
+    "chunks": 2,
+    "oldest_ns": {"": 7, "a": 7},
+    "delayed_count": 3,
+}
+TOPIC = {
+    "head": 110,
+    "end": 110,
+    "message_count": 100,
+    "message_bytes": 900,
+    "rates": {"message_count": 50.0},
+}
+CHANNEL = {
+    "depth": 40,
+    "next_offset": 70,
+    "requeued_waiting": 0,
+    "in_flight_count": 5,
+    "begin": 10,
+    "client_count": 2,
+}
 
 
 class OverviewHarness:
@@ -51,11 +73,23 @@ def harness() -> OverviewHarness:
     return OverviewHarness()
 
 
-def test_the_overview_has_the_last_report_of_each_topic_and_channel(harness: OverviewHarness) -> None:
+def test_the_overview_has_the_last_report_of_each_topic_and_channel(
+    harness: OverviewHarness,
+) -> None:
     topic, channel = harness.topic_row(), harness.channel_row()
     assert topic["head"] == 110
-    assert (topic["messages"], topic["in_rate"], topic["backlog"], topic["delayed"]) == (100, 50.0, 45, 3)
-    assert (channel["depth"], channel["in_flight"], channel["came"], channel["consumers"]) == (40, 5, 100, 2)
+    assert (topic["messages"], topic["in_rate"], topic["backlog"], topic["delayed"]) == (
+        100,
+        50.0,
+        45,
+        3,
+    )
+    assert (channel["depth"], channel["in_flight"], channel["came"], channel["consumers"]) == (
+        40,
+        5,
+        100,
+        2,
+    )
     assert (topic["oldest_ns"], channel["oldest_ns"], channel["health"]) == (7, 7, "OK")
     assert channel["drain_s"] == overview.NOT_KNOWN  # it never is
 
@@ -75,7 +109,9 @@ def test_a_later_overview_has_only_changed_rows(harness: OverviewHarness) -> Non
     assert harness.ask(version)["topics"]["t"][1]  # who missed one gets both
 
 
-def test_a_change_of_a_channel_does_not_repeat_the_row_of_its_topic(harness: OverviewHarness) -> None:
+def test_a_change_of_a_channel_does_not_repeat_the_row_of_its_topic(
+    harness: OverviewHarness,
+) -> None:
     version = harness.ask()["version"]
     harness.tell(harness.channel, {"client_count": 3})
     row, channels = harness.ask(version)["topics"]["t"]
@@ -94,7 +130,9 @@ def test_a_pulse_that_says_the_same_once_more_is_no_change(harness: OverviewHarn
     assert harness.ask(version)["topics"] == {}
 
 
-def test_the_overview_is_whole_after_a_channel_or_a_topic_comes_or_goes(harness: OverviewHarness) -> None:
+def test_the_overview_is_whole_after_a_channel_or_a_topic_comes_or_goes(
+    harness: OverviewHarness,
+) -> None:
     version = harness.ask()["version"]
     harness.group.channels["b"] = None
     found = harness.ask(version)
@@ -116,11 +154,17 @@ def test_a_version_of_another_life_counts_for_nothing(harness: OverviewHarness, 
 
 def test_messages_between_two_pulses_are_not_counted_as_backlog(harness: OverviewHarness) -> None:
     harness.tell(harness.channel, {"depth": 0, "next_offset": 110, "in_flight_count": 0}, 1.0)
-    harness.tell(harness.group.topic, {"end": 160, "head": 160}, 2.0)  # 50 a second, and a second later
+    harness.tell(
+        harness.group.topic, {"end": 160, "head": 160}, 2.0
+    )  # 50 a second, and a second later
     assert harness.channel_row()["depth"] == 0
-    harness.tell(harness.group.topic, {"end": 200, "head": 200}, 2.0)  # more than that: it has not heard of them
+    harness.tell(
+        harness.group.topic, {"end": 200, "head": 200}, 2.0
+    )  # more than that: it has not heard of them
     assert harness.channel_row()["depth"] == 40
-    harness.tell(harness.channel, {"depth": 7, "next_offset": 210}, 3.0)  # it knows more than the topic said
+    harness.tell(
+        harness.channel, {"depth": 7, "next_offset": 210}, 3.0
+    )  # it knows more than the topic said
     assert harness.channel_row()["depth"] == 7
 
 
@@ -129,14 +173,22 @@ def test_health_is_of_processes_too(harness: OverviewHarness) -> None:
     assert harness.channel_row()["health"] == "starting"
     harness.channel.state = "up"
     harness.tell(harness.channel, {"dead_letter_alarm": "cannot be written"})
-    assert (harness.channel_row()["health"], harness.topic_row()["health"]) == ("cannot be written", "channel a cannot be written")
+    assert (harness.channel_row()["health"], harness.topic_row()["health"]) == (
+        "cannot be written",
+        "channel a cannot be written",
+    )
 
 
 def test_processes_and_alarms_are_included_only_if_requested(harness: OverviewHarness) -> None:
     assert not {"processes", "alarms"} & harness.ask().keys()
     found = harness.ask(processes=True, alarms=True)
     assert found["alarms"] == {"now": [], "recent": [], "receivers": []}
-    assert [row["kind"] for row in found["processes"]] == ["supervisor", "forkserver", "topic", "channel"]
+    assert [row["kind"] for row in found["processes"]] == [
+        "supervisor",
+        "forkserver",
+        "topic",
+        "channel",
+    ]
     assert found["broker"]["processes"] == 4
     for wrong in ({"since": "1"}, {"since": 0, "all": True}):
         with pytest.raises(UsageError):

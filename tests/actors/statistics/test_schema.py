@@ -1,6 +1,8 @@
-"""The table of statistics: each row is in every view that it names, no view has a statistic without a row, and the documents are current.
+"""The table of statistics: each row is in every view that it names, no view has a statistic without
+a row, and the documents are current.
 
-Run this file to write the tables of docs/operations.md and docs/http.md anew: python tests/actors/statistics/test_schema.py
+Run this file to write the tables of docs/operations.md and docs/http.md anew: python
+tests/actors/statistics/test_schema.py
 """
 
 from __future__ import annotations
@@ -40,40 +42,67 @@ HEADINGS: Final[dict[Level, str]] = {
 
 def metrics_table() -> str:
     lines = ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
-    return "\n".join([*lines, *(f"| `{one.metric}` | {one.kind} | {', '.join(one.labels)} | {one.help} |" for one in METRICS)])
+    return "\n".join(
+        [
+            *lines,
+            *(
+                f"| `{one.metric}` | {one.kind} | {', '.join(one.labels)} | {one.help} |"
+                for one in METRICS
+            ),
+        ]
+    )
 
 
 def statistics_tables() -> str:
     parts = []
     for level, heading in HEADINGS.items():
-        lines = [f"**{heading}**", "", "| statistic | overview | metric | nsqd | unit | meaning |", "|---|---|---|---|---|---|"]
+        lines = [
+            f"**{heading}**",
+            "",
+            "| statistic | overview | metric | nsqd | unit | meaning |",
+            "|---|---|---|---|---|---|",
+        ]
         for row in rows_of(level):
             if row.name or row.view:
                 named = [f"`{name}`" if name else "" for name in (row.name, row.view, row.metric)]
-                lines.append(f"| {' | '.join(named)} | {'yes' if row.nsq else ''} | {row.unit} | {row.note or row.help} |")
+                lines.append(
+                    f"| {' | '.join(named)} | {'yes' if row.nsq else ''} | {row.unit} | "
+                    f"{row.note or row.help} |"
+                )
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
 
 
-PAGES: Final = {"operations.md": ("statistics", statistics_tables), "http.md": ("metrics", metrics_table)}
+PAGES: Final = {
+    "operations.md": ("statistics", statistics_tables),
+    "http.md": ("metrics", metrics_table),
+}
 
 
 def drawn(page: str) -> str:
     mark, table = PAGES[page]
     part = re.compile(rf"(<!-- {mark}: drawn from the code -->\n).*?(<!-- end -->)", re.DOTALL)
-    text, count = part.subn(lambda found: f"{found[1]}{table()}\n{found[2]}", (ROOT / "docs" / page).read_text())
+    text, count = part.subn(
+        lambda found: f"{found[1]}{table()}\n{found[2]}", (ROOT / "docs" / page).read_text()
+    )
     assert count == 1, f"docs/{page} has no place for the table of {mark}"
     return text
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_documents_show_the_table_as_it_is(page: str) -> None:
-    assert drawn(page) == (ROOT / "docs" / page).read_text(), "run python tests/actors/statistics/test_schema.py"
+    assert drawn(page) == (ROOT / "docs" / page).read_text(), (
+        "run python tests/actors/statistics/test_schema.py"
+    )
 
 
 def test_every_row_is_in_a_document() -> None:
     text = metrics_table() + statistics_tables()
-    assert not [row for row in STATISTICS if not any(f"`{name}`" in text for name in (row.name, row.view, row.metric) if name)]
+    assert not [
+        row
+        for row in STATISTICS
+        if not any(f"`{name}`" in text for name in (row.name, row.view, row.metric) if name)
+    ]
     assert {*HEADINGS, "request"} == {*get_args(Level)}
 
 
@@ -81,7 +110,10 @@ def test_every_row_is_in_a_document() -> None:
 
 
 def test_a_statistic_has_one_row() -> None:
-    for names in ([(row.level, row.name) for row in STATISTICS if row.name], [row.metric for row in METRICS]):
+    for names in (
+        [(row.level, row.name) for row in STATISTICS if row.name],
+        [row.metric for row in METRICS],
+    ):
         assert len(names) == len(set(names))
     for level in get_args(Level):
         places = [row.nsq for row in rows_of(level) if row.nsq]
@@ -93,7 +125,11 @@ SHAPES: Final[dict[Level, tuple[Any, ...]]] = {
     "topic": (reports.TopicStats,), "publisher": (reports.PublisherStats,), "channel": (reports.ChannelStats,),
     "consumer": (reports.ConsumerStats, reports.ProducerStats),
 }  # fmt: skip
-UNLISTED: Final = {"clients_left_out", "parked_count", "private_bytes"}  # of a channel, and nothing to show by itself
+UNLISTED: Final = {
+    "clients_left_out",
+    "parked_count",
+    "private_bytes",
+}  # of a channel, and nothing to show by itself
 
 
 @pytest.mark.parametrize("level", SHAPES)
@@ -101,7 +137,9 @@ def test_the_shapes_of_reports_have_the_names_of_the_table_and_their_types(level
     """A value before the first report is of the type that the shape says."""
     hints = {name: hint for shape in SHAPES[level] for name, hint in get_type_hints(shape).items()}
     assert hints.keys() - (UNLISTED if level == "channel" else set()) == defaults(level).keys()
-    rows = [row for row in rows_of(level) if row.name and row.unit != "row"]  # such a row is empty until then
+    rows = [
+        row for row in rows_of(level) if row.name and row.unit != "row"
+    ]  # such a row is empty until then
     assert not [one for row in rows for one in misfits(row.default, hints[row.name], row.name)]
 
 
@@ -120,21 +158,29 @@ def test_a_row_that_has_a_second_reader_names_what_it_reads() -> None:
 
 def test_the_file_that_counts_a_statistic_names_it() -> None:
     sources = {row.counted: (ROOT / "actors" / row.counted).read_text() for row in STATISTICS}
-    assert not [row for row in STATISTICS if (row.name or row.view or row.metric) not in sources[row.counted]]
+    assert not [
+        row
+        for row in STATISTICS
+        if (row.name or row.view or row.metric) not in sources[row.counted]
+    ]
 
 
 # The views
 
 
 def broker() -> Any:
-    """A broker with a topic and a channel that have consumers, and each kind of process that reports."""
+    """A broker with a topic and a channel that have consumers, and each kind of process that
+    reports.
+    """
     from tests.support.group import Broker
 
     made = cast("Any", Broker())
     made.gateway = made.child("nsq_gateway", ActorStart())
     made.gateway.state = "up"
     made.group.channels["c"] = made.child("channel", a_channel("c"))
-    disk = SimpleNamespace(health="", statistics=lambda: defaults("disk"), says_why=lambda topic: False)
+    disk = SimpleNamespace(
+        health="", statistics=lambda: defaults("disk"), says_why=lambda topic: False
+    )
     made.seen = made.view(singles={made.gateway.spec.key: made.gateway}, disk=disk)
     return made
 
@@ -199,9 +245,17 @@ def test_zsq_top_and_zsq_stats_show_the_rows_that_have_a_heading(level: Level) -
     (topic,) = broker_statistics(broker().seen, "", "", {})["topics"]
     (channel,) = topic["channels"]
     rare = {row.name: 7 for row in rows_of(level) if row.rare}
-    found: Any = {"topics": [topic | (rare if level == "topic" else {}) | {"channels": [channel | (rare if level == "channel" else {})]}]}
+    found: Any = {
+        "topics": [
+            topic
+            | (rare if level == "topic" else {})
+            | {"channels": [channel | (rare if level == "channel" else {})]}
+        ]
+    }
     headings = {
-        str(heading) for table in cli.tables(found, whole=False, width=400) for heading in (column.header for column in table.columns)
+        str(heading)
+        for table in cli.tables(found, whole=False, width=400)
+        for heading in (column.header for column in table.columns)
     }
     assert {row.title for row in rows_of(level) if row.title} <= headings
 
@@ -214,15 +268,31 @@ def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
     assert not misfits(answer, NsqStats)
     (found,) = answer["topics"]
     (channel,) = found["channels"]
-    apart = {"authed", "auth_identity", "auth_identity_url", "pub_counts"}  # nsqd tells them only where they are not empty
-    levels: dict[Level, Mapping[str, object]] = {"topic": found, "channel": channel, "consumer": channel["clients"][0]}
+    apart = {
+        "authed",
+        "auth_identity",
+        "auth_identity_url",
+        "pub_counts",
+    }  # nsqd tells them only where they are not empty
+    levels: dict[Level, Mapping[str, object]] = {
+        "topic": found,
+        "channel": channel,
+        "consumer": channel["clients"][0],
+    }
     for level, row in levels.items():
-        ordered = sorted((one for one in rows_of(level) if one.nsq and one.name not in apart), key=lambda one: one.nsq)
-        assert [name for name in row if name != "channels" or level != "topic"] == [one.name for one in ordered]
+        ordered = sorted(
+            (one for one in rows_of(level) if one.nsq and one.name not in apart),
+            key=lambda one: one.nsq,
+        )
+        assert [name for name in row if name != "channels" or level != "topic"] == [
+            one.name for one in ordered
+        ]
 
 
 def test_rows_of_channels_are_those_of_the_table_before_the_first_report_too() -> None:
-    silent: Any = SimpleNamespace(channels={"c": None}, topic=None, storage=None, failed_channels=set)
+    silent: Any = SimpleNamespace(
+        channels={"c": None}, topic=None, storage=None, failed_channels=set
+    )
     assert channel_rows(silent, 0, 0)[0].keys() == defaults("channel").keys()
 
 

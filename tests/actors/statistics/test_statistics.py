@@ -33,7 +33,11 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
     )
     (row,) = channel_rows(group, 0, 0)
     limit = "limit of 10,000,000 deferred messages"
-    assert (row["health"] == "OK", limit in row["health"], "deferred_full" in row) == (not full, full, False)
+    assert (row["health"] == "OK", limit in row["health"], "deferred_full" in row) == (
+        not full,
+        full,
+        False,
+    )
     assert (statistics.said_of_topic(group, DISK) == []) == (not full)
     child.state = "starting"
     assert channel_rows(group, 0, 0)[0]["health"] == "starting"
@@ -43,11 +47,31 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
     ("state", "failure", "pulse", "why"),
     [
         (GroupState.UP, "", {"appends": 1}, ""),
-        (GroupState.UP, "", {"alarms": ["x.zsq: its footer is damaged, and has no space to be mended"]}, ""),
-        (GroupState.UP, "", {"state_alarm": "the state store is full", "delayed_full": "they wait"}, "the state store is full; they wait"),
-        (GroupState.UP, "", {"delayed_alarm": "2 delayed messages are lost because of damage", "delayed_full": ""}, ""),
+        (
+            GroupState.UP,
+            "",
+            {"alarms": ["x.zsq: its footer is damaged, and has no space to be mended"]},
+            "",
+        ),
+        (
+            GroupState.UP,
+            "",
+            {"state_alarm": "the state store is full", "delayed_full": "they wait"},
+            "the state store is full; they wait",
+        ),
+        (
+            GroupState.UP,
+            "",
+            {"delayed_alarm": "2 delayed messages are lost because of damage", "delayed_full": ""},
+            "",
+        ),
         (GroupState.UP, "sync failed", {"appends": 1}, ""),
-        (GroupState.UP, "sync failed", {"appends": 0}, "started again and not written to since: sync failed"),
+        (
+            GroupState.UP,
+            "sync failed",
+            {"appends": 0},
+            "started again and not written to since: sync failed",
+        ),
         (GroupState.STARTING, "", {}, ""),
         (GroupState.STARTING, "it died before", {}, "starting it died before"),
         (GroupState.CLEARING, "t ended with code 4", {}, "clearing t ended with code 4"),
@@ -55,15 +79,29 @@ def test_a_channel_that_holds_all_it_can_says_so(rows: int) -> None:
         (GroupState.STOPPING, "it died before", {}, ""),
     ],
 )
-def test_the_reason_why_a_topic_cannot_be_written_to_is_reported(state: GroupState, failure: str, pulse: dict[str, Any], why: str) -> None:
+def test_the_reason_why_a_topic_cannot_be_written_to_is_reported(
+    state: GroupState, failure: str, pulse: dict[str, Any], why: str
+) -> None:
     """By what is known, not by how health says it."""
-    group: Any = SimpleNamespace(name="t", state=state, failure=failure, topic=SimpleNamespace(stats={"storage": pulse}, data={}))
+    group: Any = SimpleNamespace(
+        name="t",
+        state=state,
+        failure=failure,
+        topic=SimpleNamespace(stats={"storage": pulse}, data={}),
+    )
     assert statistics.write_trouble(group, DISK) == why
 
 
 def test_only_the_first_failed_topics_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(statistics, "FAILED_NAMED", 2)
-    view: Any = SimpleNamespace(groups={}, disk=SimpleNamespace(health=""), settings_trouble=lambda: "")
-    for name, said in (("a", "a"), ("b", "a, b"), ("c", "a, b and 1 more"), ("d", "a, b and 2 more")):
+    view: Any = SimpleNamespace(
+        groups={}, disk=SimpleNamespace(health=""), settings_trouble=lambda: ""
+    )
+    for name, said in (
+        ("a", "a"),
+        ("b", "a, b"),
+        ("c", "a, b and 1 more"),
+        ("d", "a, b and 2 more"),
+    ):
         view.groups[name] = SimpleNamespace(name=name, state=GroupState.FAILED)
         assert statistics.broker_health(view) == f"failed topics: {said}"

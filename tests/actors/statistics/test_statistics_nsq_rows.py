@@ -8,24 +8,51 @@ from zsq.actors.statistics.statistics import OF_GATEWAY, add_clients, label_of
 
 
 def row(client_id: str, remote: str, topic: str = "", channel: str = "", count: int = 0) -> Any:
-    said = dict.fromkeys(OF_GATEWAY, "") | {"client_id": client_id, "remote_address": remote, "hostname": f"host of {client_id}"}
+    said = dict.fromkeys(OF_GATEWAY, "") | {
+        "client_id": client_id,
+        "remote_address": remote,
+        "hostname": f"host of {client_id}",
+    }
     counts = [{"topic": "t", "count": count}] if count else []
-    return said | {"pub_counts": counts, "label": label_of(client_id, remote), "topic": topic, "channel": channel, "finish_count": 99}
+    return said | {
+        "pub_counts": counts,
+        "label": label_of(client_id, remote),
+        "topic": topic,
+        "channel": channel,
+        "finish_count": 99,
+    }
 
 
 def topics() -> Any:
-    clients = [{"client_id": "a 1.1.1.1:5", "finish_count": 3}, {"client_id": "host/own"}, {"client_id": "a 1.1.1.1:6"}]
+    clients = [
+        {"client_id": "a 1.1.1.1:5", "finish_count": 3},
+        {"client_id": "host/own"},
+        {"client_id": "a 1.1.1.1:6"},
+    ]
     return [{"topic_name": "t", "channels": [{"channel_name": "c", "clients": tuple(clients)}]}]
 
 
 def test_nsq_consumers_are_described_and_producers_have_their_own_rows() -> None:
     found = topics()
-    producers = add_clients(found, [row("a", "1.1.1.1:5", "t", "c"), row("a", "1.1.1.1:6", "t", "other"), row("p", "1.1.1.1:7", count=4)])
+    producers = add_clients(
+        found,
+        [
+            row("a", "1.1.1.1:5", "t", "c"),
+            row("a", "1.1.1.1:6", "t", "other"),
+            row("p", "1.1.1.1:7", count=4),
+        ],
+    )
     first, own, other = found[0]["channels"][0]["clients"]
-    assert (first["client_id"], first["hostname"], first["finish_count"]) == ("a", "host of a", 3), "the channel counts"
+    assert (first["client_id"], first["hostname"], first["finish_count"]) == (
+        "a",
+        "host of a",
+        3,
+    ), "the channel counts"
     assert own == {"client_id": "host/own"}
     assert other == {"client_id": "a 1.1.1.1:6"}, "it is in another channel"
-    assert [(one["client_id"], one["pub_counts"]) for one in producers] == [("p", [{"topic": "t", "count": 4}])]
+    assert [(one["client_id"], one["pub_counts"]) for one in producers] == [
+        ("p", [{"topic": "t", "count": 4}])
+    ]
     assert not {"label", "topic", "channel"} & producers[0].keys()
 
 

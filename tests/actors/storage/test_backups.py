@@ -1,4 +1,6 @@
-"""Backups inside storage: in which order parts are copied, what is refused, and when the copies are removed."""
+"""Backups inside storage: in which order parts are copied, what is refused, and when the copies are
+removed.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ class Office(Bench):
             dropped_count=0, in_memory=False,
         )  # fmt: skip
         ignore = cast("Callable[..., Any]", lambda *_: None)
-        self.delayed = DelayedMessages(self.store, "t", self.late, Listener(), ignore, ignore, ignore, Shortage())
+        self.delayed = DelayedMessages(
+            self.store, "t", self.late, Listener(), ignore, ignore, ignore, Shortage()
+        )
         self.lock_path = f"{self.directory.rsplit('/', 2)[0]}/backup.lock"
         self.backup = Backups(
             self.store,
@@ -108,7 +112,12 @@ def test_a_backup_takes_state_then_log_and_removes_its_copies_at_the_end(office:
     office.work()
     answer = office.answers.pop()
     assert isinstance(answer, p.Done)
-    assert [answer.data[name] for name in ("start", "end", "missing", "newest")] == [0, 1, 0, f"{0:020d}.chunk"]
+    assert [answer.data[name] for name in ("start", "end", "missing", "newest")] == [
+        0,
+        1,
+        0,
+        f"{0:020d}.chunk",
+    ]
     assert f"{0:020d}.chunk" in office.taken
     assert office.order("end") == p.Done(1, {})
     office.work()
@@ -131,7 +140,9 @@ def test_no_chunk_is_removed_between_the_backup_of_state_and_log(office: Office)
 
 
 def test_the_log_is_taken_after_the_delayed_messages(office: Office) -> None:
-    """What moves from there meanwhile is in the log then; the other way round it would be in neither."""
+    """What moves from there meanwhile is in the log then; the other way round it would be in
+    neither.
+    """
     office.store.make_delayed(1)
     office.order("state")
     office.work()
@@ -155,9 +166,16 @@ def test_a_backup_waits_for_a_removal_of_chunks_that_has_begun(office: Office) -
 
 @pytest.mark.parametrize(
     ("do", "name", "error"),
-    [("log", "other", Refused), ("end", "other", Refused), ("state", "", UsageError), ("copy", "one", UsageError)],
+    [
+        ("log", "other", Refused),
+        ("end", "other", Refused),
+        ("state", "", UsageError),
+        ("copy", "one", UsageError),
+    ],
 )
-def test_an_order_for_another_backup_or_with_wrong_data_is_refused(office: Office, do: str, name: str, error: type[ZsqError]) -> None:
+def test_an_order_for_another_backup_or_with_wrong_data_is_refused(
+    office: Office, do: str, name: str, error: type[ZsqError]
+) -> None:
     office.order("state")
     office.work()
     with pytest.raises(error):
@@ -180,7 +198,9 @@ def test_a_second_backup_is_refused_until_the_first_has_its_state(office: Office
         office.order("log", "two")
 
 
-def test_a_backup_whose_process_has_ended_holds_no_chunk(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_whose_process_has_ended_holds_no_chunk(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backups_module, "LOOK_NS", 0)
     lock = Files().lock(office.lock_path)
     office.order("state")
@@ -203,7 +223,9 @@ def test_a_backup_whose_process_has_ended_holds_no_chunk(office: Office, monkeyp
 
 
 @pytest.mark.parametrize("call", ["link", "make_folder"])
-def test_a_backup_that_fails_does_not_prevent_the_next_one(office: Office, call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_that_fails_does_not_prevent_the_next_one(
+    office: Office, call: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EPERM, "no such thing here")
 
@@ -220,7 +242,9 @@ def test_a_backup_that_fails_does_not_prevent_the_next_one(office: Office, call:
     assert office.answers[-1] == p.Done(1, {})
 
 
-def test_a_backup_is_refused_without_space_for_its_copies(office: Office, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_backup_is_refused_without_space_for_its_copies(
+    office: Office, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Files, "free_bytes", lambda *_: 4096)
     with pytest.raises(Refused, match=r"beyond the reserve of .*; 4096 bytes are free"):
         office.order("state")

@@ -1,4 +1,6 @@
-"""Channels' rows in storage: what is committed before which answer, what a successor finds, below which offset chunks may go."""
+"""Channels' rows in storage: what is committed before which answer, what a successor finds, below
+which offset chunks may go.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ ROW = ChannelRow(30)
 
 
 class ChannelsHarness:
-    """`Channels` of a topic with 1,000 messages, on a real store whose thread runs only when a test says so."""
+    """`Channels` of a topic with 1,000 messages, on a real store whose thread runs only when a test
+    says so.
+    """
 
     def __init__(self, directory: str) -> None:
         self.bench = Bench(directory)
@@ -36,7 +40,9 @@ class ChannelsHarness:
 
     def start(self) -> None:
         self.wire = Wire()
-        self.harness = Channels(self.bench.store.log, self.bench.state, self.bench.store.state.load(), "always")
+        self.harness = Channels(
+            self.bench.store.log, self.bench.state, self.bench.store.state.load(), "always"
+        )
         self.harness.route(cast("Port", self.wire))
 
     def say(self, message: p.Wire, who: Envelope = ONE) -> None:
@@ -65,7 +71,13 @@ class ChannelsHarness:
         assert not found["more"]
         return found | {"holes": holes}
 
-    def save(self, next_offset: int, *puts: tuple[int, int, int, int], gone: tuple[int, ...] = (), clear: bool = False) -> list[p.Wire]:
+    def save(
+        self,
+        next_offset: int,
+        *puts: tuple[int, int, int, int],
+        gone: tuple[int, ...] = (),
+        clear: bool = False,
+    ) -> list[p.Wire]:
         self.say(p.Save(9, "c", {"next": next_offset}, puts, gone, clear, False))
         return self.commit()
 
@@ -88,14 +100,20 @@ def test_a_channels_next_process_gets_what_was_committed(harness: ChannelsHarnes
     harness.save(10, (2, 3, 1, 0), (7, 1, 2, 500), (8, 1, 2, 400))
     harness.save(12, (11, 1, 1, 0), gone=(2,))
     found = harness.open(TWO)
-    assert (found["row"]["next"], found["holes"], found["deferred"]) == (12, [(11, 1, 1, 0)], (2, 2, 400))
+    assert (found["row"]["next"], found["holes"], found["deferred"]) == (
+        12,
+        [(11, 1, 1, 0)],
+        (2, 2, 400),
+    )
     with pytest.raises(Refused, match="another owner"):
         harness.save(13)
     with pytest.raises(Refused, match="another owner"):
         harness.due(1)
 
 
-def test_a_channels_next_process_also_gets_saves_that_are_not_committed(harness: ChannelsHarness) -> None:
+def test_a_channels_next_process_also_gets_saves_that_are_not_committed(
+    harness: ChannelsHarness,
+) -> None:
     harness.open()
     harness.say(p.Save(9, "c", {"next": 10}, ((2, 3, 1, 0), (7, 1, 1, 500)), (), False, False))
     assert harness.open(TWO)["holes"] == [(2, 3, 1, 0)]
@@ -104,7 +122,11 @@ def test_a_channels_next_process_also_gets_saves_that_are_not_committed(harness:
 def test_due_rows_are_returned_by_time_until_a_save_changes_them(harness: ChannelsHarness) -> None:
     harness.open()
     harness.save(20, *((i, 2, 3, 1_000 - i) for i in range(0, 10, 2)))
-    assert harness.due(995) == {"rows": ((8, 2, 3, 992), (6, 2, 3, 994)), "next_due_ns": 996, "deferred": 10}
+    assert harness.due(995) == {
+        "rows": ((8, 2, 3, 992), (6, 2, 3, 994)),
+        "next_due_ns": 996,
+        "deferred": 10,
+    }
     assert harness.due(995, limit=1)["rows"] == ((8, 2, 3, 992),)
     assert harness.due(995, limit=1)["next_due_ns"] == 994
     harness.save(20, (8, 2, 4, 0))
@@ -123,13 +145,19 @@ def test_clear_also_removes_deferred_rows_that_are_not_committed(harness: Channe
     assert harness.open(TWO)["holes"] == [(2, 1, 1, 0), (4, 1, 1, 0)]
 
 
-def test_a_commit_of_several_pages_is_stored_completely_or_not_at_all(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_of_several_pages_is_stored_completely_or_not_at_all(
+    harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness.open()
     harness.save(20, (1, 1, 1, 0), (2, 1, 1, 0), (3, 1, 1, 0))
     monkeypatch.setattr(options, "SAVE_ROWS_MAX", 2)
     changes = Changes(30, tuple((i, 1, 1, 0) for i in range(4, 9)), (1, 2, 3), clear=True)
     pages = save_pages(9, "c", ROW, changes)
-    assert [(len(page.holes_put), len(page.holes_gone), page.more) for page in pages] == [(2, 2, True), (2, 1, True), (1, 0, False)]
+    assert [(len(page.holes_put), len(page.holes_gone), page.more) for page in pages] == [
+        (2, 2, True),
+        (2, 1, True),
+        (1, 0, False),
+    ]
     for page in pages[:-1]:
         harness.say(page)
     assert harness.commit() == []
@@ -140,18 +168,24 @@ def test_a_commit_of_several_pages_is_stored_completely_or_not_at_all(harness: C
     harness.say(pages[0], TWO)
     harness.open(ONE)
     assert harness.save(31) == [p.Done(9, {})]
-    assert harness.bench.store.state.load().channels["c"].next_offset == 31, "a dead predecessor's pages are forgotten"
+    assert harness.bench.store.state.load().channels["c"].next_offset == 31, (
+        "a dead predecessor's pages are forgotten"
+    )
 
 
 def test_a_save_that_fits_into_one_page_has_one_page() -> None:
-    assert save_pages(1, "c", ROW, Changes(5, (), ())) == [p.Save(1, "c", ROW.encode(), (), (), False, False)]
+    assert save_pages(1, "c", ROW, Changes(5, (), ())) == [
+        p.Save(1, "c", ROW.encode(), (), (), False, False)
+    ]
     rows = tuple((2**62, 10_000, 2**15, 2**62) for _ in range(options.SAVE_ROWS_MAX))
     (page,) = save_pages(1, "c", ROW, Changes(5, rows, tuple(row[0] for row in rows)))
     assert len(encode(page)) < p.FRAME_BYTES_MAX // 4
     assert not page.more
 
 
-def test_too_many_pages_are_refused(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_many_pages_are_refused(
+    harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "SAVE_PAGES_MAX", 2)
     harness.open()
     page = p.Save(9, "c", {"next": 1}, (), (), False, True)
@@ -164,7 +198,9 @@ def test_too_many_pages_are_refused(harness: ChannelsHarness, monkeypatch: pytes
 # Floor
 
 
-def test_the_floor_is_the_lowest_unfinished_offset_of_all_channels(harness: ChannelsHarness) -> None:
+def test_the_floor_is_the_lowest_unfinished_offset_of_all_channels(
+    harness: ChannelsHarness,
+) -> None:
     assert harness.harness.floor() == 0
     harness.open()
     harness.save(700)
@@ -202,7 +238,9 @@ def test_the_floor_moves_only_when_a_commit_is_durable(harness: ChannelsHarness)
         before = floor
 
 
-def test_without_channels_the_floor_is_where_a_first_one_would_begin(harness: ChannelsHarness) -> None:
+def test_without_channels_the_floor_is_where_a_first_one_would_begin(
+    harness: ChannelsHarness,
+) -> None:
     harness.open()
     harness.save(10)
     harness.harness.drop("c", lambda: None)
@@ -228,7 +266,9 @@ def paused(harness: ChannelsHarness) -> None:
     assert ends == [1_000]
 
 
-def test_messages_after_a_pause_wait_when_the_last_channel_is_deleted(harness: ChannelsHarness) -> None:
+def test_messages_after_a_pause_wait_when_the_last_channel_is_deleted(
+    harness: ChannelsHarness,
+) -> None:
     harness.open()
     harness.save(1_000)
     paused(harness)
@@ -239,7 +279,9 @@ def test_messages_after_a_pause_wait_when_the_last_channel_is_deleted(harness: C
     assert harness.open(channel="next")["row"]["next"] == 1_000
 
 
-def test_a_channel_created_during_a_pause_gets_the_messages_after_it(harness: ChannelsHarness) -> None:
+def test_a_channel_created_during_a_pause_gets_the_messages_after_it(
+    harness: ChannelsHarness,
+) -> None:
     harness.open()
     paused(harness)
     assert harness.open(TWO, "second")["row"]["next"] == 1_000
@@ -253,7 +295,9 @@ def test_a_channel_created_during_a_pause_gets_the_messages_after_it(harness: Ch
 EPHEMERAL = "c#ephemeral"
 
 
-def test_an_ephemeral_channel_begins_like_any_other_and_leaves_no_row(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_begins_like_any_other_and_leaves_no_row(
+    harness: ChannelsHarness,
+) -> None:
     assert harness.open(channel=EPHEMERAL)["row"]["next"] == 0, "the first channel gets what waits"
     assert harness.open(TWO, "second#ephemeral")["row"]["next"] == 1_000
     assert harness.open(TWO, "durable")["row"]["next"] == 1_000, "not the first one"
@@ -270,20 +314,26 @@ def test_deferred_rows_of_an_ephemeral_channel_come_from_memory(harness: Channel
     assert harness.wire.sent == [p.Done(9, {})], "at once, without a commit"
     harness.wire.sent.clear()
     harness.say(p.Due(5, EPHEMERAL, 60, 10))
-    assert harness.wire.sent == [p.Done(5, {"rows": ((3, 2, 1, 50),), "next_due_ns": 0, "deferred": 2})]
+    assert harness.wire.sent == [
+        p.Done(5, {"rows": ((3, 2, 1, 50),), "next_due_ns": 0, "deferred": 2})
+    ]
     with pytest.raises(Refused, match="another owner"):
         harness.say(p.Due(5, EPHEMERAL, 60, 10), TWO)
     assert not harness.bench.state.may_commit()
 
 
-def test_an_ephemeral_channel_opens_although_the_state_store_is_full(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_opens_although_the_state_store_is_full(
+    harness: ChannelsHarness,
+) -> None:
     harness.bench.state.disk_full = True
     harness.say(p.OpenChannel(1, EPHEMERAL))
     (done,) = harness.wire.sent
     assert isinstance(done, p.Done)
 
 
-def test_without_space_a_new_channel_is_refused_and_an_old_one_put_off(harness: ChannelsHarness) -> None:
+def test_without_space_a_new_channel_is_refused_and_an_old_one_put_off(
+    harness: ChannelsHarness,
+) -> None:
     """Each with its own code: the supervisor forgets the one, and starts the other again."""
     harness.open(channel="old")
     harness.bench.state.disk_full = True
@@ -294,7 +344,9 @@ def test_without_space_a_new_channel_is_refused_and_an_old_one_put_off(harness: 
     assert [*harness.harness.rows] == ["old"]
 
 
-def test_a_channel_is_not_created_if_its_start_cannot_be_read(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_channel_is_not_created_if_its_start_cannot_be_read(
+    harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def unreadable(time_ns: int) -> int:
         raise Unreadable(f"chunk 0 cannot be read at {time_ns}")
 
@@ -304,7 +356,9 @@ def test_a_channel_is_not_created_if_its_start_cannot_be_read(harness: ChannelsH
     assert (error.value.code, harness.harness.rows) == ("E_INTERNAL", {})
 
 
-def test_an_ephemeral_channel_does_not_hold_the_floor_beside_another(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_does_not_hold_the_floor_beside_another(
+    harness: ChannelsHarness,
+) -> None:
     harness.open()
     harness.save(700)
     harness.open(TWO, EPHEMERAL)
@@ -329,7 +383,9 @@ def test_a_lone_ephemeral_channel_does_not_hold_the_floor(harness: ChannelsHarne
     assert not harness.harness.checkpoint()
     harness.harness.drop(EPHEMERAL, lambda: None)
     harness.commit()
-    assert harness.bench.store.state.load().waiting == 1_500, "what came until it was about to go was its own, and no more"
+    assert harness.bench.store.state.load().waiting == 1_500, (
+        "what came until it was about to go was its own, and no more"
+    )
     assert (EPHEMERAL in harness.harness, harness.harness.floor()) == (False, 1_500)
 
 
@@ -340,14 +396,18 @@ def test_messages_wait_from_where_the_last_ephemeral_channel_was(harness: Channe
     harness.harness.drop(EPHEMERAL, lambda: None)
     harness.bench.store.log.append([pack([b"x"] * 500)], 2)
     harness.bench.store.log.sync()
-    assert harness.open(channel="durable")["row"]["next"] == 1_500, "the other one is there: this is not the first"
+    assert harness.open(channel="durable")["row"]["next"] == 1_500, (
+        "the other one is there: this is not the first"
+    )
     harness.harness.drop("durable", lambda: None)
     harness.harness.drop("other#ephemeral", lambda: None)
     harness.commit()
     assert harness.harness.waiting == 1_500
 
 
-def test_an_ephemeral_channel_that_comes_back_counts_as_a_channel_again(harness: ChannelsHarness) -> None:
+def test_an_ephemeral_channel_that_comes_back_counts_as_a_channel_again(
+    harness: ChannelsHarness,
+) -> None:
     harness.open(channel=EPHEMERAL)
     harness.harness.leave(EPHEMERAL)
     harness.open(TWO, EPHEMERAL)
@@ -363,7 +423,9 @@ def test_messages_after_a_pause_are_kept_for_ephemeral_channels(harness: Channel
     assert (harness.harness.waiting, harness.harness.floor()) == (1_000, 1_000)
 
 
-def test_ephemeral_channels_count_toward_the_limit_of_channels(harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ephemeral_channels_count_toward_the_limit_of_channels(
+    harness: ChannelsHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "CHANNELS_MAX", 2)
     harness.open()
     harness.open(TWO, EPHEMERAL)

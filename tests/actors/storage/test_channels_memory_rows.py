@@ -16,7 +16,12 @@ from zsq.transport.wire.protocol import Save
 ROW = ChannelRow(5)
 
 
-def save(*puts: tuple[int, int, int, int], gone: tuple[int, ...] = (), clear: bool = False, more: bool = False) -> Save:
+def save(
+    *puts: tuple[int, int, int, int],
+    gone: tuple[int, ...] = (),
+    clear: bool = False,
+    more: bool = False,
+) -> Save:
     return Save(1, "c", {}, puts, gone, clear, more)
 
 
@@ -59,13 +64,26 @@ def test_a_channel_created_again_has_no_rows_of_the_old_one() -> None:
     assert (rows.rows["c"], rows.deferred("c").rows) == (ChannelRow(20), 0)
 
 
-PUTS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40)), max_size=12)
+PUTS = st.lists(
+    st.tuples(st.integers(0, 9), st.integers(1, 3), st.integers(1, 3), st.integers(0, 40)),
+    max_size=12,
+)
 
 
 @settings(max_examples=200, deadline=None)
-@given(PUTS, st.lists(st.integers(0, 9), max_size=4), st.integers(0, 40), st.integers(0, 6), st.integers(20, 60))
-def test_due_rows_are_those_that_a_plain_model_returns(puts: list[Any], gone: list[int], until: int, limit: int, late: int) -> None:
-    """Against a plain model of what `StateStore.due` promises: due ones, then impossible ones, at most `limit`; what is behind them."""
+@given(
+    PUTS,
+    st.lists(st.integers(0, 9), max_size=4),
+    st.integers(0, 40),
+    st.integers(0, 6),
+    st.integers(20, 60),
+)
+def test_due_rows_are_those_that_a_plain_model_returns(
+    puts: list[Any], gone: list[int], until: int, limit: int, late: int
+) -> None:
+    """Against a plain model of what `StateStore.due` promises: due ones, then impossible ones, at
+    most `limit`; what is behind them.
+    """
     late = max(late, until)
     rows = made()
     kept: dict[int, HoleRow] = {}
@@ -78,7 +96,9 @@ def test_due_rows_are_those_that_a_plain_model_returns(puts: list[Any], gone: li
         kept.pop(start, None)
     named, following = rows.due("c", until, limit, late)
     by_due = sorted(kept.values(), key=lambda row: (row.due_ns, row.start))
-    may = [row for row in by_due if row.due_ns <= until] + [row for row in by_due[::-1] if row.due_ns > late]
+    may = [row for row in by_due if row.due_ns <= until] + [
+        row for row in by_due[::-1] if row.due_ns > late
+    ]
     assert named == may[:limit]
     left = [row for row in kept.values() if row not in named]
     between = [row.due_ns for row in left if row.due_ns <= late]
@@ -92,7 +112,9 @@ def test_due_rows_are_those_that_the_state_store_returns(tmp_path: Path) -> None
     (tmp_path / "state").mkdir()
     store = StateStore(str(tmp_path / "state"), create=True)
     store.create(b"u" * 16, 0)
-    store.commit(StateBatch(channel_puts={"c": ChannelRow(9)}, hole_puts=[("c", *put) for put in puts]))
+    store.commit(
+        StateBatch(channel_puts={"c": ChannelRow(9)}, hole_puts=[("c", *put) for put in puts])
+    )
     rows = made()
     rows.save("c", ROW, [save(*puts)])
     try:

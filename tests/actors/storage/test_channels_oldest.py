@@ -24,14 +24,20 @@ class Log:
     def header_at(self, offset: int) -> Header | None:
         self.looks.append(offset)
         number = offset // 10
-        return None if number in self.unreadable else Header(0, 0, 128, 10, number * 10, number, 0, 0, 0)
+        return (
+            None
+            if number in self.unreadable
+            else Header(0, 0, 128, 10, number * 10, number, 0, 0, 0)
+        )
 
 
 def test_one_look_into_the_log_serves_all_offsets_of_a_block() -> None:
     log = Log()
     oldest = OldestTimes(log.header_at)
     for offset in range(30, 40):
-        assert oldest.refresh([Floor("a", offset, 100), Floor("b", offset - 1 if offset > 30 else 30, 100)]) == {"a": 3, "b": 3}
+        assert oldest.refresh(
+            [Floor("a", offset, 100), Floor("b", offset - 1 if offset > 30 else 30, 100)]
+        ) == {"a": 3, "b": 3}
     assert log.looks == [30]
     assert oldest.refresh([Floor("a", 40, 100), Floor("b", 39, 100)]) == {"a": 4, "b": 3}
     assert oldest.refresh([Floor("a", 29, 100)]) == {"a": 2}, "moved back; b is gone"
@@ -45,12 +51,16 @@ def test_a_channel_without_unfinished_messages_has_no_oldest_time() -> None:
     assert log.looks == []
     assert oldest.refresh([Floor("a", 50, 51)]) == {"a": 5}
     assert oldest.refresh([Floor("a", 51, 51)]) == {}
-    assert oldest.refresh([Floor("a", 51, 52)]) == {"a": 5}, "it was forgotten, and is looked up again"
+    assert oldest.refresh([Floor("a", 51, 52)]) == {"a": 5}, (
+        "it was forgotten, and is looked up again"
+    )
 
 
 def test_a_thousand_channels_in_one_block_share_one_look() -> None:
     log = Log()
-    found = OldestTimes(log.header_at).refresh([Floor(str(number), 70 + number % 10, 100) for number in range(1_000)])
+    found = OldestTimes(log.header_at).refresh(
+        [Floor(str(number), 70 + number % 10, 100) for number in range(1_000)]
+    )
     assert (len(found), set(found.values()), len(log.looks)) == (1_000, {7}, 1)
 
 
@@ -73,9 +83,17 @@ def test_times_stay_recent_although_all_channels_move_all_the_time() -> None:
     oldest = OldestTimes(Log().header_at)
     channels = 3 * LOOKS_MAX + 50
     for second in range(20):
-        found = oldest.refresh([Floor(str(number), (second * channels + number) * 10, 1 << 40) for number in range(channels)])
+        found = oldest.refresh(
+            [
+                Floor(str(number), (second * channels + number) * 10, 1 << 40)
+                for number in range(channels)
+            ]
+        )
         if second >= 5:
-            assert min(found[str(number)] - number for number in range(channels)) >= (second - 4) * channels
+            assert (
+                min(found[str(number)] - number for number in range(channels))
+                >= (second - 4) * channels
+            )
 
 
 def test_a_time_that_cannot_be_read_is_left_out_and_read_again() -> None:
@@ -102,7 +120,9 @@ def test_the_log_finds_the_header_of_the_block_at_an_offset(tmp_path: Path, kept
 
 
 def test_a_damaged_block_is_passed_over_without_an_error(tmp_path: Path) -> None:
-    """A hole that is known is passed; one that is met here stops nothing, and is told by who reads there."""
+    """A hole that is known is passed; one that is met here stops nothing, and is told by who reads
+    there.
+    """
     bench = Bench(str(tmp_path / "topic"))
     log = bench.store.log
     for number in range(3):

@@ -21,7 +21,9 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
     one.store.close()
 
 
-def test_commits_wait_for_the_log_and_are_repeated_in_order_on_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_wait_for_the_log_and_are_repeated_in_order_on_a_full_disk(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     state = bench.state
     done: list[str] = []
     bench.store.log.append([pack([b"x"] * 5)], 1)
@@ -81,4 +83,6 @@ def test_of_two_changes_to_a_hole_the_later_one_is_committed(bench: Bench) -> No
     state.then(lambda: None)
     bench.commit_state()
     table = bench.store.state.load()
-    assert {name: [tuple(hole) for hole in holes] for name, holes in table.holes.items()} == {"c": [(7, 2, 2, 0)]}
+    assert {name: [tuple(hole) for hole in holes] for name, holes in table.holes.items()} == {
+        "c": [(7, 2, 2, 0)]
+    }

@@ -1,4 +1,6 @@
-"""Delayed messages inside storage: a real store, a thread that runs only when a test says so, and a clock that the test sets."""
+"""Delayed messages inside storage: a real store, a thread that runs only when a test says so, and a
+clock that the test sets.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ SCAN = (b"scan",)
 
 
 class Bench:
-    """`DelayedMessages` with its store. The wall clock is `now_ns`. The monotonic clock is a thousand seconds behind."""
+    """`DelayedMessages` with its store. The wall clock is `now_ns`. The monotonic clock is a
+    thousand seconds behind.
+    """
 
     def __init__(self, directory: str) -> None:
         self.directory = directory
@@ -60,7 +64,9 @@ class Bench:
         for _ in delays_s:
             made.append(pack([b"%d" % self.sequence, b"x"], producer_id=7, sequence=self.sequence))
             self.sequence += 1
-        self.harness.append(request, made, [int(delay * 1000) for delay in delays_s], self.store.log.end)
+        self.harness.append(
+            request, made, [int(delay * 1000) for delay in delays_s], self.store.log.end
+        )
 
     def turn(self, *, sync: bool = True) -> None:
         if sync:
@@ -92,7 +98,11 @@ class Bench:
     def order(self, **data: Any) -> Any:
         """The answer, now or once it came."""
         order = order_for(p.Manage(0, "delayed", "t", "", data))(9)
-        carried_out: Any = {p.CountDelayed: self.harness.count, p.ListDelayed: self.harness.list_some, p.CancelDelayed: self.harness.cancel}
+        carried_out: Any = {
+            p.CountDelayed: self.harness.count,
+            p.ListDelayed: self.harness.list_some,
+            p.CancelDelayed: self.harness.cancel,
+        }
         found = carried_out[type(order)](order)
         return found.data if found is not None else self.answers
 
@@ -101,7 +111,12 @@ class Bench:
 
     def in_log(self) -> list[bytes | None]:
         log = self.store.log
-        return [body for block in log.read(0, 1 << 20, log.end) for body in block.body.values() if body != b"x"]
+        return [
+            body
+            for block in log.read(0, 1 << 20, log.end)
+            for body in block.body.values()
+            if body != b"x"
+        ]
 
 
 @pytest.fixture
@@ -116,7 +131,9 @@ def test_a_delayed_block_is_stored_after_earlier_blocks_are_durable(bench: Bench
     bench.publish(60)
     bench.turn(sync=False)
     assert bench.harness.waits_for_log(bench.store.log.synced_end)
-    assert bench.thread.jobs == [], "it would be durable, and what its producer sent before it perhaps not"
+    assert bench.thread.jobs == [], (
+        "it would be durable, and what its producer sent before it perhaps not"
+    )
     bench.turn()
     bench.run()
     assert bench.told == [Kept(1, (bench.store.delayed.listed(None, 1, 9)[0].key,))]  # type: ignore[union-attr]
@@ -125,7 +142,9 @@ def test_a_delayed_block_is_stored_after_earlier_blocks_are_durable(bench: Bench
 def test_delayed_blocks_are_answered_after_a_commit_that_they_share(bench: Bench) -> None:
     bench.publish(60, request=1)
     bench.turn()
-    assert bench.harness.statistics()["delayed_count"] == 2, "a topic that is being deleted has this one too"
+    assert bench.harness.statistics()["delayed_count"] == 2, (
+        "a topic that is being deleted has this one too"
+    )
     bench.publish(50, 40, request=2)
     bench.publish(30, request=3)
     bench.turn()
@@ -135,8 +154,12 @@ def test_delayed_blocks_are_answered_after_a_commit_that_they_share(bench: Bench
     assert len(bench.thread.jobs) == 1
     bench.run()
     assert bench.harness.statistics()["delayed_count"] == 8
-    assert [(message.request, len(message.keys)) for message in bench.told if isinstance(message, Kept)] == [(1, 1), (2, 2), (3, 1)]
-    assert bench.hints == [bench.now_ns + 10 * S, bench.now_ns + 10 * S], "as far as a scan looks ahead"
+    assert [
+        (message.request, len(message.keys)) for message in bench.told if isinstance(message, Kept)
+    ] == [(1, 1), (2, 2), (3, 1)]
+    assert bench.hints == [bench.now_ns + 10 * S, bench.now_ns + 10 * S], (
+        "as far as a scan looks ahead"
+    )
 
 
 def test_due_messages_are_read_then_written_then_synced_then_removed(bench: Bench) -> None:
@@ -174,7 +197,9 @@ def test_a_clock_set_back_gives_no_message_a_time_before_its_due_time(bench: Ben
     assert bench.store.log.last_time_ns >= due_ns
 
 
-def test_due_rows_beyond_one_move_are_moved_right_after_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_rows_beyond_one_move_are_moved_right_after_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "DELAYED_MOVE_ROWS", 2)
     bench.keep(1, 2, 3, 4, 5)
     bench.now_ns += 10 * S
@@ -205,7 +230,9 @@ def test_no_delayed_message_is_moved_once_the_topic_is_sealed(bench: Bench, when
     assert bench.scan()[0]
 
 
-def test_a_full_disk_refuses_a_delayed_block_at_once_or_at_its_commit(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_refuses_a_delayed_block_at_once_or_at_its_commit(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = bench.keep(1)
     monkeypatch.setattr(Files, "free_bytes", lambda self, path: 0)
     bench.harness._space.forget()
@@ -227,7 +254,9 @@ def test_a_full_disk_refuses_a_delayed_block_at_once_or_at_its_commit(bench: Ben
     assert len(bench.keep(6)) == len(keys)
 
 
-def test_due_messages_wait_and_raise_an_alarm_on_a_full_disk(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_due_messages_wait_and_raise_an_alarm_on_a_full_disk(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.keep(1)
     bench.now_ns += 2 * S
 
@@ -246,7 +275,9 @@ def test_due_messages_wait_and_raise_an_alarm_on_a_full_disk(bench: Bench, monke
     assert (bench.in_log(), bench.harness.statistics()["delayed_alarm"]) == ([b"0"], "")
 
 
-def test_a_removal_without_space_is_repeated_and_holds_the_checkpoint(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_without_space_is_repeated_and_holds_the_checkpoint(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.keep(1)
     bench.now_ns += 2 * S
     bench.scan()
@@ -264,10 +295,15 @@ def test_a_removal_without_space_is_repeated_and_holds_the_checkpoint(bench: Ben
     assert bench.harness.statistics()["delayed_alarm"]
     bench.harness.tick()
     bench.run()
-    assert (bench.harness.holds_checkpoint(), bench.harness.statistics()["delayed_count"]) == (False, 0)
+    assert (bench.harness.holds_checkpoint(), bench.harness.statistics()["delayed_count"]) == (
+        False,
+        0,
+    )
 
 
-def test_an_unknown_failure_of_the_store_ends_the_process(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_failure_of_the_store_ends_the_process(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.publish(1)
     bench.turn()
 
@@ -298,7 +334,9 @@ def test_a_cancel_waits_for_a_move_and_says_which_messages_moved(bench: Bench) -
     assert bench.in_log() == [b"0"]
 
 
-def test_delayed_messages_are_counted_listed_and_cancelled_in_portions(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delayed_messages_are_counted_listed_and_cancelled_in_portions(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "DELAYED_CANCEL_ROWS", 2)
     assert bench.order(do="count")["messages"] == 0
     assert bench.order(do="list") == {"messages": ()}
@@ -322,7 +360,9 @@ def test_delayed_messages_are_counted_listed_and_cancelled_in_portions(bench: Be
         {"do": "cancel", "keys": ("0" * 32,) * (options.DELAYED_CANCEL_MAX + 1)}, {"do": "cancel", "all": "yes"},
     ],
 )  # fmt: skip
-def test_a_wrong_order_about_delayed_messages_is_refused(bench: Bench, data: dict[str, Any]) -> None:
+def test_a_wrong_order_about_delayed_messages_is_refused(
+    bench: Bench, data: dict[str, Any]
+) -> None:
     with pytest.raises(UsageError):
         bench.order(**data)
 
@@ -367,7 +407,9 @@ def test_each_state_of_a_move_is_in_the_table_and_is_reached() -> None:
 
 @pytest.mark.parametrize("holds", [True, False])
 def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> None:
-    """The actor's part: no commit of the state store while messages are in the log whose rows are still here."""
+    """The actor's part: no commit of the state store while messages are in the log whose rows are
+    still here.
+    """
     actor = StorageActor.__new__(StorageActor)
     committed: list[int] = []
     state = SimpleNamespace(
@@ -382,7 +424,9 @@ def test_nothing_is_committed_while_a_move_holds_the_checkpoint(holds: bool) -> 
     assert committed == ([] if holds else [7])
 
 
-def test_the_file_is_shrunk_once_after_rows_were_removed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_is_shrunk_once_after_rows_were_removed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[Files] = []
     monkeypatch.setattr(DelayedStore, "shrink", lambda self, files: asked.append(files))
     bench.keep(60)

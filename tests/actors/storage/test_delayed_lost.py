@@ -23,8 +23,12 @@ def ignore(*_: Any) -> None:
 
 def test_delayed_messages_lost_by_damage_raise_an_alarm(tmp_path: Path) -> None:
     delayed = DelayedStore(str(tmp_path / "delayed"), bytes(16), create=True)
-    store = SimpleNamespace(files=Files(), directory=str(tmp_path), reserve_bytes=0, delayed=delayed)
-    harness = DelayedMessages(cast("Any", store), "storage t", Thread(), Listener(), ignore, ignore, ignore, Shortage())
+    store = SimpleNamespace(
+        files=Files(), directory=str(tmp_path), reserve_bytes=0, delayed=delayed
+    )
+    harness = DelayedMessages(
+        cast("Any", store), "storage t", Thread(), Listener(), ignore, ignore, ignore, Shortage()
+    )
     block = pack([b"a", b"b"], producer_id=7)
     (key,) = delayed.put([(block, 10)], 5)
     harness.look()
@@ -33,5 +37,7 @@ def test_delayed_messages_lost_by_damage_raise_an_alarm(tmp_path: Path) -> None:
     delayed._drop_damaged([])
     harness.look()
     assert harness.statistics()["delayed_lost"] == 2
-    assert harness.statistics()["delayed_alarm"].startswith("2 delayed messages are lost because of damage: see ")
+    assert harness.statistics()["delayed_alarm"].startswith(
+        "2 delayed messages are lost because of damage: see "
+    )
     delayed.close()

@@ -1,4 +1,6 @@
-"""Where the actors stop: what is read, asked, queued and kept at once, and what a deletion makes durable, in order."""
+"""Where the actors stop: what is read, asked, queued and kept at once, and what a deletion makes
+durable, in order.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def test_an_append_has_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatc
     assert sizes == [3, 3, 1]
 
 
-def test_a_producer_too_many_is_refused_until_another_one_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_producer_too_many_is_refused_until_another_one_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     topic = Ordering({})
     assert topic.hello((b"1",), 1, 1, 1) is not None
@@ -90,7 +94,9 @@ def test_offsets_to_read_for_a_start_are_bounded() -> None:
     assert rows.wanted(0, 15) == []
 
 
-def test_deferred_rows_are_not_asked_for_while_too_many_are_held(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deferred_rows_are_not_asked_for_while_too_many_are_held(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "DUE_HELD_MAX", 4)
     for held, wanted in ((3, True), (4, False)):
         deferred = Deferred(1, 1, 5)
@@ -117,17 +123,23 @@ def test_redelivered_messages_get_half_of_a_consumers_room(harness: ChannelHarne
     assert not harness.channel.fin(A, second.token, [(second.runs[0][0], 2)])
     third = harness.channel.next_delivery(harness.now_ns, harness.wall_ns)
     assert third is not None
-    assert (third.runs[0][2], sum(count for _, count, _ in third.runs)) == (2, 2), "and never more than it has room for"
+    assert (third.runs[0][2], sum(count for _, count, _ in third.runs)) == (2, 2), (
+        "and never more than it has room for"
+    )
 
 
-def test_dead_letters_are_divided_into_blocks_of_at_most_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dead_letters_are_divided_into_blocks_of_at_most_the_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("zsq.actors.channel.dead_letters.BLOCK_COUNT_MAX", 3)
     death = Death((0, 7, 2), "why", "")
     blocks = letters(cast("Any", [(death, (pack([b"x"] * 7), 0, 7))]), "t", "0" * 32, "c", 1)
     assert [block.count for block in blocks] == [3, 3, 1]
 
 
-def test_a_folder_with_too_long_paths_for_sockets_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_with_too_long_paths_for_sockets_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     deep = tmp_path / ("d" * 100)
     deep.mkdir()
     data_dir = tmp_path / ("e" * 100)
@@ -141,7 +153,9 @@ def test_a_folder_with_too_long_paths_for_sockets_is_not_used(tmp_path: Path, mo
         shutil.rmtree(found)
 
 
-def test_the_number_of_cancels_that_wait_for_a_move_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_cancels_that_wait_for_a_move_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     harness = cast("Any", SimpleNamespace(state=MoveState.READING, _waiting=[]))
     for _ in range(2):
@@ -153,10 +167,18 @@ def test_the_number_of_cancels_that_wait_for_a_move_is_bounded(monkeypatch: pyte
 def test_a_move_on_a_full_disk_or_a_sealed_topic_is_not_retried_at_once() -> None:
     now = 10**15
     clock = SimpleNamespace(monotonic_ns=lambda: now, wall_ns=lambda: 100)
-    for full, is_open, wait in ((False, True, 0), (True, True, options.DELAYED_RETRY_NS), (False, False, options.DELAYED_RETRY_NS)):
+    for full, is_open, wait in (
+        (False, True, 0),
+        (True, True, options.DELAYED_RETRY_NS),
+        (False, False, options.DELAYED_RETRY_NS),
+    ):
         summary = SimpleNamespace(next_due_ns=50)
-        harness = SimpleNamespace(state=MoveState.IDLE, summary=summary, _clock=clock, full=full, _open=is_open)
-        assert DelayedMessages._next_scan_ns(cast("Any", harness)) == now + min(wait, options.DELAYED_LOOK_NS)
+        harness = SimpleNamespace(
+            state=MoveState.IDLE, summary=summary, _clock=clock, full=full, _open=is_open
+        )
+        assert DelayedMessages._next_scan_ns(cast("Any", harness)) == now + min(
+            wait, options.DELAYED_LOOK_NS
+        )
 
 
 @pytest.mark.parametrize(("asked", "given"), [(-1, 0), (5, 5), (10**9, options.DUE_ROWS_MAX)])
@@ -167,7 +189,11 @@ def test_the_rows_in_one_answer_to_due_are_bounded(asked: int, given: int) -> No
         limits.append(limit)
         return [], 0
 
-    memory = type("Memory", (dict,), {"due": staticmethod(due), "deferred": lambda self, channel: SimpleNamespace(messages=0)})
+    memory = type(
+        "Memory",
+        (dict,),
+        {"due": staticmethod(due), "deferred": lambda self, channel: SimpleNamespace(messages=0)},
+    )
     harness = cast("Any", SimpleNamespace(owners={"c": A}, memory=memory(c=1)))
     harness._check_owner = lambda mail, channel: Channels._check_owner(harness, mail, channel)
     port = SimpleNamespace(send=lambda *_: True)
@@ -203,14 +229,18 @@ def test_the_size_of_a_read_is_moved_into_its_bounds(asked: int, given: int) -> 
     assert log.sizes == [given]
     for offset, size in ((-1, 5), (5, -1)):
         with pytest.raises(UsageError, match="0 or more"):
-            harness._fetch(port, cast("Any", SimpleNamespace(envelope=A)), p.Fetch(1, offset, size), 50, 100)
+            harness._fetch(
+                port, cast("Any", SimpleNamespace(envelope=A)), p.Fetch(1, offset, size), 50, 100
+            )
 
 
 def test_waiting_reads_are_tried_again_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reads_module, "RETRIES_MAX", 2)
     harness = Reads(cast("Any", Log()), lambda: 50, print)
     tried: list[int] = []
-    monkeypatch.setattr(harness, "fetch_for_channel", lambda port, mail, message: tried.append(mail))
+    monkeypatch.setattr(
+        harness, "fetch_for_channel", lambda port, mail, message: tried.append(mail)
+    )
     waiting = cast("Any", harness._waiting)
     waiting.update({(A, number): reads_module._Waiting(None, number, None) for number in range(5)})  # type: ignore[arg-type]
     harness.tick()
@@ -253,6 +283,12 @@ def test_a_deleted_topics_move_is_synced_before_its_row_is_removed(tmp_path: Pat
 
 @pytest.mark.parametrize(("name", "uuid"), [("clicks", "2" * 32), ("other", "1" * 32)])
 def test_a_rebuild_fails_if_two_topics_have_one_name_or_one_uuid(name: str, uuid: str) -> None:
-    rebuilt = cast("Any", SimpleNamespace(content=SimpleNamespace(topics={"clicks": TopicRow(1, "1" * 32, "always", 0, "live")}), said=[]))
+    rebuilt = cast(
+        "Any",
+        SimpleNamespace(
+            content=SimpleNamespace(topics={"clicks": TopicRow(1, "1" * 32, "always", 0, "live")}),
+            said=[],
+        ),
+    )
     with pytest.raises(NotRebuilt):
         _add_topics(rebuilt, {1: None, 2: TopicIdentity(name, uuid)}, set())

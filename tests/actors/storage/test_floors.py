@@ -1,4 +1,6 @@
-"""Below which offset each channel of a topic has finished everything: what its oldest age is taken from."""
+"""Below which offset each channel of a topic has finished everything: what its oldest age is taken
+from.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def test_without_a_channel_all_messages_wait_for_the_first_one(harness: Channels
     assert floors(harness) == {"": (0, 1_000)}
 
 
-def test_a_channels_floor_counts_its_cursor_holes_and_deferred_rows(harness: ChannelsHarness) -> None:
+def test_a_channels_floor_counts_its_cursor_holes_and_deferred_rows(
+    harness: ChannelsHarness,
+) -> None:
     harness.open()
     harness.save(600)
     assert floors(harness) == {"c": (600, 1_000), "": (600, 1_000)}
@@ -40,7 +44,9 @@ def test_a_channels_floor_counts_its_cursor_holes_and_deferred_rows(harness: Cha
     assert floors(harness) == {"c": (1_000, 1_000), "": (1_000, 1_000)}
 
 
-def test_messages_after_a_pause_belong_to_the_topic_and_to_no_channel(harness: ChannelsHarness) -> None:
+def test_messages_after_a_pause_belong_to_the_topic_and_to_no_channel(
+    harness: ChannelsHarness,
+) -> None:
     harness.open()
     harness.save(1_000)
     harness.harness.visible_end = 1_000
@@ -51,7 +57,11 @@ def test_messages_after_a_pause_belong_to_the_topic_and_to_no_channel(harness: C
 
 def test_an_ephemeral_channel_reports_its_own_floor(harness: ChannelsHarness) -> None:
     harness.open(channel="e#ephemeral")
-    harness.say(p.Save(9, "e#ephemeral", {"next": 50, "first": 20}, ((20, 3, 1, 0),), (), False, False))
+    harness.say(
+        p.Save(9, "e#ephemeral", {"next": 50, "first": 20}, ((20, 3, 1, 0),), (), False, False)
+    )
     assert floors(harness)["e#ephemeral"] == (20, 1_000)
-    harness.say(p.Save(9, "e#ephemeral", {"next": 60, "first": 60}, ((7, 3, 1, 99),), (), False, False))
+    harness.say(
+        p.Save(9, "e#ephemeral", {"next": 60, "first": 60}, ((7, 3, 1, 99),), (), False, False)
+    )
     assert floors(harness)["e#ephemeral"] == (7, 1_000), "deferred"

@@ -1,4 +1,6 @@
-"""Topics in memory: what their ephemeral channels have not finished is held, bounded and counted, as that of all others is."""
+"""Topics in memory: what their ephemeral channels have not finished is held, bounded and counted,
+as that of all others is.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,17 @@ def harness(tmp_path: Path) -> Iterator[ChannelsHarness]:
     one.bench.store.close()
 
 
-def save(harness: ChannelsHarness, following: int, first: int, *puts: Hole, gone: tuple[int, ...] = (), channel: str = EPHEMERAL) -> None:
-    harness.say(p.Save(9, channel, {"next": following, "first": first}, puts, gone, False, False), ONE)
+def save(
+    harness: ChannelsHarness,
+    following: int,
+    first: int,
+    *puts: Hole,
+    gone: tuple[int, ...] = (),
+    channel: str = EPHEMERAL,
+) -> None:
+    harness.say(
+        p.Save(9, channel, {"next": following, "first": first}, puts, gone, False, False), ONE
+    )
 
 
 def test_waiting_in_flight_and_deferred_messages_hold_the_floor(harness: ChannelsHarness) -> None:
@@ -85,15 +96,42 @@ def test_deferred_messages_that_were_dropped_do_not_hold_the_floor() -> None:
     """A deferred message that the bound has taken lies there until it is due."""
     rows = MemoryRows()
     rows.make("c", ChannelRow(9))
-    rows.save("c", ChannelRow(90, first=40), [p.Save(1, "c", {}, tuple((start, 10, 1, 99) for start in (0, 20, 60)), (), False, False)])
-    assert [rows.first("c", start) for start in (0, 5, 10, 25, 30, 45, 70, 95)] == [0, 5, 20, 25, 40, 45, 70, 95]
+    rows.save(
+        "c",
+        ChannelRow(90, first=40),
+        [p.Save(1, "c", {}, tuple((start, 10, 1, 99) for start in (0, 20, 60)), (), False, False)],
+    )
+    assert [rows.first("c", start) for start in (0, 5, 10, 25, 30, 45, 70, 95)] == [
+        0,
+        5,
+        20,
+        25,
+        40,
+        45,
+        70,
+        95,
+    ]
 
 
 def test_starts_of_removed_rows_do_not_stay_in_memory() -> None:
     rows = MemoryRows()
     rows.make("c", ChannelRow(0))
     for number in range(5_000):
-        rows.save("c", ChannelRow(10**6), [p.Save(1, "c", {}, ((5, 1, 1, 99), (number + 10, 1, 1, 99)), (number + 9,), False, False)])
+        rows.save(
+            "c",
+            ChannelRow(10**6),
+            [
+                p.Save(
+                    1,
+                    "c",
+                    {},
+                    ((5, 1, 1, 99), (number + 10, 1, 1, 99)),
+                    (number + 9,),
+                    False,
+                    False,
+                )
+            ],
+        )
     assert rows.first("c", 0) == 5
     assert len(rows._deferred["c"]._starts) < 1_010
     rows.save("c", ChannelRow(10**6), [p.Save(1, "c", {}, (), (5,), False, False)])
@@ -132,7 +170,11 @@ def test_below_the_bound_no_unfinished_message_is_dropped(housekeeping: House) -
     fill(housekeeping, 6)
     for _ in range(10):
         harness.tick()
-    assert (housekeeping.state.batch.start, housekeeping.store.log.start, harness.statistics()["finished_bytes"]) == (None, 0, 0)
+    assert (
+        housekeeping.state.batch.start,
+        housekeeping.store.log.start,
+        harness.statistics()["finished_bytes"],
+    ) == (None, 0, 0)
 
 
 def test_beyond_the_bound_the_oldest_messages_are_dropped_and_counted(housekeeping: House) -> None:

@@ -1,4 +1,6 @@
-"""Reads that cannot be done now: channels' wait and are tried again, others are told, and the newest are found without any."""
+"""Reads that cannot be done now: channels' wait and are tried again, others are told, and the
+newest are found without any.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class Bench:
         self.wire.hear(p.Fetch(request, offset, 1 << 20), (b"channel",))
 
 
-@pytest.mark.parametrize("code", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE, errno.ENOENT])
+@pytest.mark.parametrize(
+    "code", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE, errno.ENOENT]
+)
 def test_a_channels_failed_read_is_tried_again_and_loses_nothing(tmp_path: Path, code: int) -> None:
     bench = Bench(tmp_path, code)
     bench.fetch(3)
@@ -66,7 +70,10 @@ def test_a_channels_failed_read_is_tried_again_and_loses_nothing(tmp_path: Path,
     message, blocks = bench.wire.sent[-1]
     assert (message.request, blocks[0].first_offset) == (1, 3)
     assert not bench.store.log.holes
-    assert not any("reads of channels wait" in alarm for alarm in bench.upkeep.statistics(bench.harness.unreadable)["alarms"])
+    assert not any(
+        "reads of channels wait" in alarm
+        for alarm in bench.upkeep.statistics(bench.harness.unreadable)["alarms"]
+    )
     bench.store.close()
 
 
@@ -81,7 +88,9 @@ def test_a_clients_failed_read_is_refused_at_once(tmp_path: Path) -> None:
     bench.store.close()
 
 
-def test_the_number_of_waiting_reads_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_reads_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reads_module, "WAITING_MAX", 3)
     bench = Bench(tmp_path, errno.EACCES)
     for request in range(6):
@@ -104,7 +113,9 @@ def test_the_number_of_waiting_reads_is_bounded(tmp_path: Path, monkeypatch: pyt
         ([Hole(0, 30)], 3, 0),
     ],
 )
-def test_the_newest_are_counted_without_lost_ones_and_without_reading(tmp_path: Path, holes: list[Hole], count: int, expected: int) -> None:
+def test_the_newest_are_counted_without_lost_ones_and_without_reading(
+    tmp_path: Path, holes: list[Hole], count: int, expected: int
+) -> None:
     store = filled(tmp_path, blocks=30)
     for hole in holes:
         store.log.reader.damage.add(hole)

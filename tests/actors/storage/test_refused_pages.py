@@ -12,7 +12,9 @@ from zsq.transport.wire import protocol as p
 
 
 def test_the_whole_commit_of_a_refused_page_is_refused(tmp_path: Path) -> None:
-    """Those behind it are on their way already: without this one's holes they would move the channel past what it has not finished."""
+    """Those behind it are on their way already: without this one's holes they would move the
+    channel past what it has not finished.
+    """
     harness = ChannelsHarness(str(tmp_path / "t"))
     harness.open()
     harness.say(p.Save(9, "c", {"next": 800}, ((5, 1, 1, 0),), (), False, True))

@@ -1,4 +1,6 @@
-"""Retention inside storage: in which order things happen, what is refused, and what is tried again."""
+"""Retention inside storage: in which order things happen, what is refused, and what is tried
+again.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ KEEP_ALL = {"keep_bytes": -1}
 
 
 class House(Bench):
-    """The retention of a topic whose chunks hold two blocks; `events` notes what happened in order."""
+    """The retention of a topic whose chunks hold two blocks; `events` notes what happened in
+    order.
+    """
 
     def begin(self, **settings: Any) -> RetentionRunner:
         self.store.log.chunk_bytes = 2_600
@@ -66,7 +70,9 @@ class House(Bench):
         self.state.on_results()
 
     def chunk_files(self) -> list[int]:
-        return [int(name[:20]) for name in sorted(os.listdir(self.directory)) if name.endswith(".chunk")]
+        return [
+            int(name[:20]) for name in sorted(os.listdir(self.directory)) if name.endswith(".chunk")
+        ]
 
     def clean(self) -> None:
         self.housekeeping.run()
@@ -85,7 +91,9 @@ def housekeeping(tmp_path: Path) -> Iterator[House]:
     one.store.close()
 
 
-def test_the_new_start_is_committed_then_announced_then_files_are_removed(housekeeping: House) -> None:
+def test_the_new_start_is_committed_then_announced_then_files_are_removed(
+    housekeeping: House,
+) -> None:
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(65)
@@ -97,7 +105,11 @@ def test_the_new_start_is_committed_then_announced_then_files_are_removed(housek
     housekeeping.state.commit(housekeeping.store.log.synced_end, {})
     housekeeping.state_thread.run()
     assert housekeeping.store.state.load().start == 60
-    assert (housekeeping.store.log.start, housekeeping.events, housekeeping.housekeeping.jobs) == (0, [], [])
+    assert (housekeeping.store.log.start, housekeeping.events, housekeeping.housekeeping.jobs) == (
+        0,
+        [],
+        [],
+    )
     housekeeping.state.on_results()
     assert (housekeeping.store.log.start, housekeeping.events) == (60, ["told 60"])
     assert housekeeping.chunk_files() == [0, 20, 40, 60, 80], "the loop removes no file"
@@ -108,7 +120,9 @@ def test_the_new_start_is_committed_then_announced_then_files_are_removed(housek
     shown = harness.statistics()
     assert (shown["dropped_count"], shown["finished_bytes"]) == (0, 0)
     assert shown["removed_bytes"] > 6 * 1_000
-    assert shown["log_bytes"] == sum((Path(housekeeping.directory) / f"{base:020d}.chunk").stat().st_size for base in (60, 80))
+    assert shown["log_bytes"] == sum(
+        (Path(housekeeping.directory) / f"{base:020d}.chunk").stat().st_size for base in (60, 80)
+    )
 
 
 def test_no_chunk_is_removed_before_the_new_start_is_committed(housekeeping: House) -> None:
@@ -151,8 +165,12 @@ def test_no_chunk_is_removed_before_the_checkpoint_has_passed_it(housekeeping: H
     assert housekeeping.state.batch.start == 20
 
 
-def test_no_chunk_is_removed_before_a_snapshot_covers_it(housekeeping: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else a store that is damaged later would be made again without the producers and transactions that lay there."""
+def test_no_chunk_is_removed_before_a_snapshot_covers_it(
+    housekeeping: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a store that is damaged later would be made again without the producers and transactions
+    that lay there.
+    """
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.state.keeper = housekeeping.store.keeper
     housekeeping.fill(5)
@@ -176,13 +194,19 @@ def test_no_chunk_is_removed_before_a_snapshot_covers_it(housekeeping: House, mo
     assert housekeeping.state.batch.start is None
     housekeeping.snapshot()
     housekeeping.commit_state()
-    assert (housekeeping.store.log.start, housekeeping.store.keeper.covered, housekeeping.state.alarm()) == (80, 100, "")
+    assert (
+        housekeeping.store.log.start,
+        housekeeping.store.keeper.covered,
+        housekeeping.state.alarm(),
+    ) == (80, 100, "")
     applied = read_snapshot(housekeeping.store.files, housekeeping.directory)
     assert applied is not None
     assert applied.meta["applied"] == 100
 
 
-def test_an_incomplete_snapshot_is_removed(housekeeping: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_incomplete_snapshot_is_removed(
+    housekeeping: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """On a full disk its space is needed, for the commit that gives some back too."""
     write_file = housekeeping.store.files.write_file
 
@@ -201,7 +225,9 @@ def full(*args: object) -> None:
     raise OSError(28, "No space left on device")
 
 
-def test_dropped_unfinished_messages_are_counted_and_remembered(housekeeping: House, caplog: pytest.LogCaptureFixture) -> None:
+def test_dropped_unfinished_messages_are_counted_and_remembered(
+    housekeeping: House, caplog: pytest.LogCaptureFixture
+) -> None:
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, when_full="drop-oldest", **KEEP_ALL)
     housekeeping.store.log.chunk_bytes = MIB
     for _ in range(12):
@@ -232,11 +258,17 @@ def test_messages_that_wait_for_a_first_channel_are_dropped_too(housekeeping: Ho
     housekeeping.snapshot()
     housekeeping.commit_state()
     housekeeping.clean()
-    assert (housekeeping.store.log.start, housekeeping.channels.waiting, housekeeping.channels.floor()) == (10, 10, 10)
+    assert (
+        housekeeping.store.log.start,
+        housekeeping.channels.waiting,
+        housekeeping.channels.floor(),
+    ) == (10, 10, 10)
     assert harness.statistics()["dropped_count"] == 10
 
 
-def test_files_that_cannot_be_removed_are_tried_again(housekeeping: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_cannot_be_removed_are_tried_again(
+    housekeeping: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness = housekeeping.begin(keep_bytes=0)
     housekeeping.fill()
     housekeeping.finished(100)
@@ -264,7 +296,8 @@ def test_a_full_topic_refuses_publishes_until_channels_have_committed(housekeepi
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     housekeeping.finished(0)
     for _ in range(MAX_BYTES_MIN // big(50_000).length + 1):
-        harness.admit()  # also the last one, which does not fit: an append holds blocks of others too
+        # Also the last one, which does not fit: an append holds blocks of others too.
+        harness.admit()
         housekeeping.store.log.append([big(50_000)], time.time_ns())
     with pytest.raises(Refused, match="the topic's bound is reached") as refusal:
         harness.admit()
@@ -318,12 +351,17 @@ def test_staged_rows_count_when_pushed_and_not_again_at_their_commit(housekeepin
     harness = housekeeping.begin(max_bytes=MAX_BYTES_MIN, **KEEP_ALL)
     harness.staged_bytes = lambda: housekeeping.harness.core.staged_bytes
     housekeeping.harness.admit = harness.admit_staged
-    part = housekeeping.sealed(ONE, *(pack([b"." * 900_000], sequence=number) for number in range(3)))
+    part = housekeeping.sealed(
+        ONE, *(pack([b"." * 900_000], sequence=number) for number in range(3))
+    )
     assert harness.staged_bytes() == part[3]
     housekeeping.finished(0)
     housekeeping.store.log.append([big(600_000)], time.time_ns())
     harness._measured_ns = 0
-    for admit, total in ((harness.admit_bytes, MAX_BYTES_MIN - 6_000_000), (harness.admit_staged, MAX_BYTES_MIN - 6_000_000)):
+    for admit, total in (
+        (harness.admit_bytes, MAX_BYTES_MIN - 6_000_000),
+        (harness.admit_staged, MAX_BYTES_MIN - 6_000_000),
+    ):
         with pytest.raises(Refused, match="are staged") as refusal:
             admit(total)
         assert refusal.value.code == E_TOPIC_FULL

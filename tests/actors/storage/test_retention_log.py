@@ -1,4 +1,6 @@
-"""The log's upkeep: what goes to the housekeeping thread, what becomes an alarm, and how much of it is repeated."""
+"""The log's upkeep: what goes to the housekeeping thread, what becomes an alarm, and how much of it
+is repeated.
+"""
 
 from __future__ import annotations
 
@@ -80,7 +82,9 @@ def test_damage_is_counted_at_once_and_set_aside_by_the_thread(tmp_path: Path) -
     store.close()
 
 
-def test_a_failed_job_is_logged_and_does_not_end_the_topic(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_failed_job_is_logged_and_does_not_end_the_topic(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     store, housekeeping = filled(tmp_path), House()
     harness = LogUpkeep(store, "topic clicks", housekeeping)
     with caplog.at_level(logging.ERROR, "zsq"):
@@ -114,9 +118,15 @@ class Limited(Files):
         return super().open_read(path)
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.EIO, errno.ENOENT, errno.EACCES, errno.ESTALE, 0])
-def test_the_survey_checks_all_chunks_without_further_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> None:
-    """What the operating system does not give now is an alarm, and not lost; a chunk that its folder does not hold is (0: removed)."""
+@pytest.mark.parametrize(
+    "code", [errno.EMFILE, errno.EIO, errno.ENOENT, errno.EACCES, errno.ESTALE, 0]
+)
+def test_the_survey_checks_all_chunks_without_further_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    """What the operating system does not give now is an alarm, and not lost; a chunk that its
+    folder does not hold is (0: removed).
+    """
     files = Limited()
     filled(tmp_path, files, 30).close()
     monkeypatch.setattr("zsq.storage.log.recovery.AT_START_MAX", 1)

@@ -10,8 +10,24 @@ from support.stage_table import FAR, ONE, TWO, A, B, S, StageTable, T
 from zsq.actors.settings import options
 from zsq.actors.storage.stages import SealNow
 from zsq.storage.log.transactions import Transaction
-from zsq.transport.errors import E_CHECKSUM, E_DISK_FULL, CorruptBlock, NotFound, Refused, UsageError
-from zsq.transport.wire.protocol import HEARTBEAT_MS, LOCAL_HEARTBEAT_MS, Bye, Done, Failed, Missing, Seal, Staged
+from zsq.transport.errors import (
+    E_CHECKSUM,
+    E_DISK_FULL,
+    CorruptBlock,
+    NotFound,
+    Refused,
+    UsageError,
+)
+from zsq.transport.wire.protocol import (
+    HEARTBEAT_MS,
+    LOCAL_HEARTBEAT_MS,
+    Bye,
+    Done,
+    Failed,
+    Missing,
+    Seal,
+    Staged,
+)
 
 
 @pytest.fixture
@@ -37,7 +53,12 @@ def harness() -> StageTable:
 def test_only_the_next_block_of_a_stage_is_accepted(
     harness: StageTable, numbers: tuple[int, ...], taken: list[int], told: list[int]
 ) -> None:
-    assert harness.open() == {"expected": 0, "sealed": 0, "credit_bytes": options.STAGE_CREDIT_BYTES, "committed": False}
+    assert harness.open() == {
+        "expected": 0,
+        "sealed": 0,
+        "credit_bytes": options.STAGE_CREDIT_BYTES,
+        "committed": False,
+    }
     assert harness.push(*numbers) == taken
     assert harness.told() == [(b"a", Missing(0, ONE, expected)) for expected in told]
     assert harness.open()["expected"] == len(taken)
@@ -84,7 +105,9 @@ def test_blocks_refused_by_a_full_disk_are_expected_again(harness: StageTable) -
     assert harness.stages.push(ONE, 2, harness.now_ns)
     harness.stages.refused(ONE, E_DISK_FULL, "no space", harness.now_ns)
     assert harness.push(3, 4) == []
-    assert harness.told() == [(b"a", Failed(0, E_DISK_FULL, "no space"))], "no second word that calls for an answer at once"
+    assert harness.told() == [(b"a", Failed(0, E_DISK_FULL, "no space"))], (
+        "no second word that calls for an answer at once"
+    )
     assert harness.open()["expected"] == 1
     assert harness.push(1, 2) == [1, 2]
 
@@ -95,11 +118,18 @@ def test_a_bad_block_ends_its_stage(harness: StageTable) -> None:
     harness.seal(9, 2)
     harness.stages.push(ONE, 1, harness.now_ns)
     harness.stages.kill(ONE, CorruptBlock(E_CHECKSUM, "bad"))
-    assert harness.told() == [(b"a", Failed(0, E_CHECKSUM, "bad")), (b"a", Failed(9, E_CHECKSUM, "bad"))]
+    assert harness.told() == [
+        (b"a", Failed(0, E_CHECKSUM, "bad")),
+        (b"a", Failed(9, E_CHECKSUM, "bad")),
+    ]
     harness.stages.kill(ONE, CorruptBlock(E_CHECKSUM, "worse"))
     assert harness.push(1, 2) == []
     assert harness.told() == []
-    for attempt in (lambda: harness.seal(10, 1), harness.open, lambda: harness.stages.check_parts(T, [harness.part(1)])):
+    for attempt in (
+        lambda: harness.seal(10, 1),
+        harness.open,
+        lambda: harness.stages.check_parts(T, [harness.part(1)]),
+    ):
         with pytest.raises(CorruptBlock, match="bad"):
             attempt()
 
@@ -109,7 +139,12 @@ def test_a_bad_block_ends_its_stage(harness: StageTable) -> None:
 
 @pytest.mark.parametrize(
     ("before", "named", "final", "asked"),
-    [(2, 2, True, SealNow(ONE, True)), (2, 2, False, SealNow(ONE, False)), (3, 2, False, SealNow(ONE, False)), (0, 0, True, None)],
+    [
+        (2, 2, True, SealNow(ONE, True)),
+        (2, 2, False, SealNow(ONE, False)),
+        (3, 2, False, SealNow(ONE, False)),
+        (0, 0, True, None),
+    ],
 )
 def test_a_seal_of_arrived_blocks_is_answered_when_they_are_synced(
     harness: StageTable, before: int, named: int, final: bool, asked: SealNow | None
@@ -203,13 +238,24 @@ def test_a_seal_that_failed_on_a_full_disk_can_be_requested_again(harness: Stage
 
 
 @pytest.mark.parametrize(
-    "change", [{"size_bytes": 1}, {"checksum": 1}, {"blocks": 1, "final": True}, {"size_bytes": 0, "blocks": 2, "checksum": 0}]
+    "change",
+    [
+        {"size_bytes": 1},
+        {"checksum": 1},
+        {"blocks": 1, "final": True},
+        {"size_bytes": 0, "blocks": 2, "checksum": 0},
+    ],
 )
-def test_a_seal_that_does_not_match_the_blocks_is_refused(harness: StageTable, change: dict[str, Any]) -> None:
+def test_a_seal_that_does_not_match_the_blocks_is_refused(
+    harness: StageTable, change: dict[str, Any]
+) -> None:
     harness.open()
     harness.push(0, 1)
     message = harness.seal_of(5, 2)
-    fields = {name: getattr(message, name) for name in ("request", "stage", "blocks", "size_bytes", "checksum", "final")}
+    fields = {
+        name: getattr(message, name)
+        for name in ("request", "stage", "blocks", "size_bytes", "checksum", "final")
+    }
     harness.stages.seal(A, Seal(**(fields | change)), harness.now_ns)
     ((_, refusal),) = harness.told()
     assert isinstance(refusal, Failed)
@@ -271,13 +317,17 @@ def test_all_writers_share_one_pool_of_credit(harness: StageTable) -> None:
     assert harness.open()["credit_bytes"] == options.STAGE_CREDIT_BYTES
 
 
-def test_one_writers_credit_is_bounded_however_large_the_pool(harness: StageTable, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_writers_credit_is_bounded_however_large_the_pool(
+    harness: StageTable, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "STAGE_CREDIT_POOL_BYTES", 100 * options.STAGE_CREDIT_BYTES)
     assert harness.open()["credit_bytes"] == options.STAGE_CREDIT_BYTES
 
 
 @pytest.mark.parametrize(("peer", "heartbeat_ms"), [(A, LOCAL_HEARTBEAT_MS), (FAR, HEARTBEAT_MS)])
-def test_a_silent_link_loses_its_credit_and_not_its_stage(harness: StageTable, peer: tuple[bytes, ...], heartbeat_ms: int) -> None:
+def test_a_silent_link_loses_its_credit_and_not_its_stage(
+    harness: StageTable, peer: tuple[bytes, ...], heartbeat_ms: int
+) -> None:
     harness.open(peer)
     harness.now_ns += 2 * heartbeat_ms * 1_000_000
     harness.push(0)  # a sign of life
@@ -321,9 +371,12 @@ def test_stages_and_links_are_bounded(harness: StageTable, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("stage", "transaction"), [(b"short", T), (ONE, Transaction("app", 8, "app")), (ONE, Transaction("app", 7, "job"))]
+    ("stage", "transaction"),
+    [(b"short", T), (ONE, Transaction("app", 8, "app")), (ONE, Transaction("app", 7, "job"))],
 )
-def test_an_invalid_opening_of_a_stage_is_refused(harness: StageTable, stage: bytes, transaction: Transaction) -> None:
+def test_an_invalid_opening_of_a_stage_is_refused(
+    harness: StageTable, stage: bytes, transaction: Transaction
+) -> None:
     harness.open()
     with pytest.raises(UsageError):
         harness.stages.check_open(stage, transaction)

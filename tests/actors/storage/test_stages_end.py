@@ -1,4 +1,6 @@
-"""How stages end: parts of a commit, superseded, aborted, expired; and how they come back after a restart."""
+"""How stages end: parts of a commit, superseded, aborted, expired; and how they come back after a
+restart.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def harness() -> StageTable:
 def test_only_parts_with_messages_are_written_by_a_commit(harness: StageTable) -> None:
     harness.sealed(2)
     harness.sealed(0, TWO, B)
-    assert harness.stages.check_parts(T, (harness.part(2), harness.part(0, TWO))) == [ONE], "an empty part writes nothing"
+    assert harness.stages.check_parts(T, (harness.part(2), harness.part(0, TWO))) == [ONE], (
+        "an empty part writes nothing"
+    )
     assert harness.stages.messages([ONE, TWO]) == 3
 
 
@@ -35,7 +39,9 @@ def test_only_parts_with_messages_are_written_by_a_commit(harness: StageTable) -
         (T, ((ONE, 1, 3, 0, 0),), "E_BAD_ARGUMENT"),
     ],
 )
-def test_parts_that_do_not_match_their_stages_are_refused(harness: StageTable, transaction: Transaction, parts: Any, code: str) -> None:
+def test_parts_that_do_not_match_their_stages_are_refused(
+    harness: StageTable, transaction: Transaction, parts: Any, code: str
+) -> None:
     harness.sealed(2)
     with pytest.raises(ZsqError) as caught:
         harness.stages.check_parts(transaction, (harness.part(2),) if parts is None else parts)
@@ -86,7 +92,9 @@ def test_an_aborted_stage_is_forgotten_and_its_seal_fails(harness: StageTable) -
     harness.stages.sealed(ONE, 1, False)  # its sync comes back late
 
 
-def orphans(harness: StageTable, after_s: int, *, open_s: int = 10, sealed_s: int = 100) -> list[bytes]:
+def orphans(
+    harness: StageTable, after_s: int, *, open_s: int = 10, sealed_s: int = 100
+) -> list[bytes]:
     return harness.stages.orphans(harness.now_ns + after_s * S, open_s * S, sealed_s * S)
 
 
@@ -130,9 +138,18 @@ def test_the_time_limit_of_a_recovered_stage_begins_at_the_start(harness: StageT
 
 def test_a_recovered_stage_continues_after_its_sealed_blocks(harness: StageTable) -> None:
     message = harness.seal_of(0, 2)
-    harness.stages.recovered(ONE, T, (2, 3, message.size_bytes, message.checksum), False, harness.now_ns)
-    harness.stages.recovered(TWO, T, (2, 3, message.size_bytes, message.checksum), True, harness.now_ns)
-    assert harness.open() | {"credit_bytes": 0} == {"expected": 2, "sealed": 2, "credit_bytes": 0, "committed": False}
+    harness.stages.recovered(
+        ONE, T, (2, 3, message.size_bytes, message.checksum), False, harness.now_ns
+    )
+    harness.stages.recovered(
+        TWO, T, (2, 3, message.size_bytes, message.checksum), True, harness.now_ns
+    )
+    assert harness.open() | {"credit_bytes": 0} == {
+        "expected": 2,
+        "sealed": 2,
+        "credit_bytes": 0,
+        "committed": False,
+    }
     assert harness.push(0, 1, 2) == [2]
     assert harness.push(2, stage=TWO) == []
     harness.seal(5, 3)

@@ -1,6 +1,8 @@
-"""Writers and a topic's stages together: pushes and links are lost, the disk is full, processes die. What is sealed is what was written.
+"""Writers and a topic's stages together: pushes and links are lost, the disk is full, processes
+die. What is sealed is what was written.
 
-The writers are the client library's own state machines. Storage is a list of blocks a stage and a row; it dies with all that no row names.
+The writers are the client library's own state machines. Storage is a list of blocks a stage and a
+row; it dies with all that no row names.
 """
 
 from __future__ import annotations
@@ -19,9 +21,23 @@ from zsq.storage.log.transactions import Transaction
 from zsq.transport.block.block import Block, Header, decode_header, pack
 from zsq.transport.client.core import stage_session as session_stage
 from zsq.transport.client.core.producer_session import Reaction
-from zsq.transport.client.core.stage_session import PAUSE_NS, STALL_NS, StageSession, StageState, WindowEntry
+from zsq.transport.client.core.stage_session import (
+    PAUSE_NS,
+    STALL_NS,
+    StageSession,
+    StageState,
+    WindowEntry,
+)
 from zsq.transport.errors import E_DISK_FULL, ZsqError
-from zsq.transport.wire.protocol import Done, Failed, OpenStage, Seal, StagePart, Wire, checksum_after
+from zsq.transport.wire.protocol import (
+    Done,
+    Failed,
+    OpenStage,
+    Seal,
+    StagePart,
+    Wire,
+    checksum_after,
+)
 
 S = 1_000_000_000
 WRITER = st.integers(0, 2)
@@ -83,7 +99,12 @@ class StagesMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.patches = [
-            mock.patch.multiple(options, STAGE_CREDIT_POOL_BYTES=4_000, STAGE_CREDIT_BYTES=CREDIT, STAGE_CREDIT_BYTES_MIN=1_500),
+            mock.patch.multiple(
+                options,
+                STAGE_CREDIT_POOL_BYTES=4_000,
+                STAGE_CREDIT_BYTES=CREDIT,
+                STAGE_CREDIT_BYTES_MIN=1_500,
+            ),
             mock.patch.object(session_stage, "OUT_BLOCKS_MAX", 12),
         ]
         for patch in self.patches:
@@ -105,7 +126,9 @@ class StagesMachine(RuleBasedStateMachine):
             for header in row.blocks:
                 checksum = checksum_after(checksum, header.columns_crc)
             self.files[stage] = list(row.blocks)
-            self.stages.recovered(stage, T, (len(row.blocks), messages, size, checksum), row.final, self.now_ns)
+            self.stages.recovered(
+                stage, T, (len(row.blocks), messages, size, checksum), row.final, self.now_ns
+            )
 
     # Writers
 
@@ -160,7 +183,10 @@ class StagesMachine(RuleBasedStateMachine):
                 return
             message = writer.answers.popleft()
             reaction = Reaction.RESTART
-            if isinstance(message, (Done, Failed)) or type(message).__name__ in ("Staged", "Missing"):
+            if isinstance(message, (Done, Failed)) or type(message).__name__ in (
+                "Staged",
+                "Missing",
+            ):
                 reaction = writer.session.on_word(message, self.now_ns)
             if reaction in (Reaction.RENEW, Reaction.RESTART):
                 writer.connect()
@@ -214,7 +240,9 @@ class StagesMachine(RuleBasedStateMachine):
                 writer.session.lost()  # as the link does: it waits, and tries again
                 writer.peer = None
             else:
-                writer.answers.append(Failed(getattr(message, "request", 0), error.code, error.text))
+                writer.answers.append(
+                    Failed(getattr(message, "request", 0), error.code, error.text)
+                )
         self.turn()
 
     # Storage
@@ -264,10 +292,13 @@ class StagesMachine(RuleBasedStateMachine):
     def what_lies_there_is_what_was_written(self) -> None:
         for writer in self.writers:
             found = self.files.get(writer.session.stage, [])
-            assert [(h.sequence, h.columns_crc) for h in found] == [(n, h.columns_crc) for n, h in enumerate(writer.made[: len(found)])]
-            assert len(self.rows.get(writer.session.stage, Row([], False)).blocks) >= writer.session.base, (
-                "it let go of what is not durable"
-            )
+            assert [(h.sequence, h.columns_crc) for h in found] == [
+                (n, h.columns_crc) for n, h in enumerate(writer.made[: len(found)])
+            ]
+            assert (
+                len(self.rows.get(writer.session.stage, Row([], False)).blocks)
+                >= writer.session.base
+            ), "it let go of what is not durable"
 
     @invariant()
     def credit_adds_up(self) -> None:
@@ -306,7 +337,10 @@ class StagesMachine(RuleBasedStateMachine):
                 break
         parts: list[StagePart] = []
         for writer in self.writers:
-            assert writer.session.state is StageState.SEALED, (writer.session.state, writer.session.error)
+            assert writer.session.state is StageState.SEALED, (
+                writer.session.state,
+                writer.session.error,
+            )
             assert len(self.rows[writer.session.stage].blocks) == len(writer.made)
             parts.append(writer.session.part())
         assert self.stages.check_parts(T, tuple(parts)) == [part[0] for part in parts if part[1]]

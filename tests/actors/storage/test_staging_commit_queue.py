@@ -1,4 +1,6 @@
-"""Commits that are merged first: what is answered when, and what must not be taken from them meanwhile."""
+"""Commits that are merged first: what is answered when, and what must not be taken from them
+meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def done(request: int, messages: int, *, repeated: bool = False) -> p.Done:
 
 
 def two_parts(bench: Bench, version: int = 1) -> tuple[p.StagePart, p.StagePart]:
-    return bench.sealed(ONE, *blocks(3), version=version), bench.sealed(TWO, *blocks(1), version=version)
+    return bench.sealed(ONE, *blocks(3), version=version), bench.sealed(
+        TWO, *blocks(1), version=version
+    )
 
 
 def test_a_commit_is_answered_when_its_parts_are_merged_into_the_log(bench: Bench) -> None:
@@ -53,7 +57,9 @@ def test_a_commit_is_answered_when_its_parts_are_merged_into_the_log(bench: Benc
         assert bench.sync_stages() == []
         assert bench.store.log.end == 0
     assert bench.sync_stages() == [p.Head(8), done(9, 8)]
-    assert len(bench.files_now()) == 3, "the merged one goes next, the others when the state says that they are gone"
+    assert len(bench.files_now()) == 3, (
+        "the merged one goes next, the others when the state says that they are gone"
+    )
     merge_all(bench)
     assert len(bench.files_now()) == 2
     bench.commit_state()
@@ -75,7 +81,9 @@ def test_requests_about_a_transaction_wait_for_its_commit(bench: Bench) -> None:
     ):
         assert bench.say(message) == []
     assert bench.say(p.Commit(15, "other", 1, "app", ())) == [], "this one waits for the state only"
-    assert bench.commit_state() == [p.Done(15, {"first_offset": 0, "messages": 0, "repeated": False})]
+    assert bench.commit_state() == [
+        p.Done(15, {"first_offset": 0, "messages": 0, "repeated": False})
+    ]
     assert merge_all(bench) == [p.Head(8), done(9, 8)]
     assert bench.commit_state() == [
         done(10, 8, repeated=True),
@@ -87,7 +95,9 @@ def test_requests_about_a_transaction_wait_for_its_commit(bench: Bench) -> None:
     assert bench.store.log.end == 8
 
 
-def test_stages_of_a_running_commit_do_not_expire(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_of_a_running_commit_do_not_expire(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = two_parts(bench)
     bench.sealed(THREE, *blocks(1), version=2)
     bench.say(p.Commit(9, "app", 1, "app", parts))
@@ -125,9 +135,13 @@ def _seal(bench: Bench, stage: bytes) -> p.StagePart:
     return stage, 2, 4, message.size_bytes, message.checksum
 
 
-@pytest.mark.parametrize(("error", "code"), [(DiskFull("full"), "E_DISK_FULL"), (Damaged("bad"), "E_CHECKSUM")])
+@pytest.mark.parametrize(
+    ("error", "code"), [(DiskFull("full"), "E_DISK_FULL"), (Damaged("bad"), "E_CHECKSUM")]
+)
 @pytest.mark.parametrize("where", ["merge", "commit"])
-def test_a_failed_commit_changes_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, code: str) -> None:
+def test_a_failed_commit_changes_nothing(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, code: str
+) -> None:
     parts = two_parts(bench)
     names = bench.files_now()
     calls = []
@@ -144,14 +158,18 @@ def test_a_failed_commit_changes_nothing(bench: Bench, monkeypatch: pytest.Monke
         bench.say(p.Commit(9, "app", 1, "app", parts))
         bench.say(p.Commit(10, "app", 1, "app", parts))
         told = merge_all(bench)
-    assert [(message.request, message.code) for message in told if isinstance(message, p.Failed)] == [(9, code), (10, code)]
+    assert [
+        (message.request, message.code) for message in told if isinstance(message, p.Failed)
+    ] == [(9, code), (10, code)]
     assert len(calls) == 1, "who asked again is answered the same"
     assert bench.files_now() == names
     bench.say(p.Commit(11, "app", 1, "app", parts))
     assert merge_all(bench) == [p.Head(8), done(11, 8)]
 
 
-def test_an_abort_that_waits_for_a_failed_commit_is_carried_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_abort_that_waits_for_a_failed_commit_is_carried_out(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     parts = two_parts(bench)
 
     def fail(*arguments: Any) -> None:
@@ -180,7 +198,9 @@ def test_the_end_of_the_topic_ends_a_running_commit(bench: Bench, how: str, step
         bench.harness.stop()
     assert not bench.harness.is_idle()
     told = merge_all(bench)
-    assert [(message.request, message.code) for message in told if isinstance(message, p.Failed)] == [(9, "E_CLOSING"), (10, "E_CLOSING")]
+    assert [
+        (message.request, message.code) for message in told if isinstance(message, p.Failed)
+    ] == [(9, "E_CLOSING"), (10, "E_CLOSING")]
     assert bench.harness.is_idle()
     assert bench.files_now() == names
     assert bench.store.log.end == 0
@@ -209,7 +229,9 @@ def test_a_restart_during_a_merge_keeps_the_parts(bench: Bench) -> None:
     assert merge_all(bench) == [p.Head(8), done(10, 8)]
 
 
-def test_the_number_of_waiting_commits_is_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_waiting_commits_is_bounded(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(commit_queue, "WAITING_MAX", 1)
     parts = two_parts(bench)
     bench.say(p.Commit(9, "app", 1, "app", parts))

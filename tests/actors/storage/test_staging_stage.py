@@ -1,4 +1,6 @@
-"""Answers of storage to writers of stages, and when they come: after which sync, after which commit."""
+"""Answers of storage to writers of stages, and when they come: after which sync, after which
+commit.
+"""
 
 from __future__ import annotations
 
@@ -117,13 +119,19 @@ def test_a_restart_between_log_and_state_does_not_repeat_a_commit(bench: Bench) 
     bench.restart()
     assert bench.files() == []
     bench.say(p.Commit(10, "app", 1, "app", (part,)))
-    assert bench.commit_state() == [p.Done(10, {"first_offset": 0, "messages": 6, "repeated": True})]
+    assert bench.commit_state() == [
+        p.Done(10, {"first_offset": 0, "messages": 6, "repeated": True})
+    ]
     assert bench.store.log.end == 6
     bench.say(p.Commit(11, "app", 0, "app", ()))
-    assert bench.commit_state() == [p.Done(11, {"first_offset": -1, "messages": 0, "repeated": True})]
+    assert bench.commit_state() == [
+        p.Done(11, {"first_offset": -1, "messages": 0, "repeated": True})
+    ]
 
 
-@pytest.mark.parametrize(("error", "caught"), [(DiskFull("full"), Refused), (Damaged("bad"), CorruptBlock)])
+@pytest.mark.parametrize(
+    ("error", "caught"), [(DiskFull("full"), Refused), (Damaged("bad"), CorruptBlock)]
+)
 def test_a_commit_that_the_log_refuses_changes_nothing(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, error: Exception, caught: type[Exception]
 ) -> None:
@@ -138,18 +146,26 @@ def test_a_commit_that_the_log_refuses_changes_nothing(
             bench.say(p.Commit(9, "app", 1, "app", (part,)))
     assert bench.turn() == []
     assert bench.harness.statistics()["transactions"] == 0
-    assert bench.say(p.Commit(9, "app", 1, "app", (part,)))[-1] == p.Done(9, {"first_offset": 0, "messages": 6, "repeated": False})
+    assert bench.say(p.Commit(9, "app", 1, "app", (part,)))[-1] == p.Done(
+        9, {"first_offset": 0, "messages": 6, "repeated": False}
+    )
 
 
 def test_a_topic_that_is_being_deleted_accepts_no_commit(bench: Bench) -> None:
     part = bench.sealed(ONE, *blocks(1))
     bench.harness.hold(True)
-    for message in (p.Commit(9, "app", 1, "app", (part,)), p.OpenStage(1, TWO, "app", 1, "app", 0), seal_of(ONE, *blocks(1))):
+    for message in (
+        p.Commit(9, "app", 1, "app", (part,)),
+        p.OpenStage(1, TWO, "app", 1, "app", 0),
+        seal_of(ONE, *blocks(1)),
+    ):
         with pytest.raises(Refused, match="E_CLOSING"):
             bench.say(message)
 
 
-def test_remembered_transactions_are_bounded_and_jobs_are_forgotten_first(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_transactions_are_bounded_and_jobs_are_forgotten_first(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The oldest job makes room; apps do not."""
     monkeypatch.setattr(staging_module, "TRANSACTIONS_MAX", 2)
     monkeypatch.setattr("zsq.storage.log.transactions.TRANSACTIONS_MAX", 2)
@@ -167,7 +183,9 @@ def test_remembered_transactions_are_bounded_and_jobs_are_forgotten_first(bench:
 # Pushes
 
 
-def test_blocks_refused_by_a_full_disk_are_accepted_later(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_refused_by_a_full_disk_are_accepted_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
 
     def fail(*arguments: Any) -> None:
@@ -185,7 +203,17 @@ def test_blocks_refused_by_a_full_disk_are_accepted_later(bench: Bench, monkeypa
     assert bench.commit_state() == [p.Done(5, {"messages": 4})]
 
 
-@pytest.mark.parametrize("bad", [{"flags": 16}, {"producer_id": 7}, {"reserved_1": 1}, {"reserved_2": 1}, {"columns_crc": 1}, {"count": 3}])
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"flags": 16},
+        {"producer_id": 7},
+        {"reserved_1": 1},
+        {"reserved_2": 1},
+        {"columns_crc": 1},
+        {"count": 3},
+    ],
+)
 def test_a_bad_block_ends_its_stage_and_no_other(bench: Bench, bad: dict[str, int]) -> None:
     for stage in (ONE, TWO):
         bench.say(p.OpenStage(1, stage, "app", 1, "app", 0))
@@ -193,7 +221,9 @@ def test_a_bad_block_ends_its_stage_and_no_other(bench: Bench, bad: dict[str, in
     wrong = Block(good[2].header._replace(**bad), good[2].payload)
     for stage in (ONE, TWO):
         for block in (*good[:2], wrong if stage == ONE else good[2]):
-            bench.wire.mails.append(Mail((b"-",), p.Push(stage), [block.wire_header(), block.payload]))
+            bench.wire.mails.append(
+                Mail((b"-",), p.Push(stage), [block.wire_header(), block.payload])
+            )
     bench.harness.take_pushes(bench.port)
     told, staged = bench.turn()
     assert isinstance(told, p.Failed)
@@ -206,7 +236,9 @@ def test_a_bad_block_ends_its_stage_and_no_other(bench: Bench, bad: dict[str, in
     assert bench.commit_state() == [p.Done(5, {"messages": 6})]
 
 
-def test_one_turn_accepts_a_bounded_number_of_pushed_bytes(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_turn_accepts_a_bounded_number_of_pushed_bytes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "STAGE_TURN_BYTES", 2 * blocks(1)[0].length)
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     assert bench.push(ONE, *blocks(5)) == [p.Staged(ONE, 2)]
@@ -216,7 +248,9 @@ def test_one_turn_accepts_a_bounded_number_of_pushed_bytes(bench: Bench, monkeyp
 # Time
 
 
-def test_open_and_sealed_stages_expire_after_their_own_time_limits(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_and_sealed_stages_expire_after_their_own_time_limits(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bench.sealed(ONE, *blocks(1))
     bench.say(p.OpenStage(1, TWO, "app", 1, "app", 0))
     bench.push(TWO, *blocks(1))
@@ -231,7 +265,9 @@ def test_open_and_sealed_stages_expire_after_their_own_time_limits(bench: Bench,
         assert len(bench.files()) == len(left)
 
 
-def test_a_job_is_forgotten_when_its_time_has_passed(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_is_forgotten_when_its_time_has_passed(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each job is an app of its own: a topic that kept them all would take no new ones one day."""
     now, wall = 10**18, time.time_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -253,7 +289,9 @@ def test_a_job_is_forgotten_when_its_time_has_passed(bench: Bench, monkeypatch: 
     assert told == p.Done(10, {"first_offset": 2, "messages": 2, "repeated": True})
 
 
-def test_a_seal_fails_if_the_state_store_has_no_space(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seal_fails_if_the_state_store_has_no_space(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = blocks(2)
     bench.say(p.OpenStage(1, ONE, "a", 1, "app", 0))
 
@@ -285,8 +323,12 @@ def test_a_seal_fails_if_the_state_store_has_no_space(bench: Bench, monkeypatch:
     assert p.Done(seal.request, {"messages": 4}) in told
 
 
-def test_pushes_to_unknown_stages_write_no_lines_to_the_log(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
-    """The port takes them from anybody: a line for each would fill the disk, and so would a name of a MiB."""
+def test_pushes_to_unknown_stages_write_no_lines_to_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The port takes them from anybody: a line for each would fill the disk, and so would a name of
+    a MiB.
+    """
     bench.say(p.OpenStage(1, ONE, "app", 1, "app", 0))
     for stage in [b"x" * (1 << 20), TWO] * 5 + [ONE] * 5:
         bench.wire.mails.append(Mail((b"-",), p.Push(stage), []))

@@ -27,7 +27,9 @@ def test_a_commit_carries_what_changed_since_the_last_one() -> None:
 
 
 def test_a_producer_that_was_away_for_a_week_is_forgotten() -> None:
-    table = ProducerTable({7: producer_after(None, 4, 40, S), 8: producer_after(None, 4, 40, S + 1)})
+    table = ProducerTable(
+        {7: producer_after(None, 4, 40, S), 8: producer_after(None, 4, 40, S + 1)}
+    )
     table.stored([(7, 5, 50)], S)
     assert table.take(S + WEEK + 1) == ({}, [7])
     assert len(table) == 1
@@ -44,11 +46,23 @@ def test_one_commit_forgets_at_most_a_thousand_producers(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"sequence": (1 << 64) - 1}, {"sequence": SEQUENCE_MAX}, {"flags": IN_GROUP}, {"flags": MARK}, {"flags": DELAYED}]
+    "wrong",
+    [
+        {"sequence": (1 << 64) - 1},
+        {"sequence": SEQUENCE_MAX},
+        {"flags": IN_GROUP},
+        {"flags": MARK},
+        {"flags": DELAYED},
+    ],
 )
 def test_blocks_that_recovery_would_misread_are_refused(wrong: dict[str, int]) -> None:
-    """A producer's row cannot be written with 2^64 as its next sequence; a block of a group without a mark is cut off, and what follows."""
-    good = [pack([b"x"], sequence=SEQUENCE_MAX - 1), Block(pack([b"x"]).header._replace(flags=ADDRESSED), b"")]
+    """A producer's row cannot be written with 2^64 as its next sequence; a block of a group without
+    a mark is cut off, and what follows.
+    """
+    good = [
+        pack([b"x"], sequence=SEQUENCE_MAX - 1),
+        Block(pack([b"x"]).header._replace(flags=ADDRESSED), b""),
+    ]
     assert checked(good) is good
     with pytest.raises(UsageError, match="E_BAD_BLOCK"):
         checked([good[0], Block(good[0].header._replace(**wrong), b"")])

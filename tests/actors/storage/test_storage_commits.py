@@ -1,4 +1,6 @@
-"""What storage commits after a roll: the roll has synced blocks that nobody asked to be synced, and the commit counts them."""
+"""What storage commits after a roll: the roll has synced blocks that nobody asked to be synced, and
+the commit counts them.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def nothing(*_: object) -> None:
 
 
 class Bench:
-    """The actor with a real log of small chunks and a real state store. Its syncs last longer than the test."""
+    """The actor with a real log of small chunks and a real state store. Its syncs last longer than
+    the test.
+    """
 
     def __init__(self, root: Path, mode: str) -> None:
         self.harness = StorageHarness(root)
@@ -74,7 +78,9 @@ def roll_for_an_append(bench: Bench) -> None:
 
 def roll_for_an_append_that_is_refused(bench: Bench) -> None:
     files = bench.harness.files
-    files.short = {files._calls.get("writev", 0) + 4: 10}  # behind the footer, an index and the next chunk's head
+    files.short = {
+        files._calls.get("writev", 0) + 4: 10
+    }  # behind the footer, an index and the next chunk's head
     bench.hear(5)
     assert isinstance(bench.topic.told[-1], Refused)
     del bench.harness.sent[-5:]
@@ -84,10 +90,16 @@ def roll_before_its_time(bench: Bench) -> None:
     bench.harness.log.roll(bench.harness.now_ns)
 
 
-@pytest.mark.parametrize("roll", [roll_for_an_append, roll_for_an_append_that_is_refused, roll_before_its_time])
-def test_a_commit_counts_the_blocks_that_a_roll_has_synced(bench: Bench, roll: Callable[[Bench], None]) -> None:
-    """Else a producer that lost its link in a power cut would be asked for blocks that are there, and they would be there twice:
-    what recovery reads of the log begins at the offset that the commit names."""
+@pytest.mark.parametrize(
+    "roll", [roll_for_an_append, roll_for_an_append_that_is_refused, roll_before_its_time]
+)
+def test_a_commit_counts_the_blocks_that_a_roll_has_synced(
+    bench: Bench, roll: Callable[[Bench], None]
+) -> None:
+    """Else a producer that lost its link in a power cut would be asked for blocks that are there,
+    and they would be there twice: what recovery reads of the log begins at the offset that the
+    commit names.
+    """
     bench.hear(3)
     bench.turn()
     assert bench.harness.log.synced_end == 0

@@ -1,4 +1,6 @@
-"""Who syncs: storage itself where that is little, its thread where it would keep those waiting who only read."""
+"""Who syncs: storage itself where that is little, its thread where it would keep those waiting who
+only read.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,9 @@ def syncs(bench: Bench) -> Thread:
     return cast("Thread", bench.actor._sync_thread)
 
 
-def test_few_bytes_are_synced_in_the_loop_and_more_by_the_thread(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_bytes_are_synced_in_the_loop_and_more_by_the_thread(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "INLINE_SYNC_BYTES_MAX", a_block(bench))
     bench.hear(1)
     bench.turn()
@@ -67,9 +71,16 @@ def test_few_bytes_are_synced_by_the_thread_while_it_has_work(bench: Bench) -> N
     assert (stored(bench), syncs(bench).pending) == (0, 2)
 
 
-def test_a_slow_disk_is_synced_by_the_thread_until_it_is_fast_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_disk_is_synced_by_the_thread_until_it_is_fast_again(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Topic and storage share the loop: producers and channels would wait for each sync."""
-    taken_ns = [options.INLINE_SYNC_NS_MAX + 1, options.INLINE_SYNC_NS_MAX + 1, options.INLINE_SYNC_NS_MAX, 1]
+    taken_ns = [
+        options.INLINE_SYNC_NS_MAX + 1,
+        options.INLINE_SYNC_NS_MAX + 1,
+        options.INLINE_SYNC_NS_MAX,
+        1,
+    ]
     now = [0]
     run = SyncTicket.run
 

@@ -1,4 +1,6 @@
-"""Words that no actor of ours would say, at storage's door: each is refused, and the storage goes on as if it had not come."""
+"""Words that no actor of ours would say, at storage's door: each is refused, and the storage goes
+on as if it had not come.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,11 @@ NUMBERS = {"next": 5}
     ],
 )
 def test_rows_that_cannot_be_written_or_read_back_are_refused(
-    harness: ChannelsHarness, channel: str, row: dict[str, Any], put: tuple[Any, ...], gone: tuple[Any, ...]
+    harness: ChannelsHarness,
+    channel: str,
+    row: dict[str, Any],
+    put: tuple[Any, ...],
+    gone: tuple[Any, ...],
 ) -> None:
     """They ended the storage, some of them at each start, or held back all its commits."""
     harness.open(channel=channel)
@@ -70,7 +76,9 @@ def test_a_channel_with_an_illegal_name_is_refused(harness: ChannelsHarness, nam
 
 
 @pytest.mark.parametrize("until_ns", [-1, 1 << 63, (1 << 64) - 1])
-def test_a_request_for_due_rows_with_an_invalid_time_is_refused(harness: ChannelsHarness, until_ns: int) -> None:
+def test_a_request_for_due_rows_with_an_invalid_time_is_refused(
+    harness: ChannelsHarness, until_ns: int
+) -> None:
     harness.open()
     with pytest.raises(UsageError, match="E_BAD_ARGUMENT"):
         harness.say(p.Due(2, "c", until_ns, 10))

@@ -1,4 +1,6 @@
-"""What is cleared of an unfinished import is gone for good before its record is: a power cut leaves no topic that nobody knows."""
+"""What is cleared of an unfinished import is gone for good before its record is: a power cut leaves
+no topic that nobody knows.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def left(root: Path) -> tuple[Disk, Path]:
 
 
 def without_topics(number: int, change: Change) -> int:
-    """Of what was not synced all reached the disk but the names in topics/, which lie in a block of their own."""
+    """Of what was not synced all reached the disk but the names in topics/, which lie in a block of
+    their own.
+    """
     return 0 if any(name == "000001" for _, name, _ in change.entries) else keep_all(number, change)
 
 

@@ -1,4 +1,6 @@
-"""A registry that is damaged or lost, made again by a repair: from the copy before the last change, and from the topics' own identities."""
+"""A registry that is damaged or lost, made again by a repair: from the copy before the last change,
+and from the topics' own identities.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def opened(folder: Path) -> Registry:
 
 def make(registry: Registry, name: str, *, live: bool = True) -> TopicRow:
     row = registry.add(name, "interval", {"keep_s": 60})
-    create_store(Files(), registry.folder(row), TopicIdentity(name, row.uuid, row.base_offset), OPTIONS)
+    create_store(
+        Files(), registry.folder(row), TopicIdentity(name, row.uuid, row.base_offset), OPTIONS
+    )
     if live:
         registry.set_state(name, "live")
     return row
@@ -65,12 +69,16 @@ def checked(data_dir: Path, *, repair: bool = False) -> Finding:
     """The one finding about the registry."""
     findings, reports = check_data_dir(Files(), data_dir, None, 0, repair=repair)
     (finding,) = [one for one in findings if "registry.json" in one.path]
-    assert bool(reports) == bool(finding.repaired), "topics are checked as soon as it is known which there are"
+    assert bool(reports) == bool(finding.repaired), (
+        "topics are checked as soon as it is known which there are"
+    )
     return finding
 
 
 @pytest.mark.parametrize("damage", [empty, flip, lose])
-def test_a_damaged_registry_is_rebuilt_from_the_copy_of_its_last_content(data_dir: Path, damage: Callable[[Path], None]) -> None:
+def test_a_damaged_registry_is_rebuilt_from_the_copy_of_its_last_content(
+    data_dir: Path, damage: Callable[[Path], None]
+) -> None:
     wanted = opened(data_dir)
     damage(data_dir)
     before = sorted(path.name for path in data_dir.iterdir())
@@ -105,30 +113,43 @@ def test_without_a_copy_the_registry_is_rebuilt_from_the_topics_identities(data_
     empty(data_dir)
     (data_dir / "registry.json.old").write_bytes(b"{")
     said = checked(data_dir, repair=True).repaired
-    for lost in ("node number", "settings", "begins at offset 0", "topics/000005 has no readable identity file"):
+    for lost in (
+        "node number",
+        "settings",
+        "begins at offset 0",
+        "topics/000005 has no readable identity file",
+    ):
         assert lost in said
     found = opened(data_dir)
     for name in ("clicks", "views"):
         row = wanted.topics[name]
-        assert found.topics[name] == TopicRow(row.number, row.uuid, "always", row.base_offset, "live")
+        assert found.topics[name] == TopicRow(
+            row.number, row.uuid, "always", row.base_offset, "live"
+        )
     assert found.next_number == 18, "above all that is there, in the trash too"
     assert len(found.topics) == 2
 
 
 def test_a_directory_that_was_no_topic_does_not_become_one(data_dir: Path) -> None:
-    create_store(Files(), str(data_dir / "topics" / "000001"), TopicIdentity("left", "ab" * 16), OPTIONS)
+    create_store(
+        Files(), str(data_dir / "topics" / "000001"), TopicIdentity("left", "ab" * 16), OPTIONS
+    )
     empty(data_dir)
     assert "topics/000001 was not a topic" in checked(data_dir, repair=True).repaired
     assert sorted(opened(data_dir).topics) == ["clicks", "views"]
 
 
 def test_a_directory_that_an_import_had_reserved_becomes_a_topic(data_dir: Path) -> None:
-    """It was damaged after the import's commit: the old copy has the numbers, the directories the rest."""
+    """It was damaged after the import's commit: the old copy has the numbers, the directories the
+    rest.
+    """
     registry = opened(data_dir)
     registry.imports["d"] = {"state": "begun", "numbers": [4], "from": "/nsqd"}
     registry.next_number = 5
     registry.save()
-    create_store(Files(), str(data_dir / "topics" / "000004"), TopicIdentity("taken", "ab" * 16), OPTIONS)
+    create_store(
+        Files(), str(data_dir / "topics" / "000004"), TopicIdentity("taken", "ab" * 16), OPTIONS
+    )
     registry.topics["taken"] = TopicRow(4, "ab" * 16, "always", 0, "live")
     registry.imports["d"] = {"state": "done"}
     registry.save()
@@ -139,7 +160,9 @@ def test_a_directory_that_an_import_had_reserved_becomes_a_topic(data_dir: Path)
 
 
 @pytest.mark.parametrize("with_copy", [True, False])
-def test_two_directories_with_one_topic_name_are_not_repaired(data_dir: Path, with_copy: bool) -> None:
+def test_two_directories_with_one_topic_name_are_not_repaired(
+    data_dir: Path, with_copy: bool
+) -> None:
     shutil.copytree(data_dir / "topics" / "000002", data_dir / "topics" / "000009")
     empty(data_dir)
     if not with_copy:
@@ -153,7 +176,9 @@ def test_two_directories_with_one_topic_name_are_not_repaired(data_dir: Path, wi
 def test_a_topic_created_again_is_found_although_its_deletion_is_not_noted(data_dir: Path) -> None:
     registry = opened(data_dir)
     registry.set_state("views", "deleting", 70)
-    shutil.rmtree(registry.folder(registry.topics.pop("views")))  # noted by the next change, which makes it again
+    shutil.rmtree(
+        registry.folder(registry.topics.pop("views"))
+    )  # noted by the next change, which makes it again
     row = make(registry, "views", live=False)
     empty(data_dir)
     assert checked(data_dir, repair=True).repaired
@@ -202,5 +227,9 @@ def test_a_data_directory_without_registry_files_can_be_repaired(data_dir: Path)
 
 
 def test_a_data_directory_in_use_is_refused_with_the_brokers_pid(data_dir: Path) -> None:
-    with locked_data_dir(Files(), data_dir), pytest.raises(Refused, match=r"E_IN_USE .*pid \d+"), locked_data_dir(Files(), data_dir):
+    with (
+        locked_data_dir(Files(), data_dir),
+        pytest.raises(Refused, match=r"E_IN_USE .*pid \d+"),
+        locked_data_dir(Files(), data_dir),
+    ):
         pass

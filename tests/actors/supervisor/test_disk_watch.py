@@ -9,7 +9,10 @@ S = 1_000_000_000
 
 def test_a_full_disk_is_reported_once_then_every_minute_then_at_its_end() -> None:
     state = DiskState()
-    told = [state.see("" if second < 5 or second > 130 else "full", second * S, second * S) for second in range(140)]
+    told = [
+        state.see("" if second < 5 or second > 130 else "full", second * S, second * S)
+        for second in range(140)
+    ]
     assert {second: one for second, one in enumerate(told) if one} == {
         5: "began", 5 + int(AGAIN_S): "lasts", 5 + 2 * int(AGAIN_S): "lasts", 131 + int(OVER_S): "over",
     }  # fmt: skip

@@ -17,8 +17,12 @@ from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
 
 def group_of() -> TopicGroup:
     nothing: Any = None
-    events = GroupEvents(lambda: None, lambda: None, lambda group, channel: None, lambda group: None)
-    return TopicGroup("t", nothing, nothing, cast("Any", SimpleNamespace(may_start=lambda: True)), nothing, events)
+    events = GroupEvents(
+        lambda: None, lambda: None, lambda group, channel: None, lambda group: None
+    )
+    return TopicGroup(
+        "t", nothing, nothing, cast("Any", SimpleNamespace(may_start=lambda: True)), nothing, events
+    )
 
 
 def singles_of(did: list[str]) -> Singles:
@@ -28,7 +32,9 @@ def singles_of(did: list[str]) -> Singles:
 
 def test_a_second_process_that_ends_does_not_change_an_ended_group() -> None:
     group = group_of()
-    topic: Any = SimpleNamespace(spec=SimpleNamespace(start=ActorStart(), kind="topic"), state="ended", failure=None)
+    topic: Any = SimpleNamespace(
+        spec=SimpleNamespace(start=ActorStart(), kind="topic"), state="ended", failure=None
+    )
     group.topic = topic
     group.state = GroupState.ENDED  # by the end of a channel, told a moment ago
     group.died(topic)
@@ -45,11 +51,18 @@ def test_a_second_process_that_ends_does_not_change_an_ended_group() -> None:
 def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
     monkeypatch: pytest.MonkeyPatch, code: str, made: bool, gone: bool
 ) -> None:
-    """Who asked is told why. What may be mended by starting again is started again; so is a channel that was there before."""
+    """Who asked is told why. What may be mended by starting again is started again; so is a channel
+    that was there before.
+    """
     group = group_of()
-    monkeypatch.setattr(group, "_start_channel", lambda channel: group.channels.update({channel: child}))
+    monkeypatch.setattr(
+        group, "_start_channel", lambda channel: group.channels.update({channel: child})
+    )
     child: Any = SimpleNamespace(
-        spec=SimpleNamespace(start=ChannelStart(channel="c", closed=False, topic="", storage="", scan=""), kind="channel"),
+        spec=SimpleNamespace(
+            start=ChannelStart(channel="c", closed=False, topic="", storage="", scan=""),
+            kind="channel",
+        ),
         state="starting",
         failure=None,
     )
@@ -62,7 +75,9 @@ def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
     child.state, child.failure = "ended", Failure(Phase.START, code, "because of the weather")
     group.died(child)
     assert ("c" not in group.channels) == gone
-    assert [(error.code, error.text) for error in told] == ([(code, "because of the weather")] if gone else [])
+    assert [(error.code, error.text) for error in told] == (
+        [(code, "because of the weather")] if gone else []
+    )
     if gone:
         child.state = "starting"
         group.want("c", told.append, {})
@@ -70,15 +85,24 @@ def test_a_new_channel_that_storage_refuses_is_removed_from_its_group(
         assert group.channels == {"c": child}, "it may be asked for again"
 
 
-@pytest.mark.parametrize(("failure", "ends"), [(None, False), (Failure(Phase.START, "E_START", "cannot listen"), True)])
+@pytest.mark.parametrize(
+    ("failure", "ends"), [(None, False), (Failure(Phase.START, "E_START", "cannot listen"), True)]
+)
 def test_a_killed_gateway_restarts_and_one_without_a_port_ends_the_broker(
     monkeypatch: pytest.MonkeyPatch, failure: Failure | None, ends: bool
 ) -> None:
-    """Killed before it was up: started again. Its address cannot be had: the broker says so and ends."""
+    """Killed before it was up: started again. Its address cannot be had: the broker says so and
+    ends.
+    """
     did: list[str] = []
     singles = singles_of(did)
     monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))
-    spec = SimpleNamespace(key=7, kind="gateway", start=ZeroMqStart(listen="127.0.0.1:1", push="", supervisor=""), title="gateway zeromq")
+    spec = SimpleNamespace(
+        key=7,
+        kind="gateway",
+        start=ZeroMqStart(listen="127.0.0.1:1", push="", supervisor=""),
+        title="gateway zeromq",
+    )
     gateway: Any = SimpleNamespace(told_to_stop=False, envelope=(), failure=failure, spec=spec)
     singles.children[7] = gateway
     assert singles.ended(gateway)
@@ -86,7 +110,9 @@ def test_a_killed_gateway_restarts_and_one_without_a_port_ends_the_broker(
     assert not singles.ended(gateway)
 
 
-def test_the_broker_runs_on_when_the_alarm_sender_fails_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_broker_runs_on_when_the_alarm_sender_fails_too_often(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     did: list[str] = []
     singles = singles_of(did)
     monkeypatch.setattr(singles, "start", lambda *_: did.append("start"))

@@ -12,14 +12,24 @@ import pytest
 from zsq.actors.runtime.actor import Actor
 from zsq.actors.runtime.child import ChildSpec
 from zsq.actors.runtime.process_table import Child
-from zsq.actors.settings.options import AlarmOptions, HttpOptions, NsqOptions, SecurityOptions, ServeOptions, TlsOptions
+from zsq.actors.settings.options import (
+    AlarmOptions,
+    HttpOptions,
+    NsqOptions,
+    SecurityOptions,
+    ServeOptions,
+    TlsOptions,
+)
 from zsq.actors.settings.starts import ActorStart, NsqStart
 from zsq.actors.supervisor.reloading import Fresh, Reloading, merged, told
 from zsq.transport.errors import Refused, UsageError, ZsqError
 from zsq.transport.wire import protocol as p
 
 DOORS = ServeOptions(
-    Path("d"), nsq=NsqOptions(tls=TlsOptions(cert="a", key="b")), http=HttpOptions(tls_cert="c", tls_key="d"), security=SecurityOptions("e")
+    Path("d"),
+    nsq=NsqOptions(tls=TlsOptions(cert="a", key="b")),
+    http=HttpOptions(tls_cert="c", tls_key="d"),
+    security=SecurityOptions("e"),
 )
 
 
@@ -46,8 +56,15 @@ def test_options_that_turn_security_on_or_off_need_a_restart() -> None:
     for now, new in ((DOORS, open_ones), (open_ones, DOORS)):
         found, kept = merged(now, new)
         assert found == now
-        assert [text.split()[0] for text in kept] == ["--access", "--nsq-tls-cert", "--http-tls-cert"]
-    assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (DOORS, ())  # --no-nsq and --no-http are told by their names
+        assert [text.split()[0] for text in kept] == [
+            "--access",
+            "--nsq-tls-cert",
+            "--http-tls-cert",
+        ]
+    assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (
+        DOORS,
+        (),
+    )  # --no-nsq and --no-http are told by their names
 
 
 def test_each_kind_of_actor_gets_the_settings_that_concern_it() -> None:
@@ -55,7 +72,15 @@ def test_each_kind_of_actor_gets_the_settings_that_concern_it() -> None:
     assert told(7, "gateway", DOORS) == p.ReloadGateway(7, "info", "e")
     assert told(7, "http_gateway", DOORS) == p.ReloadHttpGateway(7, "info", "e", cert="c", key="d")
     assert told(7, "nsq_gateway", DOORS) == p.ReloadNsqGateway(
-        7, "info", "e", cert="a", key="b", root_ca="", client_auth="", required="", min_version="tls1.2"
+        7,
+        "info",
+        "e",
+        cert="a",
+        key="b",
+        root_ca="",
+        client_auth="",
+        required="",
+        min_version="tls1.2",
     )
 
 
@@ -67,17 +92,29 @@ class Double:
         self.orders: list[tuple[int, Any]] = []
         children = {key: self.child(key, state) for key, state in ((1, "up"), (2, "starting"))}
         self.table = SimpleNamespace(log_level="info")
-        self.processes = SimpleNamespace(children=children, table=self.table, kill=lambda child: self.killed.append(child.spec.key))
+        self.processes = SimpleNamespace(
+            children=children,
+            table=self.table,
+            kill=lambda child: self.killed.append(child.spec.key),
+        )
         self.singles = SimpleNamespace(children=children)
         self.groups: dict[str, Any] = {}
         self.answers: dict[int, Any] = {}  # by the child's key
         self.killed: list[int] = []
-        self.singles.of_kind = lambda kind: [child for child in self.processes.children.values() if child.spec.kind == kind]
+        self.singles.of_kind = lambda kind: [
+            child for child in self.processes.children.values() if child.spec.kind == kind
+        ]
         self.stopping = False
 
     def reloading(self, new: ServeOptions) -> Reloading:
         double: Any = self
-        return Reloading(double, double.singles, cast("Any", SimpleNamespace(send=self.order)), lambda given: None, lambda: Fresh(new))
+        return Reloading(
+            double,
+            double.singles,
+            cast("Any", SimpleNamespace(send=self.order)),
+            lambda given: None,
+            lambda: Fresh(new),
+        )
 
     def order(self, child: Child, make: Any, answered: Any, patience_s: float) -> None:
         self.orders.append((child.spec.key, make(1)))
@@ -91,8 +128,12 @@ class Double:
         return child
 
 
-def test_a_starting_process_gets_the_new_settings_when_it_is_up(caplog: pytest.LogCaptureFixture) -> None:
-    new = replace(DOORS, nsq=NsqOptions(tls=TlsOptions(cert="A", key="B")), security=SecurityOptions("E"))
+def test_a_starting_process_gets_the_new_settings_when_it_is_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    new = replace(
+        DOORS, nsq=NsqOptions(tls=TlsOptions(cert="A", key="B")), security=SecurityOptions("E")
+    )
     double: Any = Double(DOORS)
     reloading = double.reloading(new)
     with caplog.at_level("INFO"):
@@ -103,17 +144,26 @@ def test_a_starting_process_gets_the_new_settings_when_it_is_up(caplog: pytest.L
         reloading.tick()
     assert double.orders == [(key, told(1, "nsq_gateway", new)) for key in (1, 2)]
     for child in double.processes.children.values():
-        assert (child.spec.start.options.tls.cert, child.spec.start.security.access_file) == ("A", "E")
+        assert (child.spec.start.options.tls.cert, child.spec.start.security.access_file) == (
+            "A",
+            "E",
+        )
 
 
-@pytest.mark.parametrize(("raised", "code"), [(UsageError("E_BAD_ARGUMENT", "no"), "E_BAD_ARGUMENT"), (OSError("gone"), "E_INTERNAL")])
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(UsageError("E_BAD_ARGUMENT", "no"), "E_BAD_ARGUMENT"), (OSError("gone"), "E_INTERNAL")],
+)
 def test_an_actor_that_cannot_apply_new_settings_answers_with_an_error(
     raised: Exception, code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unwilling(told: p.Reload) -> None:
         raise raised
 
-    with caplog.at_level("WARNING"), pytest.raises((UsageError, Refused)) as caught:  # the level before comes back
+    with (
+        caplog.at_level("WARNING"),
+        pytest.raises((UsageError, Refused)) as caught,
+    ):  # the level before comes back
         Actor(1, "x", ActorStart())._reload(unwilling, p.Reload(1, "info"))
     assert caught.value.code == code
 
@@ -150,7 +200,9 @@ def test_a_gateway_that_misses_two_reloads_is_killed_and_health_is_bad(clock: An
     assert reloading.trouble() == ""
 
 
-def test_a_gateway_that_refuses_new_settings_is_not_killed(clock: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_gateway_that_refuses_new_settings_is_not_killed(
+    clock: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     double: Any = Double(DOORS)
     reloading = double.reloading(DOORS)
     reloading.begin()

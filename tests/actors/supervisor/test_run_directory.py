@@ -28,8 +28,12 @@ def deep(tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_run_directory_is_private_and_in_the_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rundir, "IPC_PATH_BYTES_MAX", len(os.fsencode(tmp_path)) + len("/run/") + 16)
+def test_the_run_directory_is_private_and_in_the_data_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        rundir, "IPC_PATH_BYTES_MAX", len(os.fsencode(tmp_path)) + len("/run/") + 16
+    )
     made = rundir.make(tmp_path)
     assert made == str(tmp_path / "run")
     assert os.stat(made).st_mode & 0o777 == 0o700
@@ -52,7 +56,9 @@ def test_a_long_path_gets_a_short_directory_elsewhere(tmp_path: Path, short: Pat
 
 
 @pytest.mark.parametrize("long", [False, True])
-def test_files_of_a_broker_that_died_are_removed(tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch, long: bool) -> None:
+def test_files_of_a_broker_that_died_are_removed(
+    tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch, long: bool
+) -> None:
     data_dir = deep(tmp_path) if long else tmp_path
     if not long:
         monkeypatch.setattr(rundir, "IPC_PATH_BYTES_MAX", 1_000)
@@ -63,7 +69,10 @@ def test_files_of_a_broker_that_died_are_removed(tmp_path: Path, short: Path, mo
     assert list(short.iterdir()) == ([second] if long else [])
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "7", '{"run": 7}', '{"run": "/"}', '{"run": ""}', '{"run": "HERE/precious"}'])
+@pytest.mark.parametrize(
+    "text",
+    ["", "{", "[]", "7", '{"run": 7}', '{"run": "/"}', '{"run": ""}', '{"run": "HERE/precious"}'],
+)
 def test_a_foreign_pointer_file_removes_nothing(tmp_path: Path, short: Path, text: str) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
@@ -74,7 +83,9 @@ def test_a_foreign_pointer_file_removes_nothing(tmp_path: Path, short: Path, tex
     assert json.loads((data_dir / "run.json").read_text()) == {"run": made}
 
 
-def test_a_full_disk_leaves_the_run_directory_without_a_run_id(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_run_directory_without_a_run_id(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 

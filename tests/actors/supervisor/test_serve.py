@@ -19,7 +19,9 @@ from zsq.storage.files import Files
 def test_a_data_directory_is_served_by_one_broker_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The second one says whose it is, and touches nothing. Two would give the same offsets to different messages."""
+    """The second one says whose it is, and touches nothing. Two would give the same offsets to
+    different messages.
+    """
     ran: list[str] = []
 
     class Supervisor:
@@ -40,4 +42,7 @@ def test_a_data_directory_is_served_by_one_broker_at_a_time(
         ran.clear()
         assert serve(ServeOptions(data_dir)) == 0
         assert ran == ["first"]
-        assert f"{data_dir} is in use by another `zsq serve` (pid {os.getpid()})" in capsys.readouterr().err
+        assert (
+            f"{data_dir} is in use by another `zsq serve` (pid {os.getpid()})"
+            in capsys.readouterr().err
+        )

@@ -39,9 +39,16 @@ def listener(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[L
     one.socket.close()
 
 
-def test_the_service_manager_is_told_of_start_readiness_and_stop(listener: tuple[Listener, str]) -> None:
+def test_the_service_manager_is_told_of_start_readiness_and_stop(
+    listener: tuple[Listener, str],
+) -> None:
     heard, address = listener
-    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "4000000", "WATCHDOG_PID": str(os.getpid()), "HOME": "/"}
+    environment = {
+        "NOTIFY_SOCKET": address,
+        "WATCHDOG_USEC": "4000000",
+        "WATCHDOG_PID": str(os.getpid()),
+        "HOME": "/",
+    }
     service = ServiceManager(environment)
     assert environment == {"HOME": "/"}, "no child speaks for us"
     service.tick(10 * S)
@@ -61,16 +68,26 @@ def test_the_service_manager_is_told_of_start_readiness_and_stop(listener: tuple
     assert heard.said() == ["WATCHDOG=1"], "while it stops, too"
 
 
-def test_a_slow_watchdog_does_not_slow_the_requests_for_more_start_time(listener: tuple[Listener, str]) -> None:
+def test_a_slow_watchdog_does_not_slow_the_requests_for_more_start_time(
+    listener: tuple[Listener, str],
+) -> None:
     heard, address = listener
-    service = ServiceManager({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": str(100 * STARTING_NS // 1000), "WATCHDOG_PID": str(os.getpid())})
+    service = ServiceManager(
+        {
+            "NOTIFY_SOCKET": address,
+            "WATCHDOG_USEC": str(100 * STARTING_NS // 1000),
+            "WATCHDOG_PID": str(os.getpid()),
+        }
+    )
     service.tick(S)
     assert heard.said() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000"]
     service.tick(S + STARTING_NS)
     assert heard.said() == ["WATCHDOG=1", "EXTEND_TIMEOUT_USEC=60000000"]
 
 
-def test_without_a_watchdog_only_more_start_time_is_requested(listener: tuple[Listener, str]) -> None:
+def test_without_a_watchdog_only_more_start_time_is_requested(
+    listener: tuple[Listener, str],
+) -> None:
     heard, address = listener
     service = ServiceManager({"NOTIFY_SOCKET": address})
     service.tick(S, "2 of 3 topics")
@@ -86,7 +103,12 @@ def test_without_a_watchdog_only_more_start_time_is_requested(listener: tuple[Li
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, {"NOTIFY_SOCKET": "/nowhere/there"}, {"NOTIFY_SOCKET": "relative"}, {"WATCHDOG_USEC": "no", "NOTIFY_SOCKET": "@"}],
+    [
+        {},
+        {"NOTIFY_SOCKET": "/nowhere/there"},
+        {"NOTIFY_SOCKET": "relative"},
+        {"WATCHDOG_USEC": "no", "NOTIFY_SOCKET": "@"},
+    ],
 )
 def test_without_a_usable_notify_socket_no_call_fails(environment: dict[str, str]) -> None:
     service = ServiceManager(environment)
@@ -97,7 +119,9 @@ def test_without_a_usable_notify_socket_no_call_fails(environment: dict[str, str
 
 def test_a_watchdog_for_another_process_is_not_answered(tmp_path: Path) -> None:
     heard = Listener(str(tmp_path / "n"))
-    service = ServiceManager({"NOTIFY_SOCKET": str(tmp_path / "n"), "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"})
+    service = ServiceManager(
+        {"NOTIFY_SOCKET": str(tmp_path / "n"), "WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"}
+    )
     service.ready("")
     heard.said()
     service.tick(S)

@@ -1,4 +1,6 @@
-"""The supervisor's shell, with a table that only notes whom it kills: who is ended when, and what a node takes."""
+"""The supervisor's shell, with a table that only notes whom it kills: who is ended when, and what a
+node takes.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ class Place:
         self.started: list[Any] = []
         self.supervisor = object.__new__(Supervisor)
         self.scan_loop = self.child(1, "scan_loop", envelope=(b"scan",))
-        table = SimpleNamespace(children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start)
+        table = SimpleNamespace(
+            children={}, kill=lambda child: self.killed.append(child.spec.key), start=self.start
+        )
         port: Any = SimpleNamespace(send=self.send)
         self.processes = Processes(cast("Any", table), port, "/nowhere", 2_000)
         parts: dict[str, Any] = {
@@ -52,7 +56,9 @@ class Place:
         vars(self.supervisor).update(parts)
 
     def child(self, key: int, kind: str, **changes: Any) -> Child:
-        spec = SimpleNamespace(key=key, kind=kind, title=kind, start=ActorStart(), stop_timeout_s=1.0)
+        spec = SimpleNamespace(
+            key=key, kind=kind, title=kind, start=ActorStart(), stop_timeout_s=1.0
+        )
         found = Child(cast("Any", spec), 1, cast("Any", None), None)
         for name, value in {"state": "up", "envelope": (b"%d" % key,), **changes}.items():
             setattr(found, name, value)
@@ -78,7 +84,9 @@ def place() -> Place:
     return Place()
 
 
-def test_a_running_child_is_asked_to_stop_and_killed_if_it_does_not(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_child_is_asked_to_stop_and_killed_if_it_does_not(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     child = place.add(7)
     now = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
@@ -139,8 +147,12 @@ def test_a_second_signal_kills_all_children_at_once(place: Place) -> None:
     assert place.killed == [7, 8]
 
 
-def test_an_exception_in_the_supervisor_ends_its_children(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else they would go on with nobody above them, and the program that called it would wait for them at its end."""
+def test_an_exception_in_the_supervisor_ends_its_children(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else they would go on with nobody above them, and the program that called it would wait for
+    them at its end.
+    """
     closed: list[str] = []
 
     def fails() -> None:
@@ -168,13 +180,17 @@ def test_an_exception_in_the_supervisor_ends_its_children(place: Place, monkeypa
     assert closed == ["port", "context", "audit"]
 
 
-def test_the_number_of_processes_of_a_node_is_bounded(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_processes_of_a_node_is_bounded(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "PROCESSES_MAX", 3)
     place.add(7)
     place.add(8)
     place.processes._processes_max = 3
     place.processes.check_room(1, "a channel")
-    with pytest.raises(ZsqError, match=r"E_LIMIT no room for a topic: this broker runs at most 3 processes"):
+    with pytest.raises(
+        ZsqError, match=r"E_LIMIT no room for a topic: this broker runs at most 3 processes"
+    ):
         place.processes.check_room(2, "a topic")
     place.processes._processes_max = 2
     with pytest.raises(ZsqError, match=r"at most 2 processes .* raise --processes-max"):
@@ -186,7 +202,9 @@ def test_the_number_of_processes_of_a_node_is_bounded(place: Place, monkeypatch:
     assert place.started == ["spec"]
 
 
-def test_memory_is_returned_to_the_system_after_large_changes(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_returned_to_the_system_after_large_changes(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked: list[bool] = []
     freed: list[None] = []
 
@@ -196,7 +214,9 @@ def test_memory_is_returned_to_the_system_after_large_changes(place: Place, monk
 
     vars(place.supervisor)["_memory"] = SimpleNamespace(due=due)
     settled: list[None] = []
-    place.supervisor.state.registry = cast("Any", SimpleNamespace(settle=lambda: settled.append(None), in_doubt=False))
+    place.supervisor.state.registry = cast(
+        "Any", SimpleNamespace(settle=lambda: settled.append(None), in_doubt=False)
+    )
     vars(place.supervisor)["requests"] = SimpleNamespace(sealed=[], broker=place.supervisor.state)
     monkeypatch.setattr(supervisor, "release_memory", lambda: freed.append(None))
     now = 10**15
@@ -215,11 +235,15 @@ def test_memory_is_returned_to_the_system_after_large_changes(place: Place, monk
 
 
 @pytest.mark.parametrize("known", [True, False])
-def test_a_kill_uses_the_pidfd_and_before_it_is_known_the_pid(known: bool, monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_a_kill_uses_the_pidfd_and_before_it_is_known_the_pid(
+    known: bool, monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
     """By its pidfd; by its pid only until that has come."""
     sent: list[tuple[str, int, int]] = []
     monkeypatch.setattr("os.kill", lambda pid, number: sent.append(("pid", pid, number)))
-    monkeypatch.setattr(signal, "pidfd_send_signal", lambda fd, number: sent.append(("pidfd", fd, number)))
+    monkeypatch.setattr(
+        signal, "pidfd_send_signal", lambda fd, number: sent.append(("pidfd", fd, number))
+    )
     child = place.child(7, "channel", pid=123_456, pidfd=9 if known else -1)
     ProcessTable.kill(cast("Any", None), child)
     assert sent == [("pidfd", 9, signal.SIGKILL) if known else ("pid", 123_456, signal.SIGKILL)]
@@ -257,8 +281,13 @@ def test_a_failure_during_the_start_of_a_topic_kills_its_process() -> None:
     assert {child.spec.kind for child in broker.killed} == {"topic"}
 
 
-@pytest.mark.parametrize(("tries", "pause_s"), [(0, 1.0), (1, 2.0), (30, options.RETRY_S_MAX), (1_000, options.RETRY_S_MAX)])
-def test_the_pause_before_another_start_grows_up_to_a_limit(tries: int, pause_s: float, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tries", "pause_s"),
+    [(0, 1.0), (1, 2.0), (30, options.RETRY_S_MAX), (1_000, options.RETRY_S_MAX)],
+)
+def test_the_pause_before_another_start_grows_up_to_a_limit(
+    tries: int, pause_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = Broker()
     group = broker.group
     monkeypatch.setattr(time, "monotonic_ns", lambda: 5 * S)
@@ -303,28 +332,39 @@ def test_the_number_of_topics_of_a_node_is_bounded(monkeypatch: pytest.MonkeyPat
         Managed(room=False).commands._group("new", create=True)
 
 
-def test_the_number_of_unanswered_orders_is_bounded(monkeypatch: pytest.MonkeyPatch, place: Place) -> None:
+def test_the_number_of_unanswered_orders_is_bounded(
+    monkeypatch: pytest.MonkeyPatch, place: Place
+) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     here = Managed()
     for _ in range(3):
-        here.orders.send(place.child(7, "channel"), partial(p.SetPaused, is_paused=True), here.answer)
+        here.orders.send(
+            place.child(7, "channel"), partial(p.SetPaused, is_paused=True), here.answer
+        )
     assert len(here.sent) == 2
     (error,) = here.answers
     assert error.code == E_LIMIT
 
 
 def test_a_failure_of_another_process_is_not_taken_for_that_of_a_child() -> None:
-    """Its key may be the number of an order to another, whose refusal must not be taken for the end of this one."""
+    """Its key may be the number of an order to another, whose refusal must not be taken for the end
+    of this one.
+    """
     place = Place()
     up, starting = place.add(5), place.add(6, state="starting", envelope=())
     message = p.Failed(5, "E_NOT_EMPTY", "7 messages")
     place.supervisor._on_mail(Mail((b"9",), message, []))
     assert up.failure is None
-    assert cast("list[Mail]", place.sent) == [Mail((b"9",), message, [])], "an answer to an order, or nobody's"
+    assert cast("list[Mail]", place.sent) == [Mail((b"9",), message, [])], (
+        "an answer to an order, or nobody's"
+    )
     place.awaited.add(6)
     place.supervisor._on_mail(Mail((b"9",), p.Failed(6, "E_NOT_EMPTY", "7 messages"), []))
     assert starting.failure is None
     place.awaited.clear()
     place.supervisor._on_mail(Mail((b"5",), p.Failed(5, "E_DISK", "gone"), []))
     place.supervisor._on_mail(Mail((b"new",), p.Failed(6, "E_DISK", "none"), []))
-    assert [str(one.failure) for one in (up, starting)] == ["E_DISK gone", "cannot start: E_DISK none"]
+    assert [str(one.failure) for one in (up, starting)] == [
+        "E_DISK gone",
+        "cannot start: E_DISK none",
+    ]

@@ -1,4 +1,6 @@
-"""Bounds of what a delivery, a commit, a topic's group and a scan take at once, each at its edge."""
+"""Bounds of what a delivery, a commit, a topic's group and a scan take at once, each at its
+edge.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def test_a_full_delivery_asks_for_no_more_blocks(monkeypatch: pytest.MonkeyPatch
     assert (len(parts), runs, wanted) == (1, [(0, 1, 1)], set())
 
 
-def test_the_messages_of_one_redelivery_are_bounded(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_messages_of_one_redelivery_are_bounded(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "GATHER_COUNT_MAX", 4)
     harness.join(A, 10)
     harness.come(10)
@@ -47,13 +51,17 @@ def test_the_messages_of_one_redelivery_are_bounded(harness: ChannelHarness, mon
     assert [sum(run[1] for run in pending.runs) for pending in harness.send()] == [4, 4, 2]
 
 
-def test_one_commit_promises_a_bounded_number_of_messages(harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_commit_promises_a_bounded_number_of_messages(
+    harness: ChannelHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(options, "PROMISED_MAX", 3)
     supply = harness.channel.supply
     monkeypatch.setattr(supply, "again", SimpleNamespace(to_promise=lambda room: room))
     for max_attempts in (0, 5):
         monkeypatch.setattr(supply, "settings", SimpleNamespace(max_attempts=max_attempts))
-        assert [supply.to_promise(room) for room in (2, 3, 4)] == ([3, 3, 3] if not max_attempts else [2, 3, 3])
+        assert [supply.to_promise(room) for room in (2, 3, 4)] == (
+            [3, 3, 3] if not max_attempts else [2, 3, 3]
+        )
 
 
 def keyed(ready: int = 100) -> OrderedChannelHarness:
@@ -72,8 +80,12 @@ def test_an_ordered_channel_sorts_no_more_than_it_may_send(monkeypatch: pytest.M
     assert 0 < slots.available <= options.ORDERED_AHEAD + 1, "a block is sorted whole"
 
 
-def test_an_ordered_delivery_asks_for_a_bounded_number_of_missing_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks that are not here any more are asked for, so many at a time, and the rest is looked at later."""
+def test_an_ordered_delivery_asks_for_a_bounded_number_of_missing_blocks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Blocks that are not here any more are asked for, so many at a time, and the rest is looked at
+    later.
+    """
     harness = keyed()
     supply = cast("Any", harness.channel.supply)
     harness.take_keys("abcdefghij")
@@ -95,7 +107,9 @@ def test_a_full_ordered_delivery_asks_for_no_more_blocks(monkeypatch: pytest.Mon
     supply = cast("Any", harness.channel.supply)
     find = supply._find
     asked: list[int] = []
-    monkeypatch.setattr(supply, "_find", lambda offset: find(offset) if offset == 0 else asked.append(offset))
+    monkeypatch.setattr(
+        supply, "_find", lambda offset: find(offset) if offset == 0 else asked.append(offset)
+    )
     assert harness.channel.next_delivery(harness.now_ns, harness.wall_ns) is not None
     assert asked == []
 
@@ -125,10 +139,15 @@ def test_the_blocks_read_for_redelivery_are_bounded() -> None:
     assert list(again) == before
 
 
-def test_a_redelivery_of_several_blocks_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_redelivery_of_several_blocks_is_bounded_in_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """They go out as one block; what is too much for it waits for the next, and is not lost."""
     monkeypatch.setattr(options, "GATHER_BYTES_MAX", 1_000)
-    blocks = {first: with_place(pack([b"x" * size]), first, 0) for first, size in enumerate((400, 400, 700, 2_000, 100))}
+    blocks = {
+        first: with_place(pack([b"x" * size]), first, 0)
+        for first, size in enumerate((400, 400, 700, 2_000, 100))
+    }
     again = deque((first, 1, 2) for first in blocks)
     sent = []
     while again:
@@ -149,7 +168,9 @@ def test_the_blocks_read_for_free_keys_are_bounded(monkeypatch: pytest.MonkeyPat
     assert supply.wanted == {*range(options.FETCHES_MAX)}
 
 
-def test_a_block_that_arrived_removes_only_its_own_offsets_from_the_wanted(harness: ChannelHarness) -> None:
+def test_a_block_that_arrived_removes_only_its_own_offsets_from_the_wanted(
+    harness: ChannelHarness,
+) -> None:
     supply = harness.channel.supply
     supply.wanted.update({1, 3, 4, 100})
     supply.shelve(harness.block_at(0, 4))
@@ -160,7 +181,11 @@ def test_a_block_that_arrived_removes_only_its_own_offsets_from_the_wanted(harne
 
 
 @pytest.mark.parametrize(
-    ("asked", "given"), [(REQUEUE_DELAY_MS_MAX, REQUEUE_DELAY_MS_MAX), (10 * REQUEUE_DELAY_MS_MAX, REQUEUE_DELAY_MS_MAX)]
+    ("asked", "given"),
+    [
+        (REQUEUE_DELAY_MS_MAX, REQUEUE_DELAY_MS_MAX),
+        (10 * REQUEUE_DELAY_MS_MAX, REQUEUE_DELAY_MS_MAX),
+    ],
 )
 def test_a_delay_is_at_most_an_hour(harness: ChannelHarness, asked: int, given: int) -> None:
     harness.join(A, 1)
@@ -191,7 +216,9 @@ def test_a_run_has_a_bounded_number_of_blocks(monkeypatch: pytest.MonkeyPatch) -
     assert [len(blocks) for _, blocks in ring.offers()] == [3, 3, 1]
 
 
-def test_one_producers_credit_is_bounded_however_large_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_producers_credit_is_bounded_however_large_the_pool(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "CREDIT_POOL_BYTES", 100 * options.CREDIT_BYTES)
     assert Ordering({}).hello(A, 1, 1, 1) == (0, options.CREDIT_BYTES)
 
@@ -210,7 +237,9 @@ def test_a_producer_is_remembered_for_a_week() -> None:
     assert ordering.hello(A, 1, 1, 3 * week_ns + 1) == (0, options.CREDIT_BYTES)
 
 
-def test_the_oldest_producer_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_oldest_producer_is_forgotten_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     ordering = Ordering({1: (1, ()), 2: (1, ()), 3: (1, ())})
     ordering._forget_oldest()
@@ -229,7 +258,9 @@ def test_the_number_of_channels_of_a_topic_is_bounded(monkeypatch: pytest.Monkey
     assert {*broker.group.channels} == {"a", "b"}
 
 
-def test_the_number_of_requests_that_wait_for_a_topic_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_requests_that_wait_for_a_topic_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     broker = Broker()
     for _ in range(3):
@@ -239,7 +270,9 @@ def test_the_number_of_requests_that_wait_for_a_topic_is_bounded(monkeypatch: py
     assert broker.answers[1:] == [None, None]
 
 
-def test_requests_that_wait_for_a_deleted_channel_to_return_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_wait_for_a_deleted_channel_to_return_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "WAITERS_MAX", 2)
     broker = Broker()
     broker.group.deleting.add("c#ephemeral")
@@ -262,12 +295,16 @@ def test_a_commit_names_a_bounded_number_of_parts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_report_after_the_end_of_a_round_does_not_count_for_the_next() -> None:
-    """All that was asked late is dirty: that shall not make the next round, in which nobody is, go round again at once."""
+    """All that was asked late is dirty: that shall not make the next round, in which nobody is, go
+    round again at once.
+    """
     bench = Bench(40, "a", "b")
     first = bench.begin()
     late = first[0]
     bench.report(first[1])
-    bench.begin(options.SCAN_REPORT_MS + 1)  # the first one is overdue, and the round is over without it
+    bench.begin(
+        options.SCAN_REPORT_MS + 1
+    )  # the first one is overdue, and the round is over without it
     second = bench.begin(options.SCAN_INTERVAL_MS)
     before = bench.rounds._answers, bench.rounds._dirty
     mine = {key for order in second for key, _ in order.targets}
@@ -276,7 +313,9 @@ def test_a_report_after_the_end_of_a_round_does_not_count_for_the_next() -> None
     assert (bench.rounds._answers, bench.rounds._dirty) == before
 
 
-def test_a_target_asked_again_is_not_lost_with_its_first_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_asked_again_is_not_lost_with_its_first_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     bench = Bench(4, "a", "b")
     first = bench.begin()
     bench.report(first[1])

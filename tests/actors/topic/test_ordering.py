@@ -28,7 +28,9 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         ((2**64 - 1,), [(2**64 - 1, 0, E_SEQUENCE)]),
     ],
 )
-def test_only_the_next_sequence_is_accepted(sequences: tuple[int, ...], answers: list[tuple[int, int, str]]) -> None:
+def test_only_the_next_sequence_is_accepted(
+    sequences: tuple[int, ...], answers: list[tuple[int, int, str]]
+) -> None:
     ordering = greeted()
     assert [answer for _, answer in brief(publish(ordering, *sequences))] == answers
     handed = ordering.next_append()
@@ -61,7 +63,11 @@ def test_stored_blocks_are_answered_with_their_offsets_and_passed_on() -> None:
     assert not ordering.idle()
     replies, placed = ordering.appended(append(ordering), 100)
     assert brief(replies) == [(b"a", ((0, 100), (1, 105), (2, 106)))]
-    assert [(placed_block.header.sequence, offset) for placed_block, offset in placed] == [(0, 100), (1, 105), (2, 106)]
+    assert [(placed_block.header.sequence, offset) for placed_block, offset in placed] == [
+        (0, 100),
+        (1, 105),
+        (2, 106),
+    ]
     assert ordering.idle()
     assert brief(publish(ordering, 1)) == [(b"a", ((1, 105),))]
     assert ordering.appended(1, 100) == ([], []), "answered already"
@@ -129,7 +135,10 @@ def test_appends_before_a_failed_one_are_stored() -> None:
     publish(ordering, 1)
     second = append(ordering)
     publish(ordering, 2)
-    assert brief(ordering.failed(second, E_DISK_FULL, "full")) == [(b"a", (1, 1, E_DISK_FULL)), (b"a", (2, 1, E_DISK_FULL))]
+    assert brief(ordering.failed(second, E_DISK_FULL, "full")) == [
+        (b"a", (1, 1, E_DISK_FULL)),
+        (b"a", (2, 1, E_DISK_FULL)),
+    ]
     assert publish(ordering, 0) == [], "still pending"
     assert not ordering.idle()
     replies, placed = ordering.appended(first, 40)
@@ -194,9 +203,15 @@ def test_a_refusal_names_the_sequence_and_the_expected_one() -> None:
 # Delayed blocks
 
 
-def later(ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A, producer_id: int = ID) -> list[Reply]:
+def later(
+    ordering: Ordering, *sequences: int, peer: tuple[bytes, ...] = A, producer_id: int = ID
+) -> list[Reply]:
     return [
-        reply for sequence in sequences for reply in ordering.publish(peer, block(sequence, producer_id=producer_id), NOW, delay_ms=60_000)
+        reply
+        for sequence in sequences
+        for reply in ordering.publish(
+            peer, block(sequence, producer_id=producer_id), NOW, delay_ms=60_000
+        )
     ]
 
 
@@ -215,7 +230,13 @@ def handed(ordering: Ordering) -> tuple[list[int], list[int]]:
 def test_plain_and_delayed_blocks_of_a_producer_stay_in_order() -> None:
     ordering = greeted()
     ordering.hello(B, ID + 1, 30 * S, NOW)
-    assert publish(ordering, 0) == later(ordering, 1, 2) == publish(ordering, 3) == later(ordering, 4) == []
+    assert (
+        publish(ordering, 0)
+        == later(ordering, 1, 2)
+        == publish(ordering, 3)
+        == later(ordering, 4)
+        == []
+    )
     ordering.publish(B, block(0, producer_id=ID + 1), NOW)
     assert handed(ordering) == ([0, 0], [1, 2]), "others pass"
     ordering.publish(B, block(1, producer_id=ID + 1), NOW)
@@ -229,7 +250,9 @@ def test_plain_and_delayed_blocks_of_a_producer_stay_in_order() -> None:
 def test_a_repeated_delayed_block_is_answered_like_before() -> None:
     ordering = greeted({ID: (7, [(4, 40), (5, 9, 50)])})
     assert brief(later(ordering, 5)) == [(b"a", (5, 9, 50))]
-    assert brief(later(ordering, 3)) == [(b"a", (3, -1, -1))], "kept, but under which key is no longer remembered"
+    assert brief(later(ordering, 3)) == [(b"a", (3, -1, -1))], (
+        "kept, but under which key is no longer remembered"
+    )
     assert brief(publish(ordering, 4)) == [(b"a", ((4, 40),))]
     assert later(ordering, 7, 7) == []
     assert handed(ordering) == ([], [7])
@@ -263,14 +286,19 @@ def test_a_failed_append_fails_only_the_delayed_blocks_after_it() -> None:
     publish(ordering, 0)
     later(ordering, 1)
     assert handed(ordering) == ([0], [])
-    assert [answer for _, answer in brief(ordering.failed(2, E_DISK_FULL, "full"))] == [(0, 0, E_DISK_FULL), (1, 0, E_DISK_FULL)]
+    assert [answer for _, answer in brief(ordering.failed(2, E_DISK_FULL, "full"))] == [
+        (0, 0, E_DISK_FULL),
+        (1, 0, E_DISK_FULL),
+    ]
     assert brief(ordering.kept(1, [(9, 5)])) == [(b"b", (0, 9, 5))], "it was before"
     assert handed(ordering) == ([], []), "the producer sends both again"
     assert ordering.idle()
     assert ordering.statistics() == {"producers": 2, "pending_appends": 0, "queued_blocks": 0}
 
 
-def test_the_bytes_of_one_request_of_delayed_blocks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_bytes_of_one_request_of_delayed_blocks_are_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ordering = greeted()
     monkeypatch.setattr(options, "APPEND_BYTES_MAX", 2 * block(0).length)
     later(ordering, 0, 1, 2)

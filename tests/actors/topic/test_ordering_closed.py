@@ -1,4 +1,6 @@
-"""A topic that is closed to publishers: nothing new is taken, what was taken before is answered as ever."""
+"""A topic that is closed to publishers: nothing new is taken, what was taken before is answered as
+ever.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,10 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def block(sequence: int) -> Block:
     one = pack([b"x"])
     h = one.header
-    return Block(Header(h.columns, h.flags, h.length, h.count, 0, 0, PRODUCER, sequence, h.columns_crc), one.columns)
+    return Block(
+        Header(h.columns, h.flags, h.length, h.count, 0, 0, PRODUCER, sequence, h.columns_crc),
+        one.columns,
+    )
 
 
 def closed_after(stored: int, pending: int) -> Ordering:
@@ -58,7 +63,9 @@ def test_a_new_producer_is_refused_and_not_remembered() -> None:
     assert isinstance(reply.message, Unstored)
     assert reply.message.code == "E_CLOSED"
     ordering.closed = False
-    assert ordering.publish(PEER, block(0), 0) == [], "the same number is taken once it is open again"
+    assert ordering.publish(PEER, block(0), 0) == [], (
+        "the same number is taken once it is open again"
+    )
 
 
 def test_a_repeated_block_that_is_stored_is_answered_like_before() -> None:

@@ -1,4 +1,6 @@
-"""A producer's plain and delayed blocks, where storage has as many appends as it may: neither kind overtakes the other."""
+"""A producer's plain and delayed blocks, where storage has as many appends as it may: neither kind
+overtakes the other.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def crowded() -> Ordering:
 
 
 def test_a_delayed_block_waits_for_an_earlier_plain_block_in_the_queue() -> None:
-    """Were 1 durable without 0, and 0 lost by a crash, 0 would be taken for stored when it comes again."""
+    """Were 1 durable without 0, and 0 lost by a crash, 0 would be taken for stored when it comes
+    again.
+    """
     ordering = crowded()
     ordering.publish(MINE, block(1, 0), S)
     ordering.publish(MINE, block(1, 1), S, 9)

@@ -25,7 +25,10 @@ def test_appends_are_bounded_in_bytes_and_in_number() -> None:
     for _ in range(options.APPENDS_OUT_MAX + 1):
         ordering._links[A].out_bytes = 0
         for _ in range(2):
-            assert ordering.publish(A, block(sequence, size=large // 2, count=2 - sequence % 2), NOW) == []
+            assert (
+                ordering.publish(A, block(sequence, size=large // 2, count=2 - sequence % 2), NOW)
+                == []
+            )
             sequence += 1
     sizes = []
     while (handed := ordering.next_append()) is not None:
@@ -36,7 +39,9 @@ def test_appends_are_bounded_in_bytes_and_in_number() -> None:
     assert ordering.next_append() is not None
 
 
-def test_a_small_append_waits_for_the_answer_to_the_previous_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_append_waits_for_the_answer_to_the_previous_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Many clients with a message each: one append of all of them, and not eight of an eighth."""
     monkeypatch.setattr(options, "APPEND_BYTES_LITTLE", LITTLE)
     ordering = greeted()
@@ -85,26 +90,39 @@ def test_more_than_the_credit_is_refused() -> None:
     assert ordering.publish(A, block(3, size=1_000), NOW) == [], "one block always"
 
 
-def test_the_pool_of_credit_is_shared_and_credit_returns_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pool_of_credit_is_shared_and_credit_returns_to_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 1_000)
     ordering = Ordering({})
     credits: list[int] = []
-    while (welcome := ordering.hello((b"%d" % len(credits),), len(credits) + 1, 30 * S, NOW)) is not None:
+    while (
+        welcome := ordering.hello((b"%d" % len(credits),), len(credits) + 1, 30 * S, NOW)
+    ) is not None:
         credits.append(welcome[1])
     assert len(credits) == 1_000, "the last ones too"
     assert credits == sorted(credits, reverse=True)
     assert (credits[0], credits[-1]) == (options.CREDIT_BYTES, options.CREDIT_BYTES_LEAST)
     assert credits[100] > options.CREDIT_BYTES_MIN
-    assert sum(credits) <= options.CREDIT_POOL_BYTES + options.CREDIT_BYTES_MIN + len(credits) * options.CREDIT_BYTES_LEAST
+    assert (
+        sum(credits)
+        <= options.CREDIT_POOL_BYTES
+        + options.CREDIT_BYTES_MIN
+        + len(credits) * options.CREDIT_BYTES_LEAST
+    )
     ordering.bye((b"999",))
     assert ordering.hello(A, ID, 30 * S, NOW) == (0, options.CREDIT_BYTES_LEAST)
-    assert ordering.publish(A, block(0, size=options.CREDIT_BYTES_LEAST), NOW) == [], "one block always"
+    assert ordering.publish(A, block(0, size=options.CREDIT_BYTES_LEAST), NOW) == [], (
+        "one block always"
+    )
     for number in range(999):
         ordering.bye((b"%d" % number,))
     assert ordering.hello(A, ID, 30 * S, NOW) == (1, options.CREDIT_BYTES), "it is given back"
 
 
-def test_the_producer_not_used_for_longest_is_forgotten_when_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_producer_not_used_for_longest_is_forgotten_when_there_are_too_many(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "PRODUCERS_MAX", 2)
     ordering = Ordering({1: (5, []), 2: (5, [])})
     assert ordering.hello((b"b",), 2, 30 * S, NOW) is not None
@@ -130,8 +148,12 @@ def test_blocks_of_too_many_active_producers_are_refused(monkeypatch: pytest.Mon
     assert brief(publish(ordering, 0)) == [(b"a", (0, 0, E_LIMIT))]
 
 
-def test_held_blocks_are_bounded_however_often_a_producer_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A producer that says Hello again gets its credit back while its blocks still wait: the topic counts bytes too."""
+def test_held_blocks_are_bounded_however_often_a_producer_reconnects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A producer that says Hello again gets its credit back while its blocks still wait: the topic
+    counts bytes too.
+    """
     ordering = Ordering({})
     for sequence in range(3):
         assert ordering.hello(A, ID, 30 * S, NOW) is not None

@@ -1,8 +1,10 @@
-"""Several producers, a topic and its storage: resends, lost links, failing writes, restarts. Each block is stored once and in order.
+"""Several producers, a topic and its storage: resends, lost links, failing writes, restarts. Each
+block is stored once and in order.
 
-A producer numbers its blocks and never gives up: after any doubt it opens a new link, says Hello and sends again what is not answered.
-The old link's words may still arrive. Storage writes at once or refuses, and syncs later. Some blocks are
-delayed: they commit elsewhere, after what was written before them is synced, and fail alone.
+A producer numbers its blocks and never gives up: after any doubt it opens a new link, says Hello
+and sends again what is not answered. The old link's words may still arrive. Storage writes at once
+or refuses, and syncs later. Some blocks are delayed: they commit elsewhere, after what was written
+before them is synced, and fail alone.
 """
 
 from __future__ import annotations
@@ -40,12 +42,16 @@ class Answer(NamedTuple):
 
 
 class Producer:
-    """Its side of the protocol; `links` are the pipes to the topic, of which old ones may still hold words."""
+    """Its side of the protocol; `links` are the pipes to the topic, of which old ones may still
+    hold words.
+    """
 
     def __init__(self, number: int) -> None:
         self.id = number + 1
         self.made = 0
-        self.told: dict[int, int | tuple[int, int]] = {}  # sequence -> offset, or the key of a delayed one
+        self.told: dict[
+            int, int | tuple[int, int]
+        ] = {}  # sequence -> offset, or the key of a delayed one
         self.delayed: set[int] = set()
         self.unanswered: dict[int, Block] = {}
         self.peer: Peer = ()
@@ -70,7 +76,12 @@ class OrderingMachine(RuleBasedStateMachine):
         super().__init__()
         little = 150  # a block has about a hundred
         self.small = mock.patch.multiple(
-            options, APPEND_BYTES_LITTLE=little, APPEND_BYTES_MAX=250, APPENDS_OUT_MAX=3, CREDIT_BYTES=400, RECENT_SEQUENCES=3
+            options,
+            APPEND_BYTES_LITTLE=little,
+            APPEND_BYTES_MAX=250,
+            APPENDS_OUT_MAX=3,
+            CREDIT_BYTES=400,
+            RECENT_SEQUENCES=3,
         )
         self.small.start()
         self.producers = [Producer(number) for number in range(3)]
@@ -86,16 +97,26 @@ class OrderingMachine(RuleBasedStateMachine):
         offset = 0
         for block in self.disk:
             recent = rows.get(block.header.producer_id, (0, []))[1]
-            rows[block.header.producer_id] = block.header.sequence + 1, [*recent, (block.header.sequence, offset)][-2:]
+            rows[block.header.producer_id] = (
+                block.header.sequence + 1,
+                [*recent, (block.header.sequence, offset)][-2:],
+            )
             offset += block.count
         for serial, block in enumerate(self.kept):
             expected, recent = rows.get(block.header.producer_id, (0, []))
             key = (block.header.sequence, 9, serial)
-            rows[block.header.producer_id] = max(expected, block.header.sequence + 1), [*recent, key][-2:]
+            rows[block.header.producer_id] = (
+                max(expected, block.header.sequence + 1),
+                [*recent, key][-2:],
+            )
         self.ordering = Ordering(rows)
         self.synced = len(self.disk)
-        self.written: deque[tuple[int, int, int]] = deque()  # request, first offset, blocks on disk after it
-        self.delayed: deque[tuple[Append, int]] = deque()  # with the blocks of the log that must be synced before
+        self.written: deque[tuple[int, int, int]] = (
+            deque()
+        )  # request, first offset, blocks on disk after it
+        self.delayed: deque[tuple[Append, int]] = (
+            deque()
+        )  # with the blocks of the log that must be synced before
         self.answers: deque[Answer] = deque()  # from storage
 
     # Producers
@@ -113,7 +134,9 @@ class OrderingMachine(RuleBasedStateMachine):
 
     @rule(number=PRODUCER, kinds=st.lists(st.booleans(), min_size=1, max_size=4))
     def publish_behind_a_crowd(self, number: int, kinds: list[bool]) -> None:
-        """As many appends are out as may be: what is plain must wait here, and what is delayed behind it."""
+        """As many appends are out as may be: what is plain must wait here, and what is delayed
+        behind it.
+        """
         for other in range(3):
             self.publish(other, [False])
         self.publish(number, kinds)
@@ -184,7 +207,9 @@ class OrderingMachine(RuleBasedStateMachine):
                 assert welcome is not None
                 assert welcome[0] > max(producer.told, default=-1), "it forgot what it has answered"
                 continue
-            for to, answer in self.ordering.publish(peer, message, S, 9 * (message.header.sequence in producer.delayed)):
+            for to, answer in self.ordering.publish(
+                peer, message, S, 9 * (message.header.sequence in producer.delayed)
+            ):
                 self.replies.setdefault(to, deque()).append(answer)
 
     @rule(full=st.integers(0, 5))
@@ -246,7 +271,9 @@ class OrderingMachine(RuleBasedStateMachine):
 
     @rule(kept=st.integers(0, 5), dice=st.integers(0, 3))
     def restart(self, kept: int, dice: int) -> None:
-        """Storage and topic share one fate. Of what was not synced any beginning may have reached the disk."""
+        """Storage and topic share one fate. Of what was not synced any beginning may have reached
+        the disk.
+        """
         if dice == 2:
             del self.disk[self.synced + kept :]
             del self.offered[:]
@@ -259,12 +286,22 @@ class OrderingMachine(RuleBasedStateMachine):
     @invariant()
     def each_once_and_in_order(self) -> None:
         for producer in self.producers:
-            stored = [block.header.sequence for block in self.disk if block.header.producer_id == producer.id]
-            kept = [block.header.sequence for block in self.kept if block.header.producer_id == producer.id]
+            stored = [
+                block.header.sequence
+                for block in self.disk
+                if block.header.producer_id == producer.id
+            ]
+            kept = [
+                block.header.sequence
+                for block in self.kept
+                if block.header.producer_id == producer.id
+            ]
             assert stored == sorted(stored)
             assert set(kept) <= producer.delayed
             assert not producer.delayed & set(stored)
-            assert sorted(stored + kept) == list(range(len(stored + kept))), "none is stored before the one before it, whatever their kinds"
+            assert sorted(stored + kept) == list(range(len(stored + kept))), (
+                "none is stored before the one before it, whatever their kinds"
+            )
         for (offset, count), (following, _) in zip(self.offered, self.offered[1:], strict=False):
             assert offset + count == following, "channels are shown all, in order"
 
@@ -288,7 +325,9 @@ class OrderingMachine(RuleBasedStateMachine):
                 if not any(producer.unanswered for producer in self.producers):
                     break
             assert not any(producer.unanswered for producer in self.producers)
-            assert len(self.disk) + len(self.kept) == sum(producer.made for producer in self.producers)
+            assert len(self.disk) + len(self.kept) == sum(
+                producer.made for producer in self.producers
+            )
         finally:
             self.small.stop()
 

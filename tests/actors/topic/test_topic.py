@@ -1,4 +1,6 @@
-"""The topic's shell, with ports that only note: what of a producer is refused before anything is taken, and whose answers count."""
+"""The topic's shell, with ports that only note: what of a producer is refused before anything is
+taken, and whose answers count.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Shell:
         frames = [frame for block in blocks for frame in (block.wire_header(), block.payload)]
         self.wires[name].hear(message, A, frames)
 
-    def hello(self, version: int = p.PROTOCOL_VERSION, producer_id: int = 9, heartbeat_ms: int = 30_000) -> p.Wire:
+    def hello(
+        self, version: int = p.PROTOCOL_VERSION, producer_id: int = 9, heartbeat_ms: int = 30_000
+    ) -> p.Wire:
         self.hear("front", p.Hello(version, producer_id, heartbeat_ms))
         (answer,) = self.wires["front"].take()
         return answer
@@ -60,7 +64,9 @@ def test_a_producer_id_must_be_between_1_and_2_to_the_63(shell: Shell, producer_
     assert isinstance(shell.hello(producer_id=(1 << 63) - 1), p.Welcome)
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0, p.HEARTBEAT_MS_MIN), (10**9, p.HEARTBEAT_MS_MAX), (30_000, 30_000)])
+@pytest.mark.parametrize(
+    ("asked", "given"), [(0, p.HEARTBEAT_MS_MIN), (10**9, p.HEARTBEAT_MS_MAX), (30_000, 30_000)]
+)
 def test_a_heartbeat_is_moved_into_its_limits(shell: Shell, asked: int, given: int) -> None:
     answer = shell.hello(heartbeat_ms=asked)
     assert isinstance(answer, p.Welcome)
@@ -115,7 +121,9 @@ def test_a_topic_answers_its_blocks_before_its_storage_stops(shell: Shell) -> No
     shell.topic.on_turn()
     shell.topic.stopping = True
     assert not shell.topic.on_stop()
-    assert (shell.storage.stops, shell.wires["front"].take()) == (0, []), "a block has no answer yet"
+    assert (shell.storage.stops, shell.wires["front"].take()) == (0, []), (
+        "a block has no answer yet"
+    )
     ((request, _),) = shell.storage.appends
     shell.topic.appended(request, 5, 1)
     shell.storage.is_stopped = False
@@ -138,10 +146,16 @@ def test_an_order_is_answered_when_storage_has_committed_it(shell: Shell) -> Non
     assert shell.topic.fanout.visible_end == 5
     empty[-1](5, 9)
     move_pause[-1](9)
-    assert wire.take() == [p.Done(1, {"visible_end": 5}), p.BehindPause(2, 5, 9), p.Done(3, {"visible_end": 9})]
+    assert wire.take() == [
+        p.Done(1, {"visible_end": 5}),
+        p.BehindPause(2, 5, 9),
+        p.Done(3, {"visible_end": 9}),
+    ]
 
 
-def test_a_topic_that_fails_leaves_its_files_to_the_next_process(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_fails_leaves_its_files_to_the_next_process(
+    shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
     codes: list[int] = []
 
     def end_at_once(code: int) -> NoReturn:

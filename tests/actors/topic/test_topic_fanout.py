@@ -21,14 +21,26 @@ def add(fanout: Fanout, *, blocks: int = 1, size: int = 1) -> None:
 
 def sent(fanout: Fanout) -> list[tuple[str, list[int]]]:
     """(channel, first offsets of its blocks); none: it is told that it is behind."""
-    return [(peer[0].decode(), [block.first_offset for block in blocks]) for peer, blocks in fanout.offers()]
+    return [
+        (peer[0].decode(), [block.first_offset for block in blocks])
+        for peer, blocks in fanout.offers()
+    ]
 
 
 @pytest.mark.parametrize(
     ("start", "attached", "offers"),
-    [(40, True, []), (30, True, [30]), (35, True, [30]), (10, True, [10, 20, 30]), (9, False, None), (-1, True, [])],
+    [
+        (40, True, []),
+        (30, True, [30]),
+        (35, True, [30]),
+        (10, True, [10, 20, 30]),
+        (9, False, None),
+        (-1, True, []),
+    ],
 )
-def test_a_channel_attaches_at_its_own_offset_if_the_ring_has_it(start: int, attached: bool, offers: list[int] | None) -> None:
+def test_a_channel_attaches_at_its_own_offset_if_the_ring_has_it(
+    start: int, attached: bool, offers: list[int] | None
+) -> None:
     fanout = Fanout(10)
     add(fanout, blocks=3)
     assert fanout.attach(A, start, PLENTY) is attached
@@ -58,7 +70,9 @@ def test_the_bytes_of_one_offer_are_bounded() -> None:
     assert sent(fanout) == [("a", [0, 10]), ("a", [20, 30]), ("a", [40]), ("a", [50]), ("a", [60])]
 
 
-def test_a_slow_channel_is_told_once_it_is_behind_and_the_ring_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_channel_is_told_once_it_is_behind_and_the_ring_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "RING_BYTES_MAX", 3 * SMALL.length)
     fanout = Fanout(0)
     assert fanout.attach(A, 0, 1)
@@ -69,7 +83,11 @@ def test_a_slow_channel_is_told_once_it_is_behind_and_the_ring_is_bounded(monkey
         add(fanout)
         assert sent(fanout) == [("b", [turn * 10])]
         fanout.trim()
-        assert fanout._ring_bytes == sum(block.length for block in fanout._ring) <= options.RING_BYTES_MAX
+        assert (
+            fanout._ring_bytes
+            == sum(block.length for block in fanout._ring)
+            <= options.RING_BYTES_MAX
+        )
     assert fanout.credit(A, PLENTY)
     assert sent(fanout) == [("a", [])]
     assert sent(fanout) == []
@@ -101,7 +119,9 @@ def test_a_paused_topic_offers_only_messages_from_before_the_pause() -> None:
 
 
 def test_a_channel_at_the_end_of_a_paused_topic_waits_there() -> None:
-    """What lies behind that end has left the ring, but to be told to read it would be to read nothing, again and again."""
+    """What lies behind that end has left the ring, but to be told to read it would be to read
+    nothing, again and again.
+    """
     fanout = Fanout(0)
     add(fanout)
     fanout.visible_end = 10
@@ -115,8 +135,12 @@ def test_a_channel_at_the_end_of_a_paused_topic_waits_there() -> None:
     assert sent(fanout) == [("a", [])]
 
 
-def test_a_detached_channel_that_grants_credit_is_told_that_it_is_behind(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It cannot know that it was: nothing came. And what was sent before still counts against what it grants."""
+def test_a_detached_channel_that_grants_credit_is_told_that_it_is_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It cannot know that it was: nothing came. And what was sent before still counts against what
+    it grants.
+    """
     monkeypatch.setattr(options, "WINDOW_BYTES_MAX", SMALL.length)
     fanout = Fanout(0)
     assert fanout.attach(A, 0, 9 * SMALL.length)
@@ -136,7 +160,9 @@ def test_a_detached_channel_that_grants_credit_is_told_that_it_is_behind(monkeyp
 def test_blocks_committed_by_storage_itself_are_read_from_storage(
     next_offset: int, told: list[tuple[str, list[int]]], then: list[tuple[str, list[int]]]
 ) -> None:
-    """Attached at the head, within the ring, not at all; and one that has read it before the topic heard of it."""
+    """Attached at the head, within the ring, not at all; and one that has read it before the topic
+    heard of it.
+    """
     fanout = Fanout(0)
     add(fanout, blocks=2)
     assert fanout.attach(A, next_offset, PLENTY)

@@ -1,4 +1,6 @@
-"""The command line without a broker: exit codes, lines in and out, tables. The client is a double here."""
+"""The command line without a broker: exit codes, lines in and out, tables. The client is a double
+here.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,13 @@ from zsq.transport.wire import protocol
 
 
 def zsq(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "zsq", *arguments], capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(
+        [sys.executable, "-m", "zsq", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
 
 
 def test_repeated_constants_agree() -> None:
@@ -37,8 +45,13 @@ def test_repeated_constants_agree() -> None:
 
 def test_help_imports_nothing_heavy() -> None:
     heavy = {"zmq", "rich", "msgpack", "lmdb"}
-    program = f"import sys; from zsq.apps.cli import app; app.run(['--help']); print(sorted({heavy!r} & set(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True)
+    program = (
+        f"import sys; from zsq.apps.cli import app; app.run(['--help']); print(sorted({heavy!r} "
+        "& set(sys.modules)))"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=30, check=True
+    )
     assert ended.stdout.endswith("\n[]\n")
     assert "Exit codes: 0 done, 1 failed, 2 wrong usage, 3 broker not reached." in ended.stdout
 
@@ -50,7 +63,9 @@ def test_version_is_shown_and_wrong_usage_exits_with_2() -> None:
     assert zsq("sub", "topic").returncode == 2
     assert zsq("serve").returncode == 2
     assert "--listen" in zsq("serve", "--data-dir", "/nowhere", "--listen", "4153").stderr
-    assert "--listen-push" in zsq("serve", "--data-dir", "/nowhere", "--listen-push", "here:0").stderr
+    assert (
+        "--listen-push" in zsq("serve", "--data-dir", "/nowhere", "--listen-push", "here:0").stderr
+    )
     assert zsq("serve", "--data-dir", "/nowhere", "--stage-timeout", "0").returncode == 2
     wrong = zsq("stats", "--url", "http://localhost")
     assert wrong.returncode == 2
@@ -64,13 +79,21 @@ def test_version_is_shown_and_wrong_usage_exits_with_2() -> None:
         (BrokerUnreachable("E_UNREACHABLE", "nobody"), 3, "zsq: E_UNREACHABLE nobody\n"),
         (NotFound("E_NOT_FOUND", "topic"), 1, "zsq: E_NOT_FOUND topic\n"),
         (Refused("E_DISK_FULL", "full"), 1, "zsq: E_DISK_FULL full\n"),
-        (PermissionError(13, "Permission denied", "/data"), 1, "zsq: EACCES Permission denied: /data\n"),
+        (
+            PermissionError(13, "Permission denied", "/data"),
+            1,
+            "zsq: EACCES Permission denied: /data\n",
+        ),
         (KeyboardInterrupt(), 1, "\nzsq: E_INTERRUPTED interrupted\n"),
         (BrokenPipeError(), 0, ""),
     ],
 )
 def test_errors_become_one_line_and_a_code(
-    error: BaseException, code: int, line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: BaseException,
+    code: int,
+    line: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     def fail(**_: Any) -> None:
         raise error
@@ -80,7 +103,9 @@ def test_errors_become_one_line_and_a_code(
     assert capsys.readouterr().err == line
 
 
-def test_the_url_comes_from_the_command_then_the_root_then_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_url_comes_from_the_command_then_the_root_then_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     found: list[str] = []
     monkeypatch.setattr(stats.stats, "callback", lambda url, **_: found.append(url))
     monkeypatch.delenv("ZSQ_URL", raising=False)
@@ -175,7 +200,12 @@ def test_sub_finishes_only_the_messages_that_it_wrote() -> None:
 
 def test_sub_stops_when_no_message_has_arrived_for_some_time() -> None:
     out = io.BytesIO()
-    assert consume.drain(ConsumerDouble.of(BatchDouble([b"a"])), out, None, threading.Event(), idle_s=0.0) == 1
+    assert (
+        consume.drain(
+            ConsumerDouble.of(BatchDouble([b"a"])), out, None, threading.Event(), idle_s=0.0
+        )
+        == 1
+    )
     assert out.getvalue() == b"a\n"
 
 
@@ -207,7 +237,9 @@ class ReaderDouble:
             self.add(count)
 
     def add(self, count: int) -> None:
-        self.blocks.append(pack([b"%d" % (self.head + i) for i in range(count)], first_offset=self.head))
+        self.blocks.append(
+            pack([b"%d" % (self.head + i) for i in range(count)], first_offset=self.head)
+        )
         self.head += count
 
     def read(self, offset: int, bytes_max: int = 0) -> Any:
@@ -216,7 +248,11 @@ class ReaderDouble:
             self.add(self.later)
             self.later = 0
         reads_on = found[-1].next_offset if found else offset
-        return type("Fetched", (), {"start": self.start, "head": self.head, "blocks": found, "next_offset": reads_on})
+        return type(
+            "Fetched",
+            (),
+            {"start": self.start, "head": self.head, "blocks": found, "next_offset": reads_on},
+        )
 
 
 @pytest.mark.parametrize(
@@ -229,7 +265,9 @@ class ReaderDouble:
         ("latest", None, range(0)),
     ],
 )
-def test_tail_without_following_ends_at_the_head(where: str, count: int | None, expected: range) -> None:
+def test_tail_without_following_ends_at_the_head(
+    where: str, count: int | None, expected: range
+) -> None:
     out = io.BytesIO()
     reader: Any = ReaderDouble(4, 6, start=10)
     consume.follow_topic(reader, out, where, count, Stopping(), follow=False)
@@ -256,7 +294,10 @@ def test_help_into_a_closed_pipe_is_done(arguments: list[str]) -> None:
 def test_tail_refuses_a_strange_offset() -> None:
     ended = zsq("tail", "topic", "--from", "yesterday")
     assert (ended.returncode, ended.stdout) == (2, "")
-    assert "Invalid value for '--from': 'yesterday' is not a position; use earliest, latest, an offset" in ended.stderr
+    assert (
+        "Invalid value for '--from': 'yesterday' is not a position; use earliest, latest, an offset"
+        in ended.stderr
+    )
 
 
 STATS: Any = {
@@ -282,12 +323,23 @@ STATS: Any = {
                     "depth": 3,
                     "in_flight_count": 2,
                     "paused": False,
-                    "clients": [{"client_id": "worker-1", "ready_count": 100, "in_flight_count": 2}],
+                    "clients": [
+                        {"client_id": "worker-1", "ready_count": 100, "in_flight_count": 2}
+                    ],
                 }
             ],
         }
     ],
-    "processes": [{"name": "zsq: topic clicks", "pid": 8, "kind": "topic", "restarts": 0, "uptime_s": 7300, "private_bytes": 4_600_000}],
+    "processes": [
+        {
+            "name": "zsq: topic clicks",
+            "pid": 8,
+            "kind": "topic",
+            "restarts": 0,
+            "uptime_s": 7300,
+            "private_bytes": 4_600_000,
+        }
+    ],
 }
 
 
@@ -300,7 +352,16 @@ def test_tables_show_what_there_is() -> None:
     for table in stats.tables(STATS, whole=True):
         console.print(table)
     text = out.getvalue()
-    for shown in ("up 5 min", "1,234,567", "always, paused, E_TOPIC_FAILED", "archive", "worker-1", "zsq: topic clicks", "4.6 MB", "2 h"):
+    for shown in (
+        "up 5 min",
+        "1,234,567",
+        "always, paused, E_TOPIC_FAILED",
+        "archive",
+        "worker-1",
+        "zsq: topic clicks",
+        "4.6 MB",
+        "2 h",
+    ):
         assert shown in text
     assert len(stats.tables(STATS, whole=False)) == 4
     assert "staged" not in text
@@ -328,16 +389,37 @@ def test_speed_age_and_latency_are_readable() -> None:
         "rates": {"finish_count": 1_234.5},
         "e2e_processing_latency": {
             "count": 5,
-            "percentiles": [{"quantile": 0.5, "value": 1_250_000}, {"quantile": 0.99, "value": 61 * 10**9}],
+            "percentiles": [
+                {"quantile": 0.5, "value": 1_250_000},
+                {"quantile": 0.99, "value": 61 * 10**9},
+            ],
         },
     }
-    stuck = {"channel_name": "stuck", "depth": 9, "oldest_message_age_s": None, "drain_s": None, "rates": {"finish_count": 0.25}}
+    stuck = {
+        "channel_name": "stuck",
+        "depth": 9,
+        "oldest_message_age_s": None,
+        "drain_s": None,
+        "rates": {"finish_count": 0.25},
+    }
     topics = [STATS["topics"][0] | {"channels": [channel, stuck], "oldest_message_age_s": 0.5}]
     out = io.StringIO()
     for table in stats.tables(STATS | {"topics": topics}, whole=False):
         Console(file=out, width=160).print(table)
     text = out.getvalue()
-    for shown in ("1,234", "90 s", "2 h", "1.25 ms", "61 s", "expired", "17", "never", "0.25", " ? ", "0.5 s"):
+    for shown in (
+        "1,234",
+        "90 s",
+        "2 h",
+        "1.25 ms",
+        "61 s",
+        "expired",
+        "17",
+        "never",
+        "0.25",
+        " ? ",
+        "0.5 s",
+    ):
         assert shown in text, shown
     assert "dead" not in text, "a column that is all 0"
 
@@ -349,7 +431,10 @@ class Terminal(io.BytesIO):
 
 def test_a_terminal_shows_control_characters_of_bodies_and_a_pipe_gets_the_bytes() -> None:
     body = b"\x1b]0;owned\x07 caf\xc3\xa9 \xff"
-    for out, line in ((Terminal(), b"\\x1b]0;owned\\x07 caf\xc3\xa9 \\xff\n"), (io.BytesIO(), body + b"\n")):
+    for out, line in (
+        (Terminal(), b"\\x1b]0;owned\\x07 caf\xc3\xa9 \\xff\n"),
+        (io.BytesIO(), body + b"\n"),
+    ):
         consume.write_lines(out, [body])
         assert out.getvalue() == line
 
@@ -364,12 +449,20 @@ def test_errors_and_alarms_show_control_characters(capsys: pytest.CaptureFixture
 @pytest.mark.parametrize(
     ("channel", "said"),
     [
-        ("archve", "zsq: channel 'archve' of topic 't' does not exist; creating it. Did you mean 'archive'?\n"),
+        (
+            "archve",
+            (
+                "zsq: channel 'archve' of topic 't' does not exist; creating it. Did you mean "
+                "'archive'?\n"
+            ),
+        ),
         ("other", "zsq: channel 'other' of topic 't' does not exist; creating it\n"),
         ("archive", ""),
         ("archve#ephemeral", ""),
     ],
 )
-def test_sub_says_that_a_channel_is_new(channel: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_sub_says_that_a_channel_is_new(
+    channel: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     consume.note_new("t", channel, ["archive", "mail"])
     assert capsys.readouterr() == ("", said)

@@ -1,4 +1,6 @@
-"""The command line against a broker: what is published comes out, once, and each kind of failure has its exit code."""
+"""The command line against a broker: what is published comes out, once, and each kind of failure
+has its exit code.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ class Shell:
         self.environment = os.environ | {"ZSQ_URL": broker.url}
 
     def __call__(self, *arguments: str, stdin: bytes = b"", code: int = 0) -> bytes:
-        ended = subprocess.run(self.line(*arguments), input=stdin, env=self.environment, capture_output=True, timeout=60, check=False)
+        ended = subprocess.run(
+            self.line(*arguments),
+            input=stdin,
+            env=self.environment,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
         assert ended.returncode == code, ended.stderr.decode()
         return ended.stdout if code == 0 else ended.stderr
 
@@ -38,7 +47,9 @@ class Shell:
 
     def open(self, *arguments: str) -> subprocess.Popen[bytes]:
         pipe = subprocess.PIPE
-        return subprocess.Popen(self.line(*arguments), env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe)
+        return subprocess.Popen(
+            self.line(*arguments), env=self.environment, stdin=pipe, stdout=pipe, stderr=pipe
+        )
 
     def channel(self, topic: str, channel: str) -> dict[str, Any]:
         found = json.loads(self("stats", topic, channel, "--json"))
@@ -69,18 +80,27 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
     shell("pub", "pipe", stdin=LINES)
     with shell.open("sub", "pipe", "archive") as sub:
         assert sub.stdout is not None
-        fcntl.fcntl(sub.stdout, fcntl.F_SETPIPE_SZ, 4096)  # else all of it fits, where this process gets no turn in time
+        fcntl.fcntl(
+            sub.stdout, fcntl.F_SETPIPE_SZ, 4096
+        )  # else all of it fits, where this process gets no turn in time
         sub.stdout.readline()
         sub.stdout.close()
         assert sub.wait(30) == 0
         assert sub.stderr is not None
-        assert sub.stderr.read() == b"zsq: channel 'archive' of topic 'pipe' does not exist; creating it\n"
+        assert (
+            sub.stderr.read()
+            == b"zsq: channel 'archive' of topic 'pipe' does not exist; creating it\n"
+        )
     got = shell("sub", "pipe", "archive", "-n", str(shell.channel("pipe", "archive")["depth"]))
-    lines = set(got.splitlines(keepends=True))  # what was given back waits for a commit, so new ones may overtake it
+    lines = set(
+        got.splitlines(keepends=True)
+    )  # what was given back waits for a commit, so new ones may overtake it
     assert len(lines) == got.count(b"\n")
     assert lines <= set(LINES.splitlines(keepends=True))
     assert b"line 4999\n" in lines
-    assert lines == set(LINES.splitlines(keepends=True)[-len(lines) :]), "all that was not written, delivered to the closed pipe or not"
+    assert lines == set(LINES.splitlines(keepends=True)[-len(lines) :]), (
+        "all that was not written, delivered to the closed pipe or not"
+    )
     assert shell.channel("pipe", "archive")["in_flight_count"] == 0
 
 
@@ -93,19 +113,49 @@ def test_one_message_is_published_with_key_and_headers(shell: Shell) -> None:
 
 
 def test_json_lines_of_tail_can_be_published_again(shell: Shell) -> None:
-    bodies = [b"plain", b"\xff\x00\x9b binary \n lines", "caf\u00e9 \U0001f600".encode(), b"", b'{"json": "inside"}']
-    headers: list[Any] = [{"text": "x", "bytes": b"\xff\x01", "number": 7, "flag": True, "none": None}, None, None, {"a": b"plain"}, None]
+    bodies = [
+        b"plain",
+        b"\xff\x00\x9b binary \n lines",
+        "caf\u00e9 \U0001f600".encode(),
+        b"",
+        b'{"json": "inside"}',
+    ]
+    headers: list[Any] = [
+        {"text": "x", "bytes": b"\xff\x01", "number": 7, "flag": True, "none": None},
+        None,
+        None,
+        {"a": b"plain"},
+        None,
+    ]
     with zsq.Producer(shell.broker.url) as producer:
-        producer.publish_many("copied", bodies, keys=["k", b"\xfe", None, None, "k"], tags=["t", None, None, None, "u"], headers=headers)
+        producer.publish_many(
+            "copied",
+            bodies,
+            keys=["k", b"\xfe", None, None, "k"],
+            tags=["t", None, None, None, "u"],
+            headers=headers,
+        )
     lines = shell("tail", "copied", "--no-follow", "--json")
     shell("pub", "copy", "--json-lines", stdin=lines)
     shell("pub", "copy", "--json-lines", "--tag", "usual", "--header", "number=8", stdin=lines)
-    with zsq.Reader("copied", url=shell.broker.url) as reader, zsq.Reader("copy", url=shell.broker.url) as copy:
+    with (
+        zsq.Reader("copied", url=shell.broker.url) as reader,
+        zsq.Reader("copy", url=shell.broker.url) as copy,
+    ):
         for offset in range(len(bodies)):
-            one, other, third = reader.message(offset), copy.message(offset), copy.message(len(bodies) + offset)
+            one, other, third = (
+                reader.message(offset),
+                copy.message(offset),
+                copy.message(len(bodies) + offset),
+            )
             assert (one.body, one.key, one.tag) == (other.body, other.key, other.tag)
-            assert {name: bytes(value) if isinstance(value, bytes) else value for name, value in one.headers.items()} == other.headers
-            assert (third.body, third.tag) == (one.body, one.tag or "usual"), "an option fills what the line does not say"
+            assert {
+                name: bytes(value) if isinstance(value, bytes) else value
+                for name, value in one.headers.items()
+            } == other.headers
+            assert (third.body, third.tag) == (one.body, one.tag or "usual"), (
+                "an option fills what the line does not say"
+            )
             assert third.headers == {"number": "8"} | one.headers
     assert shell("tail", "copy", "--no-follow", "-n", "5") == shell("tail", "copied", "--no-follow")
     got = shell("sub", "copied", "again", "-n", "5", "--json")
@@ -133,9 +183,18 @@ def test_a_line_that_is_no_message(shell: Shell, line: bytes, why: bytes) -> Non
 
 def test_tail_shows_what_has_a_pattern(shell: Shell) -> None:
     shell("pub", "searched", stdin=LINES)
-    assert shell("tail", "searched", "--no-follow", "--grep", "^line [12]99$") == b"line 199\nline 299\n"
-    assert shell("tail", "searched", "--no-follow", "--grep", "(?i)LINE 4", "-n", "3", "--from", "3") == b"line 4\nline 40\nline 41\n"
-    assert json.loads(shell("tail", "searched", "--no-follow", "--grep", "4999", "--json"))["offset"] == 4999
+    assert (
+        shell("tail", "searched", "--no-follow", "--grep", "^line [12]99$")
+        == b"line 199\nline 299\n"
+    )
+    assert (
+        shell("tail", "searched", "--no-follow", "--grep", "(?i)LINE 4", "-n", "3", "--from", "3")
+        == b"line 4\nline 40\nline 41\n"
+    )
+    assert (
+        json.loads(shell("tail", "searched", "--no-follow", "--grep", "4999", "--json"))["offset"]
+        == 4999
+    )
     assert shell("tail", "searched", "--no-follow", "--grep", "nothing") == b""
     assert b"is not a regular expression" in shell("tail", "searched", "--grep", "(", code=2)
 
@@ -181,9 +240,14 @@ def test_topics_and_channels_are_managed_by_command(shell: Shell) -> None:
     shell("pub", "made", stdin=b"one\ntwo\n")
     assert shell.channel("made", "archive")["paused"] is True
     assert shell("topic", "delete", "made", code=1).startswith(b"zsq: E_")
-    assert b"would clear 2 unfinished messages of made/archive. Use --yes" in shell("channel", "empty", "made", "archive", code=2)
+    assert b"would clear 2 unfinished messages of made/archive. Use --yes" in shell(
+        "channel", "empty", "made", "archive", code=2
+    )
     assert shell.channel("made", "archive")["depth"] == 2
-    assert shell("channel", "empty", "made", "archive", "--yes") == b"cleared 2 messages of made/archive\n"
+    assert (
+        shell("channel", "empty", "made", "archive", "--yes")
+        == b"cleared 2 messages of made/archive\n"
+    )
     assert shell.channel("made", "archive")["depth"] == 0
     shell("channel", "unpause", "made", "archive")
     shell("topic", "pause", "made")
@@ -199,7 +263,9 @@ def test_topics_and_channels_are_managed_by_command(shell: Shell) -> None:
 
 def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
     assert shell("pub", "bad name", code=2).startswith(b"zsq: E_BAD_NAME")
-    assert shell("pub", "big", stdin=b"a" * (2 << 20), code=2).startswith(b"zsq: E_TOO_BIG")  # and no count of nothing
+    assert shell("pub", "big", stdin=b"a" * (2 << 20), code=2).startswith(
+        b"zsq: E_TOO_BIG"
+    )  # and no count of nothing
     nobody = shell("stats", "--url", f"ipc://{tmp_path}/run", "--timeout", "0.3", code=3)
     assert nobody.startswith((b"zsq: E_UNREACHABLE", b"zsq: E_TIMEOUT"))
     assert shell("tail", "nowhere", "--no-follow", code=1).startswith(b"zsq: E_NOT_FOUND")
@@ -208,7 +274,9 @@ def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
 def test_serve_says_why_it_cannot_start(shell: Shell, tmp_path: Path) -> None:
     second = shell("serve", "--no-listen", "--data-dir", str(shell.broker.data_dir), code=1)
     assert str(shell.broker.process.pid).encode() in second
-    assert b"does not exist; create it (mkdir -p)" in shell("serve", "--no-listen", "--data-dir", str(tmp_path / "none/data"), code=1)
+    assert b"does not exist; create it (mkdir -p)" in shell(
+        "serve", "--no-listen", "--data-dir", str(tmp_path / "none/data"), code=1
+    )
 
 
 def test_lines_before_one_that_is_too_long_are_stored_and_counted(shell: Shell) -> None:
@@ -229,12 +297,17 @@ def test_tail_into_a_closed_pipe_is_done(shell: Shell) -> None:
 
 @pytest.mark.parametrize("arguments", [("sub", "topic", "channel"), ("tail", "topic")])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_at_once_what_waits_for_a_broker(shell: Shell, arguments: tuple[str, ...], number: signal.Signals) -> None:
+def test_a_signal_ends_at_once_what_waits_for_a_broker(
+    shell: Shell, arguments: tuple[str, ...], number: signal.Signals
+) -> None:
     with shell.open("--url", "ipc:///nowhere/run", *arguments) as waiting:
         catches = 0
         while not catches >> (number - 1) & 1:  # until it has its handlers
             status = Path(f"/proc/{waiting.pid}/status").read_text()
-            catches = int(next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1], 16)
+            catches = int(
+                next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1],
+                16,
+            )
             if number == signal.SIGINT and not catches >> (signal.SIGTERM - 1) & 1:
                 catches = 0  # Python's own
         waiting.send_signal(number)
@@ -244,11 +317,16 @@ def test_a_signal_ends_at_once_what_waits_for_a_broker(shell: Shell, arguments: 
 def test_a_topic_that_is_there_says_what_was_not_changed(shell: Shell) -> None:
     shell("topic", "create", "there", "--sync", "never")
     with shell.open("topic", "create", "there") as again:
-        assert again.communicate(timeout=30)[1] == b"zsq: topic 'there' exists already with --sync never; this was not changed\n"
+        assert (
+            again.communicate(timeout=30)[1]
+            == b"zsq: topic 'there' exists already with --sync never; this was not changed\n"
+        )
     assert again.returncode == 0
 
 
 def test_pub_without_standard_input_publishes_nothing(shell: Shell) -> None:
     line = " ".join(shell.line("pub", "closed-input")) + " <&-"
-    ended = subprocess.run(["sh", "-c", line], env=shell.environment, capture_output=True, timeout=30, check=False)
+    ended = subprocess.run(
+        ["sh", "-c", line], env=shell.environment, capture_output=True, timeout=30, check=False
+    )
     assert (ended.returncode, ended.stderr[:17]) == (0, b"0 messages stored")

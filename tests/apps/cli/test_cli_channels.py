@@ -1,4 +1,6 @@
-"""Channels by command: made and set, moved, looked into. A real broker, and `zsq` as a person runs it."""
+"""Channels by command: made and set, moved, looked into. A real broker, and `zsq` as a person runs
+it.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,21 @@ class Shell:
 
     def __call__(self, *arguments: str, code: int = 0, stdin: bytes = b"") -> str:
         line = [sys.executable, "-P", "-m", "zsq", *arguments]
-        ended = subprocess.run(line, env=os.environ | {"ZSQ_URL": self.url}, input=stdin, capture_output=True, timeout=60, check=False)
+        ended = subprocess.run(
+            line,
+            env=os.environ | {"ZSQ_URL": self.url},
+            input=stdin,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
         assert ended.returncode == code, ended.stderr.decode()
         return (ended.stdout + ended.stderr).decode()
 
     def channel(self, topic: str, channel: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads(self("stats", topic, channel, "--json"))["topics"][0]["channels"][0]
+        found: dict[str, Any] = json.loads(self("stats", topic, channel, "--json"))["topics"][0][
+            "channels"
+        ][0]
         return found
 
     def at(self, topic: str, channel: str) -> int:
@@ -44,7 +55,22 @@ def shell() -> Iterator[Shell]:
 
 
 def test_a_channel_is_made_set_and_shown(shell: Shell) -> None:
-    shell("channel", "create", "t", "set", "--start", "5", "--tags", "b || a", "--max-attempts", "5", "--backoff", "2s", "--max-age", "7d")
+    shell(
+        "channel",
+        "create",
+        "t",
+        "set",
+        "--start",
+        "5",
+        "--tags",
+        "b || a",
+        "--max-attempts",
+        "5",
+        "--backoff",
+        "2s",
+        "--max-age",
+        "7d",
+    )
     now = shell.channel("t", "set")
     assert now["next_offset"] == 5
     assert {name: now["settings"][name] for name in ("tags", "ordered", "max_attempts", "backoff_s", "max_age_s")} == {
@@ -61,9 +87,25 @@ def test_a_channel_is_made_set_and_shown(shell: Shell) -> None:
     ):
         assert line in shown
     said = shell(
-        "channel", "set", "t", "set", "--max-attempts", "none", "--backoff", "default", "--max-consumers", "3", "--max-age", "none"
+        "channel",
+        "set",
+        "t",
+        "set",
+        "--max-attempts",
+        "none",
+        "--backoff",
+        "default",
+        "--max-consumers",
+        "3",
+        "--max-age",
+        "none",
     )
-    for line in ("attempts   until it is finished", "backoff    1s,", "consumers  at most 3", "max age none"):
+    for line in (
+        "attempts   until it is finished",
+        "backoff    1s,",
+        "consumers  at most 3",
+        "max age none",
+    ):
         assert line in said
     shell("channel", "set", "t", "set", "--max-attempts", "7", "--dead-letter-topic", "bad")
     assert "at most 7, then to topic bad" in shell("channel", "show", "t", "set")
@@ -77,23 +119,45 @@ def test_options_for_an_existing_channel_have_no_effect_and_a_note_says_so(shell
     assert shell("channel", "create", "t", "there", "--tags", "b||a") == ""
     said = shell("channel", "create", "t", "there", "--max-attempts", "3", "--start", "latest")
     assert "exists already; --start has no effect (zsq seek moves the channel)" in said
-    assert "exists already with other settings; they were not changed (zsq channel set changes them)" in said
+    assert (
+        "exists already with other settings; they were not changed (zsq channel set changes them)"
+        in said
+    )
     assert (shell.at("t", "there"), shell.channel("t", "there")["settings"]["tags"]) == (3, "a||b")
     assert "has tags 'a||b', not 'c'" in shell("sub", "t", "there", "--tags", "c", code=2)
-    assert "has tags 'a||b', not 'c'; use another channel" in shell("channel", "create", "t", "there", "--tags", "c", code=2)
-    assert "has ordered False, not True; use another channel" in shell("channel", "create", "t", "there", "--ordered", code=2)
+    assert "has tags 'a||b', not 'c'; use another channel" in shell(
+        "channel", "create", "t", "there", "--tags", "c", code=2
+    )
+    assert "has ordered False, not True; use another channel" in shell(
+        "channel", "create", "t", "there", "--ordered", code=2
+    )
     shell("channel", "create", "t", "plain", "--start", "earliest")
     said = shell("sub", "t", "plain", "-n", "2", "--start", "9", "--max-attempts", "4")
     assert said.startswith("message 0\nmessage 1\n")
     assert "--start has no effect" in said
-    assert "already existed and has max_attempts 0, not 4; the settings of this consumer do not change it" in said
+    assert (
+        "already existed and has max_attempts 0, not 4; the settings of this consumer do not "
+        "change it"
+    ) in said
     assert len(said.splitlines()) == 4, "each is said once"
 
 
 def test_sub_creates_the_channel_with_its_options(shell: Shell) -> None:
-    assert (
-        shell("sub", "t", "fresh", "-n", "3", "--start", "17", "--max-attempts", "4", "--max-age", "1d")
-        == "message 17\nmessage 18\nmessage 19\nzsq: channel 'fresh' of topic 't' does not exist; creating it\n"
+    assert shell(
+        "sub",
+        "t",
+        "fresh",
+        "-n",
+        "3",
+        "--start",
+        "17",
+        "--max-attempts",
+        "4",
+        "--max-age",
+        "1d",
+    ) == (
+        "message 17\nmessage 18\nmessage 19\nzsq: channel 'fresh' of topic 't' does not "
+        "exist; creating it\n"
     )
     now = shell.channel("t", "fresh")["settings"]
     assert (now["max_attempts"], now["max_age_s"]) == (4, 86_400)
@@ -108,14 +172,18 @@ def test_seek_moves_a_channel_to_each_kind_of_place(shell: Shell) -> None:
         assert shell("seek", "t", "moved", where) == f"t/moved continues at offset {expected}\n"
         assert shell.at("t", "moved") == expected
     assert shell("seek", "t", "moved", "1", "--forward") == "t/moved continues at offset 20\n"
-    assert "20 messages would be skipped" in shell("seek", "t", "moved", "earliest") + shell("seek", "t", "moved", "21", code=2)
+    assert "20 messages would be skipped" in shell("seek", "t", "moved", "earliest") + shell(
+        "seek", "t", "moved", "21", code=2
+    )
     assert "ahead of the broker's clock" in shell("seek", "t", "moved", "@4000000000", code=2)
     assert shell.at("t", "moved") == 0
     for where in ("21", "@4000000000", "2100-01-01T00:00Z"):
         assert shell("seek", "t", "moved", "earliest") == "t/moved continues at offset 0\n"
         assert shell("seek", "t", "moved", where, "--clamp") == "t/moved continues at offset 20\n"
     assert "is not a position; use earliest" in shell("seek", "t", "moved", "soon", code=2)
-    assert "this id belongs to node 1, but this broker is node 0" in shell("seek", "t", "moved", "0040000000000001", code=1)
+    assert "this id belongs to node 1, but this broker is node 0" in shell(
+        "seek", "t", "moved", "0040000000000001", code=1
+    )
     assert "E_NOT_FOUND" in shell("seek", "t", "nobody", "1", code=1)
     assert shell("message", "t", "0000000000000009") == "message 9\n"
 
@@ -136,7 +204,9 @@ def test_peek_shows_messages_and_moves_nothing(shell: Shell) -> None:
     *lines, summary = shell("peek", "t", "looked", "-n", "3").splitlines()
     assert [line.split()[:2] for line in lines] == [["4", "new"], ["5", "new"], ["6", "new"]]
     assert summary == "zsq: t/looked is at offset 4 of 20; no messages held"
-    objects = [json.loads(line) for line in shell("peek", "t", "looked", "--json", "-n", "2").splitlines()]
+    objects = [
+        json.loads(line) for line in shell("peek", "t", "looked", "--json", "-n", "2").splitlines()
+    ]
     assert [(one["offset"], one["state"], one["attempts"], one["body"]) for one in objects] == [
         (4, "new", 0, "message 4"), (5, "new", 0, "message 5"),
     ]  # fmt: skip
@@ -152,20 +222,32 @@ def test_peek_shows_messages_and_moves_nothing(shell: Shell) -> None:
         (["channel", "create", "t", "c", "--start", "soon"], "is not a position"),
         (["channel", "create", "t", "c", "--max-age", "soon"], "is not a time"),
         (["channel", "create", "t", "c", "--max-attempts", "default"], "is not a whole number"),
-        (["channel", "set", "t", "c", "--max-attempts", "-1"], "is not a whole number of 0 or more"),
-        (["channel", "create", "t", "c", "--max-consumers", "-1"], "is not a whole number of 0 or more"),
+        (
+            ["channel", "set", "t", "c", "--max-attempts", "-1"],
+            "is not a whole number of 0 or more",
+        ),
+        (
+            ["channel", "create", "t", "c", "--max-consumers", "-1"],
+            "is not a whole number of 0 or more",
+        ),
         (["channel", "set", "t", "c", "--tags", "a"], "No such option"),
         (["peek", "t", "-n", "1001"], "is not in the range"),
         (["seek", "t", "c"], "Missing argument 'WHERE'"),
     ],
 )
-def test_wrong_arguments_are_wrong_usage(arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_wrong_usage(
+    arguments: list[str], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(arguments) == 2
     assert text in capsys.readouterr().err
 
 
 def test_settings_that_make_no_sense_are_wrong_usage(shell: Shell) -> None:
-    assert "max_age_s must be a number of seconds above 0" in shell("channel", "create", "t", "c", "--max-age", "0", code=2)
-    assert "is above backoff_max_s" in shell("channel", "create", "t", "c", "--backoff", "5m", code=2)
+    assert "max_age_s must be a number of seconds above 0" in shell(
+        "channel", "create", "t", "c", "--max-age", "0", code=2
+    )
+    assert "is above backoff_max_s" in shell(
+        "channel", "create", "t", "c", "--backoff", "5m", code=2
+    )
     assert "E_NOT_FOUND" in shell("channel", "show", "t", "c", code=1)
     assert "E_NOT_FOUND" in shell("channel", "set", "t", "c", "--max-attempts", "1", code=1)

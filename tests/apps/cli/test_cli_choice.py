@@ -1,4 +1,6 @@
-"""The command line for what a channel takes: tags, messages for one channel, samples; and how it says no."""
+"""The command line for what a channel takes: tags, messages for one channel, samples; and how it
+says no.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +26,17 @@ def broker() -> Iterator[LocalBroker]:
 def run(broker: LocalBroker, *arguments: str, stdin: bytes = b"", code: int = 0) -> str:
     line = [sys.executable, "-P", "-m", "zsq", *arguments]
     environment = os.environ | {"ZSQ_URL": broker.url}
-    ended = subprocess.run(line, input=stdin, env=environment, capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(
+        line, input=stdin, env=environment, capture_output=True, timeout=60, check=False
+    )
     assert ended.returncode == code, ended.stderr.decode()
     return (ended.stdout if code == 0 else ended.stderr).decode()
 
 
 def row(broker: LocalBroker, topic: str, channel: str) -> dict[str, Any]:
-    return dict(json.loads(run(broker, "stats", topic, channel, "--json"))["topics"][0]["channels"][0])
+    return dict(
+        json.loads(run(broker, "stats", topic, channel, "--json"))["topics"][0]["channels"][0]
+    )
 
 
 def test_a_channel_gets_only_its_tags_and_messages_addressed_to_it(broker: LocalBroker) -> None:
@@ -43,7 +49,11 @@ def test_a_channel_gets_only_its_tags_and_messages_addressed_to_it(broker: Local
     assert run(broker, "sub", "t", "paid", "-n", "3") == "1\n2\n7\n"
     assert run(broker, "sub", "t", "all", "-n", "7") == "1\n2\n3\n4\n5\n6\n7\n"
     found = row(broker, "t", "paid")
-    assert (found["tag_skipped_count"], found["addressed_skipped_count"], found["depth"]) == (3, 1, 0)
+    assert (found["tag_skipped_count"], found["addressed_skipped_count"], found["depth"]) == (
+        3,
+        1,
+        0,
+    )
     with zsq.Reader("t", url=broker.url) as reader:
         message = reader.message(0)
         assert (message.key, message.tag) == (b"k", "paid")
@@ -52,12 +62,20 @@ def test_a_channel_gets_only_its_tags_and_messages_addressed_to_it(broker: Local
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("sub", "t", "paid", "--tags", "other", "-n", "1"), "has tags 'paid||refunded', not 'other'"),
+        (
+            ("sub", "t", "paid", "--tags", "other", "-n", "1"),
+            "has tags 'paid||refunded', not 'other'",
+        ),
         (("sub", "t", "paid", "--sample", "100"), "1<=x<=99"),
-        (("channel", "create", "t", "x", "--tags", "a||"), "tags must be names with || between them"),
+        (
+            ("channel", "create", "t", "x", "--tags", "a||"),
+            "tags must be names with || between them",
+        ),
         (("pub", "t", "--channel", "a b"), "channel name 'a b' is not legal"),
         (("pub", "t", "--tag", "x" * 257), "over the limit of 256 bytes"),
     ],
 )
-def test_wrong_options_for_tags_and_samples_are_refused(broker: LocalBroker, arguments: tuple[str, ...], said: str) -> None:
+def test_wrong_options_for_tags_and_samples_are_refused(
+    broker: LocalBroker, arguments: tuple[str, ...], said: str
+) -> None:
     assert said in run(broker, *arguments, code=2)

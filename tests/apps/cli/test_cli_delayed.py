@@ -23,7 +23,15 @@ def zsq() -> Iterator[Zsq]:
         def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
             command = [sys.executable, "-P", "-m", "zsq", *arguments]
             environment = os.environ | {"ZSQ_URL": broker.url}
-            return subprocess.run(command, input=stdin, env=environment, capture_output=True, timeout=60, check=False, text=True)
+            return subprocess.run(
+                command,
+                input=stdin,
+                env=environment,
+                capture_output=True,
+                timeout=60,
+                check=False,
+                text=True,
+            )
 
         yield run
 
@@ -40,7 +48,9 @@ def test_delayed_messages_are_published_listed_counted_and_cancelled(zsq: Zsq) -
     assert (done.returncode, "3 messages wait in t" in done.stderr) == (0, True), done.stderr
     found = listed(zsq)
     assert [bytes.fromhex(one["body"]) for one in found] == [b"one", b"two\x07", b"three"]
-    assert [one["key"] for one in listed(zsq, "-n", "1", "--after", found[0]["key"])] == [found[1]["key"]]
+    assert [one["key"] for one in listed(zsq, "-n", "1", "--after", found[0]["key"])] == [
+        found[1]["key"]
+    ]
     lines = zsq("delayed", "list", "t").stdout.splitlines()
     assert lines[1].startswith(found[1]["key"])
     assert lines[1].endswith("two\N{MIDDLE DOT}"), "nothing that would move a terminal's cursor"

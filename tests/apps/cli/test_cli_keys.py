@@ -40,8 +40,15 @@ def test_secrets_go_into_files_that_only_their_owner_reads_and_nowhere_else(tmp_
     before = os.umask(0)
     try:
         server, client = tmp_path / "broker.key", tmp_path / "etl.key"
-        said = [zsq("keys", "server", server), zsq("keys", "client", client, "--server", f"{server}.pub"), zsq("keys", "show", client)]
-        said += [zsq("keys", "show", server, "--json"), zsq("keys", "client", tmp_path / "b.key", "--server", f"{server}.pub", "--json")]
+        said = [
+            zsq("keys", "server", server),
+            zsq("keys", "client", client, "--server", f"{server}.pub"),
+            zsq("keys", "show", client),
+        ]
+        said += [
+            zsq("keys", "show", server, "--json"),
+            zsq("keys", "client", tmp_path / "b.key", "--server", f"{server}.pub", "--json"),
+        ]
     finally:
         os.umask(before)
     assert [one.exit_code for one in said] == [0] * 5
@@ -51,15 +58,22 @@ def test_secrets_go_into_files_that_only_their_owner_reads_and_nowhere_else(tmp_
     assert "secret" not in tomllib.loads((tmp_path / "broker.key.pub").read_text())
 
 
-def test_printed_lines_for_the_access_file_can_be_pasted_unchanged(server: Path, tmp_path: Path) -> None:
-    client = zsq("keys", "client", tmp_path / "etl.key", "--server", f"{server}.pub").output.splitlines()[-1]
+def test_printed_lines_for_the_access_file_can_be_pasted_unchanged(
+    server: Path, tmp_path: Path
+) -> None:
+    client = zsq(
+        "keys", "client", tmp_path / "etl.key", "--server", f"{server}.pub"
+    ).output.splitlines()[-1]
     token = CliRunner().invoke(app, ["keys", "token"])
     access = Access.parse(f"[users.etl]\n{client}\n{token.stderr.splitlines()[-1]}\n")
     found = access.by_curve(load(str(tmp_path / "etl.key")).public)
     assert found is not None
     assert access.by_token(token.stdout.strip()) is found
     answer = json.loads(zsq("keys", "token", "--json").stdout)
-    assert Access.parse(f'[users.etl]\ntokens = ["{answer["hash"]}"]').by_token(answer["token"]) is not None
+    assert (
+        Access.parse(f'[users.etl]\ntokens = ["{answer["hash"]}"]').by_token(answer["token"])
+        is not None
+    )
 
 
 def test_the_brokers_key_may_be_given_as_it_is(server: Path, tmp_path: Path) -> None:
@@ -80,7 +94,9 @@ def test_no_key_is_written_over_anything(server: Path, tmp_path: Path) -> None:
     assert server.read_bytes() == before
 
 
-def test_a_key_file_of_the_command_line_holds_for_one_command(server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_file_of_the_command_line_holds_for_one_command(
+    server: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("ZSQ_KEY_FILE", raising=False)
     mine = tmp_path / "etl.key"
     zsq("keys", "client", mine, "--server", f"{server}.pub")
@@ -124,16 +140,23 @@ def test_keys_and_rules_that_do_not_go_together_are_refused_at_the_start(
 ) -> None:
     file = tmp_path / "access.toml"
     file.write_text(access)
-    given = GivenOptions(access=file if access else None, curve_key=server if key else None, no_listen=no_listen)
+    given = GivenOptions(
+        access=file if access else None, curve_key=server if key else None, no_listen=no_listen
+    )
     if said is None:
         found = given_security(given)
-        assert (found.access_file, found.curve_key_file) == (str(file) if access else "", str(server) if key else "")
+        assert (found.access_file, found.curve_key_file) == (
+            str(file) if access else "",
+            str(server) if key else "",
+        )
         return
     with pytest.raises(click.UsageError, match=said):
         given_security(given)
 
 
-def test_a_clients_file_is_no_key_pair_of_a_broker_that_is_open_to_all(server: Path, tmp_path: Path) -> None:
+def test_a_clients_file_is_no_key_pair_of_a_broker_that_is_open_to_all(
+    server: Path, tmp_path: Path
+) -> None:
     (tmp_path / "access.toml").write_text("[anonymous]")
     given = GivenOptions(access=tmp_path / "access.toml", curve_key=Path(f"{server}.pub"))
     with pytest.raises(UsageError, match="no `secret`"):
@@ -144,7 +167,9 @@ def test_a_clients_file_is_no_key_pair_of_a_broker_that_is_open_to_all(server: P
 
 
 def test_a_key_is_on_disk_when_it_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its public half may be in an access file by the time that the power goes, and nobody can make the other one again."""
+    """Its public half may be in an access file by the time that the power goes, and nobody can make
+    the other one again.
+    """
     synced: list[tuple[str, int]] = []
 
     def fsync(fd: int) -> None:

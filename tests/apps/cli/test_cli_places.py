@@ -96,11 +96,26 @@ def test_a_time_that_is_shown_can_be_typed_again(seconds: float) -> None:
 
 
 def test_times_are_shown_in_days_hours_minutes_and_seconds() -> None:
-    assert [spelled(s) for s in (0, 0.5, 1, 90, 3_600, 604_800, 90_061.5)] == ["0s", "0.5s", "1s", "1m30s", "1h", "7d", "1d1h1m1.5s"]
+    assert [spelled(s) for s in (0, 0.5, 1, 90, 3_600, 604_800, 90_061.5)] == [
+        "0s",
+        "0.5s",
+        "1s",
+        "1m30s",
+        "1h",
+        "7d",
+        "1d1h1m1.5s",
+    ]
 
 
 def test_options_become_settings() -> None:
-    options = {"max_attempts": -1, "max_age": -1, "backoff": 2.0, "alarm_age": "default", "dead_letter_topic": "", "tags": None}
+    options = {
+        "max_attempts": -1,
+        "max_age": -1,
+        "backoff": 2.0,
+        "alarm_age": "default",
+        "dead_letter_topic": "",
+        "tags": None,
+    }
     assert given_settings(CHANNEL, options) == {
         "max_attempts": 0, "max_age_s": -1, "backoff_s": 2.0, "alarm_age_s": None, "dead_letter_topic": None,
     }  # fmt: skip
@@ -109,7 +124,10 @@ def test_options_become_settings() -> None:
 def test_every_setting_can_be_given_and_is_shown() -> None:
     command = with_start(with_settings(CHANNEL)(lambda: None))
     names = {str(option.name) for option in click.command()(command).params}
-    assert {*given_settings(CHANNEL, dict.fromkeys(names, 1)), broker_settings.START} == {*NewChannelOptions.__annotations__, *NAMES}
+    assert {*given_settings(CHANNEL, dict.fromkeys(names, 1)), broker_settings.START} == {
+        *NewChannelOptions.__annotations__,
+        *NAMES,
+    }
     default = ChannelSettings().as_dict()
     shown = describe_channel("t", "c", default)
     other = {"tags": "a||b", "ordered": True, "max_attempts": 5, "backoff_s": 3.0, "backoff_max_s": 60.0, "max_age_s": 60.0,
@@ -118,7 +136,9 @@ def test_every_setting_can_be_given_and_is_shown() -> None:
     for name, value in other.items():
         assert describe_channel("t", "c", default | {name: value}) != shown, name
     assert "topic t.c.dead" in describe_channel("t", "c", default | {"max_attempts": 5})
-    assert "topic bad" in describe_channel("t", "c", default | {"max_attempts": 5, "dead_letter_topic": "bad"})
+    assert "topic bad" in describe_channel(
+        "t", "c", default | {"max_attempts": 5, "dead_letter_topic": "bad"}
+    )
 
 
 def test_the_limits_of_peek_agree() -> None:

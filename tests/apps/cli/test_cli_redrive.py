@@ -1,4 +1,6 @@
-"""zsq redrive, against a broker: dead letters go back to the channel that gave them up, and to nobody else."""
+"""zsq redrive, against a broker: dead letters go back to the channel that gave them up, and to
+nobody else.
+"""
 
 from __future__ import annotations
 
@@ -34,22 +36,31 @@ def broker() -> Iterator[LocalBroker]:
 
 @pytest.fixture
 def run(broker: LocalBroker) -> Run:
-    def run(*arguments: str, command: tuple[str, ...] = ("-m", "zsq")) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, command: tuple[str, ...] = ("-m", "zsq")
+    ) -> subprocess.CompletedProcess[str]:
         environment = os.environ | {"ZSQ_URL": broker.url}
         line = [sys.executable, "-P", *command, *arguments]
-        return subprocess.run(line, env=environment, capture_output=True, timeout=60, check=False, text=True)
+        return subprocess.run(
+            line, env=environment, capture_output=True, timeout=60, check=False, text=True
+        )
 
     return run
 
 
 def die(broker: LocalBroker, topic: str, *bodies: bytes, channel: str = "c") -> None:
-    """These messages are published, and rejected by the channel; another channel has finished them."""
+    """These messages are published, and rejected by the channel; another channel has finished
+    them.
+    """
     with zsq.Admin(broker.url) as admin:
         admin.create_channel(topic, channel)
         admin.create_channel(topic, "other")
     with zsq.Producer(broker.url) as producer:
         producer.publish_many(topic, bodies, keys=bodies, headers=[{"own": 1}] * len(bodies))
-    with zsq.Consumer(topic, channel, url=broker.url) as consumer, zsq.Consumer(topic, "other", url=broker.url) as other:
+    with (
+        zsq.Consumer(topic, channel, url=broker.url) as consumer,
+        zsq.Consumer(topic, "other", url=broker.url) as other,
+    ):
         for _ in bodies:
             one, two = consumer.receive(10), other.receive(10)
             assert one is not None
@@ -84,7 +95,10 @@ def test_for_nothing_no_channel_is_made(broker: LocalBroker, run: Run) -> None:
     with zsq.Admin(broker.url) as admin:
         admin.create_topic("never.c.dead")
         assert run("redrive", "never.c.dead", "--all").stdout == "nothing to send back\n"
-        assert json.loads(run("redrive", "never.c.dead", "--all", "--json").stdout) == {"sent": [], "left": []}
+        assert json.loads(run("redrive", "never.c.dead", "--all", "--json").stdout) == {
+            "sent": [],
+            "left": [],
+        }
         assert admin.topics()["never.c.dead"] == []
 
 
@@ -94,14 +108,25 @@ def test_letters_come_back_to_their_channel_only(broker: LocalBroker, run: Run) 
     assert run("redrive", "t.c.dead", "--all").stdout == "2 to t, for channel c\n"
     assert run("redrive", "t.c.dead", "--all").stdout == "nothing to send back\n"
     back = take(broker, "t", "c", 3)
-    assert [(m.body, m.key, m.attempts) for m in back] == [(b"a", b"a", 1), (b"b", b"b", 1), (b"c", b"c", 1)]
+    assert [(m.body, m.key, m.attempts) for m in back] == [
+        (b"a", b"a", 1),
+        (b"b", b"b", 1),
+        (b"c", b"c", 1),
+    ]
     headers = back[0].headers
-    assert (headers["own"], headers["zsq-redriven-offset"], headers["zsq-redriven-error"], headers["zsq-channel"]) == (1, 0, "why", "c")
+    assert (
+        headers["own"],
+        headers["zsq-redriven-offset"],
+        headers["zsq-redriven-error"],
+        headers["zsq-channel"],
+    ) == (1, 0, "why", "c")
     assert not [name for name in headers if name.startswith("zsq-dead-")]
     assert take(broker, "t", "other", 0) == []
 
 
-def test_a_redriven_message_that_dies_again_is_left_to_the_next_run(broker: LocalBroker, run: Run) -> None:
+def test_a_redriven_message_that_dies_again_is_left_to_the_next_run(
+    broker: LocalBroker, run: Run
+) -> None:
     die(broker, "again", b"a")
     assert run("redrive", "again.c.dead", "--all").returncode == 0
     with zsq.Consumer("again", "c", url=broker.url) as consumer:
@@ -111,17 +136,28 @@ def test_a_redriven_message_that_dies_again_is_left_to_the_next_run(broker: Loca
     with zsq.Reader("again.c.dead", url=broker.url) as reader:
         wait_for(lambda: reader.head()[1] == 2, 10, "a second letter")
         headers = reader.message(1).headers
-    assert (headers["zsq-dead-error"], headers["zsq-redriven-error"], "zsq-channel" in headers) == ("once more", "why", False)
+    assert (headers["zsq-dead-error"], headers["zsq-redriven-error"], "zsq-channel" in headers) == (
+        "once more",
+        "why",
+        False,
+    )
     assert run("redrive", "again.c.dead", "--all").stdout == "1 to again, for channel c\n"
 
 
-def test_dead_letters_can_be_sent_to_another_topic_or_channel(broker: LocalBroker, run: Run) -> None:
+def test_dead_letters_can_be_sent_to_another_topic_or_channel(
+    broker: LocalBroker, run: Run
+) -> None:
     die(broker, "from", b"a", b"b")
     with zsq.Admin(broker.url) as admin:
         admin.create_channel("elsewhere", "x")
         admin.create_channel("elsewhere", "y")
-    assert run("redrive", "from.c.dead", "-n", "1", "--to", "elsewhere").stdout == "1 to elsewhere\n"
-    assert run("redrive", "from.c.dead", "-n", "1", "--to", "elsewhere", "--channel", "y").stdout == "1 to elsewhere, for channel y\n"
+    assert (
+        run("redrive", "from.c.dead", "-n", "1", "--to", "elsewhere").stdout == "1 to elsewhere\n"
+    )
+    assert (
+        run("redrive", "from.c.dead", "-n", "1", "--to", "elsewhere", "--channel", "y").stdout
+        == "1 to elsewhere, for channel y\n"
+    )
     assert [message.body for message in take(broker, "elsewhere", "x", 1)] == [b"a"]
     assert [message.body for message in take(broker, "elsewhere", "y", 2)] == [b"a", b"b"]
 
@@ -131,17 +167,24 @@ def test_a_dead_letter_without_a_target_stays(broker: LocalBroker, run: Run) -> 
     with zsq.Admin(broker.url) as admin:
         admin.delete_channel("gone", "c", force=True)
         done = run("redrive", "gone.c.dead", "--all")
-        text = "1 left: channel 'c' of topic 'gone' does not exist; choose another target with --to and --channel\n"
+        text = (
+            "1 left: channel 'c' of topic 'gone' does not exist; choose another target with "
+            "--to and --channel\n"
+        )
         assert (done.returncode, done.stdout) == (1, text)
         admin.delete_topic("gone", force=True)
         done = run("redrive", "gone.c.dead", "--all")
         assert (done.returncode, "topic 'gone' does not exist" in done.stdout) == (1, True)
-        assert "gone" not in {one["topic_name"] for one in admin.stats()["topics"]}, "it was not made again"
+        assert "gone" not in {one["topic_name"] for one in admin.stats()["topics"]}, (
+            "it was not made again"
+        )
         admin.create_channel("new", "x")
     assert run("redrive", "gone.c.dead", "--all", "--to", "new").stdout == "1 to new\n"
 
 
-def test_messages_that_are_no_letters_stay_and_keep_none_back(broker: LocalBroker, run: Run) -> None:
+def test_messages_that_are_no_letters_stay_and_keep_none_back(
+    broker: LocalBroker, run: Run
+) -> None:
     die(broker, "mixed", b"a")
     with zsq.Producer(broker.url) as producer:
         producer.publish_many("mixed.c.dead", [b"x", b"y"])
@@ -153,17 +196,25 @@ def test_messages_that_are_no_letters_stay_and_keep_none_back(broker: LocalBroke
     ]
 
 
-def test_a_redrive_of_a_topic_without_dead_letters_says_that_it_made_a_channel(broker: LocalBroker, run: Run) -> None:
-    """The channel keeps the topic's log files. To delete it would lose the messages to the topic's next first channel."""
+def test_a_redrive_of_a_topic_without_dead_letters_says_that_it_made_a_channel(
+    broker: LocalBroker, run: Run
+) -> None:
+    """The channel keeps the topic's log files. To delete it would lose the messages to the topic's
+    next first channel.
+    """
     with zsq.Producer(broker.url) as producer:
         producer.publish_many("plain", [b"x", b"y"])
     done = run("redrive", "plain", "--all")
     assert (done.returncode, done.stdout[:10]) == (1, "2 left: no")
     assert "zsq channel delete plain redrive --force" in done.stderr
-    assert "zsq channel delete" not in run("redrive", "plain", "--all").stderr, "it was there before"
+    assert "zsq channel delete" not in run("redrive", "plain", "--all").stderr, (
+        "it was there before"
+    )
 
 
-def test_letters_behind_a_thousand_that_cannot_be_sent_are_reported(broker: LocalBroker, run: Run) -> None:
+def test_letters_behind_a_thousand_that_cannot_be_sent_are_reported(
+    broker: LocalBroker, run: Run
+) -> None:
     with zsq.Producer(broker.url) as producer:
         producer.publish_many("jam", [b"no letter"] * (READY + 1))
     done = run("redrive", "jam", "--all")
@@ -171,7 +222,9 @@ def test_letters_behind_a_thousand_that_cannot_be_sent_are_reported(broker: Loca
     assert done.stdout.splitlines() == [f"1,000 left: {NO_LETTER}", f"1 left: {BEHIND}"]
 
 
-def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(broker: LocalBroker, run: Run) -> None:
+def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(
+    broker: LocalBroker, run: Run
+) -> None:
     die(broker, "killed", b"a", b"b")
     assert run("killed.c.dead", command=("-c", KILLED)).returncode == -signal.SIGKILL
     done = run("redrive", "killed.c.dead", "--all", "--timeout", "30")
@@ -179,7 +232,10 @@ def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(broker: 
     with zsq.Reader("killed", url=broker.url) as reader:
         sent = reader.head()[1] - 2
     assert sent in (3, 4), "the one that was killed had one letter in its hands, or both"
-    assert sorted(message.body for message in take(broker, "killed", "c", sent)) == [b"a", b"a", b"b", b"b"][:sent]
+    assert (
+        sorted(message.body for message in take(broker, "killed", "c", sent))
+        == [b"a", b"a", b"b", b"b"][:sent]
+    )
 
 
 @pytest.mark.parametrize(
@@ -193,6 +249,8 @@ def test_a_redrive_killed_before_a_finish_sends_twice_and_loses_nothing(broker: 
         (("t.c.dead", "--all", "--channel", "a/b"), 2, "E_BAD_NAME"),
     ],
 )
-def test_each_senseless_redrive_is_refused(run: Run, arguments: tuple[str, ...], code: int, text: str) -> None:
+def test_each_senseless_redrive_is_refused(
+    run: Run, arguments: tuple[str, ...], code: int, text: str
+) -> None:
     done = run("redrive", *arguments)
     assert (done.returncode, text in done.stderr) == (code, True), done.stderr

@@ -35,7 +35,23 @@ def test_each_size_is_parsed_to_bytes(text: str, expected: int) -> None:
     assert parse_bytes(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "GiB", "-1", "1e9", "1.GiB", "one", "1 Gib 2", "1pib", "10000000TiB", "0x10", "1,5GB", "٣"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "GiB",
+        "-1",
+        "1e9",
+        "1.GiB",
+        "one",
+        "1 Gib 2",
+        "1pib",
+        "10000000TiB",
+        "0x10",
+        "1,5GB",
+        "٣",
+    ],
+)
 def test_each_text_that_is_no_size_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"size|limit of 4 EiB") as error:
         parse_bytes(text)
@@ -54,7 +70,10 @@ def test_each_duration_is_parsed_to_seconds(text: str, expected: float) -> None:
     assert parse_seconds(text) == expected
 
 
-@pytest.mark.parametrize("text", ["", "d", "-1", "1h30", "1y", "7 d x", "1e3", "h1", "10000w", "inf", "nan", "99999999999"])
+@pytest.mark.parametrize(
+    "text",
+    ["", "d", "-1", "1h30", "1y", "7 d x", "1e3", "h1", "10000w", "inf", "nan", "99999999999"],
+)
 def test_each_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"time|100 years") as error:
         parse_seconds(text)
@@ -69,8 +88,19 @@ def test_any_text_is_a_quantity_or_refused(text: str) -> None:
 
 
 def test_options_become_settings() -> None:
-    given_options = {"keep_time": 60, "keep_bytes": None, "max_age": "default", "max_bytes": -1, "when_full": "reject"}
-    assert given_settings(TOPIC, given_options) == {"keep_s": 60, "max_s": None, "max_bytes": -1, "when_full": "reject"}
+    given_options = {
+        "keep_time": 60,
+        "keep_bytes": None,
+        "max_age": "default",
+        "max_bytes": -1,
+        "when_full": "reject",
+    }
+    assert given_settings(TOPIC, given_options) == {
+        "keep_s": 60,
+        "max_s": None,
+        "max_bytes": -1,
+        "when_full": "reject",
+    }
     shown = describe(TOPIC, Retention(keep_s=60).as_dict())
     assert "kept up to: bytes 1,073,741,824, time 1m, chunks none" in shown
     assert "at most: bytes none, age none, when full reject" in shown
@@ -84,7 +114,9 @@ class Shell:
 
     def __call__(self, *arguments: str, code: int = 0, stdin: bytes = b"") -> str:
         line = [sys.executable, "-P", "-m", "zsq", *arguments]
-        ended = subprocess.run(line, env=self.environment, input=stdin, capture_output=True, timeout=60, check=False)
+        ended = subprocess.run(
+            line, env=self.environment, input=stdin, capture_output=True, timeout=60, check=False
+        )
         assert ended.returncode == code, ended.stderr.decode()
         return (ended.stdout + ended.stderr).decode()
 
@@ -95,22 +127,60 @@ class Shell:
 
 @pytest.fixture(scope="module")
 def shell() -> Iterator[Shell]:
-    with temporary_broker("--no-listen", "--keep-bytes", "5MiB", "--keep-time", "none", prefix="zsq-test-") as broker:
+    with temporary_broker(
+        "--no-listen", "--keep-bytes", "5MiB", "--keep-time", "none", prefix="zsq-test-"
+    ) as broker:
         yield Shell(broker)
 
 
 def test_a_topic_is_made_and_set(shell: Shell) -> None:
-    shell("topic", "create", "a", "--keep-time", "7d", "--max-bytes", "1GiB", "--when-full", "drop-oldest", "--max-age", "3d")
-    wanted = {"keep_bytes": 5 << 20, "keep_s": 604_800, "max_bytes": GIB, "max_s": 259_200, "when_full": "drop-oldest"}
+    shell(
+        "topic",
+        "create",
+        "a",
+        "--keep-time",
+        "7d",
+        "--max-bytes",
+        "1GiB",
+        "--when-full",
+        "drop-oldest",
+        "--max-age",
+        "3d",
+    )
+    wanted = {
+        "keep_bytes": 5 << 20,
+        "keep_s": 604_800,
+        "max_bytes": GIB,
+        "max_s": 259_200,
+        "when_full": "drop-oldest",
+    }
     assert shell.settings("a") == wanted
-    said = shell("topic", "set", "a", "--keep-bytes", "none", "--keep-chunks", "100", "--max-age", "none")
+    said = shell(
+        "topic", "set", "a", "--keep-bytes", "none", "--keep-chunks", "100", "--max-age", "none"
+    )
     assert "chunks 100" in said
     assert "age none" in said
     del wanted["keep_bytes"], wanted["max_s"]
     assert shell.settings("a") == wanted | {"keep_chunks": 100}
-    shell("topic", "set", "a", "--keep-bytes", "default", "--keep-chunks", "default", "--keep-time", "default")
-    assert shell.settings("a") == {"keep_bytes": 5 << 20, "max_bytes": GIB, "when_full": "drop-oldest"}
-    assert "exists already with other settings; they were not changed" in shell("topic", "create", "a", "--max-bytes", "2GiB")
+    shell(
+        "topic",
+        "set",
+        "a",
+        "--keep-bytes",
+        "default",
+        "--keep-chunks",
+        "default",
+        "--keep-time",
+        "default",
+    )
+    assert shell.settings("a") == {
+        "keep_bytes": 5 << 20,
+        "max_bytes": GIB,
+        "when_full": "drop-oldest",
+    }
+    assert "exists already with other settings; they were not changed" in shell(
+        "topic", "create", "a", "--max-bytes", "2GiB"
+    )
     assert shell.settings("a")["max_bytes"] == GIB
     shell("topic", "set", "a", "--when-full", "default")
     assert shell.settings("a")["when_full"] == "reject"
@@ -146,7 +216,9 @@ def test_wrong_settings_are_wrong_usage(shell: Shell, arguments: list[str], text
 def test_a_topic_that_is_not_there(shell: Shell) -> None:
     assert "E_NOT_FOUND" in shell("topic", "set", "nobody", "--keep-chunks", "1", code=1)
     assert "E_NOT_FOUND" in shell("topic", "show", "nobody", code=1)
-    assert "b" not in [topic["topic_name"] for topic in json.loads(shell("stats", "--json"))["topics"]], "a refused creation makes nothing"
+    assert "b" not in [
+        topic["topic_name"] for topic in json.loads(shell("stats", "--json"))["topics"]
+    ], "a refused creation makes nothing"
 
 
 def test_bytes_on_disk_and_dropped_messages_are_in_the_tables() -> None:

@@ -1,4 +1,6 @@
-"""What all commands have in common: JSON for programs, bars and colours for terminals only, words for the TAB key."""
+"""What all commands have in common: JSON for programs, bars and colours for terminals only, words
+for the TAB key.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from zsq.apps.cli.output import tell, tell_line
 from zsq.apps.cli.progress import bar
 from zsq.storage.files import Files
 
-# These answer with an exit code, and say something only where that is not what was asked for; or they run until they are stopped.
+# These answer with an exit code, and say something only where that is not what was asked for; or
+# they run until they are stopped.
 SHOW_NOTHING = {
     "serve", "completion", "topic create", "topic close", "topic open", "topic retire", "topic delete", "topic pause", "topic unpause",
     "topic empty", "channel create", "channel delete", "channel pause", "channel unpause", "channel empty",
@@ -38,7 +41,11 @@ def leaves(command: click.Command, name: str = "") -> Iterator[tuple[str, click.
 
 
 def test_each_command_that_shows_something_does_so_in_json() -> None:
-    without = {name for name, command in leaves(app.app) if not any(param.name == "as_json" for param in command.params)}
+    without = {
+        name
+        for name, command in leaves(app.app)
+        if not any(param.name == "as_json" for param in command.params)
+    }
     assert without - NOT_YET == SHOW_NOTHING
 
 
@@ -46,7 +53,10 @@ def test_each_command_says_what_it_does_and_each_option_too() -> None:
     for name, command in leaves(app.app):
         assert command.get_short_help_str(), name
         for param in command.params:
-            assert not isinstance(param, click.Option) or param.help or param.name == "help", (name, param.name)
+            assert not isinstance(param, click.Option) or param.help or param.name == "help", (
+                name,
+                param.name,
+            )
 
 
 def test_answers_are_printed_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -69,7 +79,13 @@ def drawn(unit: str, **environment: str) -> tuple[str, str]:
     """stdout, and what came to the terminal that stderr is."""
     ours, theirs = pty.openpty()
     environ = os.environ | {"TERM": "xterm"} | environment
-    with subprocess.Popen([sys.executable, "-c", PROGRAM, unit], stdout=subprocess.PIPE, stderr=theirs, text=True, env=environ) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, unit],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env=environ,
+    ) as process:
         os.close(theirs)
         out, _ = process.communicate(timeout=20)
     seen = b""
@@ -115,10 +131,17 @@ def test_work_on_files_is_counted(tmp_path: Path) -> None:
     files.writev(fd, [b"abc", b"de"], 0)
     assert files.pread(fd, 10, 1) == b"bcde"
     files.close(fd)
-    assert (read, written, bytes_below(tmp_path, "*.chunk"), bytes_below(tmp_path / "none", "*")) == ([4], [5], 5, 0)
+    assert (
+        read,
+        written,
+        bytes_below(tmp_path, "*.chunk"),
+        bytes_below(tmp_path / "none", "*"),
+    ) == ([4], [5], 5, 0)
 
 
-def words(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> list[str]:
+def words(
+    line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> list[str]:
     """What TAB offers behind `line`."""
     monkeypatch.setenv(completion.VARIABLE, "bash_complete")
     monkeypatch.setenv("COMP_WORDS", line)
@@ -128,7 +151,9 @@ def words(line: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
     return [one.partition(",")[2] for one in capsys.readouterr().out.split()]
 
 
-def test_a_tab_offers_commands_options_topics_and_channels(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_tab_offers_commands_options_topics_and_channels(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     asked: list[str] = []
 
     def known(url: object) -> dict[str, list[str]]:
@@ -161,12 +186,20 @@ def test_each_shell_gets_its_script(shell: str, capsys: pytest.CaptureFixture[st
     assert f"_ZSQ_COMPLETE={shell}_complete" in capsys.readouterr().out
 
 
-def test_slips_of_the_pen_are_told_with_what_was_meant(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_slips_of_the_pen_are_told_with_what_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for arguments, said in (
         (["serv"], "No such command 'serv'. Did you mean 'serve'?"),
         (["xyzzy"], "No such command 'xyzzy'."),
-        (["serve"], "Give --data-dir DIR, set ZSQ_DATA_DIR, or set data-dir in the file of --config."),
-        (["serve", "--data-dir", str(tmp_path), "--stage-timeout", "nan"], "'nan' is not a number of at least 1"),
+        (
+            ["serve"],
+            "Give --data-dir DIR, set ZSQ_DATA_DIR, or set data-dir in the file of --config.",
+        ),
+        (
+            ["serve", "--data-dir", str(tmp_path), "--stage-timeout", "nan"],
+            "'nan' is not a number of at least 1",
+        ),
         (["stats", "--timeout", "x"], "'x' is not a number from 0.05 to 3600"),
         (["stats", "--timeout", "nan"], "'nan' is not a number from 0.05 to 3600"),
     ):
@@ -191,7 +224,9 @@ def test_work_in_many_steps_draws_seldom(monkeypatch: pytest.MonkeyPatch) -> Non
     now = [0.0]
     monkeypatch.setattr("zsq.apps.cli.progress.shown", lambda: True)
     monkeypatch.setattr("time.monotonic", lambda: now[0])
-    monkeypatch.setattr("rich.progress.Progress.advance", lambda self, task, amount: told.append(amount))
+    monkeypatch.setattr(
+        "rich.progress.Progress.advance", lambda self, task, amount: told.append(amount)
+    )
     with bar("working", 1_000, unit="messages") as advance:
         for _ in range(1_000):
             now[0] += 0.001

@@ -1,4 +1,6 @@
-"""Tables in narrow terminals: names come first and keep 20 characters, figures go on in another table; nothing colours the terminal."""
+"""Tables in narrow terminals: names come first and keep 20 characters, figures go on in another
+table; nothing colours the terminal.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +20,16 @@ from zsq.apps.top import COLUMNS, VIEWS, Screen
 from zsq.storage.errors import REFUSED_TEXT
 
 WIDTHS = (60, 80, 100, 120)
-TOPICS = ("clicks", "eu-west-1.orders.billing.invoices", "eu-west-1.orders.billing.invoices-that-failed-and-were-kept-64")
-CHANNELS = ("archive", "warehouse-loader-of-the-analytics-team", "nsq_to_file_0123456789abcdef0123456789abcdef")
+TOPICS = (
+    "clicks",
+    "eu-west-1.orders.billing.invoices",
+    "eu-west-1.orders.billing.invoices-that-failed-and-were-kept-64",
+)
+CHANNELS = (
+    "archive",
+    "warehouse-loader-of-the-analytics-team",
+    "nsq_to_file_0123456789abcdef0123456789abcdef",
+)
 BIG = 1_234_567_890
 
 
@@ -35,8 +45,20 @@ def channel(name: str) -> dict[str, Any]:
         "timeout_count",
     )
     figures = dict.fromkeys((*fields, "client_count", "dead_letter_count", "expired_count"), BIG)
-    client = {"client_id": f"consumer-{name}", "ready_count": BIG, "in_flight_count": BIG, "message_count": BIG, "finish_count": BIG}
-    return figures | {"channel_name": name, "health": "OK", "paused": True, "clients": [client], "rates": {"finish_count": 12345.0}}
+    client = {
+        "client_id": f"consumer-{name}",
+        "ready_count": BIG,
+        "in_flight_count": BIG,
+        "message_count": BIG,
+        "finish_count": BIG,
+    }
+    return figures | {
+        "channel_name": name,
+        "health": "OK",
+        "paused": True,
+        "clients": [client],
+        "rates": {"finish_count": 12345.0},
+    }
 
 
 def statistics() -> Any:
@@ -48,7 +70,15 @@ def statistics() -> Any:
         }
         for name in TOPICS
     ]  # fmt: skip
-    processes = [{"name": f"channel {TOPICS[2]}/{CHANNELS[1]}", "kind": "channel", "pid": 4711, "restarts": 0, "uptime_s": 5}]
+    processes = [
+        {
+            "name": f"channel {TOPICS[2]}/{CHANNELS[1]}",
+            "kind": "channel",
+            "pid": 4711,
+            "restarts": 0,
+            "uptime_s": 5,
+        }
+    ]
     return {"topics": rows, "processes": processes, "health": "OK", "version": "1"}
 
 
@@ -69,21 +99,42 @@ def test_names_of_stats_keep_20_characters(width: int) -> None:
         assert name[:NAME_MIN] in text
     starts = [line for line in lines if line.startswith("clicks ")]
     assert all(CHANNELS[0] in line for line in starts if "archive" in line)
-    for word in ("messages", "depth", "in flight", "deferred", "consumers", "finished/s", "requeued", "timed out", "state"):
+    for word in (
+        "messages",
+        "depth",
+        "in flight",
+        "deferred",
+        "consumers",
+        "finished/s",
+        "requeued",
+        "timed out",
+        "state",
+    ):
         assert word in text, "every figure is shown, if need be below"
     assert f"{BIG:,}" in text, "figures are not cut"
 
 
 def test_a_full_disk_is_said_once_and_not_in_the_columns() -> None:
     why = "/data is on a file system with 2.0 MiB free, and zsq keeps a reserve of 3.2 MiB. " * 2
-    found = statistics() | {"disk": {"full": why}, "health": f"the disk is full: publishes to topic clicks are refused: {why}"}
+    found = statistics() | {
+        "disk": {"full": why},
+        "health": f"the disk is full: publishes to topic clicks are refused: {why}",
+    }
     full, bound, well = found["topics"]
     full.update(health=REFUSED_TEXT, full="disk")
     bound.update(health=f"publishes are refused: the topic's bound is reached: {why}", full="topic")
     well.update(health="OK")
     well["channels"][0]["health"] = f"cannot move dead letters: {why}"
-    text = "\n".join([stats.head(found), *printed(stats.tables(found, whole=True, width=100), 100), *stats.troubles(found)])
-    assert text.startswith("zsq 1, pid ?, up 0 s\nhealth: the disk is full: publishes to topic clicks are refused: ")
+    text = "\n".join(
+        [
+            stats.head(found),
+            *printed(stats.tables(found, whole=True, width=100), 100),
+            *stats.troubles(found),
+        ]
+    )
+    assert text.startswith(
+        "zsq 1, pid ?, up 0 s\nhealth: the disk is full: publishes to topic clicks are refused: "
+    )
     assert "disk full" in text
     assert "topic full" in text
     assert text.count(REFUSED_TEXT) == 0
@@ -95,7 +146,9 @@ def test_a_full_disk_is_said_once_and_not_in_the_columns() -> None:
 
 
 @pytest.mark.parametrize("columns", [None, "90", "200", "0", "wide"])
-def test_columns_of_the_environment_are_respected_in_pipes(columns: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_of_the_environment_are_respected_in_pipes(
+    columns: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdout", io.StringIO())
     monkeypatch.delenv("COLUMNS", raising=False)
     if columns is not None:
@@ -120,17 +173,29 @@ def test_names_of_top_keep_20_characters(width: int) -> None:
             assert len(lines) == len(rows) + 2, "a line a row"
             assert order.title in lines[0], "the column that is sorted by is there"
             for row, line in zip(rows, lines[2:], strict=True):
-                names = [row["topic"], row["channel"]] if view == "channels" else [row["topic"]] if view == "topics" else [row["name"]]
+                names = (
+                    [row["topic"], row["channel"]]
+                    if view == "channels"
+                    else [row["topic"]]
+                    if view == "topics"
+                    else [row["name"]]
+                )
                 for name in names:
                     assert str(name)[: NAME_MIN - 1] in line
         screen = Screen(view=view)
         titles = " ".join(printed(top.tables(screen, rows, width), width))
-        assert all(column.title in titles for column in COLUMNS[view]), "with --once all columns are shown"
+        assert all(column.title in titles for column in COLUMNS[view]), (
+            "with --once all columns are shown"
+        )
 
 
 @pytest.mark.parametrize("view", ["topics", "channels"])
 def test_a_long_state_is_cut_in_top_also_where_it_would_fit(view: str) -> None:
-    row = {column.key: 1 for column in COLUMNS[view]} | {"topic": "t", "channel": "c", "said": "x" * 100}
+    row = {column.key: 1 for column in COLUMNS[view]} | {
+        "topic": "t",
+        "channel": "c",
+        "said": "x" * 100,
+    }
     text = "\n".join(printed([top.table(Screen(view=view), [row], 400)], 400))
     assert "x" * (top.STATE_MAX - 1) in text
     assert "x" * (top.STATE_MAX + 1) not in text
@@ -147,7 +212,14 @@ def test_a_long_text_in_a_grid_goes_on_below_after_40_characters() -> None:
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_chunk_table_keeps_its_figures_at_each_width(width: int) -> None:
-    chunk = {"first_offset": BIG, "state": "ongoing", "first_time_ns": 1, "last_time_ns": 2, "messages": BIG, "bytes": BIG}
+    chunk = {
+        "first_offset": BIG,
+        "state": "ongoing",
+        "first_time_ns": 1,
+        "last_time_ns": 2,
+        "messages": BIG,
+        "bytes": BIG,
+    }
     answer: Any = {"chunks": [chunk], "total": {"chunks": 1, "messages": BIG, "bytes": BIG}}
     grid = stats.chunk_grid("t", answer)
     text = "\n".join(printed(grid.tables(width), width))
@@ -157,7 +229,9 @@ def test_the_chunk_table_keeps_its_figures_at_each_width(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_the_findings_of_the_doctor_fit_each_width(width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_findings_of_the_doctor_fit_each_width(
+    width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")
@@ -195,6 +269,6 @@ def test_control_characters_from_outside_are_shown_escaped() -> None:
 
 
 def test_control_characters_of_a_body_are_escaped() -> None:
-    assert shown_body("a\tb\nc\rd\x1b]0;x\x07 \u2066é\u202c \u200c\U0001f600".encode() + b"\x9b\xff") == (
-        "a\tb\nc\\rd\\x1b]0;x\\x07 \\u2066é\\u202c \u200c\U0001f600\\x9b\\xff".encode()
-    )
+    assert shown_body(
+        "a\tb\nc\rd\x1b]0;x\x07 \u2066é\u202c \u200c\U0001f600".encode() + b"\x9b\xff"
+    ) == ("a\tb\nc\\rd\\x1b]0;x\\x07 \\u2066é\\u202c \u200c\U0001f600\\x9b\\xff".encode())

@@ -1,4 +1,6 @@
-"""ansq as a program: a client for Python on asyncio; it has no TLS, no compression, and a RDY of one where it uses lookups."""
+"""ansq as a program: a client for Python on asyncio; it has no TLS, no compression, and a RDY of
+one where it uses lookups.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +16,13 @@ from .lines import Order, Orders, arguments, bodies_of, key_of, say, say_message
 
 
 def options_of(config: dict[str, Any]) -> Any:
-    features = ConnectionFeatures(heartbeat_interval=config["heartbeat_s"] * 1000, msg_timeout=config["msg_timeout_ms"] or 60_000)
-    return ConnectionOptions(features=features, auto_reconnect=False, on_close=lambda connection: say("lost"))
+    features = ConnectionFeatures(
+        heartbeat_interval=config["heartbeat_s"] * 1000,
+        msg_timeout=config["msg_timeout_ms"] or 60_000,
+    )
+    return ConnectionOptions(
+        features=features, auto_reconnect=False, on_close=lambda connection: say("lost")
+    )
 
 
 async def produce(config: dict[str, Any], orders: asyncio.Queue[Order]) -> None:
@@ -61,7 +68,9 @@ async def consume(config: dict[str, Any], orders: asyncio.Queue[Order]) -> None:
         hearing = group.create_task(hear())
         while (order := await orders.get())["op"] != "close":
             message = held[key_of(order)]
-            connection = message._connection  # what it would do itself, but for its own guard against late answers
+            connection = (
+                message._connection
+            )  # what it would do itself, but for its own guard against late answers
             if order["op"] == "finish":
                 await connection.fin(message.id)
             elif order["op"] == "requeue":

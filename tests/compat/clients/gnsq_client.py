@@ -14,9 +14,16 @@ from .lines import Order, Orders, arguments, bodies_of, key_of, say, say_message
 
 
 def options_of(config: dict[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {"deflate": config["deflate"], "snappy": config["snappy"], "heartbeat_interval": config["heartbeat_s"]}
+    options: dict[str, Any] = {
+        "deflate": config["deflate"],
+        "snappy": config["snappy"],
+        "heartbeat_interval": config["heartbeat_s"],
+    }
     if config["tls_ca"]:
-        options |= {"tls_v1": True, "tls_options": {"ca_certs": config["tls_ca"], "cert_reqs": ssl.CERT_REQUIRED}}
+        options |= {
+            "tls_v1": True,
+            "tls_options": {"ca_certs": config["tls_ca"], "cert_reqs": ssl.CERT_REQUIRED},
+        }
     return options
 
 
@@ -48,9 +55,15 @@ class Producer:
 
 class Consumer:
     def __init__(self, config: dict[str, Any]) -> None:
-        where = {"lookupd_http_addresses": [config["lookupd"]]} if config["lookupd"] else {"nsqd_tcp_addresses": [config["nsqd"]]}
+        where = (
+            {"lookupd_http_addresses": [config["lookupd"]]}
+            if config["lookupd"]
+            else {"nsqd_tcp_addresses": [config["nsqd"]]}
+        )
         self.auto = config["auto"]
-        self.awaited = 1 + bool(config["tls_ca"]) + (config["deflate"] or config["snappy"])  # the last OK is SUB's
+        self.awaited = (
+            1 + bool(config["tls_ca"]) + (config["deflate"] or config["snappy"])
+        )  # the last OK is SUB's
         self.held: dict[tuple[str, int], Any] = {}
         self.consumer = gnsq.Consumer(
             config["topic"], config["channel"], message_handler=self.on_message, max_tries=0, max_in_flight=config["in_flight"],

@@ -1,7 +1,9 @@
-"""How a client's program and its test talk: a JSON object a line, orders on stdin, events on stdout; bodies as latin-1.
+"""How a client's program and its test talk: a JSON object a line, orders on stdin, events on
+stdout; bodies as latin-1.
 
-Orders: `pub`, `mpub`, `dpub` (topic, bodies, delay_ms), `finish`, `requeue`, `touch` (of a message's id and attempts), `close`.
-Events: `ready`, `stored`, `failed`, `message`, `error`, `lost`, `closed`. The end of stdin means `close`: no program outlives its test.
+Orders: `pub`, `mpub`, `dpub` (topic, bodies, delay_ms), `finish`, `requeue`, `touch` (of a
+message's id and attempts), `close`. Events: `ready`, `stored`, `failed`, `message`, `error`,
+`lost`, `closed`. The end of stdin means `close`: no program outlives its test.
 """
 
 from __future__ import annotations
@@ -21,7 +23,13 @@ def say(event: str, **more: Any) -> None:
 
 
 def say_message(message_id: bytes, attempts: int, timestamp_ns: int, body: bytes) -> None:
-    say("message", id=message_id.decode(), attempts=attempts, timestamp_ns=timestamp_ns, body=body.decode("latin-1"))
+    say(
+        "message",
+        id=message_id.decode(),
+        attempts=attempts,
+        timestamp_ns=timestamp_ns,
+        body=body.decode("latin-1"),
+    )
 
 
 def bodies_of(order: Order) -> list[bytes]:

@@ -15,9 +15,16 @@ from .lines import Order, Orders, arguments, bodies_of, key_of, say, say_message
 
 
 def options_of(config: dict[str, Any]) -> dict[str, Any]:
-    options: dict[str, Any] = {"deflate": config["deflate"], "snappy": config["snappy"], "heartbeat_interval": config["heartbeat_s"]}
+    options: dict[str, Any] = {
+        "deflate": config["deflate"],
+        "snappy": config["snappy"],
+        "heartbeat_interval": config["heartbeat_s"],
+    }
     if config["tls_ca"]:
-        options |= {"tls_v1": True, "tls_options": {"ca_certs": config["tls_ca"], "cert_reqs": ssl.CERT_REQUIRED}}
+        options |= {
+            "tls_v1": True,
+            "tls_options": {"ca_certs": config["tls_ca"], "cert_reqs": ssl.CERT_REQUIRED},
+        }
     if config["msg_timeout_ms"]:
         options["msg_timeout"] = config["msg_timeout_ms"] / 1000
     return options
@@ -62,7 +69,11 @@ class Producer:
 
 class Consumer(nsq.Reader):  # type: ignore
     def __init__(self, config: dict[str, Any]) -> None:
-        where = {"lookupd_http_addresses": [config["lookupd"]]} if config["lookupd"] else {"nsqd_tcp_addresses": [config["nsqd"]]}
+        where = (
+            {"lookupd_http_addresses": [config["lookupd"]]}
+            if config["lookupd"]
+            else {"nsqd_tcp_addresses": [config["nsqd"]]}
+        )
         self.auto = config["auto"]
         self.held: dict[tuple[str, int], Any] = {}
         super().__init__(

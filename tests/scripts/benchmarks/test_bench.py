@@ -28,7 +28,11 @@ def test_bodies_differ_and_have_their_size() -> None:
 
 def test_a_percentile_is_a_value_of_the_sample() -> None:
     values = [float(number) for number in range(100)]
-    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([1.0], 0.999)) == (50.0, 99.0, 1.0)
+    assert (percentile(values, 0.5), percentile(values, 0.99), percentile([1.0], 0.999)) == (
+        50.0,
+        99.0,
+        1.0,
+    )
 
 
 def test_a_report_has_medians_and_ratios_of_the_same_unit() -> None:
@@ -61,7 +65,9 @@ def test_a_measure_may_be_held_against_one_limit_only() -> None:
 
 def test_the_machine_is_described(tmp_path: Path) -> None:
     found = machine.describe(tmp_path)
-    assert {"cpu", "cores", "kernel", "file system", "nsqd", "redis-server", "nats-server"} <= set(found)
+    assert {"cpu", "cores", "kernel", "file system", "nsqd", "redis-server", "nats-server"} <= set(
+        found
+    )
     assert all(found.values())
 
 
@@ -125,8 +131,22 @@ SMALL = {
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_each_benchmark_runs_and_leaves_no_files(name: str, tmp_path: Path) -> None:
-    line = [sys.executable, "-P", "-m", "benchmarks", name, "--rounds", "1", "--json", "--folder", str(tmp_path), *SMALL[name]]
-    ended = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=environment())
+    line = [
+        sys.executable,
+        "-P",
+        "-m",
+        "benchmarks",
+        name,
+        "--rounds",
+        "1",
+        "--json",
+        "--folder",
+        str(tmp_path),
+        *SMALL[name],
+    ]
+    ended = subprocess.run(
+        line, capture_output=True, text=True, timeout=100, check=False, env=environment()
+    )
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     assert found["benchmark"] == name

@@ -1,4 +1,6 @@
-"""`bench all` on a real broker, the broker whose syncs take longer, and the rate of whoever speaks NSQ."""
+"""`bench all` on a real broker, the broker whose syncs take longer, and the rate of whoever speaks
+NSQ.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,21 @@ from zsq import Producer
 
 
 def test_bench_all_measures_a_small_table_and_leaves_no_files(tmp_path: Path) -> None:
-    options = ["--only", "channel", "--rounds", "1", "--scale", "0.05", "--json", "--folder", str(tmp_path)]
+    options = [
+        "--only",
+        "channel",
+        "--rounds",
+        "1",
+        "--scale",
+        "0.05",
+        "--json",
+        "--folder",
+        str(tmp_path),
+    ]
     line = [sys.executable, "-P", "-m", "benchmarks", "all", *options]
-    ended = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=environment())
+    ended = subprocess.run(
+        line, capture_output=True, text=True, timeout=100, check=False, env=environment()
+    )
     assert ended.returncode == 0, ended.stderr
     answer = json.loads(ended.stdout)
     assert [row["what"] for row in answer["rows"]] == ["memory of its own", "until it is made"]
@@ -29,7 +43,10 @@ def test_bench_all_measures_a_small_table_and_leaves_no_files(tmp_path: Path) ->
 
 
 def test_syncs_take_longer_while_they_are_told_to(tmp_path: Path) -> None:
-    with slow_broker("--no-listen", "--no-http", "--no-nsq", under=tmp_path) as (broker, delay), Producer(broker.url) as producer:
+    with (
+        slow_broker("--no-listen", "--no-http", "--no-nsq", under=tmp_path) as (broker, delay),
+        Producer(broker.url) as producer,
+    ):
         producer.publish("topic", b"warm")
         delay.set(0.3)
         begin = time.monotonic()
@@ -55,8 +72,12 @@ def test_the_rate_of_an_nsq_peer_is_measured(tmp_path: Path) -> None:
     """It is meant for nsqd; our own gateway speaks the same."""
     port = nsq_peers.free_port()
     shape = Shape(2_000, 200, 500)
-    with temporary_broker("--no-listen", "--no-http", "--nsq-listen", f"127.0.0.1:{port}", under=tmp_path):
-        for number, (channels, produces, consumes) in enumerate(((1, True, True), (1, True, False), (1, False, True), (2, True, True))):
+    with temporary_broker(
+        "--no-listen", "--no-http", "--nsq-listen", f"127.0.0.1:{port}", under=tmp_path
+    ):
+        for number, (channels, produces, consumes) in enumerate(
+            ((1, True, True), (1, True, False), (1, False, True), (2, True, True))
+        ):
             assert nsq_peers.rate(port, f"topic{number}", shape, channels, produces, consumes) > 0
 
 

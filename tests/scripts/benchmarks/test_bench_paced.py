@@ -1,4 +1,6 @@
-"""Load by a timetable: what is due when, which percentiles are known, and that a stalled broker does not slow the publisher down."""
+"""Load by a timetable: what is due when, which percentiles are known, and that a stalled broker
+does not slow the publisher down.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,17 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.crew import Crew, MemberFailed
-from benchmarks.harness.pace import CLOSED_S_MAX, GRACE_S, LEAD_S, OUTSTANDING, Arrivals, Load, Sent, known, latencies
+from benchmarks.harness.pace import (
+    CLOSED_S_MAX,
+    GRACE_S,
+    LEAD_S,
+    OUTSTANDING,
+    Arrivals,
+    Load,
+    Sent,
+    known,
+    latencies,
+)
 from benchmarks.measures.paced import COLUMNS, PacedReport
 from benchmarks.peers import jetstream, nsq_peers, paced_clients, redis
 from local_setup import environment
@@ -27,7 +39,15 @@ SIZE = 40
 def test_a_message_is_allowed_from_the_time_at_which_it_is_due() -> None:
     load = Load(5, SIZE, rate=8.0)
     assert [load.due_s(number) for number in range(5)] == [0.0, 0.125, 0.25, 0.375, 0.5]
-    assert [load.allowed(passed, 0) for passed in (-0.1, 0.0, 0.124, 0.125, 0.3, 0.5, 9.0)] == [0, 1, 1, 2, 3, 5, 5]
+    assert [load.allowed(passed, 0) for passed in (-0.1, 0.0, 0.124, 0.125, 0.3, 0.5, 9.0)] == [
+        0,
+        1,
+        1,
+        2,
+        3,
+        5,
+        5,
+    ]
 
 
 def test_a_timetable_does_not_wait_for_answers_but_a_closed_loop_does() -> None:
@@ -48,7 +68,9 @@ def test_bodies_have_their_number_and_their_size() -> None:
 
 
 def test_latency_counts_from_the_time_at_which_a_message_was_due() -> None:
-    """The third of four messages is sent late and arrives late, and it is the latest by its own timetable."""
+    """The third of four messages is sent late and arrives late, and it is the latest by its own
+    timetable.
+    """
     load = Load(4, SIZE, rate=10.0)
     times = iter([100.01, 100.12, 100.7, 100.71])
     arrivals = Arrivals(load, 100.0, clock=lambda: next(times))
@@ -78,7 +100,12 @@ def test_the_first_arrival_of_a_message_counts() -> None:
 def test_a_percentile_is_known_when_ten_messages_lie_beyond_it() -> None:
     assert known(19) == {}
     assert [list(known(count)) for count in (20, 999, 1_000)] == [["p50"], ["p50"], ["p50", "p99"]]
-    assert [list(known(count))[-1] for count in (9_999, 10_000, 99_999, 100_000)] == ["p99", "p99.9", "p99.9", "p99.99"]
+    assert [list(known(count))[-1] for count in (9_999, 10_000, 99_999, 100_000)] == [
+        "p99",
+        "p99.9",
+        "p99.9",
+        "p99.99",
+    ]
 
 
 def test_a_stalled_broker_does_not_slow_the_publisher_down() -> None:
@@ -101,7 +128,9 @@ def test_a_stalled_broker_does_not_slow_the_publisher_down() -> None:
     thread = threading.Thread(target=broker)
     thread.start()
     with ours, theirs:
-        sent = paced_clients.send_paced(ours, load, time.monotonic(), command, lambda: len(ours.recv(1 << 16)))
+        sent = paced_clients.send_paced(
+            ours, load, time.monotonic(), command, lambda: len(ours.recv(1 << 16))
+        )
         thread.join()
     assert last_was_sent.is_set()
     assert (len(sent.lags), sent.answered) == (load.count, True)
@@ -119,9 +148,14 @@ def test_answers_of_redis_are_counted_in_any_pieces(piece: int) -> None:
 
 @pytest.mark.parametrize("piece", [1, 3, 50, 1000])
 def test_deliveries_of_nats_are_taken_out_of_any_pieces(piece: int) -> None:
-    stream = b'INFO {"a": 1}\r\nPONG\r\nMSG t 1 $JS.ACK.1 6\r\n12\r\n56\r\nPING\r\nMSG answers 1 0\r\n\r\n+OK\r\n'
+    stream = (
+        b'INFO {"a": 1}\r\nPONG\r\nMSG t 1 $JS.ACK.1 6\r\n12\r\n56\r\nPING\r\nMSG answers 1 '
+        b"0\r\n\r\n+OK\r\n"
+    )
     parser = jetstream.Parser()
-    found = [one for at in range(0, len(stream), piece) for one in parser.take(stream[at : at + piece])]
+    found = [
+        one for at in range(0, len(stream), piece) for one in parser.take(stream[at : at + piece])
+    ]
     assert found == [jetstream.Delivery(b"12\r\n56", b"$JS.ACK.1"), jetstream.Delivery(b"", b"")]
     assert parser.pongs == 1
 
@@ -130,7 +164,13 @@ def test_errors_of_nats_fail_the_benchmark() -> None:
     with pytest.raises(MemberFailed, match="Authorization Violation"):
         jetstream.Parser().take(b"-ERR 'Authorization Violation'\r\n")
     with pytest.raises(MemberFailed, match="too many"):
-        jetstream.accepted([jetstream.Delivery(b'{"error": {"code": 429, "description": "too many requests"}}', b"")])
+        jetstream.accepted(
+            [
+                jetstream.Delivery(
+                    b'{"error": {"code": 429, "description": "too many requests"}}', b""
+                )
+            ]
+        )
 
 
 def run(publish: Callable[..., Sent], consume: Callable[..., Any], place: str, load: Load) -> None:
@@ -145,17 +185,23 @@ def run(publish: Callable[..., Sent], consume: Callable[..., Any], place: str, l
     assert not load.rate or latencies(load, begin, times)[0] > 0
 
 
-@pytest.mark.parametrize("load", [Load(200, SIZE, rate=400.0), Load(2_000, SIZE)], ids=["open", "closed"])
+@pytest.mark.parametrize(
+    "load", [Load(200, SIZE, rate=400.0), Load(2_000, SIZE)], ids=["open", "closed"]
+)
 def test_the_client_of_an_nsqd_is_paced(tmp_path: Path, load: Load) -> None:
     """It is meant for nsqd. Our own gateway speaks the same protocol."""
     port = nsq_peers.free_port()
-    with temporary_broker("--no-listen", "--no-http", "--nsq-listen", f"127.0.0.1:{port}", under=tmp_path):
+    with temporary_broker(
+        "--no-listen", "--no-http", "--nsq-listen", f"127.0.0.1:{port}", under=tmp_path
+    ):
         paced_clients.prepare_channel(str(port), "paced")
         run(paced_clients.publish_nsq, paced_clients.consume_nsq, str(port), load)
 
 
 @pytest.mark.skipif(redis.find() is None, reason="redis-server is not on PATH")
-@pytest.mark.parametrize("load", [Load(200, SIZE, rate=400.0), Load(2_000, SIZE)], ids=["open", "closed"])
+@pytest.mark.parametrize(
+    "load", [Load(200, SIZE, rate=400.0), Load(2_000, SIZE)], ids=["open", "closed"]
+)
 def test_redis_is_paced(tmp_path: Path, load: Load) -> None:
     program = redis.find()
     assert program is not None
@@ -167,7 +213,9 @@ def test_redis_is_paced(tmp_path: Path, load: Load) -> None:
 
 
 @pytest.mark.skipif(jetstream.find() is None, reason="nats-server is not on PATH")
-@pytest.mark.parametrize("load", [Load(200, SIZE, rate=400.0), Load(2_000, SIZE)], ids=["open", "closed"])
+@pytest.mark.parametrize(
+    "load", [Load(200, SIZE, rate=400.0), Load(2_000, SIZE)], ids=["open", "closed"]
+)
 def test_jetstream_is_paced(tmp_path: Path, load: Load) -> None:
     program = jetstream.find()
     assert program is not None
@@ -185,20 +233,38 @@ def test_the_table_has_a_row_for_each_broker_and_rate() -> None:
     report.add("zsq, 10 %: p50", "ms", 3.0, 1.0, 2.0)
     table = report.table()
     cells = [list(column.cells) for column in table.columns]
-    assert [column.header for column in table.columns[:3]] == ["broker, rate", "messages/s", "p50, ms"]
+    assert [column.header for column in table.columns[:3]] == [
+        "broker, rate",
+        "messages/s",
+        "p50, ms",
+    ]
     assert cells[:4] == [["zsq, saturated", "zsq, 10 %"], ["1,000", "100"], ["", "2"], ["", ""]]
     assert len(cells) == 2 + len(COLUMNS)
 
 
 def test_the_command_measures_a_given_rate_and_leaves_no_files(tmp_path: Path) -> None:
-    options = ["--rate", "100", "--seconds", "0.5", "--rounds", "1", "--json", "--folder", str(tmp_path)]
+    options = [
+        "--rate",
+        "100",
+        "--seconds",
+        "0.5",
+        "--rounds",
+        "1",
+        "--json",
+        "--folder",
+        str(tmp_path),
+    ]
     line = [sys.executable, "-P", "-m", "benchmarks", "paced", *options]
     variables = environment(PATH=str(tmp_path))
-    ended = subprocess.run(line, capture_output=True, text=True, timeout=100, check=False, env=variables)
+    ended = subprocess.run(
+        line, capture_output=True, text=True, timeout=100, check=False, env=variables
+    )
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
     names = [measure["name"] for measure in found["measures"]]
     wanted = ["rate", "p50", "publisher late, p99", "publisher late, most"]
-    assert names == [f"{peer}, 100/s: {column}" for peer in ("zsq", "zsq, linger 1 ms") for column in wanted]
+    assert names == [
+        f"{peer}, 100/s: {column}" for peer in ("zsq", "zsq, linger 1 ms") for column in wanted
+    ]
     assert "redis-server is not on PATH: nothing is compared with it" in found["notes"]
     assert list(tmp_path.iterdir()) == []

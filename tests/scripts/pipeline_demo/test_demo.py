@@ -11,12 +11,24 @@ from typing import Final
 import pytest
 
 from pipeline_demo.chaos import below
-from pipeline_demo.flights import COLUMNS, Carrier, Tally, add_up, add_up_hours, carrier_of, message_of, number_of, read_rows, write_csv
+from pipeline_demo.flights import (
+    COLUMNS,
+    Carrier,
+    Tally,
+    add_up,
+    add_up_hours,
+    carrier_of,
+    message_of,
+    number_of,
+    read_rows,
+    write_csv,
+)
 from pipeline_demo.work import Hours
 
 HEAD: Final = ",".join(COLUMNS[1:]).encode()
 ROWS: Final = [
-    b"2013,1,1,517,515,2,830,819,%s,%s,1545,N14228" % row for row in ((b"11", b"UA"), (b"-4", b"AA"), (b"", b"UA"), (b"20", b"UA"))
+    b"2013,1,1,517,515,2,830,819,%s,%s,1545,N14228" % row
+    for row in ((b"11", b"UA"), (b"-4", b"AA"), (b"", b"UA"), (b"20", b"UA"))
 ]
 BODIES: Final = [message_of(number, row) for number, row in enumerate(ROWS)]
 
@@ -44,7 +56,9 @@ def test_the_tally_agrees_when_all_is_there() -> None:
     assert (tally.missing, tally.repeated, tally.strangers) == (0, 1, 0)
 
 
-@pytest.mark.parametrize("stranger", [b"0,2013,another row", b"no number", b"", b"99," + ROWS[0], b"-1," + ROWS[3]])
+@pytest.mark.parametrize(
+    "stranger", [b"0,2013,another row", b"no number", b"", b"99," + ROWS[0], b"-1," + ROWS[3]]
+)
 def test_the_tally_finds_what_is_lost_or_altered(stranger: bytes) -> None:
     tally = Tally(BODIES)
     tally.add([*BODIES[1:], stranger])
@@ -80,7 +94,10 @@ def test_rows_are_added_up_by_hour_and_carrier() -> None:
 def test_sums_of_micro_batches_are_added_up() -> None:
     hours = Hours()
     for flights, delay in ((2, 10), (3, -4)):
-        hours.add(b'{"hour":"2013-01-01 05","carrier":"UA","flights":%d,"arrived":1,"delay":%d}' % (flights, delay))
+        hours.add(
+            b'{"hour":"2013-01-01 05","carrier":"UA","flights":%d,"arrived":1,"delay":%d}'
+            % (flights, delay)
+        )
     assert hours.totals == {("2013-01-01 05", "UA"): Carrier(5, 2, 6)}
     assert hours.messages == 2
 

@@ -34,7 +34,15 @@ def nothing(count: int) -> None:
 
 
 def manifest(*files: FileRow) -> Manifest:
-    return Manifest("1.0", "/data", "a" * 32, 5, 6, topics={"t": {"number": 1, "uuid": "b" * 32, "start": 0, "end": 9}}, files=list(files))
+    return Manifest(
+        "1.0",
+        "/data",
+        "a" * 32,
+        5,
+        6,
+        topics={"t": {"number": 1, "uuid": "b" * 32, "start": 0, "end": 9}},
+        files=list(files),
+    )
 
 
 def test_a_manifest_comes_back() -> None:
@@ -55,13 +63,26 @@ def test_each_byte_of_a_manifest_counts() -> None:
             continue
 
 
-@pytest.mark.parametrize("raw", [b"", b"[]", b"{", b'{"backup": "other"}', b'{"backup": "zsq", "version": 2}', b"\xff", b"[" * 9999])
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"",
+        b"[]",
+        b"{",
+        b'{"backup": "other"}',
+        b'{"backup": "zsq", "version": 2}',
+        b"\xff",
+        b"[" * 9999,
+    ],
+)
 def test_each_text_that_is_no_manifest_is_refused(raw: bytes) -> None:
     with pytest.raises((Damaged, ForeignDirectory)):
         decode_manifest(raw, "m")
 
 
-@pytest.mark.parametrize("path", ["../etc/passwd", "/etc/passwd", "a/../../b", "a//b", "", ".", "a\0b", 7])
+@pytest.mark.parametrize(
+    "path", ["../etc/passwd", "/etc/passwd", "a/../../b", "a//b", "", ".", "a\0b", 7]
+)
 def test_each_manifest_path_that_leads_out_is_refused(path: Any) -> None:
     """Its checksum is right: somebody made it so."""
     data = json.loads(encode_manifest(manifest(FileRow("x", 1, 1))))
@@ -77,11 +98,15 @@ def test_each_manifest_path_that_leads_out_is_refused(path: Any) -> None:
 def test_a_manifest_of_another_version_says_what_to_do() -> None:
     """All else about it is right."""
     raw = encode_manifest(manifest(FileRow("x", 1, 1)))
-    with pytest.raises(ForeignDirectory, match="version 2, and this zsq reads only version 1; use a newer"):
+    with pytest.raises(
+        ForeignDirectory, match="version 2, and this zsq reads only version 1; use a newer"
+    ):
         decode_manifest(raw.replace(b'"version": 1', b'"version": 2'), "m")
 
 
-def test_a_copy_is_synced_at_its_end_and_after_every_few_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_is_synced_at_its_end_and_after_every_few_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk that is given all of it at once lets the broker's own syncs wait behind it."""
     monkeypatch.setattr(backup, "PIECE_BYTES", 1_000)
     monkeypatch.setattr(backup, "SYNC_BYTES", 4_000)
@@ -124,7 +149,11 @@ def test_a_copy_is_checked(tmp_path: Path) -> None:
     assert "checksum" in check_file(FILES, target, row, nothing)
     os.unlink(target)
     assert "cannot be opened" in check_file(FILES, target, row, nothing)
-    assert copy_file(FILES, source, target, 1_500_000, nothing)[0] == os.stat(target).st_size == 1_500_000
+    assert (
+        copy_file(FILES, source, target, 1_500_000, nothing)[0]
+        == os.stat(target).st_size
+        == 1_500_000
+    )
     with pytest.raises(Damaged, match="were synced"):
         copy_file(FILES, source, str(tmp_path / "c"), 3_000_001, nothing)
 
@@ -144,7 +173,9 @@ def sealed(seed: bytes, size: int = 1000) -> bytes:
     ],
     ids=["the same", "another seed", "longer", "not sealed", "too short"],
 )  # fmt: skip
-def test_a_sealed_chunk_is_not_copied_twice(old: bytes, new: bytes, linked: bool, tmp_path: Path) -> None:
+def test_a_sealed_chunk_is_not_copied_twice(
+    old: bytes, new: bytes, linked: bool, tmp_path: Path
+) -> None:
     for folder, data in (("live", old), ("one/data", b""), ("two", b"")):
         (tmp_path / folder / "topics/000001").mkdir(parents=True)
         if data:
@@ -154,21 +185,29 @@ def test_a_sealed_chunk_is_not_copied_twice(old: bytes, new: bytes, linked: bool
     first.copy(str(tmp_path / "live" / CHUNK), CHUNK)
     first.copy(str(tmp_path / "live" / CHUNK), "topics/000001/other")
     (tmp_path / "live" / CHUNK).write_bytes(new)
-    second = Writer(FILES, str(tmp_path / "two"), nothing, (str(tmp_path / "one"), manifest(*first.rows)))
+    second = Writer(
+        FILES, str(tmp_path / "two"), nothing, (str(tmp_path / "one"), manifest(*first.rows))
+    )
     row = second.copy(str(tmp_path / "live" / CHUNK), CHUNK)
     assert row.linked is linked
     assert (os.stat(tmp_path / "two" / CHUNK).st_nlink == 2) is linked
     assert (tmp_path / "two" / CHUNK).read_bytes() == new
     assert check_file(FILES, str(tmp_path / "two" / CHUNK), row, nothing) == ""
-    assert not second.copy(str(tmp_path / "live" / CHUNK), "topics/000001/other").linked, "only chunks never change"
+    assert not second.copy(str(tmp_path / "live" / CHUNK), "topics/000001/other").linked, (
+        "only chunks never change"
+    )
     assert (
-        not Writer(FILES, str(tmp_path / "two"), nothing, (str(tmp_path / "one"), manifest(*first.rows)))
+        not Writer(
+            FILES, str(tmp_path / "two"), nothing, (str(tmp_path / "one"), manifest(*first.rows))
+        )
         .copy(str(tmp_path / "live" / CHUNK), "topics/000001/00000000000000000009.chunk", len(new))
         .linked
     )
 
 
-def test_folders_are_made_synced_and_dropped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_are_made_synced_and_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced: list[str] = []
     monkeypatch.setattr(Files, "sync_folder", lambda self, path: synced.append(path))
     writer = Writer(FILES, str(tmp_path), nothing)

@@ -1,4 +1,6 @@
-"""An open topic's files taken for a backup: opened elsewhere, they are the topic as it was, whatever happened between the parts."""
+"""An open topic's files taken for a backup: opened elsewhere, they are the topic as it was,
+whatever happened between the parts.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from typing import Final
 import pytest
 from support.storage_harness import IDENTITY, SMALL, StorageHarness
 
-from zsq.storage.checks.backup import LogTaken, capture_delayed, capture_log, capture_state, drop_capture, is_captured, sync_log
+from zsq.storage.checks.backup import (
+    LogTaken,
+    capture_delayed,
+    capture_log,
+    capture_state,
+    drop_capture,
+    is_captured,
+    sync_log,
+)
 from zsq.storage.checks.fsck import check_topic
 from zsq.storage.delayed.delayed_format import DelayedRow, due_block
 from zsq.storage.directory.store import Store, open_store
@@ -99,16 +109,24 @@ def test_the_log_goes_on_and_the_copy_does_not(harness: StorageHarness, tmp_path
 
 
 def test_the_state_is_never_ahead_of_the_log(harness: StorageHarness, tmp_path: Path) -> None:
-    """Cursor, producers and snapshot are those of the first part; the log's replay brings what came between."""
+    """Cursor, producers and snapshot are those of the first part; the log's replay brings what came
+    between.
+    """
     assert harness.store is not None
     harness.publish(blocks=4)
     harness.sync()
     row = ChannelRow(6)
-    harness.store.state.commit(StateBatch(synced_end=12, applied_offset=12, channel_puts={"c": row}))
+    harness.store.state.commit(
+        StateBatch(synced_end=12, applied_offset=12, channel_puts={"c": row})
+    )
     take_state(harness)
     harness.publish(blocks=4)
     harness.sync()
-    harness.store.state.commit(StateBatch(synced_end=24, applied_offset=24, channel_puts={"c": replace(row, next_offset=24)}))
+    harness.store.state.commit(
+        StateBatch(
+            synced_end=24, applied_offset=24, channel_puts={"c": replace(row, next_offset=24)}
+        )
+    )
     copy = opened(copied(harness, take_log(harness), tmp_path / "copy"))
     table = copy.state.load()
     assert table.channels["c"].next_offset == 6
@@ -120,11 +138,21 @@ def test_the_state_is_never_ahead_of_the_log(harness: StorageHarness, tmp_path: 
 
 @pytest.mark.parametrize("checkpoints", [False, True])
 @pytest.mark.parametrize(("written", "removed"), [(i, j) for i in range(4) for j in range(i, 4)])
-def test_a_delayed_message_is_there_once(harness: StorageHarness, tmp_path: Path, written: int, removed: int, checkpoints: bool) -> None:
-    """Written to the log, and removed where it waited, before the first part (0), or after the first, second or last one."""
+def test_a_delayed_message_is_there_once(
+    harness: StorageHarness, tmp_path: Path, written: int, removed: int, checkpoints: bool
+) -> None:
+    """Written to the log, and removed where it waited, before the first part (0), or after the
+    first, second or last one.
+    """
     assert harness.store is not None
     store = harness.store.make_delayed(1_000)
-    store.put([(pack([body], producer_id=9, sequence=number), DUE_NS) for number, body in enumerate(LATE)], 5)
+    store.put(
+        [
+            (pack([body], producer_id=9, sequence=number), DUE_NS)
+            for number, body in enumerate(LATE)
+        ],
+        5,
+    )
     rows: list[DelayedRow] = []
 
     def happens(now: int) -> None:
@@ -136,7 +164,11 @@ def test_a_delayed_message_is_there_once(harness: StorageHarness, tmp_path: Path
             store.remove([row.key for row in rows])
             if checkpoints:
                 assert harness.store is not None
-                harness.store.state.commit(StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end))
+                harness.store.state.commit(
+                    StateBatch(
+                        synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end
+                    )
+                )
 
     happens(0)
     take_state(harness)
@@ -154,7 +186,9 @@ def test_a_delayed_message_is_there_once(harness: StorageHarness, tmp_path: Path
     harness.abandon()
 
 
-def test_sealed_stages_are_captured_with_their_rows(harness: StorageHarness, tmp_path: Path) -> None:
+def test_sealed_stages_are_captured_with_their_rows(
+    harness: StorageHarness, tmp_path: Path
+) -> None:
     key = harness.stage("part", 1)
     harness.seal(key)
     take_state(harness)
@@ -178,7 +212,9 @@ def test_copies_left_by_a_backup_are_removed_and_do_no_harm(harness: StorageHarn
     assert [finding.level for finding in report.findings] == ["note"]
     harness.open()
     assert harness.check() == list(range(20))
-    harness.files.rename(f"{harness.directory}/backup", f"{harness.directory}/backup.tmp")  # as it is while it goes
+    harness.files.rename(
+        f"{harness.directory}/backup", f"{harness.directory}/backup.tmp"
+    )  # as it is while it goes
     assert is_captured(FILES, harness.directory)
     take_state(harness)
     drop_capture(harness.files, harness.directory)

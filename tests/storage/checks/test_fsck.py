@@ -1,4 +1,6 @@
-"""fsck: every kind of damage is found, what can be repaired is, a second look finds nothing, and no byte is lost by it."""
+"""fsck: every kind of damage is found, what can be repaired is, a second look finds nothing, and no
+byte is lost by it.
+"""
 
 from __future__ import annotations
 
@@ -67,13 +69,27 @@ def places(harness: StorageHarness, base: int) -> list[int]:
 
 
 def test_a_clean_topic_has_no_findings_and_is_not_changed(topic: StorageHarness) -> None:
-    before = {path: path.read_bytes() for path in Path(topic.directory).iterdir() if path.is_file() and path.name != "lock"}
+    before = {
+        path: path.read_bytes()
+        for path in Path(topic.directory).iterdir()
+        if path.is_file() and path.name != "lock"
+    }
     report = look(topic)
     assert report.findings == []
-    assert (report.chunks, report.blocks, report.messages, report.start, report.end) == (3, 8, 8, 0, 8)
+    assert (report.chunks, report.blocks, report.messages, report.start, report.end) == (
+        3,
+        8,
+        8,
+        0,
+        8,
+    )
     assert report.bytes == sum(topic.chunk_path(base).stat().st_size for base in (0, 3, 6))
     assert look(topic, repair=True).findings == []
-    assert before == {path: path.read_bytes() for path in Path(topic.directory).iterdir() if path.is_file() and path.name != "lock"}
+    assert before == {
+        path: path.read_bytes()
+        for path in Path(topic.directory).iterdir()
+        if path.is_file() and path.name != "lock"
+    }
 
 
 def test_an_open_topic_is_refused(topic: StorageHarness) -> None:
@@ -83,8 +99,12 @@ def test_an_open_topic_is_refused(topic: StorageHarness) -> None:
 
 
 @pytest.mark.parametrize("base", [0, 6])
-def test_each_byte_of_a_chunk_is_checked(topic: StorageHarness, base: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zsq.storage.checks.fsck.check_environment", lambda path: [])  # a process each time
+def test_each_byte_of_a_chunk_is_checked(
+    topic: StorageHarness, base: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "zsq.storage.checks.fsck.check_environment", lambda path: []
+    )  # a process each time
     path = topic.chunk_path(base)
     good = path.read_bytes()
     for byte in range(len(good)):
@@ -127,7 +147,9 @@ def cut_footer(harness: StorageHarness) -> None:
 
 
 def cut_last_block(harness: StorageHarness) -> None:
-    harness.replace(harness.chunk_path(3), harness.chunk_path(3).read_bytes()[: places(harness, 3)[2] + 30])
+    harness.replace(
+        harness.chunk_path(3), harness.chunk_path(3).read_bytes()[: places(harness, 3)[2] + 30]
+    )
 
 
 def flip_index(harness: StorageHarness) -> None:
@@ -159,7 +181,9 @@ def remove_identity(harness: StorageHarness) -> None:
 
 
 def cut_synced_tail(harness: StorageHarness) -> None:
-    harness.replace(harness.chunk_path(6), harness.chunk_path(6).read_bytes()[: places(harness, 6)[1]])
+    harness.replace(
+        harness.chunk_path(6), harness.chunk_path(6).read_bytes()[: places(harness, 6)[1]]
+    )
 
 
 @pytest.mark.parametrize(
@@ -186,13 +210,21 @@ def test_each_damage_is_found_repaired_and_then_gone(
     topic: StorageHarness, spoil: Callable[[StorageHarness], None], says: str, left: list[int]
 ) -> None:
     spoil(topic)
-    spoiled = {path: path.read_bytes() for path in Path(topic.directory).iterdir() if path.is_file() and path.name != "lock"}
+    spoiled = {
+        path: path.read_bytes()
+        for path in Path(topic.directory).iterdir()
+        if path.is_file() and path.name != "lock"
+    }
     report = look(topic)
-    assert any(says in finding.text for finding in damage(report)), [finding.text for finding in report.findings]
+    assert any(says in finding.text for finding in damage(report)), [
+        finding.text for finding in report.findings
+    ]
     for path, data in spoiled.items():
         assert path.read_bytes() == data, "looking changes nothing"
     repaired = look(topic, repair=True)
-    assert repaired.damaged == [], [(finding.text, finding.repaired) for finding in repaired.findings]
+    assert repaired.damaged == [], [
+        (finding.text, finding.repaired) for finding in repaired.findings
+    ]
     assert all(finding.repaired for finding in damage(repaired))
     again = look(topic)
     assert damage(again) == [], [finding.text for finding in again.findings]
@@ -213,7 +245,10 @@ def test_a_repair_keeps_the_bytes_that_it_changes(topic: StorageHarness) -> None
     flip_footer(topic)
     data = topic.chunk_path(3).read_bytes()
     look(topic, repair=True)
-    kept = {head.bad.position: topic.path(head.bad.name).read_bytes()[512:] for head in bad_heads(Files(), topic.directory)}
+    kept = {
+        head.bad.position: topic.path(head.bad.name).read_bytes()[512:]
+        for head in bad_heads(Files(), topic.directory)
+    }
     assert kept == {position: data[position : places(topic, 3)[2]], footer_at: data[footer_at:]}
     assert topic.chunk_path(3).read_bytes()[:footer_at] == data[:footer_at]
 
@@ -257,7 +292,9 @@ def test_an_unfinished_write_is_a_note(topic: StorageHarness) -> None:
         ({"time_ns": -5}, "has an earlier time than the block before it"),
     ],
 )
-def test_blocks_whose_checksums_agree_and_whose_place_does_not(topic: StorageHarness, changed: dict[str, int], says: str) -> None:
+def test_blocks_whose_checksums_agree_and_whose_place_does_not(
+    topic: StorageHarness, changed: dict[str, int], says: str
+) -> None:
     path = topic.chunk_path(3)
     topic.replace(path, placed_anew(path.read_bytes(), places(topic, 3)[1], **changed))
     assert any(says in finding.text for finding in damage(look(topic)))
@@ -268,7 +305,11 @@ def placed_anew(data: bytes, at: int, **changed: int) -> bytes:
     seed = decode_chunk_header(data).seed
     header = decode_disk_header(data[at : at + HEADER_BYTES], seed)
     assert header is not None
-    return data[:at] + encode_header(header._replace(**changed), magic=b"ZSQD", seed=seed) + data[at + HEADER_BYTES :]
+    return (
+        data[:at]
+        + encode_header(header._replace(**changed), magic=b"ZSQD", seed=seed)
+        + data[at + HEADER_BYTES :]
+    )
 
 
 def test_a_mark_that_is_not_of_its_group(group_case: StorageHarness) -> None:
@@ -281,7 +322,10 @@ def test_a_mark_that_is_not_of_its_group(group_case: StorageHarness) -> None:
     data = path.read_bytes()
     mark = next(at for at in places(group_case, 0) if data[at + 12 : at + 16] == bytes(4))
     group_case.replace(path, placed_anew(data, mark, first_offset=4))
-    assert any("does not belong to the group before it" in finding.text for finding in damage(look(group_case)))
+    assert any(
+        "does not belong to the group before it" in finding.text
+        for finding in damage(look(group_case))
+    )
 
 
 def test_a_missing_index_is_a_note_and_made(topic: StorageHarness) -> None:
@@ -299,7 +343,9 @@ def test_a_damaged_bad_file_is_evidence_only(topic: StorageHarness) -> None:
     look(topic, repair=True)
     (kept,) = Path(topic.directory).glob("*.bad")
     topic.flip(kept, 560 * 8)
-    assert any("damaged; it is kept only as evidence" in finding.text for finding in look(topic).findings)
+    assert any(
+        "damaged; it is kept only as evidence" in finding.text for finding in look(topic).findings
+    )
     topic.flip(kept, 30 * 8)
     assert damage(look(topic)), "what it said is not known any more, and found again"
 
@@ -319,7 +365,11 @@ def test_a_group_is_clean_and_a_damaged_stage_is_found(group_case: StorageHarnes
     group_case.flip(part, (CHUNK_HEADER_BYTES + 70) * 8)
     assert any(finding.path.endswith(part.name) for finding in look(group_case).findings)
     data = group_case.chunk_path(0).read_bytes()
-    mark = next(at for at in range(0, len(data), 8) if data[at : at + 4] == b"ZSQD" and data[at + 12 : at + 16] == bytes(4))
+    mark = next(
+        at
+        for at in range(0, len(data), 8)
+        if data[at : at + 4] == b"ZSQD" and data[at + 12 : at + 16] == bytes(4)
+    )
     group_case.flip(group_case.chunk_path(0), (mark + 80) * 8)
     assert any("damaged blocks" in finding.text for finding in damage(look(group_case)))
 
@@ -341,8 +391,13 @@ def test_a_foreign_directory_is_named_and_not_touched(topic: StorageHarness) -> 
     other = TopicIdentity("clicks", "ff" * 16)
     report = check_topic(Files(), topic.directory, other, NOW_NS, repair=True)
     assert any("belongs to" in finding.text for finding in report.damaged)
-    assert json.loads(topic.path(IDENTITY_NAME).read_bytes().split(b"\n")[0])["uuid"] == IDENTITY.uuid_bytes.hex()
-    assert {path.name for path in Path(topic.directory).glob("*.chunk")} == {chunk_name(base) for base in (0, 3, 6)}
+    assert (
+        json.loads(topic.path(IDENTITY_NAME).read_bytes().split(b"\n")[0])["uuid"]
+        == IDENTITY.uuid_bytes.hex()
+    )
+    assert {path.name for path in Path(topic.directory).glob("*.chunk")} == {
+        chunk_name(base) for base in (0, 3, 6)
+    }
     assert not list(Path(topic.directory).glob("*.bad"))
 
 
@@ -360,7 +415,9 @@ def test_a_chunk_that_was_put_back_is_named(topic: StorageHarness) -> None:
     assert finding.path.endswith(".bad")
 
 
-def test_a_bad_file_that_cannot_be_read_is_named_and_no_more(topic: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_file_that_cannot_be_read_is_named_and_no_more(
+    topic: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     flip_block(topic)
     look(topic, repair=True)
     real = Files.read_file
@@ -371,7 +428,10 @@ def test_a_bad_file_that_cannot_be_read_is_named_and_no_more(topic: StorageHarne
         return real(files, path, bytes_max)
 
     monkeypatch.setattr(Files, "read_file", refuse)
-    assert any("cannot be read" in finding.text and finding.path.endswith(".bad") for finding in look(topic).findings)
+    assert any(
+        "cannot be read" in finding.text and finding.path.endswith(".bad")
+        for finding in look(topic).findings
+    )
 
 
 def test_a_check_changes_nothing(topic: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,16 +52,24 @@ def test_a_missing_chunk_is_damage_though_another_one_is_known_to_be_missing(
 
 @pytest.mark.parametrize(
     ("changes", "says"),
-    [({"uuid": bytes(16)}, "belongs to another topic"), ({"seed": 5}, "changed or replaced after it was sealed"), ({}, "it has only")],
+    [
+        ({"uuid": bytes(16)}, "belongs to another topic"),
+        ({"seed": 5}, "changed or replaced after it was sealed"),
+        ({}, "it has only"),
+    ],
 )
-def test_a_part_that_is_not_the_one_its_row_names(harness: StorageHarness, changes: dict[str, Any], says: str) -> None:
+def test_a_part_that_is_not_the_one_its_row_names(
+    harness: StorageHarness, changes: dict[str, Any], says: str
+) -> None:
     key = harness.stage("a", 1, blocks=3)
     harness.seal(key)
     harness.abandon_cleanly()
     (path,) = harness.path("staging").iterdir()
     data = path.read_bytes()
     header = decode_chunk_header(data)._replace(**changes)
-    harness.replace(path, encode_chunk_header(header) + data[CHUNK_HEADER_BYTES : None if changes else -3])
+    harness.replace(
+        path, encode_chunk_header(header) + data[CHUNK_HEADER_BYTES : None if changes else -3]
+    )
     (finding,) = look(harness).damaged
     assert says in finding.text
 
@@ -76,7 +84,10 @@ def test_a_state_store_of_another_topic_is_told(tmp_path: Path, harness: Storage
         path.unlink()
     shutil.copy(tmp_path / "other/state/data.mdb", harness.path("state/data.mdb"))
     harness.path("state.snapshot").unlink(missing_ok=True)
-    assert any(finding.text == f"it belongs to another topic (uuid {'ff' * 16})" for finding in look(harness).damaged)
+    assert any(
+        finding.text == f"it belongs to another topic (uuid {'ff' * 16})"
+        for finding in look(harness).damaged
+    )
 
 
 @pytest.fixture

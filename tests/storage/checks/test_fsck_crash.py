@@ -1,4 +1,6 @@
-"""fsck --repair, cut off by a power cut or refused by the disk at each of its steps: nothing is lost, and a second one finishes."""
+"""fsck --repair, cut off by a power cut or refused by the disk at each of its steps: nothing is
+lost, and a second one finishes.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +24,15 @@ LEFT = [0, 1, 2, 3, 5, 6, 7]
 
 
 @pytest.fixture
-def spoiled(tmp_path: Path, harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> StorageHarness:
-    """A header copy, a block, the footer and an index are damaged; closed. Each can be repaired but the block's message."""
-    monkeypatch.setattr("zsq.storage.checks.fsck.check_environment", lambda path: [])  # a process each time, and not what is tested here
+def spoiled(
+    tmp_path: Path, harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> StorageHarness:
+    """A header copy, a block, the footer and an index are damaged; closed. Each can be repaired but
+    the block's message.
+    """
+    monkeypatch.setattr(
+        "zsq.storage.checks.fsck.check_environment", lambda path: []
+    )  # a process each time, and not what is tested here
     folder = tmp_path / "spoiled"
     folder.mkdir()
     made = type(harness)(folder, TINY)
@@ -63,8 +71,14 @@ def changes_of(harness: StorageHarness) -> int:
 
 
 @pytest.mark.parametrize("loses", ["all", "nothing"])
-def test_a_power_cut_at_any_step_of_a_repair_loses_nothing(spoiled: StorageHarness, loses: str) -> None:
-    before = {path: path.read_bytes() for path in Path(spoiled.directory).iterdir() if path.is_file() and path.name != "lock"}
+def test_a_power_cut_at_any_step_of_a_repair_loses_nothing(
+    spoiled: StorageHarness, loses: str
+) -> None:
+    before = {
+        path: path.read_bytes()
+        for path in Path(spoiled.directory).iterdir()
+        if path.is_file() and path.name != "lock"
+    }
     steps = changes_of(spoiled)
     assert steps > 15
     for step in range(1, steps + 1):
@@ -96,6 +110,10 @@ def test_a_repair_is_on_disk_when_fsck_returns(spoiled: StorageHarness) -> None:
     assert repair(spoiled).damaged == []
     spoiled.files.crash(keep_none)
     left = {
-        finding.text for finding in check_topic(spoiled.files, spoiled.directory, IDENTITY, 9_000).findings if finding.level == "damage"
+        finding.text
+        for finding in check_topic(spoiled.files, spoiled.directory, IDENTITY, 9_000).findings
+        if finding.level == "damage"
     }
-    assert left <= {"its index is damaged and is not used; it is only a cache"}, "an index is never synced"
+    assert left <= {"its index is damaged and is not used; it is only a cache"}, (
+        "an index is never synced"
+    )

@@ -1,4 +1,6 @@
-"""fsck and what is staged: a part that a start would drop, or a commit refuse, is damage, and said to be."""
+"""fsck and what is staged: a part that a start would drop, or a commit refuse, is damage, and said
+to be.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,20 @@ def staged(harness: StorageHarness, final: bool) -> Path:
 
 
 @pytest.mark.parametrize("final", [True, False])
-def test_a_sealed_part_that_is_gone_or_short_is_damage_which_a_start_ends(harness: StorageHarness, final: bool) -> None:
+def test_a_sealed_part_that_is_gone_or_short_is_damage_which_a_start_ends(
+    harness: StorageHarness, final: bool
+) -> None:
     path = staged(harness, final)
     whole = path.read_bytes()
     assert look(harness).findings == []
-    for data in (None, b"", whole[:70], whole[:-1], whole[:-FOOTER_BYTES], bytes(CHUNK_HEADER_BYTES) + whole[CHUNK_HEADER_BYTES:]):
+    for data in (
+        None,
+        b"",
+        whole[:70],
+        whole[:-1],
+        whole[:-FOOTER_BYTES],
+        bytes(CHUNK_HEADER_BYTES) + whole[CHUNK_HEADER_BYTES:],
+    ):
         path.unlink(missing_ok=True)
         if data is not None:
             path.write_bytes(data)

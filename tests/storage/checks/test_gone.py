@@ -1,4 +1,6 @@
-"""What comes back, or is gone, as a whole: an older state store, the folder of delayed messages. A start says so, and fsck before it."""
+"""What comes back, or is gone, as a whole: an older state store, the folder of delayed messages. A
+start says so, and fsck before it.
+"""
 
 from __future__ import annotations
 
@@ -35,11 +37,15 @@ def test_an_older_state_store_is_found(harness: StorageHarness) -> None:
     old = harness.path("state/data.mdb").read_bytes()
     assert harness.store is not None
     for turn in range(3):
-        harness.store.state.commit(StateBatch(channel_puts={"archive": ChannelRow(0, counters={"turn": turn})}))
+        harness.store.state.commit(
+            StateBatch(channel_puts={"archive": ChannelRow(0, counters={"turn": turn})})
+        )
     harness.abandon_cleanly()
     assert look(harness).findings == []
     harness.replace(harness.path("state/data.mdb"), old)
-    assert ["it is an older state store" in finding.text for finding in look(harness).damaged] == [True]
+    assert ["it is an older state store" in finding.text for finding in look(harness).damaged] == [
+        True
+    ]
     assert not look(harness, repair=True).damaged
     assert not look(harness).damaged
     assert "archive" in harness.open().state.load().channels

@@ -1,4 +1,6 @@
-"""Damage where there was damage before, or an unfinished write: it is told, kept and known like any other."""
+"""Damage where there was damage before, or an unfinished write: it is told, kept and known like any
+other.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, index_name
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
-OPTIONS = StoreOptions(chunk_bytes=640, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+OPTIONS = StoreOptions(
+    chunk_bytes=640, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0
+)
 
 
 @pytest.fixture
@@ -44,17 +48,29 @@ def rot(harness: StorageHarness, base: int, number: int) -> None:
 def look(harness: StorageHarness, *, repair: bool = False) -> TopicReport:
     from zsq.storage.directory.store import TopicIdentity
 
-    found = check_topic(Files(), harness.directory, TopicIdentity("clicks", "00112233445566778899aabbccddeeff"), 9_000, repair=repair)
+    found = check_topic(
+        Files(),
+        harness.directory,
+        TopicIdentity("clicks", "00112233445566778899aabbccddeeff"),
+        9_000,
+        repair=repair,
+    )
     harness.files.reset()
     return found
 
 
 def test_a_tail_that_recovery_has_set_aside_is_known_to_fsck(topic: StorageHarness) -> None:
     rot(topic, 5, 2)
-    assert [finding.level for finding in look(topic, repair=True).findings if "bytes at its end" in finding.text] == [DAMAGE]
+    assert [
+        finding.level
+        for finding in look(topic, repair=True).findings
+        if "bytes at its end" in finding.text
+    ] == [DAMAGE]
     again = look(topic)
     assert not again.damaged
-    assert [finding.level for finding in again.findings if "known, and kept" in finding.text] == [NOTE]
+    assert [finding.level for finding in again.findings if "known, and kept" in finding.text] == [
+        NOTE
+    ]
     assert again.end == 8
     topic.open()
     topic.publish()
@@ -155,10 +171,16 @@ def test_bytes_cut_off_behind_known_damage_are_reported_too(topic: StorageHarnes
     look(topic, repair=True)
     topic.replace(topic.chunk_path(0), topic.chunk_path(0).read_bytes()[: CHUNK_HEADER_BYTES + 4])
     report = look(topic, repair=True)
-    assert any("the blocks that followed are missing" in finding.text and finding.repaired for finding in report.findings)
+    assert any(
+        "the blocks that followed are missing" in finding.text and finding.repaired
+        for finding in report.findings
+    )
     assert not look(topic).damaged
     heads = bad_heads(Files(), topic.directory)
-    assert sorted((head.bad.first_offset, head.bad.count, head.kept > 0) for head in heads) == [(0, 1, True), (1, 4, False)]
+    assert sorted((head.bad.first_offset, head.bad.count, head.kept > 0) for head in heads) == [
+        (0, 1, True),
+        (1, 4, False),
+    ]
     topic.open()
     assert topic.check(lost_max=5) == [5, 6, 7]
     assert topic.damage == []
@@ -169,7 +191,9 @@ def test_delayed_messages_of_another_topic_are_told(topic: StorageHarness) -> No
     """A start is refused because of them."""
     topic.path("delayed").mkdir()
     DelayedStore(str(topic.path("delayed")), bytes(16), create=True).close()
-    assert [finding.text for finding in look(topic).damaged] == ["it holds the delayed messages of another topic"]
+    assert [finding.text for finding in look(topic).damaged] == [
+        "it holds the delayed messages of another topic"
+    ]
 
 
 def test_a_damaged_mark_at_the_end_of_an_adopted_chunk_is_kept(group_case: StorageHarness) -> None:

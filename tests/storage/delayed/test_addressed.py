@@ -1,4 +1,6 @@
-"""The flag of blocks with messages for one channel is kept: in the log, over a start, from the ring, in a group, and through a delay."""
+"""The flag of blocks with messages for one channel is kept: in the log, over a start, from the
+ring, in a group, and through a delay.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zsq.storage.delayed.delayed_format import DelayedKey, DelayedRow, decode_row, due_block, encode_row, without
+from zsq.storage.delayed.delayed_format import (
+    DelayedKey,
+    DelayedRow,
+    decode_row,
+    due_block,
+    encode_row,
+    without,
+)
 from zsq.storage.log.log import place
 from zsq.storage.log.log_format import ChunkHeader, decode_disk_header, replay_header, wire_header
 from zsq.storage.log.ring import BLOCK_COST
@@ -34,7 +43,9 @@ def test_the_log_keeps_the_flag_of_an_addressed_block(harness: StorageHarness) -
     assert flags(harness) == [ADDRESSED, 0]
 
 
-def test_the_ring_keeps_the_flag_of_an_addressed_block(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_ring_keeps_the_flag_of_an_addressed_block(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
     folder = tmp_path / "ringed"
     folder.mkdir()
     ringed = type(harness)(folder, replace(harness.options, ring_bytes=2000 + 8 * BLOCK_COST))

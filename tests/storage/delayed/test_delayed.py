@@ -13,7 +13,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from zsq.storage.delayed import delayed
 from zsq.storage.delayed.delayed import DelayedStore
-from zsq.storage.delayed.delayed_format import DelayedKey, DelayedRow, decode_row, due_block, encode_row, parse_key, row_key, without
+from zsq.storage.delayed.delayed_format import (
+    DelayedKey,
+    DelayedRow,
+    decode_row,
+    due_block,
+    encode_row,
+    parse_key,
+    row_key,
+    without,
+)
 from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed
 from zsq.storage.files import Files
 from zsq.transport.block.block import DELAYED, Block, pack
@@ -28,7 +37,9 @@ def block(*bodies: bytes, producer_id: int = 7, sequence: int = 0) -> Block:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DelayedStore]:
-    one = DelayedStore(str(tmp_path / "delayed"), UUID, map_bytes=1 << 16, create=True, first_serial=100)
+    one = DelayedStore(
+        str(tmp_path / "delayed"), UUID, map_bytes=1 << 16, create=True, first_serial=100
+    )
     yield one
     one.close()
 
@@ -47,7 +58,9 @@ def everything(store: DelayedStore) -> list[bytes | None]:
 
 
 def test_rows_come_back_in_the_order_in_which_they_are_due(store: DelayedStore) -> None:
-    keys = store.put([(block(b"c", b"d"), 20), (block(b"a", sequence=1), 10), (block(b"e", sequence=2), 20)], 5)
+    keys = store.put(
+        [(block(b"c", b"d"), 20), (block(b"a", sequence=1), 10), (block(b"e", sequence=2), 20)], 5
+    )
     assert keys == [(20, 100), (10, 102), (20, 103)]
     store = again(store)
     assert store.summary == (4, sum(row.block.length for row in store.due(99, 1 << 20, 99)), 10, 0)
@@ -84,7 +97,9 @@ def test_sequences_are_remembered_with_their_keys(store: DelayedStore) -> None:
     store.close()
 
 
-def test_producers_are_forgotten_after_a_week_and_bounded(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_producers_are_forgotten_after_a_week_and_bounded(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for producer_id in (1, 2, 3):
         store.put([(block(b"x", producer_id=producer_id), 10)], producer_id)
     store.put([(block(b"x", producer_id=4), 10)], delayed.PRODUCER_KEPT_NS + 2)
@@ -128,19 +143,25 @@ def test_a_due_block_in_the_log_carries_its_key(store: DelayedStore) -> None:
         ((), [(0, b"abcde")]),
     ],
 )
-def test_a_row_without_some_messages_is_divided_into_the_rest(gone: tuple[int, ...], left: list[tuple[int, bytes]]) -> None:
+def test_a_row_without_some_messages_is_divided_into_the_rest(
+    gone: tuple[int, ...], left: list[tuple[int, bytes]]
+) -> None:
     row = DelayedRow(DelayedKey(9, 50), block(b"a", b"b", b"c", b"d", b"e"))
     found = list(without(row, {50 + index for index in gone}))
-    assert [(rest.key, b"".join(body or b"" for body in rest.block.body.values())) for rest in found] == [
-        ((9, 50 + index), text) for index, text in left
-    ]
+    assert [
+        (rest.key, b"".join(body or b"" for body in rest.block.body.values())) for rest in found
+    ] == [((9, 50 + index), text) for index, text in left]
 
 
 def test_listing_goes_on_in_the_middle_of_a_row(store: DelayedStore) -> None:
-    made = pack([b"a" * 300, b"b", b"c"], keys=[b"k", None, None], tags=[None, b"t", None], producer_id=7)
+    made = pack(
+        [b"a" * 300, b"b", b"c"], keys=[b"k", None, None], tags=[None, b"t", None], producer_id=7
+    )
     store.put([(made, 20), (block(b"z", sequence=1), 30)], 5)
     first = store.listed(None, 2, 200)
-    assert [(one.key, one.size, len(one.body), one.message_key, one.message_tag) for one in first] == [
+    assert [
+        (one.key, one.size, len(one.body), one.message_key, one.message_tag) for one in first
+    ] == [
         ((20, 100), 300, 200, b"k", None),
         ((20, 101), 1, 1, None, b"t"),
     ]
@@ -157,7 +178,9 @@ def test_a_key_is_shown_and_parsed_as_32_hex_digits() -> None:
         assert parse_key(wrong) is None
 
 
-def test_another_topics_or_a_missing_environment_is_refused(store: DelayedStore, tmp_path: Path) -> None:
+def test_another_topics_or_a_missing_environment_is_refused(
+    store: DelayedStore, tmp_path: Path
+) -> None:
     store.close()
     with pytest.raises(ForeignDirectory):
         DelayedStore(store.path, bytes(16))
@@ -181,7 +204,9 @@ def change(store: DelayedStore, key: DelayedKey, position: int) -> None:
 
 
 @pytest.mark.parametrize(("position", "lost"), [(-20, 3), (30, 1), (0, 3), (5, 3)])
-def test_a_damaged_row_is_set_aside_and_counted_and_the_others_go_on(store: DelayedStore, position: int, lost: int) -> None:
+def test_a_damaged_row_is_set_aside_and_counted_and_the_others_go_on(
+    store: DelayedStore, position: int, lost: int
+) -> None:
     first, second = store.put([(block(b"a", b"b", b"c"), 10), (block(b"d", sequence=1), 10)], 5)
     value = encode_row(store.due(10, 1, 1)[0])[1]
     change(store, first, position)
@@ -220,7 +245,9 @@ def test_rows_that_vanished_are_missed(store: DelayedStore) -> None:
 
 
 def test_the_first_try_of_each_kind_is_announced(store: DelayedStore) -> None:
-    """What kills the process leaves the announcement behind, and the next life looks before it leaps."""
+    """What kills the process leaves the announcement behind, and the next life looks before it
+    leaps.
+    """
     said: list[str] = []
     store.attempting = said.append
     store.put([(block(b"a"), 10)], 5)
@@ -250,7 +277,15 @@ class DelayedMachine(RuleBasedStateMachine):
     def put(self, counts: list[tuple[int, int]]) -> None:
         made = []
         for count, due_ns in counts:
-            made.append((block(*(b"%d/%d" % (self.sequence, i) for i in range(count)), sequence=self.sequence), due_ns))
+            made.append(
+                (
+                    block(
+                        *(b"%d/%d" % (self.sequence, i) for i in range(count)),
+                        sequence=self.sequence,
+                    ),
+                    due_ns,
+                )
+            )
             self.sequence += 1
         for (one, due_ns), key in zip(made, self.store.put(made, 5), strict=True):
             assert key.due_ns == due_ns
@@ -263,7 +298,11 @@ class DelayedMachine(RuleBasedStateMachine):
     def move(self, now_ns: int, rows_max: int) -> None:
         rows = self.store.due(now_ns, 1 << 20, rows_max)
         expected = sorted(key for key in self.model if key.due_ns <= now_ns)
-        found = [DelayedKey(row.key.due_ns, row.key.serial + i) for row in rows for i in range(row.block.count)]
+        found = [
+            DelayedKey(row.key.due_ns, row.key.serial + i)
+            for row in rows
+            for i in range(row.block.count)
+        ]
         assert found == expected[: len(found)]
         assert len(rows) == rows_max or len(found) == len(expected)
         assert bodies(rows) == [self.model[key] for key in found]
@@ -310,7 +349,9 @@ class DelayedMachine(RuleBasedStateMachine):
         summary = self.store.summary
         assert (summary.messages, summary.lost) == (len(self.model), 0)
         assert summary.next_due_ns == (min(self.model).due_ns if self.model else 0)
-        assert summary.bytes == sum(row.block.length for row in self.store.due(1 << 62, 1 << 30, 1 << 30))
+        assert summary.bytes == sum(
+            row.block.length for row in self.store.due(1 << 62, 1 << 30, 1 << 30)
+        )
 
     def teardown(self) -> None:
         if hasattr(self, "store"):
@@ -322,7 +363,9 @@ TestDelayedStore = DelayedMachine.TestCase
 TestDelayedStore.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
-def test_space_is_given_back_once_little_is_left(store: DelayedStore, files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_space_is_given_back_once_little_is_left(
+    store: DelayedStore, files: Files, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delayed, "SHRINK_ABOVE_BYTES", 1 << 20)
     monkeypatch.setattr(delayed, "SHRINK_LIVE_BYTES_MAX", 1 << 18)
     data = Path(store.path) / "data.mdb"
@@ -332,7 +375,9 @@ def test_space_is_given_back_once_little_is_left(store: DelayedStore, files: Fil
     (kept,) = store.put([(block(b"kept", sequence=60), 5)], 5)
     store.remove([row.key for row in store.due(10, 1 << 30, 99) if row.key != kept])
     large = data.stat().st_size
-    monkeypatch.setattr(Files, "sync", lambda self, fd: (_ for _ in ()).throw(OSError(5, "by plan")))
+    monkeypatch.setattr(
+        Files, "sync", lambda self, fd: (_ for _ in ()).throw(OSError(5, "by plan"))
+    )
     assert not store.shrink(files)
     assert data.stat().st_size == large, "a copy that could not be synced takes nobody's place"
     monkeypatch.undo()
@@ -353,6 +398,8 @@ def test_a_small_copy_whose_name_is_not_on_disk_is_not_written_to(
     store: DelayedStore, files: Files, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delayed, "SHRINK_ABOVE_BYTES", 1)
-    monkeypatch.setattr(Files, "sync_folder", lambda self, path: (_ for _ in ()).throw(OSError(5, "by plan")))
+    monkeypatch.setattr(
+        Files, "sync_folder", lambda self, path: (_ for _ in ()).throw(OSError(5, "by plan"))
+    )
     with pytest.raises(StoreFailed):
         store.shrink(files)

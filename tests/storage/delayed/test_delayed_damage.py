@@ -1,4 +1,6 @@
-"""What a flipped bit in LMDB's own bytes costs the delayed messages: keys, its two heads, an older transaction that comes back."""
+"""What a flipped bit in LMDB's own bytes costs the delayed messages: keys, its two heads, an older
+transaction that comes back.
+"""
 
 from __future__ import annotations
 
@@ -31,14 +33,25 @@ DUE = 1_700_000_000_000_000_000
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[DelayedStore]:
-    one = DelayedStore(str(tmp_path / "delayed"), UUID, map_bytes=1 << 20, create=True, first_serial=100)
+    one = DelayedStore(
+        str(tmp_path / "delayed"), UUID, map_bytes=1 << 20, create=True, first_serial=100
+    )
     yield one
     one.close()
 
 
 def publish(store: DelayedStore, count: int, size: int = 0) -> list[DelayedKey]:
     return [
-        store.put([(pack([b"%03d" % number + bytes(size)], producer_id=7, sequence=number), DUE + number)], 5)[0] for number in range(count)
+        store.put(
+            [
+                (
+                    pack([b"%03d" % number + bytes(size)], producer_id=7, sequence=number),
+                    DUE + number,
+                )
+            ],
+            5,
+        )[0]
+        for number in range(count)
     ]
 
 
@@ -60,8 +73,12 @@ def flip_keys(path: str, key: bytes, byte: int, bit: int) -> None:
 
 @pytest.mark.parametrize("byte", range(17))
 @pytest.mark.parametrize("which", [0, 2, 4])
-def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(store: DelayedStore, byte: int, which: int) -> None:
-    """Also where it then lies out of order. A due time in other centuries kept all others waiting, and nobody was told."""
+def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(
+    store: DelayedStore, byte: int, which: int
+) -> None:
+    """Also where it then lies out of order. A due time in other centuries kept all others waiting,
+    and nobody was told.
+    """
     for bit in range(8):
         keys = publish(store, 5)
         store.close()
@@ -80,10 +97,17 @@ def test_a_flipped_bit_in_a_key_costs_that_row_and_no_time(store: DelayedStore, 
 
 
 @pytest.mark.parametrize(("which", "place", "bit"), [(1, 0, 4), (2, 1, 0), (4, 6, 3)])
-def test_a_flipped_bit_in_a_row_s_size_costs_that_row(harness: StorageHarness, which: int, place: int, bit: int) -> None:
-    """LMDB, told to delete it, would move the rows of that page over each other; or failed at that, in each life again."""
+def test_a_flipped_bit_in_a_row_s_size_costs_that_row(
+    harness: StorageHarness, which: int, place: int, bit: int
+) -> None:
+    """LMDB, told to delete it, would move the rows of that page over each other; or failed at that,
+    in each life again.
+    """
     assert harness.store is not None
-    blocks = [(pack([b"%03d" % number], producer_id=7, sequence=number), DUE + number) for number in range(6)]
+    blocks = [
+        (pack([b"%03d" % number], producer_id=7, sequence=number), DUE + number)
+        for number in range(6)
+    ]
     key = row_key(harness.store.make_delayed(1_000).put(blocks, 5)[which])
     harness.abandon_cleanly()
     flip_node(harness, key, place, bit)
@@ -96,12 +120,16 @@ def test_a_flipped_bit_in_a_row_s_size_costs_that_row(harness: StorageHarness, w
     assert store.delayed is not None
     assert bodies(store.delayed) == [b"%03d" % number for number in range(6) if number != which]
     assert store.delayed.summary.lost == 1
-    assert any("size of a row is damaged" in alarm for alarm in store.report.alarms), "though an examination may not come to its end"
+    assert any("size of a row is damaged" in alarm for alarm in store.report.alarms), (
+        "though an examination may not come to its end"
+    )
     assert any("1 delayed messages are lost" in alarm for alarm in store.report.alarms)
 
 
 def flip_node(harness: StorageHarness, key: bytes, place: int, bit: int) -> None:
-    """In what stands before a key in LMDB's page: size of the value (2, 2), flags (2), size of the key (2)."""
+    """In what stands before a key in LMDB's page: size of the value (2, 2), flags (2), size of the
+    key (2).
+    """
     file = harness.path("delayed/data.mdb")
     data = bytearray(file.read_bytes())
     at = data.find(key)
@@ -110,8 +138,12 @@ def flip_node(harness: StorageHarness, key: bytes, place: int, bit: int) -> None
     harness.replace(file, bytes(data))
 
 
-def test_damage_that_is_met_late_in_a_life_is_marked_as_well(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that the next start looks for it; and deleting what is damaged is marked as reading it is."""
+def test_damage_that_is_met_late_in_a_life_is_marked_as_well(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that the next start looks for it; and deleting what is damaged is marked as reading it
+    is.
+    """
     keys = publish(store, 5)
     store.close()
     flip_keys(store.path, row_key(keys[2]), 3, 1)
@@ -146,7 +178,8 @@ def test_cancelling_all_ends_a_turn_at_its_bytes_too(store: DelayedStore) -> Non
     assert store.cancel_some(99, 1 << 30) == 0
 
 
-# LMDB's two heads: at 16 of each of the first two pages; magic, version, ..., transaction in the last 8 of 136 bytes
+# LMDB's two heads: at 16 of each of the first two pages; magic, version, ..., transaction in the
+# last 8 of 136 bytes
 
 TRANSACTION_AT = 16 + 128
 
@@ -170,16 +203,27 @@ def change_head(harness: StorageHarness, newest: bool, byte: int, bit: int) -> N
 def found_there(harness: StorageHarness) -> tuple[list[bytes], int, list[str]]:
     store = harness.open()
     assert store.delayed is not None
-    return [one.body for one in store.delayed.listed(None, 99, 99)], store.delayed.summary.lost, store.report.alarms
+    return (
+        [one.body for one in store.delayed.listed(None, 99, 99)],
+        store.delayed.summary.lost,
+        store.report.alarms,
+    )
 
 
 ALL = [b"%03d" % number for number in range(6)]
 
 
 @pytest.mark.parametrize("newest", [True, False])
-@pytest.mark.parametrize(("byte", "bit"), [(10, 3), (16, 0), (20, 1), (TRANSACTION_AT, 2), (TRANSACTION_AT, 3), (TRANSACTION_AT + 5, 0)])
-def test_a_flipped_bit_in_a_head_costs_no_message(harness: StorageHarness, newest: bool, byte: int, bit: int) -> None:
-    """Flag, magic, version, number of the transaction: LMDB refuses it all, or takes the older one, unnoticed."""
+@pytest.mark.parametrize(
+    ("byte", "bit"),
+    [(10, 3), (16, 0), (20, 1), (TRANSACTION_AT, 2), (TRANSACTION_AT, 3), (TRANSACTION_AT + 5, 0)],
+)
+def test_a_flipped_bit_in_a_head_costs_no_message(
+    harness: StorageHarness, newest: bool, byte: int, bit: int
+) -> None:
+    """Flag, magic, version, number of the transaction: LMDB refuses it all, or takes the older one,
+    unnoticed.
+    """
     filled(harness)
     change_head(harness, newest, byte, bit)
     bodies, lost, _ = found_there(harness)
@@ -229,8 +273,14 @@ def fall_back(harness: StorageHarness, last: Callable[[DelayedStore], object]) -
 
 
 def test_an_older_commit_that_comes_back_is_counted(harness: StorageHarness) -> None:
-    fall_back(harness, lambda store: store.put([(pack([b"x", b"y"], producer_id=7, sequence=6), DUE + 6)], 5))
-    assert "6 commits, but 7 were recorded" in delayed_rescue.check_delayed(str(harness.path("delayed")))[0]
+    fall_back(
+        harness,
+        lambda store: store.put([(pack([b"x", b"y"], producer_id=7, sequence=6), DUE + 6)], 5),
+    )
+    assert (
+        "6 commits, but 7 were recorded"
+        in delayed_rescue.check_delayed(str(harness.path("delayed")))[0]
+    )
     bodies, lost, alarms = found_there(harness)
     assert (bodies, lost) == (ALL, 2)
     assert any("2 delayed messages are lost" in alarm for alarm in alarms)
@@ -251,7 +301,9 @@ def test_messages_back_by_an_older_commit_do_not_move_again(harness: StorageHarn
         harness.log.sync()
         store.remove([row.key for row in rows], known=True)
         assert harness.store is not None
-        harness.store.state.commit(StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end))
+        harness.store.state.commit(
+            StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end)
+        )
 
     fall_back(harness, move)
     bodies, lost, alarms = found_there(harness)
@@ -264,16 +316,26 @@ def test_rescued_messages_that_are_in_the_log_do_not_move_again(harness: Storage
     harness.log.append([due_block(row) for row in store.due(DUE + 1, 1 << 20, 99)], DUE + 10)
     harness.log.sync()
     assert harness.store is not None
-    harness.store.state.commit(StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end))
+    harness.store.state.commit(
+        StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end)
+    )
     harness.abandon_cleanly()
     harness.path("delayed.rescue").mkdir()
-    DelayedStore(str(harness.path("delayed.rescue")), bytes.fromhex("00112233445566778899aabbccddeeff"), create=True).close()
+    DelayedStore(
+        str(harness.path("delayed.rescue")),
+        bytes.fromhex("00112233445566778899aabbccddeeff"),
+        create=True,
+    ).close()
     harness.files.reset()
     assert found_there(harness)[0] == ALL[2:]
 
 
-def test_long_reads_are_marked_and_frequent_reads_now_and_then(store: DelayedStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A page that kills its reader is found out by the mark, also if it is not the first that is read in a life."""
+def test_long_reads_are_marked_and_frequent_reads_now_and_then(
+    store: DelayedStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A page that kills its reader is found out by the mark, also if it is not the first that is
+    read in a life.
+    """
     publish(store, 3)
     marks: list[str] = []
     store.attempting = marks.append
@@ -287,7 +349,9 @@ def test_long_reads_are_marked_and_frequent_reads_now_and_then(store: DelayedSto
     assert marks == ["list", "", "shrink", ""]
 
 
-def test_moved_messages_are_removed_in_batches(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_moved_messages_are_removed_in_batches(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = filled(harness)
     harness.log.append([due_block(row) for row in store.due(DUE + 9, 1 << 20, 99)], DUE + 10)
     harness.log.sync()
@@ -310,7 +374,9 @@ def test_moved_messages_are_removed_in_batches(harness: StorageHarness, monkeypa
 
 def damaged_in_the_middle(path: Path) -> DelayedStore:
     path.mkdir(exist_ok=True)
-    store = DelayedStore(str(path / "delayed"), UUID, map_bytes=1 << 20, create=True, first_serial=2_000)
+    store = DelayedStore(
+        str(path / "delayed"), UUID, map_bytes=1 << 20, create=True, first_serial=2_000
+    )
     publish(store, 100, 300)
     store.close()
     note_progress(Files(), store.path, store.progress)
@@ -321,7 +387,11 @@ def saved(path: Path) -> tuple[list[bytes], int, DelayedKey]:
     store = DelayedStore(str(path / "delayed"), UUID)
     try:
         found = [one.body[:3] for one in store.listed(None, 999, 99)]
-        return found, store.summary.lost, store.put([(pack([b"z"], producer_id=7, sequence=900), DUE)], 5)[0]
+        return (
+            found,
+            store.summary.lost,
+            store.put([(pack([b"z"], producer_id=7, sequence=900), DUE)], 5)[0],
+        )
     finally:
         store.close()
 
@@ -334,8 +404,12 @@ def test_serials_go_on_after_a_rescue(tmp_path: Path) -> None:
     assert (len(found), lost, key.serial) == (100, 0, 2_100)
 
 
-def test_a_rescue_continues_where_it_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before any step, and with any number of rows saved: nothing is begun anew, nothing twice, nothing left out."""
+def test_a_rescue_continues_where_it_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any step, and with any number of rows saved: nothing is begun anew, nothing twice,
+    nothing left out.
+    """
     folder = tmp_path / "a"
     source = damaged_in_the_middle(folder)
     path, new = source.path, source.path + ".rescue"
@@ -347,7 +421,9 @@ def test_a_rescue_continues_where_it_was_killed(tmp_path: Path, monkeypatch: pyt
         calls.append((step, *arguments))
         if step == dying[-1]:
             if step != "meta":
-                delayed_rescue.take_step(step, path, new, os.getppid(), 10, bytes.fromhex(arguments[-1]))
+                delayed_rescue.take_step(
+                    step, path, new, os.getppid(), 10, bytes.fromhex(arguments[-1])
+                )
             raise StoreFailed("killed")
         return run(step, *arguments)
 
@@ -376,7 +452,10 @@ def test_a_rescue_continues_where_it_was_killed(tmp_path: Path, monkeypatch: pyt
 
 def test_reading_backward_continues_at_its_border(tmp_path: Path) -> None:
     source = damaged_in_the_middle(tmp_path / "a")
-    with contextlib.closing(lmdb.open(source.path, lock=False, readonly=True)) as env, env.begin() as txn:
+    with (
+        contextlib.closing(lmdb.open(source.path, lock=False, readonly=True)) as env,
+        env.begin() as txn,
+    ):
         keys = [key for key, _ in delayed_rescue.forward(txn, b"")]
         border = keys[40]
         assert [key for key, _ in delayed_rescue.backward(txn, b"", border)] == keys[:40:-1]
@@ -391,6 +470,8 @@ def test_a_step_whose_parent_is_gone_does_nothing(tmp_path: Path) -> None:
     source = damaged_in_the_middle(tmp_path / "a")
     with contextlib.closing(DelayedStore(source.path + ".rescue", UUID, create=True)):
         pass
-    delayed_rescue.take_step("forward", source.path, source.path + ".rescue", os.getppid() + 1, 10, b"")
+    delayed_rescue.take_step(
+        "forward", source.path, source.path + ".rescue", os.getppid() + 1, 10, b""
+    )
     with contextlib.closing(DelayedStore(source.path + ".rescue", UUID)) as store:
         assert store.summary.messages == 0

@@ -1,4 +1,6 @@
-"""A power cut while one of LMDB's heads is mended, or soon after it: nothing acknowledged is lost, and the pages as they were are kept."""
+"""A power cut while one of LMDB's heads is mended, or soon after it: nothing acknowledged is lost,
+and the pages as they were are kept.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +10,22 @@ from typing import TYPE_CHECKING
 import pytest
 from support.faulty_files import FaultyFiles, PowerCut, keep_all, keep_none
 
-from tests.storage.delayed.test_delayed_damage import ALL, change_head, fall_back, filled, found_again, found_there
+from tests.storage.delayed.test_delayed_damage import (
+    ALL,
+    change_head,
+    fall_back,
+    filled,
+    found_again,
+    found_there,
+)
 from zsq.storage.delayed import delayed_recovery
-from zsq.storage.delayed.delayed_recovery import BAD_NAME, TRYING_NAME, finish_mending, mend_head, meta_of
+from zsq.storage.delayed.delayed_recovery import (
+    BAD_NAME,
+    TRYING_NAME,
+    finish_mending,
+    mend_head,
+    meta_of,
+)
 from zsq.storage.state.state_check import Verdict
 from zsq.transport.block.block import pack
 
@@ -50,8 +65,12 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("loss", [keep_none, keep_all], ids=["none kept", "all kept"])
 @pytest.mark.parametrize("byte", [MAGIC_AT, 10], ids=["magic", "flag"])
-def test_a_power_cut_at_every_change_of_the_mending(tmp_path: Path, harness: StorageHarness, loss: object, byte: int) -> None:
-    """The file has the older head in both places for a moment: only the two pages beside it know of the newest commit."""
+def test_a_power_cut_at_every_change_of_the_mending(
+    tmp_path: Path, harness: StorageHarness, loss: object, byte: int
+) -> None:
+    """The file has the older head in both places for a moment: only the two pages beside it know of
+    the newest commit.
+    """
     finished = False
     at = mended = 0
     while not finished:
@@ -76,7 +95,9 @@ def test_a_power_cut_at_every_change_of_the_mending(tmp_path: Path, harness: Sto
 
 
 def test_a_commit_after_a_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
-    """Were the pages as they were still under the name of a mending that goes on, they would be put back over newer ones."""
+    """Were the pages as they were still under the name of a mending that goes on, they would be put
+    back over newer ones.
+    """
     filled(harness)
     change_head(harness, True, MAGIC_AT, 0)
     assert found_there(harness)[:2] == (ALL, 0)
@@ -88,27 +109,37 @@ def go_on(harness: StorageHarness) -> None:
     assert harness.store is not None
     assert harness.store.delayed is not None
     for sequence in (6, 7, 8):
-        harness.store.delayed.put([(pack([b"%03d" % sequence], producer_id=7, sequence=sequence), DUE + sequence)], 5)
+        harness.store.delayed.put(
+            [(pack([b"%03d" % sequence], producer_id=7, sequence=sequence), DUE + sequence)], 5
+        )
     harness.abandon()
     harness.files.crash(keep_none)
-    assert not harness.path(f"delayed/{TRYING_NAME}").exists(), "the next start would put older pages over newer ones"
+    assert not harness.path(f"delayed/{TRYING_NAME}").exists(), (
+        "the next start would put older pages over newer ones"
+    )
     harness.open()
     assert found_again(harness) == [b"%03d" % number for number in range(9)]
 
 
 def test_a_commit_after_a_failed_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
     """The newest commit is in neither head: it is lost and told, and the older one goes on."""
-    fall_back(harness, lambda store: store.put([(pack([b"lost"], producer_id=7, sequence=6), DUE + 6)], 5))
+    fall_back(
+        harness, lambda store: store.put([(pack([b"lost"], producer_id=7, sequence=6), DUE + 6)], 5)
+    )
     assert found_there(harness)[:2] == (ALL, 1)
     go_on(harness)
 
 
 def test_a_commit_after_an_undone_head_repair_survives_a_power_cut(harness: StorageHarness) -> None:
-    """The pages are good as they were, and nothing speaks against them: the note of the newest commit went with the power."""
+    """The pages are good as they were, and nothing speaks against them: the note of the newest
+    commit went with the power.
+    """
     filled(harness)
     harness.abandon_cleanly()
     harness.path("delayed/commits").unlink()
-    harness.path(f"delayed/{TRYING_NAME}").write_bytes(harness.path("delayed/data.mdb").read_bytes()[:8192])
+    harness.path(f"delayed/{TRYING_NAME}").write_bytes(
+        harness.path("delayed/data.mdb").read_bytes()[:8192]
+    )
     harness.files.reset()
     assert found_there(harness)[:2] == (ALL, 0)
     go_on(harness)
@@ -126,17 +157,25 @@ def watched(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
 
 
 @pytest.mark.parametrize("commits", [6, 99])
-def test_a_mended_head_is_on_disk_before_its_former_pages_are_put_away(watched: StorageHarness, commits: int) -> None:
-    """Also where nothing came of it (more commits are noted than any head has), and it is as it was before."""
+def test_a_mended_head_is_on_disk_before_its_former_pages_are_put_away(
+    watched: StorageHarness, commits: int
+) -> None:
+    """Also where nothing came of it (more commits are noted than any head has), and it is as it was
+    before.
+    """
     path = f"{watched.directory}/delayed"
     assert isinstance(watched.files, WatchedFiles)
     watched.files.hasty.clear()
-    assert mend_head(watched.files, path, commits, meta_of if commits == 6 else lambda path: {})[:1] == ("/" if commits == 6 else "")
+    assert mend_head(watched.files, path, commits, meta_of if commits == 6 else lambda path: {})[
+        :1
+    ] == ("/" if commits == 6 else "")
     assert "rename" in watched.files.log
     assert watched.files.hasty == []
 
 
-def test_a_head_that_was_put_back_is_on_disk_before_its_copy_is_removed(watched: StorageHarness) -> None:
+def test_a_head_that_was_put_back_is_on_disk_before_its_copy_is_removed(
+    watched: StorageHarness,
+) -> None:
     path = f"{watched.directory}/delayed"
     assert isinstance(watched.files, WatchedFiles)
     data = watched.path("delayed/data.mdb").read_bytes()

@@ -1,4 +1,6 @@
-"""Delayed messages become due: into the log once, whatever dies in between; and what a damaged environment costs."""
+"""Delayed messages become due: into the log once, whatever dies in between; and what a damaged
+environment costs.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,10 @@ def delayed(harness: StorageHarness) -> DelayedStore:
 
 
 def publish(harness: StorageHarness) -> list[DelayedKey]:
-    made = [(pack(list(bodies), producer_id=PUBLISHER, sequence=number), 10 + number) for number, bodies in enumerate(BLOCKS)]
+    made = [
+        (pack(list(bodies), producer_id=PUBLISHER, sequence=number), 10 + number)
+        for number, bodies in enumerate(BLOCKS)
+    ]
     return delayed(harness).put(made, 5)
 
 
@@ -53,14 +58,18 @@ def move(harness: StorageHarness, now_ns: int = 99) -> list[DelayedRow]:
 
 def checkpoint(harness: StorageHarness) -> None:
     assert harness.store is not None
-    harness.store.state.commit(StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end))
+    harness.store.state.commit(
+        StateBatch(synced_end=harness.log.synced_end, applied_offset=harness.log.synced_end)
+    )
 
 
 def in_log(harness: StorageHarness) -> list[bytes]:
     blocks = harness.read_all()
     assert all(not block.header.flags for block in blocks)
     mine = [block for block in blocks if not block.header.producer_id]
-    assert all(block.header.sequence == 0 for block in mine), "due time and serial are no business of readers"
+    assert all(block.header.sequence == 0 for block in mine), (
+        "due time and serial are no business of readers"
+    )
     return [body or b"" for block in mine for body in block.body.values()]
 
 
@@ -84,8 +93,12 @@ def test_due_messages_are_moved_to_the_log(harness: StorageHarness) -> None:
 
 
 @pytest.mark.parametrize("loss", [keep_all, keep_none], ids=["all kept", "none kept"])
-def test_a_power_cut_before_any_change_moves_each_message_once(tmp_path: Path, harness: StorageHarness, loss: object) -> None:
-    """Also inside the recovery that follows, and with the checkpoint of the state store at any place before."""
+def test_a_power_cut_before_any_change_moves_each_message_once(
+    tmp_path: Path, harness: StorageHarness, loss: object
+) -> None:
+    """Also inside the recovery that follows, and with the checkpoint of the state store at any
+    place before.
+    """
     everything = sorted(body for bodies in BLOCKS for body in bodies)
     at = 0
     finished = False
@@ -111,7 +124,9 @@ def test_a_power_cut_before_any_change_moves_each_message_once(tmp_path: Path, h
             assert other.store is not None
             table = other.store.state.load()
             assert PUBLISHER not in table.producers
-            assert not any(pid > 1 << 32 or pid == 10 for pid in table.producers), "a due time was taken for a producer"
+            assert not any(pid > 1 << 32 or pid == 10 for pid in table.producers), (
+                "a due time was taken for a producer"
+            )
         move(other)
         assert sorted(in_log(other)) == everything
         other.abandon()
@@ -133,7 +148,9 @@ def test_a_message_moved_before_a_crash_is_not_moved_again(harness: StorageHarne
     assert (in_log(harness), waiting(harness)) == ([b"a", b"b", b"c"], [b"d", b"e", b"f"])
 
 
-def test_making_the_environment_is_whole_or_not_at_all(tmp_path: Path, harness: StorageHarness) -> None:
+def test_making_the_environment_is_whole_or_not_at_all(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
     finished = False
     for at in range(1, 20):
         (tmp_path / f"make{at}").mkdir()
@@ -156,7 +173,9 @@ def test_making_the_environment_is_whole_or_not_at_all(tmp_path: Path, harness: 
     raise AssertionError("more changes than making one has")
 
 
-def test_another_topics_environment_and_one_without_its_file_are_refused(harness: StorageHarness) -> None:
+def test_another_topics_environment_and_one_without_its_file_are_refused(
+    harness: StorageHarness,
+) -> None:
     publish(harness)
     harness.abandon_cleanly()
     data = harness.path("delayed/data.mdb")
@@ -173,7 +192,9 @@ def test_another_topics_environment_and_one_without_its_file_are_refused(harness
 # Damage
 
 
-def test_an_environment_that_cannot_be_opened_is_set_aside_and_said(harness: StorageHarness) -> None:
+def test_an_environment_that_cannot_be_opened_is_set_aside_and_said(
+    harness: StorageHarness,
+) -> None:
     publish(harness)
     harness.abandon_cleanly()
     harness.replace(harness.path("delayed/data.mdb"), b"\xff" * 8192)
@@ -190,11 +211,23 @@ def test_an_environment_that_cannot_be_opened_is_set_aside_and_said(harness: Sto
     assert any("unknown number" in alarm for alarm in harness.open().report.alarms)
 
 
-def test_after_a_death_the_environment_is_looked_through_and_what_is_whole_is_saved(harness: StorageHarness) -> None:
-    """A marker of the life before; one leaf is rotten. The rows of other leaves survive, the lost ones are counted."""
+def test_after_a_death_the_environment_is_looked_through_and_what_is_whole_is_saved(
+    harness: StorageHarness,
+) -> None:
+    """A marker of the life before; one leaf is rotten. The rows of other leaves survive, the lost
+    ones are counted.
+    """
     store = delayed(harness)
     for number in range(40):
-        store.put([(pack([b"%03d" % number + bytes(400)], producer_id=PUBLISHER, sequence=number), 10 + number)], 5)
+        store.put(
+            [
+                (
+                    pack([b"%03d" % number + bytes(400)], producer_id=PUBLISHER, sequence=number),
+                    10 + number,
+                )
+            ],
+            5,
+        )
     harness.abandon_cleanly()
     path = harness.path("delayed/data.mdb")
     data = bytearray(path.read_bytes())
@@ -232,13 +265,17 @@ def test_a_needless_look_changes_nothing(harness: StorageHarness) -> None:
     assert not harness.path("delayed.bad-0").exists()
 
 
-def test_the_marker_stands_while_something_is_tried_for_the_first_time(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_marker_stands_while_something_is_tried_for_the_first_time(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     keys = publish(harness)
     harness.restart()
     store = delayed(harness)
     seen: list[bool] = []
     mark = harness.path("delayed.attempt")
-    monkeypatch.setattr("zsq.storage.delayed.delayed.decode_row", lambda key, value: seen.append(mark.exists()))
+    monkeypatch.setattr(
+        "zsq.storage.delayed.delayed.decode_row", lambda key, value: seen.append(mark.exists())
+    )
     with pytest.raises(AttributeError):
         store.due(99, 1, 1)
     assert seen == [True]
@@ -313,22 +350,35 @@ def lives(directory: Path) -> tuple[list[str], int, list[str]]:
     """Processes are started one after the other until one lives."""
     said = b""
     for _ in range(4):
-        done = subprocess.run([sys.executable, "-c", DEATH, directory, UUID], capture_output=True, check=False, timeout=60)
+        done = subprocess.run(
+            [sys.executable, "-c", DEATH, directory, UUID],
+            capture_output=True,
+            check=False,
+            timeout=60,
+        )
         if done.returncode == 0:
             found, lost, alarms = ast.literal_eval(done.stdout.decode())
             return found, lost, alarms
         said = done.stderr
         if b"ForeignDirectory" in said:
-            return [], 0, ["unknown number: its version or uuid is another one now, a person must look"]
+            return (
+                [],
+                0,
+                ["unknown number: its version or uuid is another one now, a person must look"],
+            )
     raise AssertionError(f"it does not come up any more: {said.decode()[-2000:]}")
 
 
 @pytest.mark.slow
 def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) -> None:
-    """Anywhere in the file: no wrong body, no body twice; what is missing is counted; it comes up, if need be by a rescue."""
+    """Anywhere in the file: no wrong body, no body twice; what is missing is counted; it comes up,
+    if need be by a rescue.
+    """
     source = tmp_path / "source"
     (source / "delayed").mkdir(parents=True)
-    store = DelayedStore(str(source / "delayed"), bytes.fromhex(UUID), map_bytes=1 << 20, create=True)
+    store = DelayedStore(
+        str(source / "delayed"), bytes.fromhex(UUID), map_bytes=1 << 20, create=True
+    )
     for number in range(60):
         bodies = [b"%03d-%d" % (number, index) + b"." * 40 for index in range(1 + number % 3)]
         store.put([(pack(bodies, producer_id=PUBLISHER, sequence=number), 10 + number)], 5)
@@ -361,8 +411,12 @@ def test_flipped_bits_cost_only_their_messages_and_are_reported(tmp_path: Path) 
     assert hurt > 2, "nothing that counts was hit"
 
 
-def test_a_death_while_recovery_removes_what_has_moved(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The checkpoint must not have passed the blocks by then: nobody would look for their keys again, and they would come twice."""
+def test_a_death_while_recovery_removes_what_has_moved(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint must not have passed the blocks by then: nobody would look for their keys
+    again, and they would come twice.
+    """
     publish(harness)
     store = delayed(harness)
     harness.log.append([due_block(row) for row in store.due(99, 1 << 20, 2)], harness.now_ns)

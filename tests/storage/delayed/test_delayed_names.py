@@ -1,4 +1,6 @@
-"""That a topic had delayed messages is on disk as long as it has: a folder that is gone is missed, once."""
+"""That a topic had delayed messages is on disk as long as it has: a folder that is gone is missed,
+once.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ def test_a_folder_that_is_gone_is_told_once_also_after_power_cuts(harness: Stora
     harness.abandon_cleanly()
     Files().remove_tree(f"{harness.directory}/{DELAYED_NAME}")
     harness.files.reset()
-    assert any("is missing, with all delayed messages" in alarm for alarm in harness.open().report.alarms)
+    assert any(
+        "is missing, with all delayed messages" in alarm for alarm in harness.open().report.alarms
+    )
     assert harness.crash(keep_none).report.alarms == []
 
 

@@ -1,4 +1,6 @@
-"""Power cuts where an environment of delayed messages is made, noted and told of: what was acknowledged is found again, under its name."""
+"""Power cuts where an environment of delayed messages is made, noted and told of: what was
+acknowledged is found again, under its name.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ DUE = 1_700_000_000_000_000_000
 
 
 class ForgetfulFiles(FaultyFiles):
-    """LMDB's files too are there after a crash only if their folder was synced since they were made; what is in them stays."""
+    """LMDB's files too are there after a crash only if their folder was synced since they were
+    made; what is in them stays.
+    """
 
     def __init__(self, root: str) -> None:
         self._lasting: dict[FaultyNode, set[str]] = {}
@@ -35,12 +39,18 @@ class ForgetfulFiles(FaultyFiles):
 
     def sync_folder(self, path: str) -> None:
         super().sync_folder(path)
-        self._lasting.setdefault(self._find(path), set()).update(name for name in self.list(path) if name.endswith(".mdb"))
+        self._lasting.setdefault(self._find(path), set()).update(
+            name for name in self.list(path) if name.endswith(".mdb")
+        )
 
     def _strangers(self, path: str, node: FaultyNode) -> dict[int, dict[str, bytes]]:
         found = super()._strangers(path, node)
         known = node.names.keys() | self._lasting.get(node, set())
-        found[id(node)] = {name: data for name, data in found[id(node)].items() if name in known or not name.endswith(".mdb")}
+        found[id(node)] = {
+            name: data
+            for name, data in found[id(node)].items()
+            if name in known or not name.endswith(".mdb")
+        }
         return found
 
 
@@ -55,7 +65,10 @@ def forgetful(tmp_path: Path, harness: StorageHarness) -> Iterator[StorageHarnes
 
 def publish(store: DelayedStore, count: int, first: int = 0) -> list[DelayedKey]:
     numbers = range(first, first + count)
-    return [store.put([(pack([b"%03d" % number], producer_id=7, sequence=number), DUE + number)], 5)[0] for number in numbers]
+    return [
+        store.put([(pack([b"%03d" % number], producer_id=7, sequence=number), DUE + number)], 5)[0]
+        for number in numbers
+    ]
 
 
 def make(harness: StorageHarness) -> DelayedStore:
@@ -65,7 +78,11 @@ def make(harness: StorageHarness) -> DelayedStore:
 
 def waiting(harness: StorageHarness) -> list[bytes]:
     assert harness.store is not None
-    return [] if harness.store.delayed is None else [one.body for one in harness.store.delayed.listed(None, 999, 99)]
+    return (
+        []
+        if harness.store.delayed is None
+        else [one.body for one in harness.store.delayed.listed(None, 999, 99)]
+    )
 
 
 def all_of(count: int) -> list[bytes]:
@@ -138,7 +155,9 @@ def bad_rows(harness: StorageHarness) -> list[str]:
     return [name for name in harness.files.list(harness.directory) if name.startswith("delayed-")]
 
 
-def test_a_damaged_row_that_was_deleted_is_found_in_its_file_after_a_power_cut(harness: StorageHarness) -> None:
+def test_a_damaged_row_that_was_deleted_is_found_in_its_file_after_a_power_cut(
+    harness: StorageHarness,
+) -> None:
     store = damage(harness, publish(make(harness), 3)[1:2])
     assert len(store.due(DUE + 99, 1 << 20, 99)) == 2
     cut_power(harness)
@@ -147,7 +166,9 @@ def test_a_damaged_row_that_was_deleted_is_found_in_its_file_after_a_power_cut(h
     assert waiting(harness) == [b"000", b"002"]
 
 
-def test_a_rotten_disk_does_not_fill_the_folder_with_files(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rotten_disk_does_not_fill_the_folder_with_files(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Beyond so many, rows are only counted."""
     monkeypatch.setattr(delayed_recovery, "BAD_ROWS_MAX", 2)
     store = damage(harness, publish(make(harness), 5)[:4])
@@ -172,7 +193,9 @@ def test_a_turn_handles_a_bounded_number_of_damaged_rows(harness: StorageHarness
 # Space
 
 
-def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delayed, "MAP_BYTES_MAX", 1 << 17)
     store = DelayedStore(str(tmp_path / "delayed"), UUID, map_bytes=1 << 16, create=True)
 
@@ -180,7 +203,17 @@ def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(tmp_path: P
 
     def fill(count: int) -> None:
         for number in range(len(keys), len(keys) + count):
-            keys.extend(store.put([(pack([b"%03d" % number + bytes(9_000)], producer_id=7, sequence=number), DUE + number)], 5))
+            keys.extend(
+                store.put(
+                    [
+                        (
+                            pack([b"%03d" % number + bytes(9_000)], producer_id=7, sequence=number),
+                            DUE + number,
+                        )
+                    ],
+                    5,
+                )
+            )
 
     try:
         with pytest.raises(DiskFull, match="limit of 131072 bytes"):
@@ -191,7 +224,9 @@ def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(tmp_path: P
         for key in keys[:4]:  # LMDB uses a page again some commits after it was freed
             store.remove([key])
         fill(1)
-        assert [one.body[:3] for one in store.listed(None, 999, 99)] == all_of(len(keys))[4:], "what was taken out has left room"
+        assert [one.body[:3] for one in store.listed(None, 999, 99)] == all_of(len(keys))[4:], (
+            "what was taken out has left room"
+        )
     finally:
         store.close()
 
@@ -200,12 +235,19 @@ def test_an_environment_at_its_limit_takes_no_more_and_loses_nothing(tmp_path: P
 
 
 def test_a_damaged_note_of_commits_is_ignored(tmp_path: Path) -> None:
-    """Believed, it would say that commits are missing, and count messages as lost that never were."""
+    """Believed, it would say that commits are missing, and count messages as lost that never
+    were.
+    """
     note_progress(Files(), str(tmp_path), Progress(6, 100, 3))
     assert noted_progress(Files(), str(tmp_path)) == Progress(6, 100, 3)
     note = tmp_path / NOTE_NAME
     good = note.read_bytes()
-    for bad in (good.replace(b'"commits": 6', b'"commits": 7'), good.replace(b" 100", b" 900"), good[:-2], good + b"x"):
+    for bad in (
+        good.replace(b'"commits": 6', b'"commits": 7'),
+        good.replace(b" 100", b" 900"),
+        good[:-2],
+        good + b"x",
+    ):
         assert bad != good
         note.write_bytes(bad)
         assert noted_progress(Files(), str(tmp_path)) == Progress()

@@ -1,4 +1,6 @@
-"""A rescue of delayed messages whose power goes: it is finished by the next start, and its steps are on disk, bounded and one at a time."""
+"""A rescue of delayed messages whose power goes: it is finished by the next start, and its steps
+are on disk, bounded and one at a time.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ ROWS = 4
 
 
 def newest(files: FaultyFiles) -> Choose:
-    """Only the last change reached the disk: a folder need not keep its names in the order in which they were made."""
+    """Only the last change reached the disk: a folder need not keep its names in the order in which
+    they were made.
+    """
 
     def choose(number: int, change: Change) -> int:
         return keep_all(number, change) if number == len(files.pending) - 1 else 0
@@ -39,7 +43,11 @@ def newest(files: FaultyFiles) -> Choose:
     return choose
 
 
-LOSSES: dict[str, Callable[[FaultyFiles], Choose]] = {"none": lambda files: keep_none, "all": lambda files: keep_all, "newest": newest}
+LOSSES: dict[str, Callable[[FaultyFiles], Choose]] = {
+    "none": lambda files: keep_none,
+    "all": lambda files: keep_all,
+    "newest": newest,
+}
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +86,12 @@ def names(harness: StorageHarness) -> set[str]:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_power_cut_at_every_change_of_a_rescue(tmp_path: Path, harness: StorageHarness, loss: str) -> None:
-    """And another one after the start that finished it. Nothing is lost, nothing left over, and what was damaged is kept."""
+def test_a_power_cut_at_every_change_of_a_rescue(
+    tmp_path: Path, harness: StorageHarness, loss: str
+) -> None:
+    """And another one after the start that finished it. Nothing is lost, nothing left over, and
+    what was damaged is kept.
+    """
     finished = False
     at = 0
     while not finished:
@@ -98,18 +110,30 @@ def test_a_power_cut_at_every_change_of_a_rescue(tmp_path: Path, harness: Storag
         assert store.delayed is not None
         assert store.delayed.summary.lost == 0
         assert store.delayed.producers[7].next_sequence == ROWS
-        assert names(other) - {"delayed.attempt"} == {"delayed", "delayed.bad-0", "delayed.made"}, f"before change {at}"
-        assert set(other.files.list(f"{other.directory}/delayed")) == {"data.mdb", "commits"}, f"before change {at}"
-        assert other.path("delayed.bad-0/data.mdb").read_bytes() == old, f"before change {at}: something was wiped"
+        assert names(other) - {"delayed.attempt"} == {"delayed", "delayed.bad-0", "delayed.made"}, (
+            f"before change {at}"
+        )
+        assert set(other.files.list(f"{other.directory}/delayed")) == {"data.mdb", "commits"}, (
+            f"before change {at}"
+        )
+        assert other.path("delayed.bad-0/data.mdb").read_bytes() == old, (
+            f"before change {at}: something was wiped"
+        )
         other.abandon()
     assert at > 20
 
 
 @pytest.mark.parametrize("step", ["forward", "backward", "producers"])
 def test_a_rescue_that_a_power_cut_ended_goes_on_behind_the_steps_that_were_done(
-    tmp_path: Path, harness: StorageHarness, steps: list[str], monkeypatch: pytest.MonkeyPatch, step: str
+    tmp_path: Path,
+    harness: StorageHarness,
+    steps: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
 ) -> None:
-    """One of many rows takes longer than a start may take: begun anew each time, it would never end."""
+    """One of many rows takes longer than a start may take: begun anew each time, it would never
+    end.
+    """
     other = to_be_rescued(tmp_path / "one", harness)
     run = delayed_rescue._run
 
@@ -124,18 +148,24 @@ def test_a_rescue_that_a_power_cut_ended_goes_on_behind_the_steps_that_were_done
             other.open()
     other.crash(keep_none)
     assert waiting(other) == all_of(ROWS)
-    assert steps == ["meta", "meta", "forward", "backward", "producers"], "each once; a look at the heads goes before"
+    assert steps == ["meta", "meta", "forward", "backward", "producers"], (
+        "each once; a look at the heads goes before"
+    )
     other.abandon()
 
 
 def test_a_rescue_that_was_asked_for_is_done_once(tmp_path: Path, harness: StorageHarness) -> None:
-    """The word that asks for it does not come back with a power cut: what is sound by now would be set aside."""
+    """The word that asks for it does not come back with a power cut: what is sound by now would be
+    set aside.
+    """
     made = harness.fresh(tmp_path, 1)
     publish(make(made), ROWS)
     made.abandon_cleanly()
     made.path("delayed.attempt").write_bytes(b"rescue")
     made.files.reset()
-    assert any("was saved: 0 delayed messages are lost" in alarm for alarm in made.open().report.alarms)
+    assert any(
+        "was saved: 0 delayed messages are lost" in alarm for alarm in made.open().report.alarms
+    )
     assert made.crash(keep_none).report.alarms == []
     assert waiting(made) == all_of(ROWS)
     made.abandon()
@@ -156,7 +186,10 @@ def test_when_a_rescue_has_returned_all_names_are_on_disk(tmp_path: Path) -> Non
     """Whoever looks at the folder with no start in between finds the messages under their name."""
     environment(tmp_path / "a")
     files = ForgetfulFiles(str(tmp_path / "a"))
-    assert rescue(files, files.root, UUID, 5, Progress(), lambda store: None) == (f"{files.root}/delayed.bad-0", 0)
+    assert rescue(files, files.root, UUID, 5, Progress(), lambda store: None) == (
+        f"{files.root}/delayed.bad-0",
+        0,
+    )
     files.crash(keep_none)
     assert files.list(files.root) == ["delayed", "delayed.bad-0"]
     assert files.list(f"{files.root}/delayed") == ["data.mdb"]
@@ -202,10 +235,14 @@ def test_rows_saved_by_a_step_are_on_disk_before_the_step_counts(paths: tuple[st
     assert saved(paths[1]) == (100, 3), "the last one finds nothing more"
     assert kinds.count(("write", True)) == kinds.count(("sync", False)) == 3
     heads = [at for at, kind in enumerate(kinds) if kind == ("write", True)]
-    assert all(kinds[at - 1] == ("sync", False) for at in heads), "its pages before the head that names them"
+    assert all(kinds[at - 1] == ("sync", False) for at in heads), (
+        "its pages before the head that names them"
+    )
 
 
-def test_a_commit_of_a_step_is_bounded_by_its_bytes_too(paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_commit_of_a_step_is_bounded_by_its_bytes_too(
+    paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A thousand rows of MiB each would be in memory at once, and a kill would lose all of them."""
     size = 100
     monkeypatch.setattr(delayed_rescue, "BATCH_BYTES", 10 * size)
@@ -215,7 +252,9 @@ def test_a_commit_of_a_step_is_bounded_by_its_bytes_too(paths: tuple[str, str], 
     assert 100 // 10 <= commits <= 21, "of rows with somewhat more than 100 bytes"
 
 
-def test_a_step_waits_for_the_one_that_a_killed_parent_left(paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_waits_for_the_one_that_a_killed_parent_left(
+    paths: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two that write at once, without LMDB's own lock, would write over each other's pages."""
     files = Files()
     held = files.lock(f"{paths[1]}/{delayed_rescue.STEP_LOCK_NAME}")

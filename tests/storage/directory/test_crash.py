@@ -1,4 +1,6 @@
-"""Power cuts at every change of the disk, with every kind of loss of what was not synced; and failing calls at every n."""
+"""Power cuts at every change of the disk, with every kind of loss of what was not synced; and
+failing calls at every n.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,9 @@ def run_until_cut(harness: StorageHarness, at: int) -> None:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_promises_hold_after_a_power_cut_before_any_change(tmp_path: Path, harness: StorageHarness, loss: str) -> None:
+def test_promises_hold_after_a_power_cut_before_any_change(
+    tmp_path: Path, harness: StorageHarness, loss: str
+) -> None:
     total = count_changes(harness)
     assert total > 20
     assert harness.log.end > 3
@@ -107,8 +111,12 @@ def make(root: Path, number: int) -> Path:
     return folder
 
 
-def test_promises_hold_after_a_power_cut_inside_recovery(tmp_path: Path, harness: StorageHarness) -> None:
-    """At each change that recovery makes, after a torn write in the middle: the next recovery ends the same."""
+def test_promises_hold_after_a_power_cut_inside_recovery(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
+    """At each change that recovery makes, after a torn write in the middle: the next recovery ends
+    the same.
+    """
     for at in range(1, 30):
         other = type(harness)(make(tmp_path, at))
         other.open()
@@ -128,7 +136,9 @@ def test_promises_hold_after_a_power_cut_inside_recovery(tmp_path: Path, harness
     assert finished, "more points than recovery has changes"
 
 
-def test_an_append_cut_at_any_byte_keeps_what_was_synced(tmp_path: Path, harness: StorageHarness) -> None:
+def test_an_append_cut_at_any_byte_keeps_what_was_synced(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
     harness.publish(blocks=2)
     harness.sync()
     harness.publish(blocks=2)
@@ -147,7 +157,9 @@ def test_an_append_cut_at_any_byte_keeps_what_was_synced(tmp_path: Path, harness
         other.abandon()
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_promises_hold_whatever_part_of_pending_writes_survives(
     tmp_path_factory: pytest.TempPathFactory, harness: StorageHarness, data: st.DataObject
@@ -158,7 +170,11 @@ def test_promises_hold_whatever_part_of_pending_writes_survives(
     other.files.power_cut_at = other.files.changes + cut
     with contextlib.suppress(PowerCut):
         work(other)
-    other.crash(lambda i, change: data.draw(st.integers(0, max(1, len(change.data))), label=f"kept of {change.kind}"))
+    other.crash(
+        lambda i, change: data.draw(
+            st.integers(0, max(1, len(change.data))), label=f"kept of {change.kind}"
+        )
+    )
     other.check()
     other.abandon()
 
@@ -176,7 +192,9 @@ def test_creation_is_whole_or_not_at_all(tmp_path: Path, harness: StorageHarness
                 create_store(files, f"{root}/t", IDENTITY, SMALL)
                 finished = True
                 assert files.pending == []
-                assert files.log.count("sync_folder") == 3, "state, the folder under its temporary name, its parent"
+                assert files.log.count("sync_folder") == 3, (
+                    "state, the folder under its temporary name, its parent"
+                )
             except PowerCut:
                 finished = False
             files.crash(loss)
@@ -193,7 +211,9 @@ def test_creation_is_whole_or_not_at_all(tmp_path: Path, harness: StorageHarness
 
 @pytest.mark.parametrize("call", ["writev", "sync", "truncate", "open_new", "sync_folder"])
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-def test_a_failing_call_at_any_step_loses_nothing_acknowledged(tmp_path: Path, harness: StorageHarness, call: str, code: int) -> None:
+def test_a_failing_call_at_any_step_loses_nothing_acknowledged(
+    tmp_path: Path, harness: StorageHarness, call: str, code: int
+) -> None:
     failures = 0
     for n in range(1, 60):
         other = type(harness)(make(tmp_path, n))
@@ -229,7 +249,9 @@ def test_a_failing_call_at_any_step_loses_nothing_acknowledged(tmp_path: Path, h
 
 
 def test_a_failed_sync_is_never_followed_by_success(harness: StorageHarness) -> None:
-    """What the failed sync covered shows in reads and is not on disk: recovery writes it back before it counts."""
+    """What the failed sync covered shows in reads and is not on disk: recovery writes it back
+    before it counts.
+    """
     harness.publish(blocks=2)
     harness.files.fail["sync"] = {harness.files._calls.get("sync", 0) + 1: errno.EIO}
     ticket = harness.log.begin_sync()
@@ -268,7 +290,9 @@ def test_short_writes_are_cut_back(harness: StorageHarness, written: int) -> Non
 
 
 def test_blocks_of_a_refused_append_do_not_come_back(harness: StorageHarness) -> None:
-    """The first block of a refused append was written whole before the space ended; then the power goes, and the cut with it."""
+    """The first block of a refused append was written whole before the space ended; then the power
+    goes, and the cut with it.
+    """
     harness.publish()
     harness.sync()
     size = harness.log.read(0, 1, 3)[0].length
@@ -279,7 +303,9 @@ def test_blocks_of_a_refused_append_do_not_come_back(harness: StorageHarness) ->
     assert harness.check() == [0]
 
 
-def test_appends_below_the_reserve_are_refused_until_there_is_space(harness: StorageHarness) -> None:
+def test_appends_below_the_reserve_are_refused_until_there_is_space(
+    harness: StorageHarness,
+) -> None:
     harness.files.free = 100
     with pytest.raises(DiskFull):
         harness.publish()
@@ -290,7 +316,9 @@ def test_appends_below_the_reserve_are_refused_until_there_is_space(harness: Sto
     assert harness.check() == [0]
 
 
-def test_a_file_system_that_does_not_say_what_is_free_refuses_nothing(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_system_that_does_not_say_what_is_free_refuses_nothing(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def free_bytes(path: str) -> int:
         raise OSError(errno.EIO, "by plan")
 

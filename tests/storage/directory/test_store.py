@@ -1,4 +1,6 @@
-"""Opening a directory: lock, identity, recovery's report, producers brought up to date; and the seam itself."""
+"""Opening a directory: lock, identity, recovery's report, producers brought up to date; and the
+seam itself.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ sys.stdin.read()
 def test_another_process_holds_the_lock(harness: StorageHarness) -> None:
     harness.abandon_cleanly()
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(harness.path(LOCK_NAME))], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", HOLDER, str(harness.path(LOCK_NAME))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -49,7 +53,12 @@ def test_another_process_holds_the_lock(harness: StorageHarness) -> None:
         holder.stdin.close()
     harness.open()
     with pytest.raises(Locked, match=str(os.getpid())):
-        open_store(Files(), harness.directory, harness.options, TopicIdentity("clicks", "00112233445566778899aabbccddeeff"))
+        open_store(
+            Files(),
+            harness.directory,
+            harness.options,
+            TopicIdentity("clicks", "00112233445566778899aabbccddeeff"),
+        )
 
 
 def test_a_missing_directory_is_not_made(tmp_path: Path) -> None:
@@ -64,7 +73,13 @@ def test_a_missing_directory_is_not_made(tmp_path: Path) -> None:
         create_store(Files(), f"{tmp_path}/t", identity)
 
 
-@pytest.mark.parametrize("other", [TopicIdentity("clacks", "00112233445566778899aabbccddeeff"), TopicIdentity("clicks", "f" * 32)])
+@pytest.mark.parametrize(
+    "other",
+    [
+        TopicIdentity("clacks", "00112233445566778899aabbccddeeff"),
+        TopicIdentity("clicks", "f" * 32),
+    ],
+)
 def test_another_topics_directory_is_refused(harness: StorageHarness, other: TopicIdentity) -> None:
     harness.abandon_cleanly()
     with pytest.raises(ForeignDirectory, match="belongs to topic 'clicks'"):
@@ -72,7 +87,9 @@ def test_another_topics_directory_is_refused(harness: StorageHarness, other: Top
     harness.open()
 
 
-def test_a_store_keeps_its_messages_on_the_real_file_system(tmp_path_factory: pytest.TempPathFactory, files: Files) -> None:
+def test_a_store_keeps_its_messages_on_the_real_file_system(
+    tmp_path_factory: pytest.TempPathFactory, files: Files
+) -> None:
     tmp_path = tmp_path_factory.mktemp("real")
     identity = TopicIdentity("t", "0123456789abcdef0123456789abcdef", base_offset=5000)
     create_store(files, f"{tmp_path}/t", identity)
@@ -103,7 +120,9 @@ def test_producers_are_brought_up_to_date_from_the_headers(harness: StorageHarne
         harness.sync()
     assert len(harness.log.chunks) > 1
     assert harness.store is not None
-    harness.store.state.commit(StateBatch(applied_offset=20, producers={77: ProducerRow(2, 5, ((0, 0), (1, 10)))}))
+    harness.store.state.commit(
+        StateBatch(applied_offset=20, producers={77: ProducerRow(2, 5, ((0, 0), (1, 10)))})
+    )
     report = harness.crash(keep_all).report
     assert report.replayed_blocks == 4
     assert harness.store is not None
@@ -125,7 +144,10 @@ def test_state_ahead_of_the_log_is_told_and_set_back(harness: StorageHarness) ->
     harness.publish()
     harness.sync()
     assert harness.store is not None
-    batch = StateBatch(channel_puts={"c": ChannelRow(50), "d": ChannelRow(2)}, hole_puts=[("c", 40, 1, 1, 0), ("c", 1, 1, 1, 0)])
+    batch = StateBatch(
+        channel_puts={"c": ChannelRow(50), "d": ChannelRow(2)},
+        hole_puts=[("c", 40, 1, 1, 0), ("c", 1, 1, 1, 0)],
+    )
     batch.waiting, batch.paused_end = 60, 70
     harness.store.state.commit(batch)
     report = harness.restart().report
@@ -162,7 +184,9 @@ def test_an_io_error_while_opening_is_named(harness: StorageHarness) -> None:
     assert harness.check() == [0]
 
 
-def test_each_call_to_the_operating_system_does_what_it_promises(tmp_path: Path, files: Files) -> None:
+def test_each_call_to_the_operating_system_does_what_it_promises(
+    tmp_path: Path, files: Files
+) -> None:
     path = f"{tmp_path}/file"
     fd = files.open_new(path)
     with pytest.raises(FileExistsError):
@@ -209,7 +233,9 @@ def test_a_write_that_stops_early_is_a_short_write(tmp_path: Path) -> None:
     assert done.stdout == "5\n"
 
 
-def test_a_store_can_be_closed_on_a_full_disk(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_can_be_closed_on_a_full_disk(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert harness.store is not None
     harness.publish()
     harness.sync()
@@ -230,18 +256,27 @@ def test_a_missing_state_folder_is_made_again_where_chunks_are(harness: StorageH
     shutil.rmtree(harness.path(STATE_NAME))
     harness.files.reset()
     report = harness.open().report
-    assert any("the state store was damaged" in alarm and "set aside" not in alarm for alarm in report.alarms)
+    assert any(
+        "the state store was damaged" in alarm and "set aside" not in alarm
+        for alarm in report.alarms
+    )
     assert harness.check() == [0, 1, 2]
 
 
-def test_a_full_disk_keeps_no_topic_from_starting_for_its_identity(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_no_topic_from_starting_for_its_identity(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     harness.publish()
     harness.sync()
     harness.abandon_cleanly()
     harness.path(IDENTITY_NAME).write_bytes(b"rotten")
     harness.files.reset()
     with monkeypatch.context() as full:
-        full.setattr(harness.files, "write_file", lambda path, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "by plan")))
+        full.setattr(
+            harness.files,
+            "write_file",
+            lambda path, data: (_ for _ in ()).throw(OSError(errno.ENOSPC, "by plan")),
+        )
         report = harness.open().report
     assert any("the next start tries again" in note for note in report.notes)
     assert harness.check() == [0]

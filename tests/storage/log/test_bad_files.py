@@ -1,4 +1,6 @@
-"""`.bad` files: what is damaged is kept with its offsets, known at the next start, and forgotten if it can be read again."""
+"""`.bad` files: what is damaged is kept with its offsets, known at the next start, and forgotten if
+it can be read again.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,25 @@ from zsq.storage.directory.store import StoreOptions
 from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
 from zsq.storage.log import damage as damage_file
-from zsq.storage.log.damage import BAD_HEAD_BYTES, CUT_OFF, Bad, BadHead, DamageBook, Hole, bad_heads, decode_bad_head, encode_bad_head
+from zsq.storage.log.damage import (
+    BAD_HEAD_BYTES,
+    CUT_OFF,
+    Bad,
+    BadHead,
+    DamageBook,
+    Hole,
+    bad_heads,
+    decode_bad_head,
+    encode_bad_head,
+)
 from zsq.storage.log.log_format import bad_name, chunk_name, index_name, parse_bad_name
 
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
-TINY = StoreOptions(chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+TINY = StoreOptions(
+    chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0
+)
 
 
 @pytest.fixture
@@ -43,7 +57,10 @@ def block_at(harness: StorageHarness, base: int, number: int) -> tuple[int, int]
     """(position, end) of a block of a chunk."""
     data = harness.chunk_path(base).read_bytes()
     positions = [at for at in range(0, len(data), 8) if data[at : at + 4] == b"ZSQD"]
-    end = int.from_bytes(data[positions[number] + 8 : positions[number] + 12], "little") + positions[number]
+    end = (
+        int.from_bytes(data[positions[number] + 8 : positions[number] + 12], "little")
+        + positions[number]
+    )
     return positions[number], end
 
 
@@ -72,16 +89,24 @@ def test_damage_found_by_a_read_is_set_aside_with_its_offsets(chunks: StorageHar
     data = chunks.path(bad_name(0, position)).read_bytes()
     head = decode_bad_head(data)
     assert head == BadHead(
-        Bad(0, position, end - position, 1, 1, "its checksum does not match", blocks=1), 7_000, end - position, crc32c(bad)
+        Bad(0, position, end - position, 1, 1, "its checksum does not match", blocks=1),
+        7_000,
+        end - position,
+        crc32c(bad),
     )
     assert data[BAD_HEAD_BYTES:] == bad
-    assert data.startswith(b'{"zsq": "bad", "version": 1, "kind": "damaged", "chunk": "00000000000000000000.chunk", "position": ')
+    assert data.startswith(
+        b'{"zsq": "bad", "version": 1, "kind": "damaged", "chunk": '
+        b'"00000000000000000000.chunk", "position": '
+    )
     assert keep(chunks) == [], "once"
     assert (chunks.log.reader.damage.blocks, chunks.log.reader.damage.messages) == (1, 1)
 
 
 @pytest.mark.parametrize("base", [0, 3])
-def test_a_restart_knows_the_lost_offsets_without_reading_them(chunks: StorageHarness, base: int) -> None:
+def test_a_restart_knows_the_lost_offsets_without_reading_them(
+    chunks: StorageHarness, base: int
+) -> None:
     spoil(chunks, base, 1)
     with pytest.raises(Damaged):
         chunks.log.read(base + 1, 1, 8)
@@ -90,7 +115,9 @@ def test_a_restart_knows_the_lost_offsets_without_reading_them(chunks: StorageHa
     assert report.holes == ((base + 1, 1),)
     assert any("1 messages in 1 blocks are known to be lost" in note for note in report.notes)
     assert (chunks.log.reader.damage.blocks, chunks.log.reader.damage.messages) == (1, 1)
-    assert [block.first_offset for block in chunks.log.read(base + 1, 1, 8)] == [base + 2], "it is stepped over, not raised again"
+    assert [block.first_offset for block in chunks.log.read(base + 1, 1, 8)] == [base + 2], (
+        "it is stepped over, not raised again"
+    )
     assert len(chunks.check(lost_max=1)) == 7
     assert not chunks.damage
 
@@ -102,7 +129,12 @@ def test_damage_that_recovery_finds_is_kept_and_known(chunks: StorageHarness) ->
     chunks.flip(chunks.chunk_path(6), (position + 70) * 8)
     assert chunks.open().report.holes == ((6, 1),)
     (head,) = bad_heads(Files(), chunks.directory)
-    assert (head.bad.first_offset, head.bad.count, head.bad.position, head.kept) == (6, 1, position, end - position)
+    assert (head.bad.first_offset, head.bad.count, head.bad.position, head.kept) == (
+        6,
+        1,
+        position,
+        end - position,
+    )
     assert chunks.restart().report.holes == ((6, 1),)
     assert len(bad_heads(Files(), chunks.directory)) == 1
 
@@ -156,7 +188,9 @@ def test_a_full_disk_is_noted_and_no_more(chunks: StorageHarness, call: str) -> 
     assert len(chunks.check(lost_max=1)) == 8
 
 
-def test_a_crash_during_the_write_of_a_bad_file_leaves_all_or_nothing(chunks: StorageHarness) -> None:
+def test_a_crash_during_the_write_of_a_bad_file_leaves_all_or_nothing(
+    chunks: StorageHarness,
+) -> None:
     chunks.abandon_cleanly()
     chunks.flip(chunks.chunk_path(0), (block_at(chunks, 0, 1)[0] + 70) * 8)
     chunks.open()
@@ -177,7 +211,9 @@ def test_a_crash_during_the_write_of_a_bad_file_leaves_all_or_nothing(chunks: St
     raise AssertionError("it never got through")
 
 
-def test_bad_files_are_kept_only_up_to_their_limits(chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_files_are_kept_only_up_to_their_limits(
+    chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(damage_file, "BAD_FILES_MAX", 1)
     spoil(chunks, 0, 0)
     spoil(chunks, 0, 2)
@@ -207,7 +243,9 @@ def test_a_chunk_that_is_gone_is_an_alarm_and_a_hole(chunks: StorageHarness) -> 
 
 @pytest.mark.parametrize("base", [0, 3, 6])
 def test_a_chunk_that_comes_back_is_lost_no_more(chunks: StorageHarness, base: int) -> None:
-    """Its hole has a file of no bytes, so that nobody forgets it; and it goes when the chunk covers the offsets again."""
+    """Its hole has a file of no bytes, so that nobody forgets it; and it goes when the chunk covers
+    the offsets again.
+    """
     chunks.abandon_cleanly()
     path = chunks.chunk_path(base)
     away = path.with_suffix(".away")
@@ -221,7 +259,9 @@ def test_a_chunk_that_comes_back_is_lost_no_more(chunks: StorageHarness, base: i
         (head,) = bad_heads(Files(), chunks.directory)
         assert (head.bad.bytes, head.bad.first_offset, head.kept) == (0, base, 0)
         report = chunks.restart().report
-        assert chunks.log.reader.damage.messages == 8 - len(expected), "known, and shown, at each start"
+        assert chunks.log.reader.damage.messages == 8 - len(expected), (
+            "known, and shown, at each start"
+        )
         assert not report.alarms
     chunks.abandon_cleanly()
     away.rename(path)
@@ -232,7 +272,9 @@ def test_a_chunk_that_comes_back_is_lost_no_more(chunks: StorageHarness, base: i
     assert [note for note in report.notes if "can be read again" in note] or not base
 
 
-def test_a_bad_file_that_cannot_be_read_stops_nothing(chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_file_that_cannot_be_read_stops_nothing(
+    chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     spoil(chunks, 0, 1)
     with pytest.raises(Damaged):
         chunks.log.read(1, 1, 8)
@@ -251,7 +293,9 @@ def test_a_bad_file_that_cannot_be_read_stops_nothing(chunks: StorageHarness, mo
     assert chunks.check(lost_max=1) == [0, 2, 3, 4, 5, 6, 7]
 
 
-def test_an_old_chunk_with_both_headers_damaged_is_an_alarm_and_a_hole(chunks: StorageHarness) -> None:
+def test_an_old_chunk_with_both_headers_damaged_is_an_alarm_and_a_hole(
+    chunks: StorageHarness,
+) -> None:
     chunks.abandon_cleanly()
     chunks.flip(chunks.chunk_path(0), 100)
     chunks.flip(chunks.chunk_path(0), 64 * 8 + 100)
@@ -268,7 +312,9 @@ def test_an_old_chunk_with_both_headers_damaged_is_an_alarm_and_a_hole(chunks: S
     assert chunks.chunk_path(0).exists(), "it is not touched"
 
 
-def test_the_survey_goes_on_where_recovery_stopped(chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_survey_goes_on_where_recovery_stopped(
+    chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zsq.storage.log.recovery.AT_START_MAX", 1)
     chunks.abandon_cleanly()
     chunks.flip(chunks.chunk_path(0), (chunks.chunk_path(0).stat().st_size - 8) * 8)  # its footer
@@ -287,11 +333,18 @@ def test_the_survey_goes_on_where_recovery_stopped(chunks: StorageHarness, monke
     st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12),
     st.integers(0, 70),
 )
-def test_lost_ranges_never_overlap_and_skip_leads_behind_them(found: list[tuple[int, int]], offset: int) -> None:
-    book = DamageBook(Files(), "/proc/self/fdinfo", [Hole(*hole) for hole in found])  # any folder without .bad files
+def test_lost_ranges_never_overlap_and_skip_leads_behind_them(
+    found: list[tuple[int, int]], offset: int
+) -> None:
+    book = DamageBook(
+        Files(), "/proc/self/fdinfo", [Hole(*hole) for hole in found]
+    )  # any folder without .bad files
     lost = {first + i for first, count in found for i in range(count)}
     assert sum(hole.count for hole in book.holes) == len(lost) == book.messages
-    assert all(before.next_offset <= after.first_offset for before, after in zip(book.holes, book.holes[1:], strict=False))
+    assert all(
+        before.next_offset <= after.first_offset
+        for before, after in zip(book.holes, book.holes[1:], strict=False)
+    )
     expected = offset
     while expected in lost:
         expected += 1
@@ -300,7 +353,9 @@ def test_lost_ranges_never_overlap_and_skip_leads_behind_them(found: list[tuple[
 
 @given(st.text(max_size=300), st.integers(0, 2**63 - 1), st.sampled_from([CUT_OFF, "damaged"]))
 def test_the_head_of_a_bad_file_always_has_512_bytes(why: str, number: int, kind: str) -> None:
-    head = BadHead(Bad(number, number, number, number, number, why, kind, 10_000), number, 2**31, 2**32 - 1)
+    head = BadHead(
+        Bad(number, number, number, number, number, why, kind, 10_000), number, 2**31, 2**32 - 1
+    )
     data = encode_bad_head(head)
     assert len(data) == BAD_HEAD_BYTES
     found = decode_bad_head(data + b"rest")
@@ -326,7 +381,9 @@ def test_each_bit_of_a_head_is_checked() -> None:
         ("1000-128.bad", None),
     ],
 )
-def test_only_complete_names_of_bad_files_are_parsed(name: str, found: tuple[int, int] | None) -> None:
+def test_only_complete_names_of_bad_files_are_parsed(
+    name: str, found: tuple[int, int] | None
+) -> None:
     assert parse_bad_name(name) == found
 
 

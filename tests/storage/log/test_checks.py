@@ -1,4 +1,5 @@
-"""Each check of what is read from disk by itself: only that one thing is wrong, and every checksum over it is right.
+"""Each check of what is read from disk by itself: only that one thing is wrong, and every checksum
+over it is right.
 
 And the syncs that only the disk sees: LMDB's own, and those of small files and folders.
 """
@@ -34,9 +35,19 @@ from zsq.storage.log.log_format import (
     encode_index,
     header_of_footer,
 )
-from zsq.storage.nsq.disk_queue_format import encode_record, looks_like_message, may_be_message, scan_records
+from zsq.storage.nsq.disk_queue_format import (
+    encode_record,
+    looks_like_message,
+    may_be_message,
+    scan_records,
+)
 from zsq.storage.space import SPACE_CHECK_BYTES, SPACE_CHECK_NS, Space
-from zsq.storage.state.snapshot import SNAPSHOT_NAME, decode_snapshot, encode_snapshot, write_snapshot
+from zsq.storage.state.snapshot import (
+    SNAPSHOT_NAME,
+    decode_snapshot,
+    encode_snapshot,
+    write_snapshot,
+)
 from zsq.storage.state.state import StateStore
 from zsq.storage.state.state_rows import META, StateBatch, new_meta, unwrap_meta, wrap
 from zsq.transport.block.block import pack
@@ -73,7 +84,12 @@ def test_a_footer_is_known_by_its_magic_version_place_and_size() -> None:
     assert decode_footer(good, SEED, 4096) == FOOTER
     assert header_of_footer(good, 1000, 4096) == HEADER
     assert header_of_footer(b"", 1000, 4096) is None
-    others = [changed(good, 0, b"ZSQX", seed=SEED), changed(good, 4, b"\x02\x00", seed=SEED), good + b"\0", good[:-1]]
+    others = [
+        changed(good, 0, b"ZSQX", seed=SEED),
+        changed(good, 4, b"\x02\x00", seed=SEED),
+        good + b"\0",
+        good[:-1],
+    ]
     for other in others:
         assert decode_footer(other, SEED, 4096) is None
         assert header_of_footer(other, 1000, 4096) is None
@@ -94,7 +110,11 @@ def test_an_index_is_known_by_its_magic_version_seed_and_counts() -> None:
         assert decode_index(changed(head, at, new) + entries, SEED) is None, what
     for cut in (1, 8, size, size + 1, len(good) - 1, len(good)):
         assert decode_index(good[:-cut], SEED) is None
-    longer = changed(head, 16, crc32c(entries + entries[:24]).to_bytes(4, "little")) + entries + entries[:24]
+    longer = (
+        changed(head, 16, crc32c(entries + entries[:24]).to_bytes(4, "little"))
+        + entries
+        + entries[:24]
+    )
     assert decode_index(longer, SEED) is None, "more than are counted, and their checksum is right"
 
 
@@ -107,7 +127,9 @@ def test_a_checkpoint_of_another_version_is_refused() -> None:
 
 def test_a_row_too_short_for_a_blocks_header_has_not_its_size() -> None:
     """What LMDB says of its size is wrong, then, and no more is to be believed of it."""
-    key, value = delayed_format.encode_row(delayed_format.DelayedRow(delayed_format.DelayedKey(1, 2), pack([b"body"])))
+    key, value = delayed_format.encode_row(
+        delayed_format.DelayedRow(delayed_format.DelayedKey(1, 2), pack([b"body"]))
+    )
     assert delayed_format.has_its_size(key, value)
     assert not delayed_format.has_its_size(key, value[:60])
 
@@ -117,8 +139,15 @@ def test_delayed_messages_of_another_version_are_refused(tmp_path: Path) -> None
     Files().make_folder(path)
     DelayedStore(path, bytes(16), create=True).close()
     with lmdb.open(path, lock=False) as env, env.begin(write=True) as txn:
-        meta = unpack_value(delayed_format.unwrap(delayed_format.META, bytes(txn.get(delayed_format.META, b""))))
-        txn.put(delayed_format.META, delayed_format.wrap(delayed_format.META, pack_value({**meta, "version": meta["version"] + 1})))
+        meta = unpack_value(
+            delayed_format.unwrap(delayed_format.META, bytes(txn.get(delayed_format.META, b"")))
+        )
+        txn.put(
+            delayed_format.META,
+            delayed_format.wrap(
+                delayed_format.META, pack_value({**meta, "version": meta["version"] + 1})
+            ),
+        )
     with pytest.raises(ForeignDirectory, match="use a newer zsq"):
         DelayedStore(path, bytes(16))
 
@@ -167,14 +196,22 @@ class Seen:
         return seen
 
 
-def test_a_snapshot_takes_effect_as_a_whole_and_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_takes_effect_as_a_whole_and_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = Seen(monkeypatch)
     write_snapshot(Files(), str(tmp_path), b"new")
-    assert seen.done == [f"write_file {SNAPSHOT_NAME}.tmp", f"rename {SNAPSHOT_NAME}.tmp", f"sync_folder {tmp_path.name}"]
+    assert seen.done == [
+        f"write_file {SNAPSHOT_NAME}.tmp",
+        f"rename {SNAPSHOT_NAME}.tmp",
+        f"sync_folder {tmp_path.name}",
+    ]
     assert (tmp_path / SNAPSHOT_NAME).read_bytes() == b"new"
 
 
-def test_a_mended_identity_takes_effect_as_a_whole_and_for_good(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mended_identity_takes_effect_as_a_whole_and_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     identity = TopicIdentity("clicks", "0" * 32)
     seen = Seen(monkeypatch)
     assert store._mend_identity(Files(), str(tmp_path), identity)
@@ -183,20 +220,30 @@ def test_a_mended_identity_takes_effect_as_a_whole_and_for_good(tmp_path: Path, 
     assert not store._mend_identity(Files(), str(tmp_path), identity)
 
 
-def test_a_new_topic_is_synced_before_its_name_and_then_its_name_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_topic_is_synced_before_its_name_and_then_its_name_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen = Seen(monkeypatch)
     (tmp_path / "topics").mkdir()
-    store.create_store(Files(), str(tmp_path / "topics" / "clicks"), TopicIdentity("clicks", "0" * 32))
+    store.create_store(
+        Files(), str(tmp_path / "topics" / "clicks"), TopicIdentity("clicks", "0" * 32)
+    )
     named = next(at for at, call in enumerate(seen.done) if call.startswith("rename clicks"))
     before, after = seen.done[:named], seen.done[named + 1 :]
     temporary = seen.done[named].removeprefix("rename ")
     assert {"sync_folder state", f"sync_folder {temporary}"} <= {*before}
-    assert max(at for at, call in enumerate(before) if call.startswith("write_file")) < before.index(f"sync_folder {temporary}")
+    assert max(
+        at for at, call in enumerate(before) if call.startswith("write_file")
+    ) < before.index(f"sync_folder {temporary}")
     assert after == ["sync_folder topics"]
 
 
-@pytest.mark.parametrize("changes", [{"version": 2}, {"version": 0}, {"zsq": "other"}, {"version": None}])
-def test_an_identity_of_another_kind_is_refused_and_a_damaged_one_is_none(tmp_path: Path, changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"version": 2}, {"version": 0}, {"zsq": "other"}, {"version": None}]
+)
+def test_an_identity_of_another_kind_is_refused_and_a_damaged_one_is_none(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
     good = store._encode_identity(TopicIdentity("clicks", "0" * 32))
     line = json.dumps({**json.loads(good.partition(b"\n")[0]), **changes}).encode()
     (tmp_path / IDENTITY_NAME).write_bytes(b"%s\n%08x\n" % (line, crc32c(line)))
@@ -272,7 +319,9 @@ def test_bytes_look_like_a_message_only_if_complete_and_with_a_time() -> None:
     assert not may_be_message(record[:29], 0, 1000)
     assert not may_be_message(record, 0, len(whole) - 1)
     for time_ns in (0, 2**62):
-        assert not looks_like_message(encode_record(struct.pack(">qH16s", time_ns, 1, b"0123456789abcdef")), 0, 1000)
+        assert not looks_like_message(
+            encode_record(struct.pack(">qH16s", time_ns, 1, b"0123456789abcdef")), 0, 1000
+        )
 
 
 def test_records_are_whole_and_of_a_size_that_can_be() -> None:

@@ -1,4 +1,6 @@
-"""An entry of an index is believed only if the block it points at is the one it means; and how a block's header is looked for."""
+"""An entry of an index is believed only if the block it points at is the one it means; and how a
+block's header is looked for.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,12 @@ from zsq.storage.directory.store import StoreOptions
 from zsq.storage.errors import DiskFull, ForeignDirectory
 from zsq.storage.log.chunk import Chunk
 from zsq.storage.log.index import Index, IndexEntry
-from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, decode_chunk_header, encode_chunk_header, index_name
+from zsq.storage.log.log_format import (
+    CHUNK_HEADER_BYTES,
+    decode_chunk_header,
+    encode_chunk_header,
+    index_name,
+)
 from zsq.transport.block.block import HEADER_BYTES, pack
 
 if TYPE_CHECKING:
@@ -20,7 +27,9 @@ if TYPE_CHECKING:
 
 
 def test_an_index_entry_that_points_at_another_block_is_not_used(harness: StorageHarness) -> None:
-    """An index of the same chunk from before its end was cut off and written anew may point at any of its blocks."""
+    """An index of the same chunk from before its end was cut off and written anew may point at any
+    of its blocks.
+    """
     for _ in range(2):
         harness.publish()
         harness.sync()
@@ -31,13 +40,21 @@ def test_an_index_entry_that_points_at_another_block_is_not_used(harness: Storag
     assert chunk._agrees(entry)
     assert not chunk._agrees(entry._replace(offset=entry.offset - 1))
     assert not chunk._agrees(entry._replace(time_ns=entry.time_ns - 1))
-    for position in (0, first.position, second.position - 8, chunk.end_position, chunk.end_position + 1_000):
+    for position in (
+        0,
+        first.position,
+        second.position - 8,
+        chunk.end_position,
+        chunk.end_position + 1_000,
+    ):
         assert not chunk._agrees(entry._replace(position=position))
 
 
 def test_a_large_damaged_stretch_is_searched_in_few_reads(harness: StorageHarness) -> None:
     harness.abandon_cleanly()
-    harness.options = StoreOptions(chunk_bytes=1 << 23, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+    harness.options = StoreOptions(
+        chunk_bytes=1 << 23, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0
+    )
     harness.open()
     harness.log.append([pack([bytes(1 << 20)] * 3, producer_id=77)], 5)
     harness.log.append([pack([b"next"], producer_id=77, sequence=1)], 6)
@@ -46,23 +63,31 @@ def test_a_large_damaged_stretch_is_searched_in_few_reads(harness: StorageHarnes
     before = harness.files._calls.get("pread", 0)
     harness.files.fail["pread"] = dict.fromkeys(range(before + 20, before + 10_000), 5)
     found = chunk._find_header(CHUNK_HEADER_BYTES + 8)
-    assert found == [stretch.position for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False)][1]
+    assert (
+        found == [stretch.position for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False)][1]
+    )
     harness.files.fail = {}
 
 
 @pytest.mark.parametrize("distance", range(HEADER_BYTES - 16, HEADER_BYTES + 16, 8))
-def test_a_header_across_the_border_of_two_reads_is_found(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, distance: int) -> None:
+def test_a_header_across_the_border_of_two_reads_is_found(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, distance: int
+) -> None:
     for _ in range(2):
         harness.publish()
         harness.sync()
     chunk = harness.log.reader.open(0)
     (_, second) = (stretch.position for stretch in chunk.walk(CHUNK_HEADER_BYTES, columns=False))
-    monkeypatch.setattr("zsq.storage.log.chunk.SEARCH_BYTES", second - (CHUNK_HEADER_BYTES + 8) + distance)
+    monkeypatch.setattr(
+        "zsq.storage.log.chunk.SEARCH_BYTES", second - (CHUNK_HEADER_BYTES + 8) + distance
+    )
     assert chunk._find_header(CHUNK_HEADER_BYTES + 8) == second
 
 
 def test_blocks_that_are_cut_off_are_removed_from_the_index(harness: StorageHarness) -> None:
-    """Else a sealed chunk's index would point into blocks that were written since, and be made anew at each look."""
+    """Else a sealed chunk's index would point into blocks that were written since, and be made anew
+    at each look.
+    """
     harness.abandon_cleanly()
     harness.options = replace(harness.options, index_every_bytes=1)
     harness.open()
@@ -80,7 +105,9 @@ def test_blocks_that_are_cut_off_are_removed_from_the_index(harness: StorageHarn
     chunk = harness.log.reader.open(0)
     index = Index.decode(harness.path(index_name(0)).read_bytes(), chunk.header.seed, 1)
     assert index is not None
-    assert [entry.position for entry in index.entries()] == [one.position for one in chunk.walk(CHUNK_HEADER_BYTES, columns=False)]
+    assert [entry.position for entry in index.entries()] == [
+        one.position for one in chunk.walk(CHUNK_HEADER_BYTES, columns=False)
+    ]
 
 
 def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(harness: StorageHarness) -> None:
@@ -96,8 +123,12 @@ def test_a_chunk_of_another_topic_is_refused_by_its_uuid_alone(harness: StorageH
         harness.open()
 
 
-def test_sizes_of_complete_chunks_are_known_without_opening_them(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A console asks for every channel of every topic; but where the footer is missing nothing is known without a look."""
+def test_sizes_of_complete_chunks_are_known_without_opening_them(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A console asks for every channel of every topic; but where the footer is missing nothing is
+    known without a look.
+    """
     while len(harness.log.chunks) < 3:
         harness.publish()
         harness.sync()

@@ -1,4 +1,6 @@
-"""What is told of chunks: states, sizes, times, and counts of writes and reads, in total and in the last second."""
+"""What is told of chunks: states, sizes, times, and counts of writes and reads, in total and in the
+last second.
+"""
 
 from __future__ import annotations
 
@@ -22,27 +24,48 @@ def logged(tmp_path: Path, harness: StorageHarness) -> StorageHarness:
     """Chunks of two blocks; a ring that keeps one or two."""
     folder = tmp_path / "logged"
     folder.mkdir()
-    made = type(harness)(folder, replace(harness.options, chunk_bytes=600, ring_bytes=500 + 2 * BLOCK_COST))
+    made = type(harness)(
+        folder, replace(harness.options, chunk_bytes=600, ring_bytes=500 + 2 * BLOCK_COST)
+    )
     made.open()
     return made
 
 
 def test_chunk_rows_show_states_sizes_and_times(logged: StorageHarness) -> None:
     (row,) = logged.log.reader.chunk_rows()["chunks"]
-    assert (row["state"], row["messages"], row["bytes"], row["first_time_ns"]) == ("new", 0, 128, None)
+    assert (row["state"], row["messages"], row["bytes"], row["first_time_ns"]) == (
+        "new",
+        0,
+        128,
+        None,
+    )
     for _ in range(5):
         logged.publish()
     logged.sync()
     rows = logged.log.reader.chunk_rows()["chunks"]
     assert [row["state"] for row in rows] == ["sealed", "sealed", "ongoing"]
     assert [(row["first_offset"], row["messages"]) for row in rows] == [(0, 6), (6, 6), (12, 3)]
-    assert [row["bytes"] for row in rows] == [logged.chunk_path(row["first_offset"]).stat().st_size for row in rows]
-    assert [(row["first_time_ns"], row["last_time_ns"]) for row in rows] == [(1010, 1020), (1030, 1040), (1050, 1050)]
+    assert [row["bytes"] for row in rows] == [
+        logged.chunk_path(row["first_offset"]).stat().st_size for row in rows
+    ]
+    assert [(row["first_time_ns"], row["last_time_ns"]) for row in rows] == [
+        (1010, 1020),
+        (1030, 1040),
+        (1050, 1050),
+    ]
     before = rows
     logged.restart()
     rows = logged.log.reader.chunk_rows()["chunks"]
     for old, new in zip(before, rows, strict=True):
-        for key in ("first_offset", "messages", "bytes", "state", "first_time_ns", "last_time_ns", "bad"):
+        for key in (
+            "first_offset",
+            "messages",
+            "bytes",
+            "state",
+            "first_time_ns",
+            "last_time_ns",
+            "bad",
+        ):
             assert old[key] == new[key], key
 
 
@@ -52,7 +75,9 @@ def test_an_adopted_chunk_says_so(group_case: StorageHarness) -> None:
     group_case.seal(key)
     group_case.commit(1, key)
     group_case.restart()
-    states = {row["first_offset"]: row["state"] for row in group_case.log.reader.chunk_rows()["chunks"]}
+    states = {
+        row["first_offset"]: row["state"] for row in group_case.log.reader.chunk_rows()["chunks"]
+    }
     assert states[3] == "adopted"
     assert states[0] == "sealed"
 
@@ -90,11 +115,25 @@ def test_reads_are_counted_where_they_come_from(logged: StorageHarness) -> None:
     assert logged.log.read(12, 1, 15)
     assert logged.log.read(12, 1, 15)
     rows = {row["first_offset"]: row for row in logged.log.reader.chunk_rows()["chunks"]}
-    assert (rows[0]["file_reads"], rows[0]["file_read_bytes"], rows[0]["ring_reads"]) == (1, size, 0)
-    assert (rows[12]["ring_reads"], rows[12]["ring_read_bytes"], rows[12]["file_reads"]) == (2, 2 * size, 0)
+    assert (rows[0]["file_reads"], rows[0]["file_read_bytes"], rows[0]["ring_reads"]) == (
+        1,
+        size,
+        0,
+    )
+    assert (rows[12]["ring_reads"], rows[12]["ring_read_bytes"], rows[12]["file_reads"]) == (
+        2,
+        2 * size,
+        0,
+    )
     assert [rows[base]["written_bytes"] for base in (0, 6, 12)] == [2 * size, 2 * size, size]
     total = logged.log.reader.chunk_rows()["total"]
-    assert (total["chunks"], total["messages"], total["written_bytes"], total["ring_reads"], total["file_reads"]) == (3, 15, 5 * size, 2, 1)
+    assert (
+        total["chunks"],
+        total["messages"],
+        total["written_bytes"],
+        total["ring_reads"],
+        total["file_reads"],
+    ) == (3, 15, 5 * size, 2, 1)
     assert total["bytes"] == sum(row["bytes"] or 0 for row in rows.values())
 
 
@@ -126,7 +165,9 @@ def test_rates_are_those_of_the_last_full_second() -> None:
     (row,) = book.rows([0], active, {})["chunks"]
     assert (row["written_bytes_s"], row["ring_reads_s"], row["written_bytes"]) == (300, 2, 900)
     book.tick(14 * SECOND)
-    assert book.rows([0], active, {})["chunks"][0]["written_bytes_s"] == 0, "nothing was written in that second"
+    assert book.rows([0], active, {})["chunks"][0]["written_bytes_s"] == 0, (
+        "nothing was written in that second"
+    )
 
 
 def test_the_newest_are_told_one_by_one_and_the_rest_in_a_sum() -> None:
@@ -138,8 +179,18 @@ def test_the_newest_are_told_one_by_one_and_the_rest_in_a_sum() -> None:
     found = book.rows(bases, Facts(50, ChunkState.ONGOING, 60, 62, 63), {10: 2, 60: 1}, rows_max=3)
     assert [row["first_offset"] for row in found["chunks"]] == [40, 50, 60]
     assert found["older"]["chunks"] == 4
-    assert (found["older"]["messages"], found["older"]["bytes"], found["older"]["file_reads"], found["older"]["bad"]) == (40, 400, 4, 2)
-    assert (found["total"]["messages"], found["total"]["bytes"], found["total"]["file_reads"], found["total"]["bad"]) == (63, 650, 6, 3)
+    assert (
+        found["older"]["messages"],
+        found["older"]["bytes"],
+        found["older"]["file_reads"],
+        found["older"]["bad"],
+    ) == (40, 400, 4, 2)
+    assert (
+        found["total"]["messages"],
+        found["total"]["bytes"],
+        found["total"]["file_reads"],
+        found["total"]["bad"],
+    ) == (63, 650, 6, 3)
 
 
 def test_removed_chunks_still_count_in_the_total() -> None:

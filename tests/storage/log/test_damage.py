@@ -1,4 +1,6 @@
-"""Flipped bits, cut files, lost indexes: all detected, at most one block lost, never a wrong body, no offset given twice."""
+"""Flipped bits, cut files, lost indexes: all detected, at most one block lost, never a wrong body,
+no offset given twice.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ import pytest
 from zsq.storage.directory.store import StoreOptions
 from zsq.storage.errors import Damaged, ForeignDirectory, StoreFailed, Unreadable
 from zsq.storage.log.damage import BAD_HEAD_BYTES, CUT_OFF, decode_bad_head
-from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, IDENTITY_NAME, bad_name, decode_disk_header, index_name
+from zsq.storage.log.log_format import (
+    CHUNK_HEADER_BYTES,
+    IDENTITY_NAME,
+    bad_name,
+    decode_disk_header,
+    index_name,
+)
 from zsq.transport.block.block import Header, pack
 
 if TYPE_CHECKING:
@@ -69,10 +77,16 @@ def test_no_flipped_bit_costs_more_than_one_block(two_chunks: StorageHarness, ba
 
 @pytest.mark.parametrize("base", [0, 3])
 def test_a_file_cut_at_any_byte_serves_what_is_left(two_chunks: StorageHarness, base: int) -> None:
-    """Somebody cut a file whose content was synced: what is left is served, new messages come behind what was lost."""
+    """Somebody cut a file whose content was synced: what is left is served, new messages come
+    behind what was lost.
+    """
     path = two_chunks.chunk_path(base)
     good = path.read_bytes()
-    others = {other: other.read_bytes() for other in Path(two_chunks.directory).iterdir() if other.is_file()}
+    others = {
+        other: other.read_bytes()
+        for other in Path(two_chunks.directory).iterdir()
+        if other.is_file()
+    }
     for size in range(len(good)):
         two_chunks.replace(path, good[:size])
         report = two_chunks.open().report
@@ -106,7 +120,9 @@ def test_new_messages_come_behind_a_lost_tail(two_chunks: StorageHarness) -> Non
 
 
 def test_damage_in_the_middle_keeps_what_is_behind(harness: StorageHarness) -> None:
-    """Without any checkpoint: a later block vouches for the earlier one, which was synced when the later was written."""
+    """Without any checkpoint: a later block vouches for the earlier one, which was synced when the
+    later was written.
+    """
     for _ in range(3):
         harness.publish()
         harness.sync()
@@ -121,7 +137,9 @@ def test_damage_in_the_middle_keeps_what_is_behind(harness: StorageHarness) -> N
 
 
 def test_a_torn_block_and_the_block_after_it_are_cut_and_set_aside(harness: StorageHarness) -> None:
-    """Nobody vouches that the first was ever synced: its producer will send both again, and both are stored then."""
+    """Nobody vouches that the first was ever synced: its producer will send both again, and both
+    are stored then.
+    """
     harness.publish()
     harness.sync()
     end = CHUNK_HEADER_BYTES + harness.log.read(0, 1, 3)[0].length
@@ -147,7 +165,9 @@ def test_a_torn_block_and_the_block_after_it_are_cut_and_set_aside(harness: Stor
 
 
 def test_a_tail_that_is_cut_off_is_kept(harness: StorageHarness) -> None:
-    """The last block, acknowledged and rotten: it cannot be told from a torn write, so at least its bytes are there."""
+    """The last block, acknowledged and rotten: it cannot be told from a torn write, so at least its
+    bytes are there.
+    """
     harness.publish(blocks=2)
     end = CHUNK_HEADER_BYTES + harness.log.read(0, 1, 3)[0].length
     harness.abandon()
@@ -161,8 +181,12 @@ def test_a_tail_that_is_cut_off_is_kept(harness: StorageHarness) -> None:
     assert any("a block that was damaged later" in note for note in report.notes)
 
 
-def test_a_page_of_the_last_chunk_that_cannot_be_read_stops_no_start(tmp_path: Path, harness: StorageHarness) -> None:
-    """What is known to have been synced there is a hole; what is not is neither cut off nor served: the start is refused."""
+def test_a_page_of_the_last_chunk_that_cannot_be_read_stops_no_start(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
+    """What is known to have been synced there is a hole; what is not is neither cut off nor served:
+    the start is refused.
+    """
     (tmp_path / "pages").mkdir()
     pages = type(harness)(tmp_path / "pages", replace(TINY, chunk_bytes=1 << 16))
     pages.open()
@@ -175,7 +199,9 @@ def test_a_page_of_the_last_chunk_that_cannot_be_read_stops_no_start(tmp_path: P
     broken = (path.name, size - 300)
     pages.abandon()
     pages.files.unreadable = broken
-    with pytest.raises(StoreFailed, match="It is not known whether acknowledged messages are there"):
+    with pytest.raises(
+        StoreFailed, match="It is not known whether acknowledged messages are there"
+    ):
         pages.open()
     assert path.stat().st_size == size
     pages.files.unreadable = ("", 0)
@@ -240,7 +266,9 @@ def test_bytes_in_a_body_never_pass_for_a_block(harness: StorageHarness) -> None
     assert harness.check(lost_max=1) == [1]
 
 
-@pytest.mark.parametrize("unit", [b"ZSQD\1\0\0\0", b"ZSQD\1\0\0\0" + b"\x48\0\0\0\1\0\0\0", b"ZSQD"])
+@pytest.mark.parametrize(
+    "unit", [b"ZSQD\1\0\0\0", b"ZSQD\1\0\0\0" + b"\x48\0\0\0\1\0\0\0", b"ZSQD"]
+)
 def test_a_body_full_of_headers_beginnings_costs_few_decodings(
     harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, unit: bytes
 ) -> None:
@@ -297,7 +325,9 @@ def test_a_lost_or_wrong_index_costs_no_message(two_chunks: StorageHarness) -> N
 
 
 def test_an_index_entry_is_believed_only_if_the_header_agrees(two_chunks: StorageHarness) -> None:
-    """The chunk's header at an entry is damaged after the index was written: the walk goes around it."""
+    """The chunk's header at an entry is damaged after the index was written: the walk goes around
+    it.
+    """
     position = two_chunks.chunk_path(0).read_bytes().index(b"ZSQD", CHUNK_HEADER_BYTES + 8)
     two_chunks.flip(two_chunks.chunk_path(0), position * 8)
     two_chunks.open()
@@ -307,7 +337,9 @@ def test_an_index_entry_is_believed_only_if_the_header_agrees(two_chunks: Storag
     assert two_chunks.check(lost_max=1) == [0, 2, 3, 4]
 
 
-def test_a_damaged_identity_is_written_anew_and_a_foreign_one_refused(two_chunks: StorageHarness) -> None:
+def test_a_damaged_identity_is_written_anew_and_a_foreign_one_refused(
+    two_chunks: StorageHarness,
+) -> None:
     path = two_chunks.path(IDENTITY_NAME)
     good = path.read_bytes()
     for bit in range(0, len(good) * 8, 7):
@@ -322,7 +354,9 @@ def test_a_damaged_identity_is_written_anew_and_a_foreign_one_refused(two_chunks
     assert path.read_bytes() == good
 
 
-def test_chunks_of_another_topic_are_refused(two_chunks: StorageHarness, tmp_path: Path, harness: StorageHarness) -> None:
+def test_chunks_of_another_topic_are_refused(
+    two_chunks: StorageHarness, tmp_path: Path, harness: StorageHarness
+) -> None:
     harness.publish()
     harness.abandon_cleanly()
     two_chunks.replace(two_chunks.chunk_path(3), harness.chunk_path(0).read_bytes())
@@ -331,17 +365,27 @@ def test_chunks_of_another_topic_are_refused(two_chunks: StorageHarness, tmp_pat
 
 
 @pytest.mark.parametrize("base", [0, 3])
-def test_only_the_block_that_the_disk_cannot_read_is_lost(two_chunks: StorageHarness, base: int) -> None:
-    """Reads fail for ever in one place (the block after the chunk's first): it is named, and stepped over."""
+def test_only_the_block_that_the_disk_cannot_read_is_lost(
+    two_chunks: StorageHarness, base: int
+) -> None:
+    """Reads fail for ever in one place (the block after the chunk's first): it is named, and
+    stepped over.
+    """
     position = two_chunks.chunk_path(base).read_bytes().index(b"ZSQD", CHUNK_HEADER_BYTES + 8)
     two_chunks.open()
     two_chunks.files.unreadable = (two_chunks.chunk_path(base).name, position)
-    assert two_chunks.check(lost_max=5) == [sequence for sequence in range(5) if not base <= sequence < base + 3]
+    assert two_chunks.check(lost_max=5) == [
+        sequence for sequence in range(5) if not base <= sequence < base + 3
+    ]
     assert two_chunks.damage == ([(0, 3)] if base == 0 else [(3, 2)])
 
 
-@pytest.mark.parametrize("code", [errno.EMFILE, errno.EACCES, errno.ESTALE, errno.EIO, errno.ENOENT])
-def test_a_chunk_that_cannot_be_opened_now_is_not_damaged(two_chunks: StorageHarness, code: int) -> None:
+@pytest.mark.parametrize(
+    "code", [errno.EMFILE, errno.EACCES, errno.ESTALE, errno.EIO, errno.ENOENT]
+)
+def test_a_chunk_that_cannot_be_opened_now_is_not_damaged(
+    two_chunks: StorageHarness, code: int
+) -> None:
     """Once is not even told; for longer is an error that leaves everything as it was."""
     two_chunks.open()
     two_chunks.restart()  # the first opening read the old chunk for its producers
@@ -354,7 +398,9 @@ def test_a_chunk_that_cannot_be_opened_now_is_not_damaged(two_chunks: StorageHar
     assert not two_chunks.log.holes
 
 
-def test_a_chunk_not_opened_at_the_start_is_an_alarm_and_read_later(two_chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunk_not_opened_at_the_start_is_an_alarm_and_read_later(
+    two_chunks: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     two_chunks.open()  # reads the old chunk for its producers
     two_chunks.abandon_cleanly()
     real = two_chunks.files.open_read

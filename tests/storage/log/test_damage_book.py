@@ -14,7 +14,17 @@ from zsq.storage.checks import fsck
 from zsq.storage.directory.store import StoreOptions, TopicIdentity
 from zsq.storage.files import Files
 from zsq.storage.log import damage
-from zsq.storage.log.damage import BAD_HEAD_BYTES, PAGE_BYTES, Bad, BadHead, DamageBook, Hole, decode_bad_head, encode_bad_head, keep_bytes
+from zsq.storage.log.damage import (
+    BAD_HEAD_BYTES,
+    PAGE_BYTES,
+    Bad,
+    BadHead,
+    DamageBook,
+    Hole,
+    decode_bad_head,
+    encode_bad_head,
+    keep_bytes,
+)
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES
 from zsq.storage.log.survey import survey
 
@@ -22,12 +32,16 @@ if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
 IDENTITY = TopicIdentity("clicks", "00112233445566778899aabbccddeeff")
-TINY = StoreOptions(chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+TINY = StoreOptions(
+    chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0
+)
 
 
 @pytest.fixture
 def topic(tmp_path: Path, harness: StorageHarness) -> Iterator[StorageHarness]:
-    """Sealed chunks 0 and 3 of three blocks each, and a last one of two, a message a block; open."""
+    """Sealed chunks 0 and 3 of three blocks each, and a last one of two, a message a block;
+    open.
+    """
     (tmp_path / "topic").mkdir()
     made = type(harness)(tmp_path / "topic", TINY)
     made.open()
@@ -55,7 +69,9 @@ def test_damage_in_removed_chunks_is_forgotten(tmp_path: Path) -> None:
     assert book.by_chunk() == {}
 
 
-def test_only_kept_bytes_of_large_damage_count_toward_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_kept_bytes_of_large_damage_count_toward_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(damage, "BAD_KEPT_BYTES_MAX", 100)
     monkeypatch.setattr(damage, "BAD_TOTAL_BYTES_MAX", 150)
     book = DamageBook(Files(), str(tmp_path))
@@ -64,7 +80,9 @@ def test_only_kept_bytes_of_large_damage_count_toward_the_limit(tmp_path: Path, 
         assert (book.take(0) is not None) == taken, number
 
 
-def test_damaged_places_are_bounded_and_every_lost_range_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_damaged_places_are_bounded_and_every_lost_range_is_remembered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A disk with a million bad blocks must not fill the memory too."""
     monkeypatch.setattr(damage, "BAD_FILES_MAX", 2)
     book = DamageBook(Files(), str(tmp_path))
@@ -81,7 +99,9 @@ def test_a_file_of_another_version_is_not_read_as_one_of_this(tmp_path: Path) ->
     assert decode_bad_head(other + b" %08x\n" % crc32c(other)) is None
 
 
-def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(topic: StorageHarness) -> None:
+def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(
+    topic: StorageHarness,
+) -> None:
     topic.abandon_cleanly()
     path = topic.chunk_path(3)
     away = path.with_suffix(".away")
@@ -108,7 +128,9 @@ def test_a_chunk_that_comes_back_without_its_first_message_is_still_a_hole(topic
         (-1, "its footer is missing or damaged"),
     ],
 )
-def test_a_chunk_ends_where_the_next_one_begins(topic: StorageHarness, end: int, alarm: str) -> None:
+def test_a_chunk_ends_where_the_next_one_begins(
+    topic: StorageHarness, end: int, alarm: str
+) -> None:
     (found,) = survey(topic.files, topic.directory, IDENTITY.uuid_bytes, [0], 1)
     assert found.facts is not None
     assert found.facts.next_offset == 3
@@ -125,7 +147,14 @@ def test_a_stretch_of_many_pieces_is_kept_whole_and_checked_whole(
     harness.publish(count=10, size=50)
     harness.sync()
     content = harness.chunk_path().read_bytes()
-    wrong = Bad(0, CHUNK_HEADER_BYTES, len(content) - CHUNK_HEADER_BYTES, 0, 10, "its checksum does not match")
+    wrong = Bad(
+        0,
+        CHUNK_HEADER_BYTES,
+        len(content) - CHUNK_HEADER_BYTES,
+        0,
+        10,
+        "its checksum does not match",
+    )
     assert wrong.bytes > 6 * damage.PIECE_BYTES
     assert keep_bytes(harness.files, harness.directory, wrong, 5) == wrong.bytes
     kept = harness.path(wrong.name).read_bytes()
@@ -137,7 +166,9 @@ def test_a_stretch_of_many_pieces_is_kept_whole_and_checked_whole(
 
     def doubted() -> bool:
         report = fsck.check_topic(Files(), harness.directory, IDENTITY, 9_000, repair=False)
-        return any("its head or its content is damaged" in finding.text for finding in report.findings)
+        return any(
+            "its head or its content is damaged" in finding.text for finding in report.findings
+        )
 
     assert not doubted()
     harness.path(wrong.name).write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))
@@ -179,9 +210,21 @@ def test_readable_pages_beside_an_unreadable_one_are_set_aside(harness: StorageH
 
 
 @pytest.mark.parametrize(
-    ("count", "end", "found"), [(2, 12, 10), (3, 12, 7), (5, 12, 5), (6, 12, 2), (7, 12, 1), (99, 12, 0), (1, 7, 6), (2, 3, 1)]
+    ("count", "end", "found"),
+    [
+        (2, 12, 10),
+        (3, 12, 7),
+        (5, 12, 5),
+        (6, 12, 2),
+        (7, 12, 1),
+        (99, 12, 0),
+        (1, 7, 6),
+        (2, 3, 1),
+    ],
 )
-def test_the_newest_messages_are_counted_without_those_that_are_lost(harness: StorageHarness, count: int, end: int, found: int) -> None:
+def test_the_newest_messages_are_counted_without_those_that_are_lost(
+    harness: StorageHarness, count: int, end: int, found: int
+) -> None:
     """Of 0 to 12, with 3, 4, 8 and 9 lost."""
     harness.publish(blocks=4, count=3)
     harness.sync()

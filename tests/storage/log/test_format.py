@@ -62,7 +62,9 @@ from zsq.transport.block.block import IN_GROUP, Header, pack
 
 SEED: Final = 0x12345678
 UUID: Final = bytes.fromhex("00112233445566778899aabbccddeeff")
-CHUNK: Final = ChunkHeader(base_offset=1000, base_time_ns=1_700_000_000_000_000_000, seed=SEED, uuid=UUID)
+CHUNK: Final = ChunkHeader(
+    base_offset=1000, base_time_ns=1_700_000_000_000_000_000, seed=SEED, uuid=UUID
+)
 SNAPSHOT_DEFERRED: Final = {"archive": DeferredTotal(2, 3, 1001)}
 BLOCK: Final = pack([b"hello", b"zsq"], keys=[b"k", None], producer_id=77, sequence=5)
 
@@ -73,7 +75,15 @@ def examples() -> dict[str, bytes]:
     index.note(0, CHUNK_HEADER_BYTES, 250)
     stage = bytes(range(16))
     mark = encode_mark(
-        Mark(Transaction("q", 7, "app"), 1000, 8, 2, (stage,), (Adopted(stage, 3, SEED, 1002, 6, 1024),), (1000, 256, CHUNK.base_time_ns))
+        Mark(
+            Transaction("q", 7, "app"),
+            1000,
+            8,
+            2,
+            (stage,),
+            (Adopted(stage, 3, SEED, 1002, 6, 1024),),
+            (1000, 256, CHUNK.base_time_ns),
+        )
     )
     row = StageRow("q", 7, "app", 0, 2, 6, 896, 5, True, (StagedFile(3, SEED, 2, 6, 1024),), 250)
     transaction_key = TRANSACTION + b"q"
@@ -82,16 +92,29 @@ def examples() -> dict[str, bytes]:
         "identity": _encode_identity(TopicIdentity("clicks", UUID.hex(), 1000)),
         "chunk header": encode_chunk_header(CHUNK),
         "block header on the wire": BLOCK.wire_header(),
-        "block header on disk": encode_disk_header(BLOCK.header, 0, 250, 0, SEED, CHUNK_HEADER_BYTES),
+        "block header on disk": encode_disk_header(
+            BLOCK.header, 0, 250, 0, SEED, CHUNK_HEADER_BYTES
+        ),
         "columns": bytes(BLOCK.columns),
-        "header of a block in a group": encode_disk_header(BLOCK.header._replace(flags=IN_GROUP), 0, 250, 0, SEED, CHUNK_HEADER_BYTES),
+        "header of a block in a group": encode_disk_header(
+            BLOCK.header._replace(flags=IN_GROUP), 0, 250, 0, SEED, CHUNK_HEADER_BYTES
+        ),
         "header of a mark": encode_mark_header(mark, 6, 0, 0, SEED, 1024),
         "columns of a mark": mark,
-        "header of an adopted chunk": encode_chunk_header(CHUNK._replace(base_offset=1002, flags=1)),
-        "footer": encode_footer(ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED, CHUNK),
+        "header of an adopted chunk": encode_chunk_header(
+            CHUNK._replace(base_offset=1002, flags=1)
+        ),
+        "footer": encode_footer(
+            ChunkFooter(2, 250, CHUNK_HEADER_BYTES + BLOCK.length), SEED, CHUNK
+        ),
         "index": index.encode(SEED),
         "head of a damaged block": encode_bad_head(
-            BadHead(Bad(1000, 128, 128, 1000, 2, "its checksum does not agree"), CHUNK.base_time_ns, 128, 0x12345678)
+            BadHead(
+                Bad(1000, 128, 128, 1000, 2, "its checksum does not agree"),
+                CHUNK.base_time_ns,
+                128,
+                0x12345678,
+            )
         ),
         "hole key": hole_key("archive", 1000),
         "hole row": wrap(hole_key("archive", 1000), HOLE_ROW.pack(1, 2, 0)),
@@ -103,9 +126,14 @@ def examples() -> dict[str, bytes]:
             [(hole_key("archive", 1000), wrap(hole_key("archive", 1000), HOLE_ROW.pack(1, 2, 0)))],
             SNAPSHOT_DEFERRED,
         ),
-        "stage row": wrap(STAGE + stage, small_puts(StateBatch(stage_puts={stage: row}))[STAGE + stage]),
+        "stage row": wrap(
+            STAGE + stage, small_puts(StateBatch(stage_puts={stage: row}))[STAGE + stage]
+        ),
         "transaction row": wrap(
-            transaction_key, small_puts(StateBatch(transactions={transaction_key[1:].decode(): done}))[transaction_key]
+            transaction_key,
+            small_puts(StateBatch(transactions={transaction_key[1:].decode(): done}))[
+                transaction_key
+            ],
         ),
     }
 
@@ -113,7 +141,10 @@ def examples() -> dict[str, bytes]:
 @pytest.mark.parametrize("user", ["", "etl"])
 def test_rows_and_marks_with_and_without_a_user_are_read(user: str) -> None:
     """Those without are as the first version wrote them."""
-    stage, done = StageRow("q", 7, "app", 0, 1, 2, 3, 4, True, (), 5, user), TransactionRow(7, "app", 1000, 8, 250, user)
+    stage, done = (
+        StageRow("q", 7, "app", 0, 1, 2, 3, 4, True, (), 5, user),
+        TransactionRow(7, "app", 1000, 8, 250, user),
+    )
     table = Table()
     puts = small_puts(StateBatch(stage_puts={UUID: stage}, transactions={"q": done}))
     for key, data in puts.items():
@@ -157,7 +188,9 @@ def test_headers_and_footers_come_back_as_they_were_written() -> None:
     header = decode_disk_header(disk, SEED)
     assert header is not None
     assert unsynced_bytes(header) == 4096
-    assert wire_header(header, CHUNK) == BLOCK.header._replace(first_offset=1003, time_ns=CHUNK.base_time_ns + 250)
+    assert wire_header(header, CHUNK) == BLOCK.header._replace(
+        first_offset=1003, time_ns=CHUNK.base_time_ns + 250
+    )
 
 
 @pytest.mark.parametrize("far", [UNSYNCED_MAX * 8, UNSYNCED_MAX * 8 + 8, 2**60])
@@ -173,7 +206,10 @@ def test_a_position_that_is_too_large_is_not_written_into_the_header(position: i
     header = decode_disk_header(made, SEED, position)
     assert header is not None
     assert header.reserved_2 == 0
-    assert decode_disk_header(encode_disk_header(BLOCK.header, 0, 0, 0, SEED, 2**35 - 8), SEED, 128) is None
+    assert (
+        decode_disk_header(encode_disk_header(BLOCK.header, 0, 0, 0, SEED, 2**35 - 8), SEED, 128)
+        is None
+    )
 
 
 def flipped(data: bytes, bit: int) -> bytes:
@@ -187,9 +223,14 @@ def test_every_flipped_bit_is_noticed() -> None:
     for bit in range(CHUNK_COPY_BYTES * 8):
         with pytest.raises(Damaged):
             decode_chunk_header(flipped(made["chunk header"], bit)[:CHUNK_COPY_BYTES])
-        assert decode_chunk_header(flipped(made["chunk header"], bit)) == CHUNK, "the other copy is good"
+        assert decode_chunk_header(flipped(made["chunk header"], bit)) == CHUNK, (
+            "the other copy is good"
+        )
         assert decode_disk_header(flipped(made["block header on disk"], bit), SEED) is None
-        assert decode_footer(flipped(made["footer"], bit), SEED, CHUNK_HEADER_BYTES + BLOCK.length) is None
+        assert (
+            decode_footer(flipped(made["footer"], bit), SEED, CHUNK_HEADER_BYTES + BLOCK.length)
+            is None
+        )
     for bit in range(len(made["index"]) * 8):
         assert decode_index(flipped(made["index"], bit), SEED) is None
 
@@ -218,7 +259,14 @@ def test_chunk_names_are_parsed_and_other_names_are_not() -> None:
     assert chunk_name(1000) == "00000000000000001000.chunk"
     assert index_name(1000) == "00000000000000001000.index"
     assert parse_chunk_name(chunk_name(2**63 - 1)) == 2**63 - 1
-    for name in ("1000.chunk", "00000000000000001000.index", "00000000000000001000.chunk.bad", "topic", "٠" * 20 + ".chunk", ".chunk"):
+    for name in (
+        "1000.chunk",
+        "00000000000000001000.index",
+        "00000000000000001000.chunk.bad",
+        "topic",
+        "٠" * 20 + ".chunk",
+        ".chunk",
+    ):
         assert parse_chunk_name(name) is None
 
 

@@ -1,4 +1,6 @@
-"""Groups on a good day: offsets, times, what readers see of marks and adopted chunks, measures, and replay."""
+"""Groups on a good day: offsets, times, what readers see of marks and adopted chunks, measures, and
+replay.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,12 @@ if TYPE_CHECKING:
 
 def part(name: str, *sizes: int, blocks: int = 1) -> StagedPart:
     return StagedPart(
-        name.encode().ljust(16), "/s", tuple(StagedFile(i, 1, blocks, blocks, CHUNK_HEADER_BYTES + size) for i, size in enumerate(sizes))
+        name.encode().ljust(16),
+        "/s",
+        tuple(
+            StagedFile(i, 1, blocks, blocks, CHUNK_HEADER_BYTES + size)
+            for i, size in enumerate(sizes)
+        ),
     )
 
 
@@ -46,11 +53,22 @@ def named(parts: list[StagedPart]) -> str:
 
 
 def test_large_parts_become_chunks_and_small_parts_are_appended() -> None:
-    parts = [part("a", 10), part("b", 400), part("c", 30), part("d"), part("e", 20, 5), part("f", 100)]
+    parts = [
+        part("a", 10),
+        part("b", 400),
+        part("c", 30),
+        part("d"),
+        part("e", 20, 5),
+        part("f", 100),
+    ]
     plan = plan_group(parts, 400, 1000)
-    assert (named(plan.appended), named(plan.adopted)) == ("acf", "be"), "large ones, and those of several files; empty ones are nothing"
+    assert (named(plan.appended), named(plan.adopted)) == ("acf", "be"), (
+        "large ones, and those of several files; empty ones are nothing"
+    )
     plan = plan_group(parts, 400, 139)
-    assert (named(plan.appended), named(plan.adopted)) == ("ac", "bef"), "the largest of the others until the rest fits"
+    assert (named(plan.appended), named(plan.adopted)) == ("ac", "bef"), (
+        "the largest of the others until the rest fits"
+    )
     assert named(plan_group(parts, 400, 140).appended) == "acf"
     many = [part("a", 10, blocks=GROUP_APPEND_BLOCKS_MAX), part("b", 5)]
     assert named(plan_group(many, 400, 1000).appended) == "b", "each block costs its time"
@@ -58,7 +76,13 @@ def test_large_parts_become_chunks_and_small_parts_are_appended() -> None:
 
 def test_a_mark_comes_back_and_a_damaged_one_is_refused() -> None:
     mark = Mark(
-        Transaction("äpp", 2**62, "job"), 2**60, 10, 4, (b"a" * 16, b"b" * 16), (Adopted(b"b" * 16, 3, 9, 2**60 + 4, 6, 128),), (5, 6, 7)
+        Transaction("äpp", 2**62, "job"),
+        2**60,
+        10,
+        4,
+        (b"a" * 16, b"b" * 16),
+        (Adopted(b"b" * 16, 3, 9, 2**60 + 4, 6, 128),),
+        (5, 6, 7),
     )
     columns = encode_mark(mark)
     assert len(columns) % 8 == 0
@@ -74,7 +98,9 @@ def test_an_appended_group_takes_one_write_and_one_sync(group_case: StorageHarne
     group_case.seal(b, a)
     group_case.files.log.clear()
     assert group_case.commit(1, a, b) == (3, 6, group_case.now_ns)
-    assert group_case.files.log == ["writev", "sync", "remove", "remove"], "one write, one sync; the files go when the state is committed"
+    assert group_case.files.log == ["writev", "sync", "remove", "remove"], (
+        "one write, one sync; the files go when the state is committed"
+    )
     assert group_case.log.chunks == (0,)
     assert group_case.log.unsynced_bytes == 0
     assert group_case.log.end == group_case.log.synced_end == 9
@@ -90,9 +116,15 @@ def test_an_appended_group_takes_one_write_and_one_sync(group_case: StorageHarne
 
 
 def test_an_adopted_group_is_not_written_again(group_case: StorageHarness) -> None:
-    """Its bytes are not written again; blocks before it become durable with it; the next chunk begins at the next append."""
+    """Its bytes are not written again; blocks before it become durable with it; the next chunk
+    begins at the next append.
+    """
     group_case.publish()
-    a, b, c = group_case.stage("a", 1, blocks=9), group_case.stage("b", 1), group_case.stage("c", 1, blocks=4)
+    a, b, c = (
+        group_case.stage("a", 1, blocks=9),
+        group_case.stage("b", 1),
+        group_case.stage("c", 1, blocks=4),
+    )
     group_case.seal(a, b, c)
     written = sum(len(change.data) for change in group_case.files.pending)
     group_case.files.log.clear()
@@ -104,7 +136,9 @@ def test_an_adopted_group_is_not_written_again(group_case: StorageHarness) -> No
     assert group_case.files.log.count("sync_folder") == 2
     assert written < 2000
     for base in group_case.log.chunks[1:]:
-        header = decode_chunk_header(group_case.path(chunk_name(base)).read_bytes()[:CHUNK_HEADER_BYTES])
+        header = decode_chunk_header(
+            group_case.path(chunk_name(base)).read_bytes()[:CHUNK_HEADER_BYTES]
+        )
         assert (header.base_offset, header.base_time_ns, header.flags) == (base, group.time_ns, 1)
     group_case.acknowledged = 1
     group_case.crash(keep_none)
@@ -115,13 +149,19 @@ def test_an_adopted_group_is_not_written_again(group_case: StorageHarness) -> No
     assert group_case.check() == [0, 1]
 
 
-def test_consecutive_adopted_groups_leave_no_gap_and_lose_no_mark(group_case: StorageHarness) -> None:
-    """Nothing between them, no message before them: the empty chunk's name is taken over, and no mark is lost."""
+def test_consecutive_adopted_groups_leave_no_gap_and_lose_no_mark(
+    group_case: StorageHarness,
+) -> None:
+    """Nothing between them, no message before them: the empty chunk's name is taken over, and no
+    mark is lost.
+    """
     for version in range(1, 5):
         key = group_case.stage(f"s{version}", version, blocks=4)
         group_case.seal(key)
         group_case.commit(version, key, lag=True)
-        assert [block.first_offset for block in group_case.read_all()] == list(range(0, 8 * version, 2))
+        assert [block.first_offset for block in group_case.read_all()] == list(
+            range(0, 8 * version, 2)
+        )
         assert len(group_case.files._nodes) == version, "the empty chunk's file is closed"
     assert group_case.log.chunks == (0, 8, 16, 24)
     report = group_case.crash(keep_none).report
@@ -136,7 +176,11 @@ def test_an_empty_commit_writes_nothing(group_case: StorageHarness) -> None:
     group_case.seal(key)
     group_case.files.log.clear()
     transaction = Transaction("query", 1, "app")
-    assert group_case.log.append_group(transaction, [group_case.staging.part(key)], 5_000) == (0, 0, 5_000)
+    assert group_case.log.append_group(transaction, [group_case.staging.part(key)], 5_000) == (
+        0,
+        0,
+        5_000,
+    )
     assert group_case.log.append_group(transaction, [], 5_000) == (0, 0, 5_000)
     assert group_case.files.log == []
 
@@ -150,7 +194,9 @@ def test_time_never_goes_back_in_groups(group_case: StorageHarness) -> None:
     assert group_case.log.append([pack([b"y"])], 10)[1] == 9_000
 
 
-def test_a_group_committed_inside_an_outstanding_sync_completes_it(group_case: StorageHarness) -> None:
+def test_a_group_committed_inside_an_outstanding_sync_completes_it(
+    group_case: StorageHarness,
+) -> None:
     for version, blocks in ((1, 1), (2, 4)):
         key = group_case.stage(f"s{version}", version, blocks=blocks)
         group_case.seal(key)
@@ -200,8 +246,13 @@ def test_below_the_reserve_no_group_is_taken(group_case: StorageHarness) -> None
     assert group_case.check() == []
 
 
-def test_replay_knows_the_later_version_and_forgets_older_stages(group_case: StorageHarness) -> None:
-    keys = [group_case.stage(f"s{version}", version, blocks=1 + 3 * (version % 2)) for version in (1, 2, 3)]
+def test_replay_knows_the_later_version_and_forgets_older_stages(
+    group_case: StorageHarness,
+) -> None:
+    keys = [
+        group_case.stage(f"s{version}", version, blocks=1 + 3 * (version % 2))
+        for version in (1, 2, 3)
+    ]
     zombie, next_one = group_case.stage("zombie", 3), group_case.stage("next", 4)
     group_case.seal(*keys, zombie, next_one)
     for version in (1, 2, 3):
@@ -218,7 +269,9 @@ def test_replay_knows_the_later_version_and_forgets_older_stages(group_case: Sto
 
 
 def test_a_mark_at_the_checkpoint_is_seen(group_case: StorageHarness) -> None:
-    """The checkpoint came to the group's end without its transaction: whoever wrote it did not know the order."""
+    """The checkpoint came to the group's end without its transaction: whoever wrote it did not know
+    the order.
+    """
     for version, blocks in ((1, 1), (2, 4)):
         key = group_case.stage(f"s{version}", version, blocks=blocks)
         group_case.seal(key)
@@ -231,7 +284,9 @@ def test_a_mark_at_the_checkpoint_is_seen(group_case: StorageHarness) -> None:
 
 
 def test_a_part_that_is_not_what_was_sealed_is_refused(group_case: StorageHarness) -> None:
-    """Gone, short, or with a wrong byte: nothing happens, and what was there can be committed without it."""
+    """Gone, short, or with a wrong byte: nothing happens, and what was there can be committed
+    without it.
+    """
     good = [group_case.stage("a", 1), group_case.stage("b", 1, blocks=4)]
     bad = [group_case.stage("c", 1), group_case.stage("d", 1, blocks=4)]
     group_case.seal(*good, *bad)
@@ -239,7 +294,14 @@ def test_a_part_that_is_not_what_was_sealed_is_refused(group_case: StorageHarnes
     for key, path in zip(bad, paths, strict=True):
         whole = path.read_bytes()
         other = Path(group_case.staging._stages[good[1]].files[0].path).read_bytes()
-        for data in (None, other + bytes(500), whole[:100], whole[:200], whole[: len(whole) // 2], b"x" * len(whole)):
+        for data in (
+            None,
+            other + bytes(500),
+            whole[:100],
+            whole[:200],
+            whole[: len(whole) // 2],
+            b"x" * len(whole),
+        ):
             path.unlink(missing_ok=True)
             if data is not None:
                 path.write_bytes(data)
@@ -255,7 +317,9 @@ def test_a_part_that_is_not_what_was_sealed_is_refused(group_case: StorageHarnes
     assert group_case.check() == []
 
 
-def test_a_wrong_byte_in_an_appended_part_is_noticed_before_it_is_stored(group_case: StorageHarness) -> None:
+def test_a_wrong_byte_in_an_appended_part_is_noticed_before_it_is_stored(
+    group_case: StorageHarness,
+) -> None:
     key = group_case.stage("a", 1)
     group_case.seal(key)
     (file,) = group_case.staging._stages[key].files
@@ -289,11 +353,19 @@ def test_jobs_are_forgotten_after_a_week_or_when_there_is_no_room() -> None:
     assert forgettable(rows, now) == ["j5", "j4"]
     many = {f"q{i}": rows["q0"] for i in range(TRANSACTIONS_MAX - 5)} | rows
     assert forgettable(many, now) == ["j5", "j4"]
-    assert forgettable(many | {"q-1": rows["q0"], "q-2": rows["q0"], "q-3": rows["q0"]}, now) == ["j5", "j4", "j3", "j2", "j1"]
+    assert forgettable(many | {"q-1": rows["q0"], "q-2": rows["q0"], "q-3": rows["q0"]}, now) == [
+        "j5",
+        "j4",
+        "j3",
+        "j2",
+        "j1",
+    ]
 
 
 def test_a_failed_mark_leaves_nothing_behind_the_footer(group_case: StorageHarness) -> None:
-    """What the first try has left behind the footer is cut off: a footer is looked for at the end of the file."""
+    """What the first try has left behind the footer is cut off: a footer is looked for at the end
+    of the file.
+    """
     keys = [group_case.stage(name, 1, blocks=5) for name in "abcd"]
     group_case.seal(*keys)
     group_case.files.fail["rename"] = {group_case.files.log.count("rename") + 1: errno.ENOSPC}

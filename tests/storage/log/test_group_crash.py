@@ -1,4 +1,6 @@
-"""Power cuts at every change of the disk while blocks are staged, sealed, committed and purged; and failing calls at every n."""
+"""Power cuts at every change of the disk while blocks are staged, sealed, committed and purged; and
+failing calls at every n.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ LOSSES: dict[str, Callable[[], Choose]] = {
 
 
 def small(harness: StorageHarness) -> None:
-    """Two parts appended, the first sealed in between; other publishers before and behind; a second group whose state lags."""
+    """Two parts appended, the first sealed in between; other publishers before and behind; a second
+    group whose state lags.
+    """
     harness.publish()
     harness.sync()
     harness.publish()
@@ -72,9 +76,15 @@ def small(harness: StorageHarness) -> None:
 
 
 def mixed(harness: StorageHarness) -> None:
-    """A part of several files, a small one, a large one of one file: into a chunk with blocks that nobody synced."""
+    """A part of several files, a small one, a large one of one file: into a chunk with blocks that
+    nobody synced.
+    """
     harness.publish()
-    a, b, c = harness.stage("a", 1, blocks=10), harness.stage("b", 1), harness.stage("c", 1, blocks=4)
+    a, b, c = (
+        harness.stage("a", 1, blocks=10),
+        harness.stage("b", 1),
+        harness.stage("c", 1, blocks=4),
+    )
     harness.seal(a, b, c)
     harness.publish()
     harness.commit(1, a, b, c, lag=True)
@@ -83,7 +93,9 @@ def mixed(harness: StorageHarness) -> None:
 
 
 def adopted(harness: StorageHarness) -> None:
-    """Into the empty chunk of a new topic, then behind an adopted one, then behind a chunk with blocks; no part is appended."""
+    """Into the empty chunk of a new topic, then behind an adopted one, then behind a chunk with
+    blocks; no part is appended.
+    """
     a, b = harness.stage("a", 1, blocks=4), harness.stage("b", 1, blocks=9)
     harness.seal(a, b)
     harness.commit(1, a, b)
@@ -114,8 +126,12 @@ def leftovers(harness: StorageHarness) -> None:
 WORKS = {work.__name__: work for work in (small, mixed, adopted, leftovers)}
 
 
-def cut_at_each(harness: StorageHarness, root: Path, work: Callable[[StorageHarness], None]) -> Iterator[StorageHarness]:
-    """Yield a harness for each change of the disk that the work makes, with a power cut before that change."""
+def cut_at_each(
+    harness: StorageHarness, root: Path, work: Callable[[StorageHarness], None]
+) -> Iterator[StorageHarness]:
+    """Yield a harness for each change of the disk that the work makes, with a power cut before that
+    change.
+    """
     number = 0
     finished = False
     while not finished:
@@ -132,13 +148,16 @@ def cut_at_each(harness: StorageHarness, root: Path, work: Callable[[StorageHarn
     assert number > 20
 
 
-# The others take four minutes more: with ZSQ_TEST_WHOLE. `scripts/prove crash-states` tries them all on staged groups, and more.
+# The others take four minutes more: with ZSQ_TEST_WHOLE. `scripts/prove crash-states` tries them
+# all on staged groups, and more.
 QUICK = ("all kept", "none kept", "names only", "the oldest dropped", "torn at 300")
 
 
 @pytest.mark.parametrize("loss", LOSSES if "ZSQ_TEST_WHOLE" in os.environ else QUICK)
 @pytest.mark.parametrize("work", WORKS)
-def test_promises_hold_after_a_power_cut_before_any_change(tmp_path: Path, group_case: StorageHarness, work: str, loss: str) -> None:
+def test_promises_hold_after_a_power_cut_before_any_change(
+    tmp_path: Path, group_case: StorageHarness, work: str, loss: str
+) -> None:
     for other in cut_at_each(group_case, tmp_path, WORKS[work]):
         other.crash(LOSSES[loss]())
         other.check()
@@ -150,7 +169,9 @@ def test_promises_hold_after_a_power_cut_before_any_change(tmp_path: Path, group
 
 
 def test_power_cuts_alone_raise_no_alarm(tmp_path: Path, group_case: StorageHarness) -> None:
-    """The footer that recovery writes behind a commit which was not finished must be on disk before the log goes on in another chunk."""
+    """The footer that recovery writes behind a commit which was not finished must be on disk before
+    the log goes on in another chunk.
+    """
     for other in cut_at_each(group_case, tmp_path, mixed):
         for loss in (keep_all, keep_none):
             other.crash(loss)
@@ -161,7 +182,9 @@ def test_power_cuts_alone_raise_no_alarm(tmp_path: Path, group_case: StorageHarn
 
 
 def before_the_sync(harness: StorageHarness) -> int:
-    """A group of two blocks, appended and written, and the power gone before its sync; the size of what was written."""
+    """A group of two blocks, appended and written, and the power gone before its sync; the size of
+    what was written.
+    """
     harness.publish()
     harness.sync()
     key = harness.stage("a", 1, size=10)
@@ -186,7 +209,9 @@ def test_every_byte_of_a_groups_write(tmp_path: Path, group_case: StorageHarness
 
 
 def test_a_group_torn_in_the_middle_is_cut_whole(group_case: StorageHarness) -> None:
-    """Its mark is there, and a block before it is not: nothing vouches that any of it was acknowledged."""
+    """Its mark is there, and a block before it is not: nothing vouches that any of it was
+    acknowledged.
+    """
     size = before_the_sync(group_case)
     group_case.abandon()
     group_case.files.crash(keep_all)
@@ -204,10 +229,16 @@ def test_a_group_torn_in_the_middle_is_cut_whole(group_case: StorageHarness) -> 
     assert group_case.check() == [0]
 
 
-@pytest.mark.parametrize("loss", ["all kept", "torn at 100", pytest.param("names only", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "loss", ["all kept", "torn at 100", pytest.param("names only", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("work", ["mixed", "adopted"])
-def test_promises_hold_after_a_power_cut_inside_recovery(tmp_path: Path, group_case: StorageHarness, work: str, loss: str) -> None:
-    """At each change that recovery makes, after a cut in the second half of the work: the next recovery ends well all the same."""
+def test_promises_hold_after_a_power_cut_inside_recovery(
+    tmp_path: Path, group_case: StorageHarness, work: str, loss: str
+) -> None:
+    """At each change that recovery makes, after a cut in the second half of the work: the next
+    recovery ends well all the same.
+    """
     total = count_changes(group_case.fresh(tmp_path, 0), WORKS[work])
     number = points = 0
     for at in range(total // 2, total + 1):

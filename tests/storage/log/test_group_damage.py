@@ -1,4 +1,6 @@
-"""Flipped bits in groups, marks and adopted chunks: at most one block is lost, nothing stops, and nothing is shown that is not there."""
+"""Flipped bits in groups, marks and adopted chunks: at most one block is lost, nothing stops, and
+nothing is shown that is not there.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import pytest
 from support.faulty_files import keep_none
 
 from zsq.storage.errors import Damaged
-from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header, encode_chunk_header
+from zsq.storage.log.log_format import (
+    CHUNK_HEADER_BYTES,
+    chunk_name,
+    decode_chunk_header,
+    encode_chunk_header,
+)
 
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
@@ -18,13 +25,19 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def grouped(group_case: StorageHarness) -> StorageHarness:
-    """Blocks, an appended group, blocks; a mixed group behind them; blocks. Closed; the state knows all of it."""
+    """Blocks, an appended group, blocks; a mixed group behind them; blocks. Closed; the state knows
+    all of it.
+    """
     group_case.publish(count=3, size=1)
     a = group_case.stage("a", 1, blocks=1, size=1)
     group_case.seal(a)
     group_case.commit(1, a)
     group_case.publish(count=1, size=1)
-    b, c, d = group_case.stage("b", 2, blocks=1, count=1, size=1), group_case.stage("c", 2, blocks=4), group_case.stage("d", 2, blocks=4)
+    b, c, d = (
+        group_case.stage("b", 2, blocks=1, count=1, size=1),
+        group_case.stage("c", 2, blocks=4),
+        group_case.stage("d", 2, blocks=4),
+    )
     group_case.seal(b, c, d)
     group_case.commit(2, b, c, d)
     group_case.publish()
@@ -39,8 +52,12 @@ def everything(harness: StorageHarness) -> dict[int, tuple[bytes | None, ...]]:
 
 
 @pytest.mark.parametrize("base", [0, 7, 15, 23])
-def test_a_flipped_bit_in_any_byte_costs_at_most_one_block(grouped: StorageHarness, base: int) -> None:
-    """Also of the marks, one in the middle of a chunk and one at the end of an adopted one: there no message is lost."""
+def test_a_flipped_bit_in_any_byte_costs_at_most_one_block(
+    grouped: StorageHarness, base: int
+) -> None:
+    """Also of the marks, one in the middle of a chunk and one at the end of an adopted one: there
+    no message is lost.
+    """
     path = grouped.chunk_path(base)
     whole = path.read_bytes()
     grouped.open()
@@ -72,7 +89,9 @@ def test_a_flipped_bit_in_any_byte_costs_at_most_one_block(grouped: StorageHarne
 
 @pytest.mark.parametrize("base", [0, 15])
 def test_a_damaged_mark_that_the_state_does_not_know(group_case: StorageHarness, base: int) -> None:
-    """What was acknowledged behind it vouches for the group: its messages stay. Its transaction is lost, and a person is told."""
+    """What was acknowledged behind it vouches for the group: its messages stay. Its transaction is
+    lost, and a person is told.
+    """
     a = group_case.stage("a", 1, blocks=1 if base == 0 else 4)
     group_case.publish()
     group_case.seal(a)
@@ -96,7 +115,9 @@ def test_a_damaged_mark_that_the_state_does_not_know(group_case: StorageHarness,
     assert everything(group_case) == good
 
 
-def test_a_damaged_mark_at_the_end_that_the_state_knows(group_case: StorageHarness, tmp_path: Path) -> None:
+def test_a_damaged_mark_at_the_end_that_the_state_knows(
+    group_case: StorageHarness, tmp_path: Path
+) -> None:
     """Nothing behind it vouches for it, but the state does."""
     for number in range(200):
         (tmp_path / f"run{number}").mkdir()
@@ -143,8 +164,12 @@ def test_a_bad_footer_of_an_adopted_chunk_loses_nothing(grouped: StorageHarness)
 
 
 @pytest.mark.parametrize("whose", ["stage", "topic"])
-def test_a_sealed_file_that_was_exchanged_is_refused(group_case: StorageHarness, whose: str) -> None:
-    """By one of its size: readers would miss what was acknowledged, or be shown another topic's messages."""
+def test_a_sealed_file_that_was_exchanged_is_refused(
+    group_case: StorageHarness, whose: str
+) -> None:
+    """By one of its size: readers would miss what was acknowledged, or be shown another topic's
+    messages.
+    """
     c, d = group_case.stage("c", 1, blocks=4), group_case.stage("d", 1, blocks=4)
     group_case.seal(c, d)
     path, other = (Path(part.path(part.files[0])) for part in map(group_case.staging.part, (c, d)))
@@ -179,9 +204,13 @@ def test_the_file_of_an_unfinished_commit_is_gone(group_case: StorageHarness) ->
 
 
 @pytest.mark.parametrize("lag", [False, True])
-def test_nothing_is_appended_to_an_adopted_chunk_without_a_footer(group_case: StorageHarness, tmp_path: Path, lag: bool) -> None:
+def test_nothing_is_appended_to_an_adopted_chunk_without_a_footer(
+    group_case: StorageHarness, tmp_path: Path, lag: bool
+) -> None:
     """Replay would not see the producers of what follows the mark there."""
-    harness = type(group_case)(tmp_path, dataclasses.replace(group_case.options, chunk_bytes=1 << 20))
+    harness = type(group_case)(
+        tmp_path, dataclasses.replace(group_case.options, chunk_bytes=1 << 20)
+    )
     harness.open()
     c, d = harness.stage("c", 1, blocks=4), harness.stage("d", 1, blocks=4)
     harness.seal(c, d)

@@ -1,4 +1,6 @@
-"""Calls that fail while blocks are staged, sealed and committed, at the n-th for every n: nothing happened, or recovery finishes it."""
+"""Calls that fail while blocks are staged, sealed and committed, at the n-th for every n: nothing
+happened, or recovery finishes it.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def prepared(harness: StorageHarness, adopt: bool) -> list[bytes]:
 
 
 def nothing_happened(harness: StorageHarness, keys: list[bytes]) -> None:
-    """A refused commit leaves the topic and the stages as they were: publishers go on, and then the same commit succeeds."""
+    """A refused commit leaves the topic and the stages as they were: publishers go on, and then the
+    same commit succeeds.
+    """
     harness.check()
     harness.publish()
     harness.sync()
@@ -41,7 +45,11 @@ def nothing_happened(harness: StorageHarness, keys: list[bytes]) -> None:
 
 def finished_or_not_at_all(harness: StorageHarness, keys: list[bytes], loss: Choose) -> None:
     """The log takes nothing more; recovery makes the group whole or finds nothing of it."""
-    for call in (lambda: harness.log.append([], 0), harness.log.begin_sync, lambda: harness.commit(1, *keys)):
+    for call in (
+        lambda: harness.log.append([], 0),
+        harness.log.begin_sync,
+        lambda: harness.commit(1, *keys),
+    ):
         with pytest.raises(StoreFailed):
             call()
     harness.crash(loss)
@@ -50,9 +58,24 @@ def finished_or_not_at_all(harness: StorageHarness, keys: list[bytes], loss: Cho
 
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("call", ["writev", "sync", "rename", "sync_folder", "open_append", "open_read", "pread", "open_new", "truncate"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "writev",
+        "sync",
+        "rename",
+        "sync_folder",
+        "open_append",
+        "open_read",
+        "pread",
+        "open_new",
+        "truncate",
+    ],
+)
 @pytest.mark.parametrize("adopt", [False, True])
-def test_each_failing_call_of_a_commit(tmp_path: Path, group_case: StorageHarness, adopt: bool, call: str, code: int) -> None:
+def test_each_failing_call_of_a_commit(
+    tmp_path: Path, group_case: StorageHarness, adopt: bool, call: str, code: int
+) -> None:
     refused = failed = 0
     for number in range(1, 60):
         for loss in (keep_all, keep_none):
@@ -84,17 +107,25 @@ def test_each_failing_call_of_a_commit(tmp_path: Path, group_case: StorageHarnes
             break
     else:
         raise AssertionError("the commit has more calls than this test looks at")
-    if call in {"writev", "sync", "open_read"} or (adopt and call in {"rename", "sync_folder", "open_append"}):
+    if call in {"writev", "sync", "open_read"} or (
+        adopt and call in {"rename", "sync_folder", "open_append"}
+    ):
         assert refused + failed > 0
     if call == "writev" and code == errno.ENOSPC:
         assert refused >= 2
-    if call in {"sync", "sync_folder"}:  # what a failed sync has lost is not known; but for the header of a chunk that is removed again
+    if (
+        call in {"sync", "sync_folder"}
+        # What a failed sync has lost is not known; but for the header of a chunk that is removed
+        # again.
+    ):
         assert refused <= (2 if call == "sync" and code == errno.ENOSPC else 0)
 
 
 @pytest.mark.parametrize("taken", [0, 1, 64, 70, 128, 200])
 @pytest.mark.parametrize("adopt", [False, True])
-def test_each_short_write_of_a_commit(tmp_path: Path, group_case: StorageHarness, adopt: bool, taken: int) -> None:
+def test_each_short_write_of_a_commit(
+    tmp_path: Path, group_case: StorageHarness, adopt: bool, taken: int
+) -> None:
     refused = 0
     for number in range(1, 30):
         other = group_case.fresh(tmp_path, number)
@@ -114,7 +145,9 @@ def test_each_short_write_of_a_commit(tmp_path: Path, group_case: StorageHarness
 
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
 @pytest.mark.parametrize("call", ["writev", "sync", "sync_folder", "open_new", "make_folder"])
-def test_a_failing_call_of_staging_breaks_no_promise(tmp_path: Path, group_case: StorageHarness, call: str, code: int) -> None:
+def test_a_failing_call_of_staging_breaks_no_promise(
+    tmp_path: Path, group_case: StorageHarness, call: str, code: int
+) -> None:
     refused = failed = 0
     for number in range(1, 40):
         other = group_case.fresh(tmp_path, number)
@@ -158,8 +191,12 @@ def test_a_failing_call_of_staging_breaks_no_promise(tmp_path: Path, group_case:
     assert (refused > 0) == (code == errno.ENOSPC and call not in {"sync"})
 
 
-def test_a_footer_whose_sync_failed_is_written_again(tmp_path: Path, group_case: StorageHarness) -> None:
-    """Of the chunk before adopted ones: else it is gone with the power, and each later start speaks of damage."""
+def test_a_footer_whose_sync_failed_is_written_again(
+    tmp_path: Path, group_case: StorageHarness
+) -> None:
+    """Of the chunk before adopted ones: else it is gone with the power, and each later start speaks
+    of damage.
+    """
     number = 0
     while number := number + 1:
         other = group_case.fresh(tmp_path, number)
@@ -181,8 +218,12 @@ def test_a_footer_whose_sync_failed_is_written_again(tmp_path: Path, group_case:
 
 
 @pytest.mark.parametrize("loss", [keep_all, keep_none])
-def test_the_longer_end_of_a_commit_that_was_refused_is_cut_off(group_case: StorageHarness, loss: Choose) -> None:
-    """The next one may be of fewer stages: its mark is shorter, and nothing may follow the footer behind it."""
+def test_the_longer_end_of_a_commit_that_was_refused_is_cut_off(
+    group_case: StorageHarness, loss: Choose
+) -> None:
+    """The next one may be of fewer stages: its mark is shorter, and nothing may follow the footer
+    behind it.
+    """
     keys = prepared(group_case, adopt=True)
     group_case.files.fail["rename"] = {group_case.files._calls.get("rename", 0) + 1: errno.ENOSPC}
     with pytest.raises(DiskFull):

@@ -1,4 +1,6 @@
-"""Reading where there are groups: by offset, by time, by bytes; marks and adopted chunks are not to be noticed."""
+"""Reading where there are groups: by offset, by time, by bytes; marks and adopted chunks are not to
+be noticed.
+"""
 
 from __future__ import annotations
 
@@ -63,8 +65,12 @@ def test_time_to_offset_steps_over_a_lost_chunk(group_case: StorageHarness) -> N
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
-def test_a_measure_agrees_with_the_sum_over_all_blocks(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
-    """Against a naive sum over all blocks. Marks count as bytes, so there is some play, and it is known."""
+def test_a_measure_agrees_with_the_sum_over_all_blocks(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """Against a naive sum over all blocks. Marks count as bytes, so there is some play, and it is
+    known.
+    """
     harness = grouped_harness(tmp_path_factory, data)
     blocks = harness.read_all()
     end = harness.log.end
@@ -74,16 +80,22 @@ def test_a_measure_agrees_with_the_sum_over_all_blocks(tmp_path_factory: pytest.
         stop = data.draw(st.integers(start + 1, end))
         limit = data.draw(st.sampled_from([0, 1, 100, 500, 1500, 10**6]))
         size, offset = harness.log.measure(start, stop, limit)
-        mine = [block for block in blocks if block.next_offset > start and block.first_offset < stop]
+        mine = [
+            block for block in blocks if block.next_offset > start and block.first_offset < stop
+        ]
         exact = sum(block.length for block in mine)
         assert exact <= size <= exact + marks
         assert start < offset <= stop
-        assert offset == stop or any(block.next_offset == offset for block in mine), "a border of blocks"
+        assert offset == stop or any(block.next_offset == offset for block in mine), (
+            "a border of blocks"
+        )
         taken = [block for block in mine if block.first_offset < offset]
         assert len(taken) == 1 or sum(block.length for block in taken) <= limit
         if offset < stop:
             following = next(block for block in mine if block.first_offset == offset)
-            assert sum(block.length for block in taken) + following.length + marks > limit, "there was room for more"
+            assert sum(block.length for block in taken) + following.length + marks > limit, (
+                "there was room for more"
+            )
     assert harness.log.measure(end, end, 5) == (0, end)
     assert harness.log.measure(0, end + 5, 10**9)[1] == end
     harness.abandon()
@@ -91,7 +103,9 @@ def test_a_measure_agrees_with_the_sum_over_all_blocks(tmp_path_factory: pytest.
 
 @settings(max_examples=25, deadline=None)
 @given(data=st.data())
-def test_a_read_begins_with_the_block_of_its_offset(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_a_read_begins_with_the_block_of_its_offset(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     harness = grouped_harness(tmp_path_factory, data)
     end = harness.log.end
     first = [block.first_offset for block in harness.read_all() for _ in range(block.count)]
@@ -109,17 +123,22 @@ def test_a_read_begins_with_the_block_of_its_offset(tmp_path_factory: pytest.Tem
     harness.abandon()
 
 
-def grouped_harness(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> StorageHarness:
+def grouped_harness(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> StorageHarness:
     """A few publishes and groups of any size; maybe opened anew."""
     conftest = sys.modules["tests.storage.conftest"]
-    harness: StorageHarness = conftest.StorageHarness(tmp_path_factory.mktemp("files"), conftest.GROUPS)
+    harness: StorageHarness = conftest.StorageHarness(
+        tmp_path_factory.mktemp("files"), conftest.GROUPS
+    )
     harness.open()
     harness.publish()
     for version in range(1, data.draw(st.integers(2, 5))):
         for count in data.draw(st.lists(st.integers(1, 20), max_size=4)):
             harness.publish(count=count)
         keys = [
-            harness.stage(f"{version}.{i}", version, blocks=n) for i, n in enumerate(data.draw(st.lists(st.integers(0, 9), max_size=3)))
+            harness.stage(f"{version}.{i}", version, blocks=n)
+            for i, n in enumerate(data.draw(st.lists(st.integers(0, 9), max_size=3)))
         ]
         harness.seal(*keys)
         harness.commit(version, *keys)
@@ -133,8 +152,16 @@ def grouped_harness(tmp_path_factory: pytest.TempPathFactory, data: st.DataObjec
 
 def test_blocks_of_a_staged_file_keep_their_columns(group_case: StorageHarness) -> None:
     """Keys, tags, headers, times: what was pushed is what is read, appended or adopted."""
-    sent = pack([b"body" * 200, b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8])
-    small = pack([b"body", b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8])
+    sent = pack(
+        [b"body" * 200, b""],
+        keys=[b"k", None],
+        tags=[None, b"t"],
+        headers=[b"\x80", None],
+        times=[7, 8],
+    )
+    small = pack(
+        [b"body", b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8]
+    )
     for version, block in ((1, small), (2, sent)):
         key = bytes([version]) * 16
         group_case.staging.open(key, Transaction("q", version, "app"), 0, 5)
@@ -142,16 +169,22 @@ def test_blocks_of_a_staged_file_keep_their_columns(group_case: StorageHarness) 
         ticket = group_case.staging.begin_seal(key, final=True, now_ns=5)
         ticket.run()
         group_case.staging.finish_seal(ticket)
-        group_case.log.append_group(Transaction("q", version, "app"), [group_case.staging.part(key)], 9)
+        group_case.log.append_group(
+            Transaction("q", version, "app"), [group_case.staging.part(key)], 9
+        )
         (found,) = group_case.log.read(group_case.log.end - 1, 1, group_case.log.end)
         assert bytes(found.columns) == block.payload
         assert found.header == block.header._replace(first_offset=2 * version - 2, time_ns=9)
 
 
 def test_marks_are_not_indexed(tmp_path: Path, group_case: StorageHarness) -> None:
-    """The index is the same whoever makes it: the log as it writes, recovery, or a reader who lost it."""
+    """The index is the same whoever makes it: the log as it writes, recovery, or a reader who lost
+    it.
+    """
     (tmp_path / "each").mkdir()
-    harness = type(group_case)(tmp_path / "each", replace(group_case.options, index_every_bytes=1, chunk_bytes=4096))
+    harness = type(group_case)(
+        tmp_path / "each", replace(group_case.options, index_every_bytes=1, chunk_bytes=4096)
+    )
     harness.open()
     for version in (1, 2):
         harness.publish()
@@ -163,9 +196,15 @@ def test_marks_are_not_indexed(tmp_path: Path, group_case: StorageHarness) -> No
     assert chunk.index is not None
     assert len(chunk.index) == 5
     assert len(harness.log.read(0, 1 << 20, harness.log.end)) == 5, "a mark ends no read"
-    places = [(found.position, found.header.count) for found in chunk.walk(CHUNK_HEADER_BYTES, columns=True) if found.header is not None]
+    places = [
+        (found.position, found.header.count)
+        for found in chunk.walk(CHUNK_HEADER_BYTES, columns=True)
+        if found.header is not None
+    ]
     assert [count for _, count in places] == [3, 2, 0, 3, 2, 0, 3]
-    assert chunk.next_good(places[2][0])[:2] == (places[3][0], 5), "a mark is no block to go on with"
+    assert chunk.next_good(places[2][0])[:2] == (places[3][0], 5), (
+        "a mark is no block to go on with"
+    )
     written = chunk.index.encode(1)
     assert chunk.load_index(rebuild=True).encode(1) == written
     harness.abandon()

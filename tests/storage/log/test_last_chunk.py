@@ -1,4 +1,6 @@
-"""The last chunk at a start: what is written back, what is cut, what is set aside; and a walk over a file that ends too soon."""
+"""The last chunk at a start: what is written back, what is cut, what is set aside; and a walk over
+a file that ends too soon.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,19 @@ from zsq.storage.files import Files
 from zsq.storage.log import recovery
 from zsq.storage.log.chunk import PAGE_BYTES, ChunkFile
 from zsq.storage.log.damage import bad_heads
-from zsq.storage.log.log_format import BAD_SUFFIX, CHUNK_HEADER_BYTES, chunk_name, decode_chunk_header
+from zsq.storage.log.log_format import (
+    BAD_SUFFIX,
+    CHUNK_HEADER_BYTES,
+    chunk_name,
+    decode_chunk_header,
+)
 
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
-TINY = StoreOptions(chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+TINY = StoreOptions(
+    chunk_bytes=460, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0
+)
 
 
 @pytest.fixture
@@ -34,7 +43,9 @@ def rewrites(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> list[t
 
     def writev(fd: int, buffers: Sequence[Any], position: int) -> None:
         if harness.files._tree_name(fd) == chunk_name(0):
-            found.append((position, position + sum(len(memoryview(one).cast("B")) for one in buffers)))
+            found.append(
+                (position, position + sum(len(memoryview(one).cast("B")) for one in buffers))
+            )
         real(fd, buffers, position)
 
     monkeypatch.setattr(harness.files, "writev", writev)
@@ -42,7 +53,9 @@ def rewrites(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> list[t
 
 
 def test_bytes_after_the_checkpoint_are_written_back(harness: StorageHarness) -> None:
-    """A sync failed: the page cache shows what the disk never got, and recovery must not count it as it is."""
+    """A sync failed: the page cache shows what the disk never got, and recovery must not count it
+    as it is.
+    """
     harness.publish()
     harness.sync()
     harness.checkpoint()
@@ -54,13 +67,17 @@ def test_bytes_after_the_checkpoint_are_written_back(harness: StorageHarness) ->
         ticket.run()
     size = harness.chunk_path().stat().st_size
     harness.abandon()
-    assert harness.open().report.rewritten_bytes == size - synced, "what a commit vouches for is on disk"
+    assert harness.open().report.rewritten_bytes == size - synced, (
+        "what a commit vouches for is on disk"
+    )
     assert harness.check() == [0, 1]
     harness.crash(keep_none)
     assert harness.check() == [0, 1]
 
 
-def test_each_byte_is_written_back_once(harness: StorageHarness, rewrites: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_byte_is_written_back_once(
+    harness: StorageHarness, rewrites: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(recovery, "COPY_BYTES", 64)
     harness.publish(blocks=3)
     size = harness.chunk_path().stat().st_size
@@ -72,7 +89,9 @@ def test_each_byte_is_written_back_once(harness: StorageHarness, rewrites: list[
     assert rewrites[-1][1] == size
 
 
-def test_only_the_page_that_the_disk_cannot_read_is_not_written_back(harness: StorageHarness, rewrites: list[tuple[int, int]]) -> None:
+def test_only_the_page_that_the_disk_cannot_read_is_not_written_back(
+    harness: StorageHarness, rewrites: list[tuple[int, int]]
+) -> None:
     harness.abandon_cleanly()
     harness.options = replace(harness.options, chunk_bytes=1 << 20)
     harness.open()
@@ -85,7 +104,11 @@ def test_only_the_page_that_the_disk_cannot_read_is_not_written_back(harness: St
     del rewrites[:]
     harness.files.unreadable = (path.name, PAGE_BYTES + 10)
     assert harness.open().report.holes == ((0, 1),)
-    written = {page for begin, end in rewrites for page in range(begin // PAGE_BYTES, (end + PAGE_BYTES - 1) // PAGE_BYTES)}
+    written = {
+        page
+        for begin, end in rewrites
+        for page in range(begin // PAGE_BYTES, (end + PAGE_BYTES - 1) // PAGE_BYTES)
+    }
     assert written == {page for page in range((size + PAGE_BYTES - 1) // PAGE_BYTES) if page != 1}
 
 
@@ -121,8 +144,12 @@ def test_a_hole_is_known_also_where_there_is_no_space_for_its_file(
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_torn_writes_with_complete_blocks_are_always_kept(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, whole: bool) -> None:
-    """A machine that loses its power each hour leaves a torn end each time; what was whole behind one is worth more."""
+def test_torn_writes_with_complete_blocks_are_always_kept(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """A machine that loses its power each hour leaves a torn end each time; what was whole behind
+    one is worth more.
+    """
     monkeypatch.setattr(recovery, "BAD_FILES_MAX", 0)
     harness.publish()
     harness.sync()
@@ -137,7 +164,9 @@ def test_torn_writes_with_complete_blocks_are_always_kept(harness: StorageHarnes
     assert any("with intact blocks behind it" in note for note in report.notes) == whole
 
 
-def test_a_last_chunk_without_a_header_is_set_aside_for_good(tmp_path: Path, harness: StorageHarness) -> None:
+def test_a_last_chunk_without_a_header_is_set_aside_for_good(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
     folder = tmp_path / "two"
     folder.mkdir()
     topic = type(harness)(folder, TINY)
@@ -153,7 +182,9 @@ def test_a_last_chunk_without_a_header_is_set_aside_for_good(tmp_path: Path, har
     assert any("set aside" in alarm for alarm in report.alarms)
     assert not path.exists()
     topic.crash(keep_none)
-    assert not path.exists(), "a name that comes back would be read again behind what was written since"
+    assert not path.exists(), (
+        "a name that comes back would be read again behind what was written since"
+    )
     assert path.with_name(path.name + BAD_SUFFIX).read_bytes() == content
     topic.publish(count=1, size=1)
     topic.sync()
@@ -163,7 +194,9 @@ def test_a_last_chunk_without_a_header_is_set_aside_for_good(tmp_path: Path, har
 
 @pytest.mark.parametrize("left", range(1, 40, 3))
 def test_a_walk_ends_where_the_file_ends_too_soon(harness: StorageHarness, left: int) -> None:
-    """Somebody cut it while it was open: the search for the next header goes forwards all the same."""
+    """Somebody cut it while it was open: the search for the next header goes forwards all the
+    same.
+    """
     for _ in range(3):
         harness.publish()
     harness.sync()
@@ -174,7 +207,9 @@ def test_a_walk_ends_where_the_file_ends_too_soon(harness: StorageHarness, left:
     files = Files()
     fd = files.open_read(str(path))
     try:
-        chunk = ChunkFile(files, harness.directory, fd, decode_chunk_header(data[:CHUNK_HEADER_BYTES]))
+        chunk = ChunkFile(
+            files, harness.directory, fd, decode_chunk_header(data[:CHUNK_HEADER_BYTES])
+        )
         chunk.end_position = len(data) + 100_000
         stretches = list(islice(chunk.walk(CHUNK_HEADER_BYTES, columns=True), 10))
     finally:

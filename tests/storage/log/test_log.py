@@ -39,12 +39,20 @@ def test_offsets_are_dense_and_times_never_go_back(harness: StorageHarness) -> N
         (3, 1, 500),
         (4, 1, 501),
     ]
-    assert [block.header.reserved_1 for block in blocks] == [0, 0, 0, 0], "the disk form's spare field stays on disk"
+    assert [block.header.reserved_1 for block in blocks] == [0, 0, 0, 0], (
+        "the disk form's spare field stays on disk"
+    )
 
 
 def test_a_block_is_read_as_it_was_appended(harness: StorageHarness) -> None:
     sent = pack(
-        [b"body", b""], keys=[b"k", None], tags=[None, b"t"], headers=[b"\x80", None], times=[7, 8], producer_id=2**63 + 5, sequence=2**40
+        [b"body", b""],
+        keys=[b"k", None],
+        tags=[None, b"t"],
+        headers=[b"\x80", None],
+        times=[7, 8],
+        producer_id=2**63 + 5,
+        sequence=2**40,
     )
     harness.log.append([sent], 5)
     harness.sync()
@@ -68,7 +76,12 @@ def test_more_pieces_than_one_call_takes(tmp_path: Path, harness: StorageHarness
     number = IOV_MAX + 10
     big.publish(blocks=number, count=1, size=1)
     big.sync()
-    assert big.files.log[-3:] == ["writev", "writev", "writev"] or big.files.log[-4:] == ["writev", "writev", "writev", "sync"]
+    assert big.files.log[-3:] == ["writev", "writev", "writev"] or big.files.log[-4:] == [
+        "writev",
+        "writev",
+        "writev",
+        "sync",
+    ]
     assert big.check() == list(range(number))
     big.files.short = {big.files._calls["writev"] + 2: 100}
     with pytest.raises(Exception, match="no space"):
@@ -85,11 +98,22 @@ def test_a_roll_syncs_before_it_appends(harness: StorageHarness) -> None:
     harness.publish(count=20)
     index = ["open_new", "writev"]
     create = ["open_new", "writev", "sync", "sync_folder"]
-    assert harness.files.log == ["sync", "writev", "sync", "remove", *index, *create, "writev", *index]
+    assert harness.files.log == [
+        "sync",
+        "writev",
+        "sync",
+        "remove",
+        *index,
+        *create,
+        "writev",
+        *index,
+    ]
     assert harness.log.chunks == (0, 20)
     assert harness.log.synced_end == 20
     assert harness.log.unsynced_bytes > 0
-    assert sorted(filter(None, map(parse_chunk_name, harness.files.list(harness.directory)))) == [20]
+    assert sorted(filter(None, map(parse_chunk_name, harness.files.list(harness.directory)))) == [
+        20
+    ]
 
 
 def test_an_append_never_spans_two_chunks(harness: StorageHarness) -> None:
@@ -249,10 +273,14 @@ def test_after_restart_time_goes_on_from_the_last_block(harness: StorageHarness)
     assert harness.log.append([pack([b"b"])], 10) == (1, 9_000)
 
 
-def test_work_per_append_does_not_depend_on_messages(tmp_path: Path, harness: StorageHarness) -> None:
+def test_work_per_append_does_not_depend_on_messages(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
     folder = tmp_path / "calls"
     folder.mkdir()
-    big = type(harness)(folder, StoreOptions(reserve_bytes=0, map_bytes=1 << 20, index_every_bytes=1))
+    big = type(harness)(
+        folder, StoreOptions(reserve_bytes=0, map_bytes=1 << 20, index_every_bytes=1)
+    )
     big.open()
     big.log._files = Files()
     calls = []

@@ -1,4 +1,6 @@
-"""Pages are given back behind a reader that is far behind, and only there; and the newest messages found by walking back."""
+"""Pages are given back behind a reader that is far behind, and only there; and the newest messages
+found by walking back.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsq.storage.log.log_format import CHUNK_HEADER_BYTES
-from zsq.storage.log.log_reader import CHUNKS_COUNTED_MAX, FAR_BYTES, KEPT_BYTES, PAGE_BYTES, STEP_BYTES, GiveBack
+from zsq.storage.log.log_reader import (
+    CHUNKS_COUNTED_MAX,
+    FAR_BYTES,
+    KEPT_BYTES,
+    PAGE_BYTES,
+    STEP_BYTES,
+    GiveBack,
+)
 
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
@@ -25,7 +34,9 @@ class Backlog:
 
     def __init__(self, folder: Path, harness: StorageHarness, chunk_bytes: int) -> None:
         folder.mkdir()
-        self.harness = type(harness)(folder, replace(harness.options, chunk_bytes=chunk_bytes, reserve_bytes=0))
+        self.harness = type(harness)(
+            folder, replace(harness.options, chunk_bytes=chunk_bytes, reserve_bytes=0)
+        )
         self.harness.open()
         self.advice: list[tuple[int, int, int]] = []
         """(chunk, position, end) of each call."""
@@ -73,9 +84,13 @@ def test_one_large_chunk_up_to_the_hot_end(tmp_path: Path, harness: StorageHarne
     (size,) = made.sizes()
     assert made.advice
     assert made.advice[0][1] == CHUNK_HEADER_BYTES
-    assert all(before[2] == after[1] for before, after in pairwise(made.advice)), "without gaps, and nothing twice"
+    assert all(before[2] == after[1] for before, after in pairwise(made.advice)), (
+        "without gaps, and nothing twice"
+    )
     assert all(end - start >= PAGES / 2 for _, start, end in made.advice), "in large steps"
-    assert size - PAGES - 3 * PAGES < made.advice[-1][2] <= size - PAGES, "up to the hot end, and not beyond"
+    assert size - PAGES - 3 * PAGES < made.advice[-1][2] <= size - PAGES, (
+        "up to the hot end, and not beyond"
+    )
     assert not made.sequential, "the chunk that is written has its own ways"
 
 
@@ -91,9 +106,13 @@ def test_small_chunks_are_given_back_whole(tmp_path: Path, harness: StorageHarne
             far.append(base)
         behind += size
     assert sorted({base for base, _, _ in made.advice}) == sorted(far)
-    assert {(base, start) for base, start, _ in made.advice} == {(base, CHUNK_HEADER_BYTES) for base in far}
+    assert {(base, start) for base, start, _ in made.advice} == {
+        (base, CHUNK_HEADER_BYTES) for base in far
+    }
     assert set(far) <= set(made.sequential)
-    assert len(set(made.sequential) - set(far)) <= 1, "no hint near the hot end, but where a chunk begins far from it"
+    assert len(set(made.sequential) - set(far)) <= 1, (
+        "no hint near the hot end, but where a chunk begins far from it"
+    )
     assert len(made.sequential) == len(set(made.sequential))
 
 
@@ -113,7 +132,9 @@ def test_a_lone_read_gives_nothing_back(tmp_path: Path, harness: StorageHarness)
     assert (made.advice, made.sequential) == ([], [])
 
 
-def test_reads_go_on_when_the_system_refuses_the_advice(tmp_path: Path, harness: StorageHarness) -> None:
+def test_reads_go_on_when_the_system_refuses_the_advice(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
     made = backlog(tmp_path, harness, PAGE_BYTES * 2)
     made.fill(PAGES * 6)
 
@@ -168,7 +189,9 @@ def test_a_mark_is_walked_over(group_case: StorageHarness) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_damage_costs_its_block_and_no_more(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_damage_costs_its_block_and_no_more(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
     """Flip any bit of a chunk: what is found are the newest that can be read (or a few more)."""
     from tests.storage.conftest import StorageHarness
 
@@ -182,11 +205,17 @@ def test_damage_costs_its_block_and_no_more(tmp_path_factory: pytest.TempPathFac
     made.abandon_cleanly()
     made.flip(path, data.draw(st.integers(CHUNK_HEADER_BYTES * 8, path.stat().st_size * 8 - 1)))
     made.open()
-    there = [offset for block in made.read_all() for offset in range(block.first_offset, block.next_offset)]
+    there = [
+        offset
+        for block in made.read_all()
+        for offset in range(block.first_offset, block.next_offset)
+    ]
     for count in (1, 3, 7, 15):
         offset = made.log.reader.newest(count, made.log.end)
         found = [one for one in there if one >= offset]
-        assert min(count, len(there)) - 3 <= len(found) <= count + 3, "a damaged block may still count, or its neighbour not"
+        assert min(count, len(there)) - 3 <= len(found) <= count + 3, (
+            "a damaged block may still count, or its neighbour not"
+        )
     made.abandon()
 
 
@@ -197,7 +226,9 @@ def test_a_small_far_distance_also_bounds_the_pages_kept_for_others() -> None:
 
 
 def test_many_chunks_before_the_end_are_far_whatever_their_sizes(harness: StorageHarness) -> None:
-    """Of which nothing may be known yet; and a log of a hundred thousand chunks is not counted through at each step."""
+    """Of which nothing may be known yet; and a log of a hundred thousand chunks is not counted
+    through at each step.
+    """
     harness.publish()
     harness.sync()
     chunk = harness.log.reader.open(0)

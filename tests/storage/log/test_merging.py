@@ -1,4 +1,6 @@
-"""Small parts that are merged before their commit: which, in what order, and that no crash or full disk leaves half of it."""
+"""Small parts that are merged before their commit: which, in what order, and that no crash or full
+disk leaves half of it.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
 
 
 def part(name: str, *sizes: int, blocks: int = 1) -> StagedPart:
-    files = tuple(StagedFile(i, 1, blocks, blocks, CHUNK_HEADER_BYTES + size) for i, size in enumerate(sizes))
+    files = tuple(
+        StagedFile(i, 1, blocks, blocks, CHUNK_HEADER_BYTES + size) for i, size in enumerate(sizes)
+    )
     return StagedPart(name.encode().ljust(16), "/s", files)
 
 
@@ -29,18 +33,31 @@ def named(parts: list[StagedPart]) -> str:
     return "".join(one.stage.decode().strip() for one in parts)
 
 
-def test_small_parts_are_merged_only_when_a_limit_is_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_parts_are_merged_only_when_a_limit_is_passed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(group, "GROUP_APPEND_FILES_MAX", 4)
     monkeypatch.setattr(group, "GROUP_APPEND_BLOCKS_MAX", 6)
     monkeypatch.setattr(group, "ADOPTED_FILES_FEW", 3)
     monkeypatch.setattr(group, "MERGE_BELOW_BYTES", 1_000)
-    few = [part("a", 10), part("b", 400), part("c", 30), part("d"), part("e", 20, 5), part("f", 100)]
+    few = [
+        part("a", 10),
+        part("b", 400),
+        part("c", 30),
+        part("d"),
+        part("e", 20, 5),
+        part("f", 100),
+    ]
     assert plan_merge(few, 400, 140) == []
     assert named(plan_merge(few, 400, 139)) == "acf", "too many bytes: all the small ones"
-    assert named(plan_merge([*few, part("g", 1), part("h", 1)], 400, 1000)) == "acfgh", "too many files"
+    assert named(plan_merge([*few, part("g", 1), part("h", 1)], 400, 1000)) == "acfgh", (
+        "too many files"
+    )
     assert named(plan_merge([*few, part("g", 1, blocks=4)], 400, 1000)) == "acfg", "too many blocks"
     many = [*few, part("g", 999), part("h", 1000)]
-    assert named(plan_merge(many, 400, 1000)) == "bg", "too many chunks, those of two files among them: but the really large ones"
+    assert named(plan_merge(many, 400, 1000)) == "bg", (
+        "too many chunks, those of two files among them: but the really large ones"
+    )
     assert named(plan_merge(many, 400, 100)) == "abcfg"
 
 
@@ -59,7 +76,9 @@ def small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(harness: StorageHarness, parts: int = 12) -> list[bytes]:
-    """Publishers' blocks, some synced; and parts too many to be appended, a large one and one of several files among them."""
+    """Publishers' blocks, some synced; and parts too many to be appended, a large one and one of
+    several files among them.
+    """
     harness.publish()
     harness.sync()
     harness.publish()
@@ -97,7 +116,9 @@ def test_a_merged_commit_has_all_in_order_in_few_chunks(group_case: StorageHarne
     harness.check()
 
 
-def test_a_merge_of_what_is_small_all_the_same_is_appended(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_merge_of_what_is_small_all_the_same_is_appended(
+    group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(group, "GROUP_APPEND_FILES_MAX", 1)
     harness = group_case
     keys = [harness.stage(name, 1, blocks=1) for name in "ab"]
@@ -120,7 +141,12 @@ def drop_one(number: int) -> Choose:
     return lambda i, change: 0 if i == number else len(change.data) or 1
 
 
-LOSSES = {"all": keep_all, "none": keep_none, "the oldest dropped": drop_one(0), "the third dropped": drop_one(2)}
+LOSSES = {
+    "all": keep_all,
+    "none": keep_none,
+    "the oldest dropped": drop_one(0),
+    "the third dropped": drop_one(2),
+}
 
 
 def fresh(harness: StorageHarness, root: Path, number: int) -> StorageHarness:
@@ -133,8 +159,12 @@ def fresh(harness: StorageHarness, root: Path, number: int) -> StorageHarness:
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_power_cut_before_any_change_leaves_parts_or_the_group(tmp_path: Path, group_case: StorageHarness, loss: str) -> None:
-    """The sealed parts are there, or the whole group is; the merge leaves nothing, and can be done again."""
+def test_a_power_cut_before_any_change_leaves_parts_or_the_group(
+    tmp_path: Path, group_case: StorageHarness, loss: str
+) -> None:
+    """The sealed parts are there, or the whole group is; the merge leaves nothing, and can be done
+    again.
+    """
     number, finished = 0, False
     before = _changes_before_the_commit(fresh(group_case, tmp_path, 0))
     while not finished:
@@ -167,8 +197,12 @@ def _changes_before_the_commit(harness: StorageHarness) -> int:
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("code", [errno.EIO, errno.ENOSPC])
-@pytest.mark.parametrize("call", ["open_new", "writev", "sync", "sync_folder", "open_read", "pread"])
-def test_each_failing_call_of_a_merge(tmp_path: Path, group_case: StorageHarness, call: str, code: int) -> None:
+@pytest.mark.parametrize(
+    "call", ["open_new", "writev", "sync", "sync_folder", "open_read", "pread"]
+)
+def test_each_failing_call_of_a_merge(
+    tmp_path: Path, group_case: StorageHarness, call: str, code: int
+) -> None:
     refused = failed = 0
     for number in range(1, 80):
         other = fresh(group_case, tmp_path, number)
@@ -205,7 +239,10 @@ def test_each_failing_call_of_a_merge(tmp_path: Path, group_case: StorageHarness
     else:
         raise AssertionError("the merge has more calls than this test looks at")
     assert refused + failed > 0
-    expected = call != "sync" and ((code == errno.ENOSPC and call not in {"open_read", "pread"}) or call in {"open_read", "pread"})
+    expected = call != "sync" and (
+        (code == errno.ENOSPC and call not in {"open_read", "pread"})
+        or call in {"open_read", "pread"}
+    )
     if code == errno.EIO:
         assert (refused > 0) == (call in {"open_read", "pread"})
     elif call in {"open_new", "writev"}:
@@ -214,7 +251,9 @@ def test_each_failing_call_of_a_merge(tmp_path: Path, group_case: StorageHarness
 
 @pytest.mark.usefixtures("small_steps")
 def test_a_merged_part_is_on_disk(group_case: StorageHarness) -> None:
-    """So the commit, which syncs each of these files once more, finds only its own few bytes to write."""
+    """So the commit, which syncs each of these files once more, finds only its own few bytes to
+    write.
+    """
     harness = group_case
     merge = harness.log.begin_merge([harness.staging.part(key) for key in prepared(harness)])
     assert merge is not None
@@ -244,7 +283,9 @@ def test_a_damaged_part_is_named_and_nothing_is_left(group_case: StorageHarness)
     assert harness.log.synced_end == 9
 
 
-def test_a_merge_that_is_given_up_leaves_nothing(group_case: StorageHarness, small_steps: None) -> None:
+def test_a_merge_that_is_given_up_leaves_nothing(
+    group_case: StorageHarness, small_steps: None
+) -> None:
     harness = group_case
     keys = prepared(harness)
     names = staged_names(harness)
@@ -260,8 +301,12 @@ def test_a_merge_that_is_given_up_leaves_nothing(group_case: StorageHarness, sma
 
 @pytest.mark.usefixtures("small_steps")
 @pytest.mark.parametrize("buffers_max", [4, 1024])
-def test_each_step_of_a_merge_is_bounded_and_synced(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch, buffers_max: int) -> None:
-    """A seal that waits for the same thread has its turn in between, and its sync does not wait for what a merge has left behind."""
+def test_each_step_of_a_merge_is_bounded_and_synced(
+    group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch, buffers_max: int
+) -> None:
+    """A seal that waits for the same thread has its turn in between, and its sync does not wait for
+    what a merge has left behind.
+    """
     harness = group_case
     keys = prepared(harness)
     harness.sync()
@@ -283,11 +328,21 @@ def test_each_step_of_a_merge_is_bounded_and_synced(group_case: StorageHarness, 
         writes.clear()
         merge.step()
         steps += 1
-        assert sum(size for _, size in writes) < merging.STEP_BYTES + merging.PIECE_BYTES + block + 400
+        assert (
+            sum(size for _, size in writes) < merging.STEP_BYTES + merging.PIECE_BYTES + block + 400
+        )
         assert max(size for _, size in writes) < merging.PIECE_BYTES + block
         assert max(count for count, _ in writes) <= buffers_max
-        assert not [change for change in harness.files.pending if change.kind == "write" and len(change.data) > 128], "blocks not synced"
+        assert not [
+            change
+            for change in harness.files.pending
+            if change.kind == "write" and len(change.data) > 128
+        ], "blocks not synced"
     assert steps > 3
-    assert not [change for change in harness.files.pending if change.kind == "create"], "their names too"
-    assert all(file.data_end <= 1024 for file in merge.merged.part.files), "no file larger than a chunk"
+    assert not [change for change in harness.files.pending if change.kind == "create"], (
+        "their names too"
+    )
+    assert all(file.data_end <= 1024 for file in merge.merged.part.files), (
+        "no file larger than a chunk"
+    )
     merge.discard()

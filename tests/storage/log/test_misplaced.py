@@ -1,4 +1,6 @@
-"""A whole, good block in the wrong place (a write that went astray, an old page that came back) is damage, and costs what it lies on."""
+"""A whole, good block in the wrong place (a write that went astray, an old page that came back) is
+damage, and costs what it lies on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ from zsq.transport.block.block import HEADER_BYTES
 if TYPE_CHECKING:
     from tests.storage.conftest import StorageHarness
 
-SMALL = StoreOptions(chunk_bytes=640, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0)
+SMALL = StoreOptions(
+    chunk_bytes=640, index_every_bytes=1, map_bytes=1 << 20, reserve_bytes=0, ring_bytes=0
+)
 
 
 @pytest.fixture
@@ -45,10 +49,14 @@ def place(harness: StorageHarness, base: int, source: int, target: int) -> None:
 
 @pytest.mark.parametrize("source", range(5))
 @pytest.mark.parametrize("target", range(5))
-def test_a_block_written_over_another_one_costs_only_that_one(topic: StorageHarness, source: int, target: int) -> None:
+def test_a_block_written_over_another_one_costs_only_that_one(
+    topic: StorageHarness, source: int, target: int
+) -> None:
     place(topic, 0, source, target)
     topic.open()
-    assert topic.check(lost_max=1) == [sequence for sequence in range(7) if source == target or sequence != target]
+    assert topic.check(lost_max=1) == [
+        sequence for sequence in range(7) if source == target or sequence != target
+    ]
     assert topic.damage == ([] if source == target else [(target, 1)])
     for offset in range(5):
         if offset != target:
@@ -57,7 +65,9 @@ def test_a_block_written_over_another_one_costs_only_that_one(topic: StorageHarn
 
 
 @pytest.mark.parametrize("source", [0, 1])
-def test_a_copy_of_an_old_block_after_the_last_one_is_ignored(topic: StorageHarness, source: int) -> None:
+def test_a_copy_of_an_old_block_after_the_last_one_is_ignored(
+    topic: StorageHarness, source: int
+) -> None:
     """As an append that went astray leaves it; it used to set the log's end back to its own."""
     place(topic, 5, source, 2)
     report = topic.open().report
@@ -78,7 +88,9 @@ def test_a_staged_block_in_the_wrong_place_is_not_committed(topic: StorageHarnes
     (path,) = (topic.path("staging")).iterdir()
     data = bytearray(path.read_bytes())
     size = int.from_bytes(data[CHUNK_HEADER_BYTES + 8 : CHUNK_HEADER_BYTES + 12], "little")
-    first, second = (slice(CHUNK_HEADER_BYTES + size * n, CHUNK_HEADER_BYTES + size * (n + 1)) for n in (0, 1))
+    first, second = (
+        slice(CHUNK_HEADER_BYTES + size * n, CHUNK_HEADER_BYTES + size * (n + 1)) for n in (0, 1)
+    )
     data[first], data[second] = data[second], data[first]
     path.write_bytes(data)
     with pytest.raises(Damaged):
@@ -131,7 +143,9 @@ def test_old_blocks_without_their_position_are_read(topic: StorageHarness) -> No
 
 
 def test_offsets_in_a_stray_file_are_read_from_the_chunk_before_it(topic: StorageHarness) -> None:
-    """A file whose name says that it begins in the middle of another chunk: nobody looks for offsets in it."""
+    """A file whose name says that it begins in the middle of another chunk: nobody looks for
+    offsets in it.
+    """
     topic.open()
     headers = [header.first_offset for header, _ in topic.log.headers(3)]
     measured = topic.log.measure(3, 7, 1 << 20)
@@ -140,7 +154,9 @@ def test_offsets_in_a_stray_file_are_read_from_the_chunk_before_it(topic: Storag
     topic.open()
     for _ in range(2):
         topic.log.reader.bases[:] = [0, 2, 5]
-        assert [header.first_offset for header, _ in topic.log.headers(3)] == headers == [3, 4, 5, 6]
+        assert (
+            [header.first_offset for header, _ in topic.log.headers(3)] == headers == [3, 4, 5, 6]
+        )
         topic.log.reader.bases[:] = [0, 2, 5]
         assert topic.log.measure(3, 7, 1 << 20) == measured
         assert topic.log.reader.bases == [0, 5]

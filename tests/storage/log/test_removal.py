@@ -1,4 +1,6 @@
-"""How chunks go: behind the committed start, all of them, whatever happens on the way, and never the last."""
+"""How chunks go: behind the committed start, all of them, whatever happens on the way, and never
+the last.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ if TYPE_CHECKING:
 
 
 def fill(harness: StorageHarness) -> int:
-    """Some chunks, all of it synced and behind the checkpoint, one with a file set aside; the base of the fourth."""
+    """Some chunks, all of it synced and behind the checkpoint, one with a file set aside; the base
+    of the fourth.
+    """
     while len(harness.log.chunks) < 6:
         harness.publish(blocks=2)
     harness.sync()
@@ -76,7 +80,9 @@ def test_chunks_are_removed_with_all_their_other_files(harness: StorageHarness) 
     check(harness, start)
 
 
-def test_the_oldest_chunk_is_removed_first_and_after_its_other_files(harness: StorageHarness) -> None:
+def test_the_oldest_chunk_is_removed_first_and_after_its_other_files(
+    harness: StorageHarness,
+) -> None:
     """So whatever is left is a log without a gap, and no file without its chunk."""
     start = fill(harness)
     bases = harness.log.chunks[:3]
@@ -96,7 +102,9 @@ def test_the_oldest_chunk_is_removed_first_and_after_its_other_files(harness: St
 
 
 @pytest.mark.parametrize("loss", [keep_all, keep_none])
-def test_a_power_cut_during_a_removal_leaves_a_whole_log(tmp_path: Path, harness: StorageHarness, loss: Choose) -> None:
+def test_a_power_cut_during_a_removal_leaves_a_whole_log(
+    tmp_path: Path, harness: StorageHarness, loss: Choose
+) -> None:
     finished = False
     for at in range(1, 20):
         (tmp_path / f"run{at}").mkdir()
@@ -118,7 +126,9 @@ def test_a_power_cut_during_a_removal_leaves_a_whole_log(tmp_path: Path, harness
 
 
 def test_removed_chunks_do_not_come_back_after_a_power_cut(harness: StorageHarness) -> None:
-    """Else a power cut gives the space back to nobody until the next start, and a backup has chunks that the state says are gone."""
+    """Else a power cut gives the space back to nobody until the next start, and a backup has chunks
+    that the state says are gone.
+    """
     start = fill(harness)
     remove(harness, start)
     harness.abandon()
@@ -129,7 +139,9 @@ def test_removed_chunks_do_not_come_back_after_a_power_cut(harness: StorageHarne
 
 
 def test_names_that_come_back_alone_are_removed_too(harness: StorageHarness) -> None:
-    """Removals that were not synced may be undone in any choice: the chunk stays gone, what belonged to it is back."""
+    """Removals that were not synced may be undone in any choice: the chunk stays gone, what
+    belonged to it is back.
+    """
     start = fill(harness)
     bases = harness.log.chunks
     remove(harness, start)
@@ -146,7 +158,9 @@ def test_no_chunk_is_removed_before_the_commit(harness: StorageHarness) -> None:
     before = log_names(harness)
     harness.crash(keep_all)
     assert harness.log.start == 0
-    assert [name for name in log_names(harness) if name.endswith(".chunk")] == [name for name in before if name.endswith(".chunk")]
+    assert [name for name in log_names(harness) if name.endswith(".chunk")] == [
+        name for name in before if name.endswith(".chunk")
+    ]
 
 
 def test_a_start_beyond_the_log_takes_all_but_the_last_chunk(harness: StorageHarness) -> None:
@@ -160,7 +174,9 @@ def test_a_start_beyond_the_log_takes_all_but_the_last_chunk(harness: StorageHar
 
 
 @pytest.mark.parametrize("start", [0, 1])
-def test_nothing_is_removed_when_no_chunk_lies_below_the_start(harness: StorageHarness, start: int) -> None:
+def test_nothing_is_removed_when_no_chunk_lies_below_the_start(
+    harness: StorageHarness, start: int
+) -> None:
     fill(harness)
     before = log_names(harness)
     harness.log.forget(start)
@@ -171,14 +187,25 @@ def test_nothing_is_removed_when_no_chunk_lies_below_the_start(harness: StorageH
 
 def test_other_names_are_left_alone(harness: StorageHarness) -> None:
     start = fill(harness)
-    others = ["topic", "lock", "state", "notes.txt", "1.chunk", "0" * 20, "0" * 20 + ".txt", "x" * 20 + ".chunk"]
+    others = [
+        "topic",
+        "lock",
+        "state",
+        "notes.txt",
+        "1.chunk",
+        "0" * 20,
+        "0" * 20 + ".txt",
+        "x" * 20 + ".chunk",
+    ]
     for name in others[3:]:
         harness.files.write_file(f"{harness.directory}/{name}", b"")
     remove(harness, start)
     assert set(others) <= set(harness.files.list(harness.directory))
 
 
-def test_chunks_that_could_not_be_removed_are_removed_the_next_time(harness: StorageHarness) -> None:
+def test_chunks_that_could_not_be_removed_are_removed_the_next_time(
+    harness: StorageHarness,
+) -> None:
     start = fill(harness)
     harness.files.fail["remove"] = {harness.files._calls.get("remove", 0) + 3: errno.EIO}
     with pytest.raises(OSError, match="EIO"):
@@ -191,7 +218,9 @@ def test_chunks_that_could_not_be_removed_are_removed_the_next_time(harness: Sto
 
 
 def test_a_read_at_a_removed_offset_begins_with_what_follows(harness: StorageHarness) -> None:
-    """One that stands at a removed chunk's end, one inside, one before: none sees damage, or a file that is gone."""
+    """One that stands at a removed chunk's end, one inside, one before: none sees damage, or a file
+    that is gone.
+    """
     start = fill(harness)
     harness.restart()  # so that reads come from files
     log = harness.log
@@ -211,7 +240,9 @@ def test_the_sizes_of_the_log_agree_with_its_files(harness: StorageHarness) -> N
     start = fill(harness)
     log = harness.log
     keeper = LogKeeper(harness.files, harness.directory, b"\0" * 16, log)
-    shown = keeper.view(Retention(keep_s=1), floor=log.chunks[2] + 1, applied=log.end, now_ns=harness.now_ns)
+    shown = keeper.view(
+        Retention(keep_s=1), floor=log.chunks[2] + 1, applied=log.end, now_ns=harness.now_ns
+    )
     files = [Path(f"{harness.directory}/{chunk_name(base)}").stat().st_size for base in log.chunks]
     assert list(shown.sizes) == files
     assert finished_bytes(shown) == files[0] + files[1]
@@ -237,8 +268,14 @@ def test_the_time_of_a_chunks_last_message_is_known(harness: StorageHarness) -> 
         last[chunk] = block.header.time_ns
     assert [keeper.last_time_ns(chunk) for chunk in range(6)] == [last[chunk] for chunk in range(6)]
     by_age = keeper.view(Retention(keep_s=1), 0, 0, harness.now_ns)
-    assert by_age.first_time_ns == next(b for b in harness.read_all() if b.first_offset == harness.log.chunks[5]).header.time_ns
-    # One whose footer cannot be read: what the next one says. Later, so it is kept longer and not shorter.
+    assert (
+        by_age.first_time_ns
+        == next(
+            b for b in harness.read_all() if b.first_offset == harness.log.chunks[5]
+        ).header.time_ns
+    )
+    # One whose footer cannot be read: what the next one says. Later, so it is kept longer and not
+    # shorter.
     path = harness.chunk_path(harness.log.chunks[2])
     path.write_bytes(path.read_bytes()[:-1])
     keeper = LogKeeper(harness.files, harness.directory, identity, harness.log)
@@ -265,14 +302,21 @@ def test_a_roll_seals_only_a_chunk_that_holds_messages(harness: StorageHarness) 
     check(harness, end)
 
 
-holes = st.dictionaries(st.integers(0, 40), st.tuples(st.integers(1, 9), st.sampled_from([0, 99])), max_size=8)
+holes = st.dictionaries(
+    st.integers(0, 40), st.tuples(st.integers(1, 9), st.sampled_from([0, 99])), max_size=8
+)
 
 
 @given(holes, st.integers(0, 60), st.integers(0, 60))
 def test_the_floor_is_the_first_unfinished_that_is_still_there(
-    tmp_path_factory: pytest.TempPathFactory, given_holes: dict[int, tuple[int, int]], following: int, start: int
+    tmp_path_factory: pytest.TempPathFactory,
+    given_holes: dict[int, tuple[int, int]],
+    following: int,
+    start: int,
 ) -> None:
-    """A deferred one below the start may lie there for an hour: it holds nothing back, the part of it above does."""
+    """A deferred one below the start may lie there for an hour: it holds nothing back, the part of
+    it above does.
+    """
     rows = []
     end = 0
     for first, (count, due_ns) in sorted(given_holes.items()):
@@ -286,14 +330,20 @@ def test_the_floor_is_the_first_unfinished_that_is_still_there(
         batch = StateBatch(hole_puts=rows + others, start=start)
         batch.channel_puts = {name: ChannelRow(following) for name in "bcd"}
         state.commit(batch)
-        unfinished = {offset for _, first, count, _, _ in rows for offset in range(first, first + count)}
-        assert state.first_unfinished("c") == min([offset for offset in unfinished if offset >= start] + [max(start, following)])
+        unfinished = {
+            offset for _, first, count, _, _ in rows for offset in range(first, first + count)
+        }
+        assert state.first_unfinished("c") == min(
+            [offset for offset in unfinished if offset >= start] + [max(start, following)]
+        )
     finally:
         state.close()
 
 
 def test_a_group_whose_first_chunks_are_gone_is_no_alarm(group_case: StorageHarness) -> None:
-    """The mark of the last chunk names all that was adopted with it, and the chunk before: those are looked for at each start."""
+    """The mark of the last chunk names all that was adopted with it, and the chunk before: those
+    are looked for at each start.
+    """
     harness = group_case
     harness.publish()
     keys = [harness.stage(name, 1, blocks=8, size=60) for name in "abc"]

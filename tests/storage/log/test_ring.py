@@ -43,7 +43,10 @@ def test_reads_from_the_ring_are_those_from_the_file(ringed: StorageHarness) -> 
         ringed.publish(blocks=1 + number % 3, count=1 + number % 4)
     ring = ringed.log.reader.ring
     assert 0 < ring.start < ring.end == ringed.log.end
-    found = {offset: ringed.log.read(offset, 600, ringed.log.end) for offset in range(ring.start, ringed.log.end)}
+    found = {
+        offset: ringed.log.read(offset, 600, ringed.log.end)
+        for offset in range(ring.start, ringed.log.end)
+    }
     preads = ringed.files._calls["pread"]
     assert all(ringed.log.read(offset, 600, ringed.log.end) for offset in found)
     assert ringed.files._calls["pread"] == preads, "nothing is read that is still there"
@@ -101,7 +104,9 @@ def test_the_ring_starts_again_after_a_group(tmp_path: Path, harness: StorageHar
     made.commit(1, key)
     end = made.log.end
     made.publish()
-    assert kept(made.log.reader.ring) == (end, end + 3), "without a gap up to its end, or not at all"
+    assert kept(made.log.reader.ring) == (end, end + 3), (
+        "without a gap up to its end, or not at all"
+    )
     assert len([one for found in (made.log.read(0, 1 << 20, end + 3),) for one in found]) > 0
 
 
@@ -129,7 +134,9 @@ def test_bytes_are_bounded_and_freed_at_once() -> None:
     held: list[Any] = [append.blocks for append in ring._appends]
     assert blocks[0] not in held
     ring.push(5, 6, [block(1)], 7, 251, 0)
-    assert (ring.bytes, ring.read(4, 1, 6)) == (0, None), "what is larger than the ring is not kept, and makes a gap"
+    assert (ring.bytes, ring.read(4, 1, 6)) == (0, None), (
+        "what is larger than the ring is not kept, and makes a gap"
+    )
 
 
 def test_removed_blocks_leave_no_memory_in_use() -> None:
@@ -169,14 +176,18 @@ def test_a_ring_of_zero_bytes_keeps_nothing() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 3), st.booleans()),
+        st.tuples(
+            st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(0, 3), st.booleans()
+        ),
         max_size=40,
     ),
     st.integers(0, 150),
     st.integers(1, 600),
     st.integers(0, 150),
 )
-def test_reads_agree_with_a_model_of_the_ring(pushes: list[tuple[list[int], int, bool]], offset: int, bytes_max: int, end: int) -> None:
+def test_reads_agree_with_a_model_of_the_ring(
+    pushes: list[tuple[list[int], int, bool]], offset: int, bytes_max: int, end: int
+) -> None:
     """A list of blocks, cut at the front; time-outs and gaps in between."""
     ring = Ring(700, 5)
     model: list[list[tuple[int, Block, int]]] = []
@@ -223,10 +234,14 @@ def test_reads_agree_with_a_model_of_the_ring(pushes: list[tuple[list[int], int,
     assert all(one.next_offset <= end for one in found)
 
 
-def test_the_overhead_of_small_blocks_counts_toward_the_bound(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_overhead_of_small_blocks_counts_toward_the_bound(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
-    made = type(harness)(folder, replace(harness.options, chunk_bytes=1 << 20, ring_bytes=20 * BLOCK_COST))
+    made = type(harness)(
+        folder, replace(harness.options, chunk_bytes=1 << 20, ring_bytes=20 * BLOCK_COST)
+    )
     made.open()
     made.publish(blocks=10, count=1, size=1)
     assert made.log.reader.ring.bytes > 10 * BLOCK_COST

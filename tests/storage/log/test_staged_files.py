@@ -1,4 +1,6 @@
-"""A staged file is the one its row names: whose it is, which one, and that its blocks are in their order."""
+"""A staged file is the one its row names: whose it is, which one, and that its blocks are in their
+order.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,12 @@ import pytest
 from zsq.storage.errors import Damaged
 from zsq.storage.files import Files
 from zsq.storage.log.group import walk_staged
-from zsq.storage.log.log_format import CHUNK_HEADER_BYTES, decode_chunk_header, encode_chunk_header, encode_disk_header
+from zsq.storage.log.log_format import (
+    CHUNK_HEADER_BYTES,
+    decode_chunk_header,
+    encode_chunk_header,
+    encode_disk_header,
+)
 from zsq.transport.block.block import pack
 
 if TYPE_CHECKING:
@@ -25,7 +32,9 @@ def staged(harness: StorageHarness) -> tuple[bytes, Path]:
 
 
 @pytest.mark.parametrize("changes", [{"uuid": bytes(16)}, {"seed": 5}])
-def test_a_staged_file_of_another_topic_or_another_life_is_not_taken(harness: StorageHarness, changes: dict[str, object]) -> None:
+def test_a_staged_file_of_another_topic_or_another_life_is_not_taken(
+    harness: StorageHarness, changes: dict[str, object]
+) -> None:
     key, path = staged(harness)
     harness.abandon_cleanly()
     data = path.read_bytes()
@@ -38,7 +47,9 @@ def test_a_staged_file_of_another_topic_or_another_life_is_not_taken(harness: St
 
 
 def test_blocks_of_a_staged_file_are_in_their_order(harness: StorageHarness) -> None:
-    """Their checksums and places are right, and their numbers are not: a commit would give offsets to the wrong ones."""
+    """Their checksums and places are right, and their numbers are not: a commit would give offsets
+    to the wrong ones.
+    """
     key, path = staged(harness)
     part = harness.staging.part(key)
     blocks = [pack([b"%d" % number] * 2) for number in range(2)]
@@ -47,7 +58,9 @@ def test_blocks_of_a_staged_file_are_in_their_order(harness: StorageHarness) -> 
     for offsets, good in (((0, 2), True), ((0, 3), False), ((1, 2), False)):
         data = path.read_bytes()[:CHUNK_HEADER_BYTES]
         for number, (block, offset) in enumerate(zip(blocks, offsets, strict=True)):
-            data += encode_disk_header(block.header, offset, 0, 0, file.seed, CHUNK_HEADER_BYTES + number * length) + bytes(block.payload)
+            data += encode_disk_header(
+                block.header, offset, 0, 0, file.seed, CHUNK_HEADER_BYTES + number * length
+            ) + bytes(block.payload)
         path.write_bytes(data)
         wanted = part._replace(files=(file._replace(blocks=2, messages=4, data_end=len(data)),))
         if good:

@@ -191,7 +191,11 @@ def test_with_sync_every_a_commit_comes_by_count_and_by_time(tmp_path: Path) -> 
 
 
 def test_a_queue_is_opened_once(tmp_path: Path) -> None:
-    with DiskQueue(tmp_path, NAME), DiskQueue(tmp_path, "clicks"), pytest.raises(Locked, match="already open in this process"):
+    with (
+        DiskQueue(tmp_path, NAME),
+        DiskQueue(tmp_path, "clicks"),
+        pytest.raises(Locked, match="already open in this process"),
+    ):
         DiskQueue(tmp_path / ".", NAME)
     DiskQueue(tmp_path, NAME).close()
 
@@ -248,7 +252,13 @@ print("well")
 
 
 def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_path: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path)], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
     assert (ended.returncode, ended.stdout) == (0, "well\n"), ended.stderr
 
 
@@ -258,20 +268,49 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
 @pytest.mark.parametrize(
     ("meta", "contents", "expected", "write_file"),
     [
-        (None, (RECORDS, RECORDS[:20]), [*BODIES[:6], *BODIES[:2]], 2),  # NSQ would begin anew over it
+        (
+            None,
+            (RECORDS, RECORDS[:20]),
+            [*BODIES[:6], *BODIES[:2]],
+            2,
+        ),  # NSQ would begin anew over it
         (Meta(2, 0, 0, 0, 20), (RECORDS,), BODIES[:6], 1),  # older than the data
-        (Meta(2, 0, 0, 0, 20), (RECORDS, RECORDS[:10]), [*BODIES[:6], BODIES[0]], 2),  # a roll that it does not know of
+        (
+            Meta(2, 0, 0, 0, 20),
+            (RECORDS, RECORDS[:10]),
+            [*BODIES[:6], BODIES[0]],
+            2,
+        ),  # a roll that it does not know of
         (Meta(9, 0, 10, 0, 60), (RECORDS[:40],), BODIES[1:4], 1),  # data is lost
-        (Meta(6, 0, 0, 0, 60), (RECORDS + b"\0\0\0\x06bo",), BODIES[:6], 1),  # a write that never finished
+        (
+            Meta(6, 0, 0, 0, 60),
+            (RECORDS + b"\0\0\0\x06bo",),
+            BODIES[:6],
+            1,
+        ),  # a write that never finished
         (Meta(6, 0, 0, 0, 60), (RECORDS + b"\0\0",), BODIES[:6], 1),
-        (Meta(6, 0, 0, 0, 60), (RECORDS + bytes(50),), BODIES[:6], 1),  # a write of which only the size reached the disk
+        (
+            Meta(6, 0, 0, 0, 60),
+            (RECORDS + bytes(50),),
+            BODIES[:6],
+            1,
+        ),  # a write of which only the size reached the disk
         (Meta(-3, 0, 10, 0, 60), (RECORDS,), BODIES[1:6], 0),  # a count that drifted
-        (Meta(5, 0, 60, 0, 60), (RECORDS,), BODIES[:6], 0),  # the read position, or the depth: some may come twice, none is lost
+        (
+            Meta(5, 0, 60, 0, 60),
+            (RECORDS,),
+            BODIES[:6],
+            0,
+        ),  # the read position, or the depth: some may come twice, none is lost
         (Meta(6, 3, 70, 3, 60), (), [], 3),  # reading beyond writing, and no file at all
     ],
 )
 def test_data_counts_and_not_the_metadata(
-    tmp_path: Path, meta: Meta | None, contents: tuple[bytes, ...], expected: list[bytes], write_file: int
+    tmp_path: Path,
+    meta: Meta | None,
+    contents: tuple[bytes, ...],
+    expected: list[bytes],
+    write_file: int,
 ) -> None:
     left(tmp_path, meta, *contents)
     with DiskQueue(tmp_path, NAME) as queue:
@@ -329,13 +368,30 @@ def test_file_names_of_nsqd_are_made_and_parsed() -> None:
     assert data_name("t:c", 7) == "t:c.diskqueue.000007.dat"
     for name, number in (("t", 0), ("t:c", 1_000_000), ("x.diskqueue.000001.dat", 3)):
         assert parse_data_name(data_name(name, number)) == (name, number)
-    for other in ("t.diskqueue.meta.dat", "t.diskqueue.07.dat", "t.diskqueue.000007.dat.bad", "nsqd.dat", ".diskqueue.000001.dat"):
+    for other in (
+        "t.diskqueue.meta.dat",
+        "t.diskqueue.07.dat",
+        "t.diskqueue.000007.dat.bad",
+        "nsqd.dat",
+        ".diskqueue.000001.dat",
+    ):
         assert parse_data_name(other) is None
     assert parse_meta_name(meta_name("t:c")) == "t:c"
     assert parse_meta_name("t.diskqueue.000001.dat") is None
 
 
-@pytest.mark.parametrize("text", [b"", b"1\n2,3\n", b"a\n0,0\n0,0\n", b"1\n0,0\n0,0\nmore", b"1\n-1,0\n0,0\n", b"1\n0\n0,0\n", b"\xff"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"1\n2,3\n",
+        b"a\n0,0\n0,0\n",
+        b"1\n0,0\n0,0\nmore",
+        b"1\n-1,0\n0,0\n",
+        b"1\n0\n0,0\n",
+        b"\xff",
+    ],
+)
 def test_each_damaged_metadata_file_is_refused(text: bytes) -> None:
     with pytest.raises(Damaged):
         decode_meta(text)
@@ -361,7 +417,9 @@ def test_messages_and_topic_lists_come_back_as_they_were_written() -> None:
 
 @pytest.mark.parametrize("far", [10**9, 10**18])
 def test_a_file_number_that_is_far_off_is_not_counted_up_to(tmp_path: Path, far: int) -> None:
-    """Metadata has no checksum. One file after the other up to there, each noted on disk, would take for ever."""
+    """Metadata has no checksum. One file after the other up to there, each noted on disk, would
+    take for ever.
+    """
     left(tmp_path, Meta(6, far, 0, far, 0), RECORDS)
     with DiskQueue(tmp_path, NAME) as queue:
         assert list(queue) == BODIES[:6]

@@ -1,4 +1,6 @@
-"""The disk queue loses power at every change of the disk, and on a disk that is full or fails; what it promised holds."""
+"""The disk queue loses power at every change of the disk, and on a disk that is full or fails; what
+it promised holds.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def some(seed: int) -> Choose:
 
 
 class Life:
-    """A queue's life and what was promised meanwhile. Messages are numbered from 0 as they are put."""
+    """A queue's life and what was promised meanwhile. Messages are numbered from 0 as they are
+    put.
+    """
 
     def __init__(self, root: Path, sync_every: int) -> None:
         self.files = FaultyFiles(str(root))
@@ -44,7 +48,14 @@ class Life:
         self.got_begun = self.got_done = self.got_safe = 0
 
     def open(self) -> DiskQueue:
-        return DiskQueue(self.root, NAME, max_bytes_per_file=40, sync_every=self.sync_every, sync_timeout=3600.0, files=self.files)
+        return DiskQueue(
+            self.root,
+            NAME,
+            max_bytes_per_file=40,
+            sync_every=self.sync_every,
+            sync_timeout=3600.0,
+            files=self.files,
+        )
 
     def live(self, queue: DiskQueue) -> None:
         for verb, count in STEPS:
@@ -81,21 +92,39 @@ class Life:
         depth = queue.depth()
         messages = list(queue)
         assert depth == len(messages) or queue.report.notes
-        found = [int(message.split()[1]) for message in messages if re.fullmatch(rb"message \d+", message)]
-        # There is no checksum: what was not synced may come back with zeros in it, and hides what lies behind it.
-        torn = next((number for number, one in enumerate(messages) if not re.fullmatch(rb"message \d+", one)), len(messages))
+        found = [
+            int(message.split()[1])
+            for message in messages
+            if re.fullmatch(rb"message \d+", message)
+        ]
+        # There is no checksum: what was not synced may come back with zeros in it, and hides what
+        # lies behind it.
+        torn = next(
+            (
+                number
+                for number, one in enumerate(messages)
+                if not re.fullmatch(rb"message \d+", one)
+            ),
+            len(messages),
+        )
         assert torn == len(messages) or not found or found[0] + torn >= self.put_safe
         found = found[:torn]
         assert queue.depth() == 0
         assert found == list(range(found[0], found[-1] + 1)) if found else True
         first, end = (found[0], found[-1] + 1) if found else (self.got_begun, self.put_begun)
-        assert self.got_safe <= first <= self.got_begun, "what was got comes again, or what was not got is lost"
+        assert self.got_safe <= first <= self.got_begun, (
+            "what was got comes again, or what was not got is lost"
+        )
         assert end <= self.put_begun
-        assert end >= self.put_safe or (not found and self.got_begun >= self.put_safe), "what was put is lost"
+        assert end >= self.put_safe or (not found and self.got_begun >= self.put_safe), (
+            "what was put is lost"
+        )
 
 
 def renames_only(number: int, change: Change) -> int:
-    """The metadata has its new name; a data file that was made before it is not there, one that was removed before it is."""
+    """The metadata has its new name; a data file that was made before it is not there, one that was
+    removed before it is.
+    """
     made = [name for _, name, node in change.entries if node is not None]
     return int(change.kind == "rename" or (change.kind == "create" and made[0].endswith(".tmp")))
 
@@ -128,7 +157,9 @@ def test_power_is_cut_at_every_change(tmp_path: Path, sync_every: int, kept: str
             life.check(queue)
             queue.put(b"message %d" % life.put_begun)  # and it goes on
             assert queue.get() == b"message %d" % life.put_begun
-        assert len([path for path in root.iterdir() if path.suffix != ".bad"]) <= 2, "files that were read are removed"
+        assert len([path for path in root.iterdir() if path.suffix != ".bad"]) <= 2, (
+            "files that were read are removed"
+        )
     assert change > 60
 
 
@@ -149,7 +180,9 @@ def test_a_queue_that_was_deleted_does_not_come_back(tmp_path: Path) -> None:
 
 
 def test_bytes_that_were_set_aside_are_kept_wherever_power_is_cut(tmp_path: Path) -> None:
-    """Under its old name, the metadata ahead of it, it would be taken for a file that was read, and removed."""
+    """Under its old name, the metadata ahead of it, it would be taken for a file that was read, and
+    removed.
+    """
     change = 0
     got = None
     while got is None:
@@ -172,7 +205,9 @@ def test_bytes_that_were_set_aside_are_kept_wherever_power_is_cut(tmp_path: Path
         files.crash(metadata_only)
         with DiskQueue(root, NAME, max_bytes_per_file=40, files=files) as queue:
             assert list(queue)[-5:] == [b"message %d" % number for number in range(4, 9)]
-        assert damaged in [path.read_bytes() for path in root.iterdir()], "what cannot be read is kept"
+        assert damaged in [path.read_bytes() for path in root.iterdir()], (
+            "what cannot be read is kept"
+        )
     assert got == b"message 3"
     assert change > 4
 
@@ -215,7 +250,9 @@ def test_a_process_that_dies_loses_nothing_that_was_put(tmp_path: Path) -> None:
 
 
 def test_salvaged_messages_are_on_disk_after_the_next_opening(tmp_path: Path) -> None:
-    """First the process dies, and all lies in the page cache; then, after the next opening, the power fails."""
+    """First the process dies, and all lies in the page cache; then, after the next opening, the
+    power fails.
+    """
     life = Life(tmp_path, 1000)
     queue = life.open()
     life.step(queue, "many", 7)
@@ -254,7 +291,9 @@ def test_a_failed_sync_ends_the_queue(tmp_path: Path, number: int) -> None:
 @pytest.mark.parametrize("call", ["writev", "open_new", "sync_folder"])
 @pytest.mark.parametrize("number", range(1, 14))
 def test_a_full_disk_refuses_and_stores_nothing(tmp_path: Path, call: str, number: int) -> None:
-    """Whatever call finds no space: the put is refused or done, and nothing is there twice or missing."""
+    """Whatever call finds no space: the put is refused or done, and nothing is there twice or
+    missing.
+    """
     files = FaultyFiles(str(tmp_path))
     stored: list[bytes] = []
     got: list[bytes] = []
@@ -279,14 +318,25 @@ def test_a_full_disk_refuses_and_stores_nothing(tmp_path: Path, call: str, numbe
 
 @pytest.mark.parametrize("sync_every", [1, 4])
 @pytest.mark.parametrize("call", ["writev", "open_new"])
-def test_a_batch_without_space_says_how_many_messages_are_stored(tmp_path: Path, call: str, sync_every: int) -> None:
-    """At whichever call, and for good: so many are in the queue as were said, before and after a crash, and no more."""
+def test_a_batch_without_space_says_how_many_messages_are_stored(
+    tmp_path: Path, call: str, sync_every: int
+) -> None:
+    """At whichever call, and for good: so many are in the queue as were said, before and after a
+    crash, and no more.
+    """
     said = set()
     for number in range(1, 40):
         root = tmp_path / str(number)
         root.mkdir()
         files = FaultyFiles(str(root))
-        with DiskQueue(root, NAME, max_bytes_per_file=40, sync_every=sync_every, sync_timeout=3600.0, files=files) as queue:
+        with DiskQueue(
+            root,
+            NAME,
+            max_bytes_per_file=40,
+            sync_every=sync_every,
+            sync_timeout=3600.0,
+            files=files,
+        ) as queue:
             queue.put_many([b"message 0", b"message 1"])
             begun = [count for count, name in enumerate(files.log) if name == call]
             files.fail = {call: dict.fromkeys(range(len(begun) + number, 1000), errno.ENOSPC)}
@@ -313,7 +363,9 @@ def test_a_batch_within_a_file_is_taken_back_whole(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, files=files) as queue:
         queue.put(b"first")
-        files.fail = {"open_new": dict.fromkeys(range(1, 100), errno.ENOSPC)}  # the metadata is written as a new file
+        files.fail = {
+            "open_new": dict.fromkeys(range(1, 100), errno.ENOSPC)
+        }  # the metadata is written as a new file
         with pytest.raises(DiskFull, match="0 of 3 messages were stored"):
             queue.put_many([b"one", b"two", b"three"])
         files.fail = {}
@@ -354,7 +406,10 @@ def test_an_unreadable_page_costs_only_later_messages_of_its_file(tmp_path: Path
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=40, files=files) as queue:
         queue.put_many([b"message %d" % number for number in range(9)])
-        files.unreadable = (f"{NAME}.diskqueue.000001.dat", 14)  # in its second record; three lie in a file
+        files.unreadable = (
+            f"{NAME}.diskqueue.000001.dat",
+            14,
+        )  # in its second record; three lie in a file
         assert list(queue) == [b"message %d" % number for number in (0, 1, 2, 3, 6, 7, 8)]
         assert "cannot be read" not in queue.report.notes
         assert (tmp_path / f"{NAME}.diskqueue.000001.dat.bad").exists()

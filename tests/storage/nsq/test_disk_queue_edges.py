@@ -1,4 +1,6 @@
-"""The disk queue where sizes meet their limits: rubbish behind records, little space, many reads, much to count."""
+"""The disk queue where sizes meet their limits: rubbish behind records, little space, many reads,
+much to count.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ def bad(folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize("rubbish", [1, 3, 4])
-def test_a_few_bytes_behind_the_last_record_cost_no_other_file(tmp_path: Path, rubbish: int) -> None:
+def test_a_few_bytes_behind_the_last_record_cost_no_other_file(
+    tmp_path: Path, rubbish: int
+) -> None:
     """Fewer than a length takes: of a file that is written no more."""
     left(tmp_path, Meta(4, 0, 0, 1, 13), RECORDS + b"\xff" * rubbish, encode_record(BODIES[3]))
     with DiskQueue(tmp_path, NAME) as queue:
@@ -68,21 +72,27 @@ def test_bytes_of_a_refused_put_are_gone_when_a_smaller_one_follows(tmp_path: Pa
         queue.put(BODIES[0])
         files.short = {files._calls["writev"] + 1: 80}
         with pytest.raises(DiskFull):
-            queue.put(b"x" * 80)  # up to 93; seven of the others end at 91, and the eighth goes into the next file
+            queue.put(
+                b"x" * 80
+            )  # up to 93; seven of the others end at 91, and the eighth goes into the next file
         for body in BODIES[1:]:
             queue.put(body)
         assert list(queue) == BODIES
         assert (queue.depth(), bad(tmp_path)) == (0, [])
 
 
-def test_the_name_of_a_file_is_synced_before_metadata_count_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_name_of_a_file_is_synced_before_metadata_count_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Also where the folder's sync found no space the first time."""
     files = FaultyFiles(str(tmp_path))
     unnamed: list[str] = []
     real = files.rename
 
     def rename(old: str, new: str) -> None:
-        made = [name for change in files.pending for _, name, node in change.entries if node is not None]
+        made = [
+            name for change in files.pending for _, name, node in change.entries if node is not None
+        ]
         unnamed.extend(name for name in made if name.endswith(".dat") and name != Path(new).name)
         real(old, new)
 
@@ -97,9 +107,13 @@ def test_the_name_of_a_file_is_synced_before_metadata_count_it(tmp_path: Path, m
 
 
 def test_more_than_can_be_counted_at_a_start_is_believed(tmp_path: Path) -> None:
-    """Nothing else speaks against the metadata; to read hundreds of gigabytes for it would take hours."""
+    """Nothing else speaks against the metadata; to read hundreds of gigabytes for it would take
+    hours.
+    """
     meta = Meta(2, 0, 0, 0, len(RECORDS))
     left(tmp_path, meta, RECORDS)
     place = QueueFiles(Files(), str(tmp_path), NAME, 1, 1000)
     assert doubt_about(place, meta, [0], check_bytes_max=len(RECORDS) - 1) == ""
-    assert "there are 3 from its read position on" in doubt_about(place, meta, [0], check_bytes_max=len(RECORDS))
+    assert "there are 3 from its read position on" in doubt_about(
+        place, meta, [0], check_bytes_max=len(RECORDS)
+    )

@@ -1,4 +1,6 @@
-"""The disk queue's metadata has no checksum: whatever bit or digit of it is turned, nothing that was not read is lost by it."""
+"""The disk queue's metadata has no checksum: whatever bit or digit of it is turned, nothing that
+was not read is lost by it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,14 @@ import pytest
 
 from zsq.storage.nsq import disk_queue_recovery
 from zsq.storage.nsq.disk_queue import DiskQueue
-from zsq.storage.nsq.disk_queue_format import Meta, data_name, decode_meta, encode_meta, encode_record, meta_name
+from zsq.storage.nsq.disk_queue_format import (
+    Meta,
+    data_name,
+    decode_meta,
+    encode_meta,
+    encode_record,
+    meta_name,
+)
 
 NAME = "jobs"
 BODIES = [b"message %d of forty" % (number + 100) for number in range(40)]
@@ -30,13 +39,17 @@ def arrange(folder: Path, read: int, meta: bytes | None = None) -> bytes:
 def turned(right: bytes) -> Iterator[bytes]:
     """Each bit of it turned, each digit another."""
     for at, byte in enumerate(right):
-        others = {byte ^ 1 << bit for bit in range(8)} | (set(b"0123456789") if chr(byte).isdigit() else set())
+        others = {byte ^ 1 << bit for bit in range(8)} | (
+            set(b"0123456789") if chr(byte).isdigit() else set()
+        )
         for other in others - {byte}:
             yield right[:at] + bytes([other]) + right[at + 1 :]
 
 
 def data_files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.glob("*.dat*") if ".meta." not in path.name}
+    return {
+        path.name: path.read_bytes() for path in folder.glob("*.dat*") if ".meta." not in path.name
+    }
 
 
 @pytest.mark.parametrize("read", [0, 13, 30])
@@ -47,7 +60,9 @@ def test_a_turned_bit_loses_nothing_that_was_not_read(tmp_path: Path, read: int)
         arrange(folder, read, meta)
         before = data_files(folder)
         with DiskQueue(folder, NAME) as queue:
-            assert before.items() <= data_files(folder).items(), f"{meta!r}: opening took something away"
+            assert before.items() <= data_files(folder).items(), (
+                f"{meta!r}: opening took something away"
+            )
             found = list(queue)
         assert [body for body in found if body in BODIES[read:]] == BODIES[read:], f"{meta!r}"
         assert len(set(found)) == len(found)
@@ -55,7 +70,9 @@ def test_a_turned_bit_loses_nothing_that_was_not_read(tmp_path: Path, read: int)
 
 
 @pytest.mark.parametrize("read", [0, 13])
-def test_opening_removes_nothing_also_of_a_queue_that_is_not_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int) -> None:
+def test_opening_removes_nothing_also_of_a_queue_that_is_not_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read: int
+) -> None:
     monkeypatch.setattr(disk_queue_recovery, "CHECK_BYTES_MAX", 0)
     for case, meta in enumerate(turned(arrange(tmp_path / "right", read))):
         folder = tmp_path / str(case)
@@ -89,9 +106,18 @@ def test_wrong_metadata_are_reported_with_the_reason(tmp_path: Path, line: str, 
         assert queue.depth() == 40
 
 
-@pytest.mark.parametrize("line", ["40\n0,0\n1" + "0" * 200 + ",0", f"40\n{1 << 63},0\n{1 << 63},0", f"{-(1 << 63) - 1}\n0,0\n0,0"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "40\n0,0\n1" + "0" * 200 + ",0",
+        f"40\n{1 << 63},0\n{1 << 63},0",
+        f"{-(1 << 63) - 1}\n0,0\n0,0",
+    ],
+)
 def test_numbers_that_nsqd_cannot_have_written_are_damage(tmp_path: Path, line: str) -> None:
-    """What was put behind such a file number was not there the next time: its metadata was too long to be read."""
+    """What was put behind such a file number was not there the next time: its metadata was too long
+    to be read.
+    """
     (tmp_path / meta_name(NAME)).write_bytes(f"{line}\n".encode())
     with DiskQueue(tmp_path, NAME) as queue:
         assert queue.report.notes

@@ -1,4 +1,5 @@
-"""The disk queue against go-diskqueue's rules: the same messages and, when both are closed, the same files.
+"""The disk queue against go-diskqueue's rules: the same messages and, when both are closed, the
+same files.
 
 Each also opens what the other left.
 """
@@ -21,7 +22,9 @@ NAME = "clicks:archive"
 
 def files(folder: Path) -> dict[str, bytes]:
     """All but what go-diskqueue leaves as `.bad` although it was read to its end."""
-    return {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".bad")}
+    return {
+        path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith(".bad")
+    }
 
 
 class Both(RuleBasedStateMachine):
@@ -39,7 +42,12 @@ class Both(RuleBasedStateMachine):
 
     def open(self) -> None:
         self.ours = DiskQueue(
-            self.ours_in, NAME, max_bytes_per_file=FILE_BYTES, max_msg_size=100, sync_every=self.sync_every, sync_timeout=3600.0
+            self.ours_in,
+            NAME,
+            max_bytes_per_file=FILE_BYTES,
+            max_msg_size=100,
+            sync_every=self.sync_every,
+            sync_timeout=3600.0,
         )
         self.go = GoDiskQueue(self.go_in, NAME, FILE_BYTES, 1, 100, self.sync_every)
 

@@ -1,4 +1,6 @@
-"""Staging: order, seals, files, bounds, what a restart finds; and any mix of it all with commits and crashes."""
+"""Staging: order, seals, files, bounds, what a restart finds; and any mix of it all with commits
+and crashes.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,17 @@ def test_blocks_are_taken_in_order_and_counted(group_case: StorageHarness) -> No
     checksum = 0
     for block in blocks[:3]:
         checksum = protocol_staging.checksum_after(checksum, block.header.columns_crc)
-    assert facts == (3, 6, sum(block.length for block in blocks[:3]), checksum, 0, False, 60, ONE, 3)
+    assert facts == (
+        3,
+        6,
+        sum(block.length for block in blocks[:3]),
+        checksum,
+        0,
+        False,
+        60,
+        ONE,
+        3,
+    )
     assert area.stages() == {STAGE: facts}
     assert area.open(STAGE, ONE, 3, 55) == (3, 0)
     assert checksum_after(5, 6) == protocol_staging.checksum_after(5, 6)
@@ -66,7 +78,12 @@ def test_other_transactions_and_unknown_stages_are_refused(group_case: StorageHa
     for other in (ONE._replace(app="x"), ONE._replace(version=2), ONE._replace(kind="job")):
         with pytest.raises(UsageError):
             area.open(STAGE, other, 0, 50)
-    for call in (area.facts, area.part, lambda key: area.append(key, []), lambda key: area.begin_seal(key, True)):
+    for call in (
+        area.facts,
+        area.part,
+        lambda key: area.append(key, []),
+        lambda key: area.begin_seal(key, True),
+    ):
         with pytest.raises(NotFound):
             call(b"t" * 16)
     with pytest.raises(UsageError):
@@ -142,7 +159,9 @@ def test_a_stage_dropped_during_its_seal_leaves_no_files(group_case: StorageHarn
     assert batch.stage_gones == [key]
     group_case.stage("a", 1, blocks=3)  # the same name again, before the old files are removed
     group_case.staging.purge(StateBatch())
-    assert len(list(Path(group_case.directory, STAGING_NAME).iterdir())) == 2, "another batch's files are not touched"
+    assert len(list(Path(group_case.directory, STAGING_NAME).iterdir())) == 2, (
+        "another batch's files are not touched"
+    )
     group_case.staging.purge(batch)
     group_case.seal(key)
     group_case.commit(1, key)
@@ -170,22 +189,33 @@ def test_staged_files_have_the_form_of_chunks(group_case: StorageHarness) -> Non
     assert len({file.seed for file in files}) == len(files)
     assert sum(file.blocks for file in files) == 20
     for file in group_case.staging._stages[key].files:
-        assert Path(file.path).stat().st_size == file.data_end + 64 <= group_case.options.chunk_bytes
+        assert (
+            Path(file.path).stat().st_size == file.data_end + 64 <= group_case.options.chunk_bytes
+        )
     huge = pack([b"x" * 5000], sequence=0)
     group_case.staging.open(STAGE, ONE, 0, 1)
-    assert group_case.staging.append(STAGE, [huge, *(pack([b"y"], sequence=i) for i in (1, 2))], 1) == 3
-    assert [file.blocks for file in group_case.staging._stages[STAGE].files] == [1, 2], "a block larger than a chunk has one for itself"
+    assert (
+        group_case.staging.append(STAGE, [huge, *(pack([b"y"], sequence=i) for i in (1, 2))], 1)
+        == 3
+    )
+    assert [file.blocks for file in group_case.staging._stages[STAGE].files] == [1, 2], (
+        "a block larger than a chunk has one for itself"
+    )
 
 
 def test_many_blocks_are_appended_in_few_writes(group_case: StorageHarness) -> None:
     group_case.staging._chunk_bytes = 1 << 20
     group_case.staging.open(STAGE, ONE, 0, 1)
-    assert group_case.staging.append(STAGE, [pack([b"y"], sequence=i) for i in range(1500)], 1) == 1500
+    assert (
+        group_case.staging.append(STAGE, [pack([b"y"], sequence=i) for i in range(1500)], 1) == 1500
+    )
     assert group_case.files.log[-3:] == ["writev"] * 3
 
 
 def test_few_files_are_open(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that gives way is synced first: what is in the page cache only needs its descriptor, to learn of a failed write-back."""
+    """A file that gives way is synced first: what is in the page cache only needs its descriptor,
+    to learn of a failed write-back.
+    """
     monkeypatch.setattr(stage, "OPEN_FILES_MAX", 2)
     keys = [group_case.stage(name, 1, blocks=1) for name in "abcde"]
     assert len(group_case.files._nodes) == 3
@@ -205,7 +235,9 @@ def test_few_files_are_open(group_case: StorageHarness, monkeypatch: pytest.Monk
         group_case.stage("f", 2)
 
 
-def test_files_that_wait_for_a_sync_stay_open(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_that_wait_for_a_sync_stay_open(
+    group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stage, "OPEN_FILES_MAX", 1)
     keys = [group_case.stage("a", 1), group_case.stage("b", 1)]
     tickets = [group_case.staging.begin_seal(key, final=True) for key in keys]
@@ -216,7 +248,9 @@ def test_files_that_wait_for_a_sync_stay_open(group_case: StorageHarness, monkey
     assert len(group_case.files._nodes) == 2
 
 
-def test_stages_and_files_over_the_limits_are_refused(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stages_and_files_over_the_limits_are_refused(
+    group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(staging, "STAGES_MAX", 2)
     monkeypatch.setattr(staging, "FILES_MAX", 3)
     group_case.stage("a", 1, blocks=1)
@@ -226,7 +260,9 @@ def test_stages_and_files_over_the_limits_are_refused(group_case: StorageHarness
     before = group_case.staging.facts(key)
     with pytest.raises(Refused, match="E_LIMIT"):
         group_case.staging.append(key, [pack([b"z" * 300], sequence=i) for i in range(1, 9)])
-    assert group_case.staging.facts(key)._replace(used_ns=0) == before._replace(used_ns=0), "nothing of a refused call stays"
+    assert group_case.staging.facts(key)._replace(used_ns=0) == before._replace(used_ns=0), (
+        "nothing of a refused call stays"
+    )
     group_case.stage("b", 1, blocks=1)
     group_case.seal(key)
     group_case.drop(key)
@@ -248,7 +284,9 @@ def test_a_store_from_before_has_no_staging_folder(group_case: StorageHarness) -
 
 
 @pytest.mark.parametrize("harm", ["gone", "short", "header", "other"])
-def test_a_damaged_stage_is_dropped_and_the_topic_starts(group_case: StorageHarness, harm: str) -> None:
+def test_a_damaged_stage_is_dropped_and_the_topic_starts(
+    group_case: StorageHarness, harm: str
+) -> None:
     good, bad = group_case.stage("a", 1), group_case.stage("b", 1, blocks=9)
     group_case.seal(good, bad)
     path = Path(group_case.staging._stages[bad].files[-1].path)
@@ -259,7 +297,13 @@ def test_a_damaged_stage_is_dropped_and_the_topic_starts(group_case: StorageHarn
         path.unlink()
         group_case.files.reset()
     else:
-        group_case.replace(path, data.get(harm, Path(f"{group_case.directory}/{chunk_of(group_case)}").read_bytes() + bytes(2000)))
+        group_case.replace(
+            path,
+            data.get(
+                harm,
+                Path(f"{group_case.directory}/{chunk_of(group_case)}").read_bytes() + bytes(2000),
+            ),
+        )
     report = group_case.open().report
     assert len(report.alarms) == 1
     assert bad.hex() in report.alarms[0]
@@ -272,8 +316,14 @@ def test_a_damaged_stage_is_dropped_and_the_topic_starts(group_case: StorageHarn
 
 
 def test_a_sealed_stage_that_cannot_be_read_now_stays(group_case: StorageHarness) -> None:
-    """Its commit is refused until it can be. One that is still written to goes: its writer would meet that disk again and again."""
-    good, bad, going = group_case.stage("a", 1), group_case.stage("b", 1, blocks=9), group_case.stage("c", 1)
+    """Its commit is refused until it can be. One that is still written to goes: its writer would
+    meet that disk again and again.
+    """
+    good, bad, going = (
+        group_case.stage("a", 1),
+        group_case.stage("b", 1, blocks=9),
+        group_case.stage("c", 1),
+    )
     group_case.seal(good, bad)
     group_case.seal(going, final=False)
     paths = [Path(group_case.staging._stages[key].files[-1].path) for key in (bad, going)]
@@ -316,8 +366,12 @@ def test_the_store_closes_staged_files(group_case: StorageHarness) -> None:
     assert group_case.files._nodes == {}
 
 
-def test_a_block_that_was_cut_off_does_not_count_as_synced(group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file gave way, synced, to the stage's next one, for which there was no space: what takes its place must be synced again."""
+def test_a_block_that_was_cut_off_does_not_count_as_synced(
+    group_case: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file gave way, synced, to the stage's next one, for which there was no space: what takes
+    its place must be synced again.
+    """
     monkeypatch.setattr(stage, "OPEN_FILES_MAX", 1)
     group_case.staging.open(STAGE, ONE, 0, 1)
     group_case.files.fail["open_new"] = {2: errno.ENOSPC}

@@ -1,4 +1,6 @@
-"""Publishers, writers, seals, commits, aborts, restarts and crashes in any order; after each step all promises hold."""
+"""Publishers, writers, seals, commits, aborts, restarts and crashes in any order; after each step
+all promises hold.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,14 @@ from typing import TYPE_CHECKING
 
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from support.faulty_files import keep_all, keep_none
 
 if TYPE_CHECKING:
@@ -15,7 +24,9 @@ if TYPE_CHECKING:
 
 
 class Machine(RuleBasedStateMachine):
-    """Publishers, writers, seals, commits, aborts, restarts and crashes in any order; after each step all promises hold."""
+    """Publishers, writers, seals, commits, aborts, restarts and crashes in any order; after each
+    step all promises hold.
+    """
 
     harness: StorageHarness
     folder: Path
@@ -52,7 +63,11 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: any(final for _, final in self.harness.sealed.values()))
     @rule(data=st.data(), lag=st.booleans())
     def commit(self, data: st.DataObject, lag: bool) -> None:
-        ready = sorted(key for key, (_, final) in self.harness.sealed.items() if final and self.harness.staged[key])
+        ready = sorted(
+            key
+            for key, (_, final) in self.harness.sealed.items()
+            if final and self.harness.staged[key]
+        )
         keys = data.draw(st.lists(st.sampled_from(ready), unique=True, min_size=1)) if ready else []
         if keys:
             self.harness.commit(self.version, *keys, lag=lag)
@@ -83,7 +98,11 @@ class Machine(RuleBasedStateMachine):
         self.harness.after_crash()
         found = self.harness.check()
         self.harness.sent = self.harness.sent[: found[-1] + 1] if found else []
-        self.harness.offsets = {sequence: offset for sequence, offset in self.harness.offsets.items() if sequence in found}
+        self.harness.offsets = {
+            sequence: offset
+            for sequence, offset in self.harness.offsets.items()
+            if sequence in found
+        }
 
     @invariant()
     def promises_hold(self) -> None:
@@ -95,7 +114,9 @@ class Machine(RuleBasedStateMachine):
             self.harness.abandon()
 
 
-def test_all_promises_hold_after_steps_in_any_order(tmp_path: Path, group_case: StorageHarness) -> None:
+def test_all_promises_hold_after_steps_in_any_order(
+    tmp_path: Path, group_case: StorageHarness
+) -> None:
     number = 0
 
     def make() -> StorageHarness:
@@ -109,4 +130,6 @@ def test_all_promises_hold_after_steps_in_any_order(tmp_path: Path, group_case: 
         pass
 
     Here.make = staticmethod(make)
-    run_state_machine_as_test(Here, settings=settings(max_examples=40, stateful_step_count=25, deadline=None))
+    run_state_machine_as_test(
+        Here, settings=settings(max_examples=40, stateful_step_count=25, deadline=None)
+    )

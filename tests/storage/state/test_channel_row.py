@@ -1,4 +1,6 @@
-"""A channel's row: the bytes that every version so far has written, and what a newer one has added, stay as they are."""
+"""A channel's row: the bytes that every version so far has written, and what a newer one has added,
+stay as they are.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from zsq.storage.state.channel_row import ChannelRow
 from zsq.storage.state.state_rows import CHANNEL, StateBatch, Table, small_puts, take_row
 from zsq.transport.wire.codec import pack_value
 
-# {"next": 5, "begin": 2, "paused": False, "created_ns": 10**18, "counters": {"finish_count": 3}, "settings": {"ordered": True}}
+# {"next": 5, "begin": 2, "paused": False, "created_ns": 10**18, "counters": {"finish_count": 3},
+# "settings": {"ordered": True}}
 NEW = bytes.fromhex(
     "86a46e65787405a5626567696e02a6706175736564c2aa637265617465645f6e73cf0de0b6b3a7640000"
     "a8636f756e7465727381ac66696e6973685f636f756e7403a873657474696e677381a76f726465726564c3"
@@ -20,16 +23,22 @@ NEW = bytes.fromhex(
 # The same after a commit of its channel: {..., "emptied": ((7, 9),)}
 SAVED = bytes.fromhex(
     "87a46e65787406a5626567696e02a6706175736564c2aa637265617465645f6e73cf0de0b6b3a7640000"
-    "a8636f756e7465727381ac66696e6973685f636f756e7404a873657474696e677381a76f726465726564c3a7656d7074696564919207" + "09"
+    "a8636f756e7465727381ac66696e6973685f636f756e7404"
+    "a873657474696e677381a76f726465726564c3a7656d7074696564919207" + "09"
 )
 # Of 0.1.0, and of an import from nsqd: {"next": 5, "paused": True, "created_ns": 1, "counters": {}}
 FIRST = bytes.fromhex("84a46e65787405a6706175736564c3aa637265617465645f6e7301a8636f756e7465727380")
 # The same after a commit of its channel: {..., "settings": {}, "begin": 5, "emptied": ()}
 FIRST_SAVED = bytes.fromhex(
-    "87a46e65787405a6706175736564c3aa637265617465645f6e7301a8636f756e7465727380a873657474696e677380a5626567696e05a7656d707469656490"
+    "87a46e65787405a6706175736564c3aa637265617465645f6e7301"
+    "a8636f756e7465727380a873657474696e677380a5626567696e05a7656d707469656490"
 )
-# As an ephemeral channel says it: {"next": 5, "paused": False, "counters": {}, "settings": {}, "first": 3, "begin": -1, "emptied": ()}
-SAID = bytes.fromhex("87a46e65787405a6706175736564c2a8636f756e7465727380a873657474696e677380a5666972737403a5626567696effa7656d707469656490")
+# As an ephemeral channel says it: {"next": 5, "paused": False, "counters": {}, "settings": {},
+# "first": 3, "begin": -1, "emptied": ()}
+SAID = bytes.fromhex(
+    "87a46e65787405a6706175736564c2a8636f756e7465727380"
+    "a873657474696e677380a5666972737403a5626567696effa7656d707469656490"
+)
 
 
 def read(data: bytes) -> ChannelRow:
@@ -48,14 +57,19 @@ def test_a_row_is_written_as_it_was_read(data: bytes) -> None:
 
 
 def test_a_commit_leaves_the_names_in_their_order() -> None:
-    said = ChannelRow(6, counters={"finish_count": 4}, settings={"ordered": True}, begin=2, emptied=((7, 9),))
+    said = ChannelRow(
+        6, counters={"finish_count": 4}, settings={"ordered": True}, begin=2, emptied=((7, 9),)
+    )
     assert written(read(NEW).changed(said.encode())) == SAVED
     assert read(SAVED) == replace(said, created_ns=10**18)
 
 
 def test_a_row_of_the_first_version_gets_its_missing_fields() -> None:
     assert written(ChannelRow(5, True, 1)) == FIRST
-    assert written(read(FIRST).changed(ChannelRow(5, True, settings={}, begin=5, emptied=()).encode())) == FIRST_SAVED
+    assert (
+        written(read(FIRST).changed(ChannelRow(5, True, settings={}, begin=5, emptied=()).encode()))
+        == FIRST_SAVED
+    )
 
 
 def test_the_fields_of_a_row_are_encoded_in_a_fixed_order() -> None:
@@ -65,10 +79,15 @@ def test_the_fields_of_a_row_are_encoded_in_a_fixed_order() -> None:
 def test_fields_added_by_a_newer_version_are_kept() -> None:
     data = pack_value({"next": 5, "colour": {"red": 1}, "paused": False, "counters": {}})
     row = replace(read(data), next_offset=4).changed({"paused": True})
-    assert written(row) == pack_value({"next": 4, "colour": {"red": 1}, "paused": True, "counters": {}})
+    assert written(row) == pack_value(
+        {"next": 4, "colour": {"red": 1}, "paused": True, "counters": {}}
+    )
 
 
-@pytest.mark.parametrize("found", [{}, {"paused": True}, {"next": "5"}, {"next": True}, {"next": 5, "counters": ()}, (5,), None])
+@pytest.mark.parametrize(
+    "found",
+    [{}, {"paused": True}, {"next": "5"}, {"next": True}, {"next": 5, "counters": ()}, (5,), None],
+)
 def test_bytes_that_are_no_row_are_refused_as_of_another_version(found: Any) -> None:
     with pytest.raises(ForeignDirectory, match=r"channel's row .* use a newer zsq"):
         read(pack_value(found))

@@ -1,4 +1,6 @@
-"""Examining an environment: what is too large to try, how much is told, and what LMDB itself would not open."""
+"""Examining an environment: what is too large to try, how much is told, and what LMDB itself would
+not open.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,18 @@ HEAD = struct.Struct("=IIQQ IHH5Q IHH5Q QQ")
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Of no topic: ten rows with their checksums."""
-    with lmdb.open(str(tmp_path), lock=False, map_size=1 << 20) as env, env.begin(write=True) as txn:
+    with (
+        lmdb.open(str(tmp_path), lock=False, map_size=1 << 20) as env,
+        env.begin(write=True) as txn,
+    ):
         for number in range(10):
             txn.put(b"%d" % number, wrap(b"%d" % number, b"value"))
     return tmp_path
 
 
-def test_no_copy_is_made_of_what_is_too_large(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_copy_is_made_of_what_is_too_large(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tried: list[str] = []
 
     def write_to_a_copy(path: str) -> list[str]:
@@ -43,7 +50,9 @@ def test_no_copy_is_made_of_what_is_too_large(folder: Path, monkeypatch: pytest.
         assert bool(state_check.examine(str(folder)).note) == (not asked), "and it is said"
 
 
-def test_the_number_of_findings_about_one_store_is_bounded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_findings_about_one_store_is_bounded(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with lmdb.open(str(folder), lock=False) as env, env.begin(write=True) as txn:
         for number in range(10):
             txn.put(b"%d" % number, b"garbage")

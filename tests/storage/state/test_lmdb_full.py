@@ -1,4 +1,6 @@
-"""A disk that is full under LMDB: at its pages nothing has happened; at the head of its file nobody knows, and the store has failed."""
+"""A disk that is full under LMDB: at its pages nothing has happened; at the head of its file nobody
+knows, and the store has failed.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ def test_a_commit_whose_head_finds_no_space_ends_the_store(tmp_path: Path, code:
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_full_disk_refuses_a_delayed_message_and_stores_it_later(tmp_path: Path, code: int) -> None:
+def test_a_full_disk_refuses_a_delayed_message_and_stores_it_later(
+    tmp_path: Path, code: int
+) -> None:
     disk = Disk(code)
     one, two = (pack([b"a"], producer_id=1, sequence=sequence) for sequence in (0, 1))
     with LmdbCalls(disk):

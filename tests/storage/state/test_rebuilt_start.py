@@ -1,4 +1,6 @@
-"""A state made again from a snapshot that is older than the log's start: chunks went meanwhile, and nobody misses them."""
+"""A state made again from a snapshot that is older than the log's start: chunks went meanwhile, and
+nobody misses them.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ def rebuilt(harness: StorageHarness) -> int:
     state_of(harness).commit(
         StateBatch(
             channel_puts={"c": ROW, "far": replace(ROW, next_offset=harness.log.end)},
-            hole_puts=[("far", 1, 1, 1, 0), ("far", start - 1, 4, 2, 0), ("far", start + 5, 1, 1, 0)],
+            hole_puts=[
+                ("far", 1, 1, 1, 0),
+                ("far", start - 1, 4, 2, 0),
+                ("far", start + 5, 1, 1, 0),
+            ],
         )
     )
     old = harness.path(SNAPSHOT_NAME).read_bytes()
@@ -45,7 +51,10 @@ def test_channels_go_on_at_the_logs_start(harness: StorageHarness) -> None:
     assert any(f"the log begins at {start}" in note for note in report.notes)
     table = table_of(harness)
     assert (table.start, table.dropped, table.waiting) == (start, 0, start)
-    assert table.channels == {"c": replace(ROW, next_offset=start), "far": replace(ROW, next_offset=harness.log.end)}
+    assert table.channels == {
+        "c": replace(ROW, next_offset=start),
+        "far": replace(ROW, next_offset=harness.log.end),
+    }
     assert table.holes == {"far": [HoleRow(start, 3, 2, 0), HoleRow(start + 5, 1, 1, 0)]}
     assert state_of(harness).walk() == []
     again = harness.restart().report

@@ -16,7 +16,16 @@ from zsq.storage.errors import Damaged, DiskFull, ForeignDirectory
 from zsq.storage.log.transactions import StagedFile, StageRow, TransactionRow
 from zsq.storage.state import state_transaction
 from zsq.storage.state.channel_row import ChannelRow
-from zsq.storage.state.state import RECENT_MAX, DeferredTotal, HoleRow, ProducerRow, StateBatch, StateStore, Table, producer_after
+from zsq.storage.state.state import (
+    RECENT_MAX,
+    DeferredTotal,
+    HoleRow,
+    ProducerRow,
+    StateBatch,
+    StateStore,
+    Table,
+    producer_after,
+)
 from zsq.storage.state.state_rows import deferred_key, due_key, wrap
 
 UUID = bytes(range(16))
@@ -41,7 +50,9 @@ def test_a_new_store_begins_at_its_first_offset(state: StateStore) -> None:
 
 def test_rows_of_every_kind_come_back_as_committed(state: StateStore, tmp_path: Path) -> None:
     producer = ProducerRow(9, 100, ((7, 70), (8, 80)))
-    stage = StageRow("query", 7, "app", 1, 2, 6, 800, 2**32 - 1, True, (StagedFile(3, 9, 2, 6, 928),), 50)
+    stage = StageRow(
+        "query", 7, "app", 1, 2, 6, 800, 2**32 - 1, True, (StagedFile(3, 9, 2, 6, 928),), 50
+    )
     transaction = TransactionRow(7, "app", 12, 6, 90)
     state.commit(
         StateBatch(
@@ -58,16 +69,39 @@ def test_rows_of_every_kind_come_back_as_committed(state: StateStore, tmp_path: 
     state = StateStore(str(tmp_path))
     table = state.load()
     assert table.channels == {"a": ROW, "a.b": replace(ROW, created_ns=4)}
-    assert table.holes == {"a": [HoleRow(5, 2, 1, 0), HoleRow(300, 1, 2, 0)], "a.b": [HoleRow(5, 1, 1, 0)]}
+    assert table.holes == {
+        "a": [HoleRow(5, 2, 1, 0), HoleRow(300, 1, 2, 0)],
+        "a.b": [HoleRow(5, 1, 1, 0)],
+    }
     assert table.producers == {2**63 + 1: producer}
     assert table.stages == {b"s" * 16: stage, b"t" * 16: stage._replace(files=())}
     assert table.stages[b"s" * 16].files[0].data_end == 928
     assert table.transactions == {"query": transaction, "jöb": transaction._replace(kind="job")}
-    assert (table.applied_offset, table.synced_end, table.paused_end, table.waiting) == (20, 20, 15, 6)
-    gone = StateBatch(stage_gones=[b"s" * 16, b"t" * 16, b"u" * 16], transactions_gone=["query", "jöb", "nobody"])
+    assert (table.applied_offset, table.synced_end, table.paused_end, table.waiting) == (
+        20,
+        20,
+        15,
+        6,
+    )
+    gone = StateBatch(
+        stage_gones=[b"s" * 16, b"t" * 16, b"u" * 16], transactions_gone=["query", "jöb", "nobody"]
+    )
     state.commit(gone)
-    state.commit(StateBatch(channel_drops=["a"], hole_gones=[("a.b", 5), ("nobody", 1)], producers_gone=[2**63 + 1, 5], paused_end=-1))
-    assert state.load() == Table(channels={"a.b": replace(ROW, created_ns=4)}, applied_offset=20, synced_end=20, waiting=6, start=4)
+    state.commit(
+        StateBatch(
+            channel_drops=["a"],
+            hole_gones=[("a.b", 5), ("nobody", 1)],
+            producers_gone=[2**63 + 1, 5],
+            paused_end=-1,
+        )
+    )
+    assert state.load() == Table(
+        channels={"a.b": replace(ROW, created_ns=4)},
+        applied_offset=20,
+        synced_end=20,
+        waiting=6,
+        start=4,
+    )
 
 
 def test_a_dropped_channel_may_be_made_again_in_the_same_commit(state: StateStore) -> None:
@@ -80,7 +114,9 @@ def test_a_dropped_channel_may_be_made_again_in_the_same_commit(state: StateStor
 def test_a_full_map_grows(tmp_path: Path) -> None:
     state = fresh(tmp_path, 64 * 1024)
     for turn in range(5):
-        state.commit(StateBatch(hole_puts=[("c", turn * 10_000 + i, 1, 1, 0) for i in range(2_000)]))
+        state.commit(
+            StateBatch(hole_puts=[("c", turn * 10_000 + i, 1, 1, 0) for i in range(2_000)])
+        )
     assert state.map_bytes > 64 * 1024
     assert len(state.load().holes["c"]) == 10_000
     state.close()
@@ -90,7 +126,9 @@ def test_a_full_map_grows(tmp_path: Path) -> None:
     assert len(state.load().holes["d"]) == 5_000
 
 
-def test_a_map_at_its_limit_refuses_and_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_map_at_its_limit_refuses_and_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("zsq.storage.state.state.MAP_BYTES_MAX", 128 * 1024)
     state = fresh(tmp_path, 64 * 1024)
     state.commit(StateBatch(hole_puts=[("c", 1, 1, 1, 0)]))
@@ -115,7 +153,13 @@ def keys(txn: Any) -> list[bytes]:
 
 
 def test_each_flipped_bit_of_a_value_is_detected(state: StateStore, tmp_path: Path) -> None:
-    state.commit(StateBatch(channel_puts={"a": ROW}, hole_puts=[("a", 5, 2, 1, 0)], producers={1: ProducerRow(1, 2, ((0, 0),))}))
+    state.commit(
+        StateBatch(
+            channel_puts={"a": ROW},
+            hole_puts=[("a", 5, 2, 1, 0)],
+            producers={1: ProducerRow(1, 2, ((0, 0),))},
+        )
+    )
     state.close()
     values: dict[bytes, bytes] = {}
     tamper(tmp_path, lambda txn: values.update({key: bytes(txn.get(key)) for key in keys(txn)}))
@@ -152,7 +196,11 @@ def test_rows_that_vanish_move_or_come_back(state: StateStore, tmp_path: Path, w
         "old": lambda txn: txn.put(first, old[0]),
         "doubled": lambda txn: txn.put(b"ha\0" + (6).to_bytes(8, "big"), old[0]),
     }
-    changes["swapped"] = lambda txn: (txn.put(b"x", txn.get(first)), txn.put(first, txn.get(second)), txn.put(second, txn.pop(b"x")))
+    changes["swapped"] = lambda txn: (
+        txn.put(b"x", txn.get(first)),
+        txn.put(first, txn.get(second)),
+        txn.put(second, txn.pop(b"x")),
+    )
     tamper(tmp_path, changes[what])
     state = StateStore(str(tmp_path))
     with pytest.raises(Damaged):
@@ -192,7 +240,9 @@ OPERATIONS = st.lists(
 
 @settings(max_examples=30, deadline=None)
 @given(operations=OPERATIONS)
-def test_the_store_agrees_with_a_dictionary(tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str, int, int]]) -> None:
+def test_the_store_agrees_with_a_dictionary(
+    tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, str, int, int]]
+) -> None:
     state = fresh(tmp_path_factory.mktemp("state"))
     channels: dict[str, ChannelRow] = {}
     holes: dict[tuple[str, int], HoleRow] = {}
@@ -220,26 +270,48 @@ def test_the_store_agrees_with_a_dictionary(tmp_path_factory: pytest.TempPathFac
 
 
 def test_deferred_rows_lie_by_start_and_by_due_time(state: StateStore) -> None:
-    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 2, 3, 1_000 - i) for i in range(0, 20, 2)]))
+    state.commit(
+        StateBatch(
+            channel_puts={"c": ChannelRow(50)},
+            hole_puts=[("c", i, 2, 3, 1_000 - i) for i in range(0, 20, 2)],
+        )
+    )
     total = state.load().deferred["c"]
     assert total == state.deferred("c") == DeferredTotal(10, 20, 0, 982)
     assert state.due("c", 985, 2) == ([HoleRow(18, 2, 3, 982), HoleRow(16, 2, 3, 984)], 986)
-    state.commit(StateBatch(hole_puts=[("c", 0, 2, 4, 0), ("c", 18, 2, 3, 5)], hole_gones=[("c", 2)]))
+    state.commit(
+        StateBatch(hole_puts=[("c", 0, 2, 4, 0), ("c", 18, 2, 3, 5)], hole_gones=[("c", 2)])
+    )
     assert state.deferred("c") == DeferredTotal(8, 16, 4, 5)
     assert state.holes("c") == [HoleRow(0, 2, 4, 0)]
     state.commit(StateBatch(hole_puts=[("c", 0, 2, 4, 9)]))
-    assert (state.holes("c"), state.first_unfinished("c")) == ([], 4), "the store begins at 4: what lies below holds nothing back"
+    assert (state.holes("c"), state.first_unfinished("c")) == ([], 4), (
+        "the store begins at 4: what lies below holds nothing back"
+    )
     assert [row.start for row in state.deferred_rows("c")] == [0, *range(4, 20, 2)]
     state.commit(StateBatch(deferred_clears=["c"]))
-    assert (state.load().deferred, state.first_unfinished("c"), state.due("c", 10**18, 9)) == ({}, 50, ([], 0))
+    assert (state.load().deferred, state.first_unfinished("c"), state.due("c", 10**18, 9)) == (
+        {},
+        50,
+        ([], 0),
+    )
     assert state.walk() == []
 
 
-def test_a_row_that_lost_its_due_time_is_noticed_when_the_others_are_gone(state: StateStore, tmp_path: Path) -> None:
-    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]))
+def test_a_row_that_lost_its_due_time_is_noticed_when_the_others_are_gone(
+    state: StateStore, tmp_path: Path
+) -> None:
+    state.commit(
+        StateBatch(
+            channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]
+        )
+    )
     state.close()
     key = due_key("c", 11, 1)
-    tamper(tmp_path, lambda txn: (txn.pop(key), txn.put(due_key("c", 11, 7), wrap(due_key("c", 11, 7), b""))))
+    tamper(
+        tmp_path,
+        lambda txn: (txn.pop(key), txn.put(due_key("c", 11, 7), wrap(due_key("c", 11, 7), b""))),
+    )
     state = StateStore(str(tmp_path))
     with pytest.raises(Damaged):
         state.due("c", 100, 100)
@@ -253,14 +325,21 @@ def test_many_are_cleared_at_once_and_removed_by_and_by(
     monkeypatch.setattr(state_transaction, "CLEAR_ROWS_MAX", 10)
     monkeypatch.setattr(state_transaction, "COLLECT_ROWS_MAX", 30)
     rows = [("c", i, 1, 1, 10 + i) for i in range(100)]
-    state.commit(StateBatch(channel_puts={"c": ChannelRow(500), "d": ChannelRow(5)}, hole_puts=[*rows, ("d", 1, 1, 1, 5)]))
+    state.commit(
+        StateBatch(
+            channel_puts={"c": ChannelRow(500), "d": ChannelRow(5)},
+            hole_puts=[*rows, ("d", 1, 1, 1, 5)],
+        )
+    )
     for turn in range(2):
         if how == "clear":
             state.commit(StateBatch(deferred_clears=["c"], hole_puts=[("c", 5, 1, 2, 7)]))
         else:
             state.commit(StateBatch(channel_drops=["c"]))
             assert "c" not in state.load().deferred
-            state.commit(StateBatch(channel_puts={"c": ChannelRow(500)}, hole_puts=[("c", 5, 1, 2, 7)]))
+            state.commit(
+                StateBatch(channel_puts={"c": ChannelRow(500)}, hole_puts=[("c", 5, 1, 2, 7)])
+            )
         assert state.garbage
         assert state.due("c", 10**18, 1_000) == ([HoleRow(5, 1, 2, 7)], 0)
         assert list(state.deferred_rows("c")) == [HoleRow(5, 1, 2, 7)]
@@ -304,7 +383,9 @@ def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
     data = bytearray((folder / "data.mdb").read_bytes())
     at = data.find(key)
     while at >= 0:
-        if data[at + len(key) + 6 :].startswith(key):  # the value behind it begins with checksum, length and the key once more
+        if data[at + len(key) + 6 :].startswith(
+            key
+        ):  # the value behind it begins with checksum, length and the key once more
             data[at + bit // 8] ^= 1 << bit % 8
         at = data.find(key, at + 1)
     (folder / "data.mdb").write_bytes(data)
@@ -312,8 +393,14 @@ def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
 
 @pytest.mark.parametrize("row", [0, 1])
 @pytest.mark.parametrize("bit", range(0, 128, 7))
-def test_a_bit_in_a_due_time_defers_nothing_for_ever(state: StateStore, tmp_path: Path, row: int, bit: int) -> None:
-    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]))
+def test_a_bit_in_a_due_time_defers_nothing_for_ever(
+    state: StateStore, tmp_path: Path, row: int, bit: int
+) -> None:
+    state.commit(
+        StateBatch(
+            channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 1, 1, 10 + i) for i in range(3)]
+        )
+    )
     state.close()
     key = due_key("c", 10 + row, row)
     flip_in_place(tmp_path, key, bit + 8 * (len(key) - 16))
@@ -327,8 +414,15 @@ def test_a_bit_in_a_due_time_defers_nothing_for_ever(state: StateStore, tmp_path
 
 
 @pytest.mark.parametrize("bit", range(0, 64, 5))
-def test_a_bit_in_the_lowest_deferred_start_is_noticed(state: StateStore, tmp_path: Path, bit: int) -> None:
-    state.commit(StateBatch(channel_puts={"c": ChannelRow(50)}, hole_puts=[("c", i, 1, 1, 100 - i) for i in range(20, 23)]))
+def test_a_bit_in_the_lowest_deferred_start_is_noticed(
+    state: StateStore, tmp_path: Path, bit: int
+) -> None:
+    state.commit(
+        StateBatch(
+            channel_puts={"c": ChannelRow(50)},
+            hole_puts=[("c", i, 1, 1, 100 - i) for i in range(20, 23)],
+        )
+    )
     state.close()
     key = deferred_key("c", 20)
     flip_in_place(tmp_path, key, bit + 8 * (len(key) - 8))
@@ -359,8 +453,12 @@ def found_of(state: StateStore, channel: str) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["bb", "cc", "dd"])
 @pytest.mark.parametrize("row", [10, 11, 13, 14])
-def test_a_bit_in_the_name_of_a_deferred_row_hides_none(state: StateStore, tmp_path: Path, name: str, row: int) -> None:
-    """It ends the row's range before its time, lets it begin too late, or leads a search for another channel astray."""
+def test_a_bit_in_the_name_of_a_deferred_row_hides_none(
+    state: StateStore, tmp_path: Path, name: str, row: int
+) -> None:
+    """It ends the row's range before its time, lets it begin too late, or leads a search for
+    another channel astray.
+    """
     names = ["bb", "cc", "dd"]
     holes = [(one, start, 1, 1, 10 + start) for one in names for start in range(10, 15)]
     state.commit(StateBatch(channel_puts={one: ChannelRow(50) for one in names}, hole_puts=holes))
@@ -375,7 +473,9 @@ def test_a_bit_in_the_name_of_a_deferred_row_hides_none(state: StateStore, tmp_p
             state = StateStore(str(tmp_path))
             for one in names:
                 found = found_of(state, one)
-                assert all(is_ in (None, should) for is_, should in zip(found, true, strict=True)), (key, bit, one, found)
+                assert all(
+                    is_ in (None, should) for is_, should in zip(found, true, strict=True)
+                ), (key, bit, one, found)
             state.close()
 
 

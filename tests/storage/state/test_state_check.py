@@ -1,4 +1,6 @@
-"""Checking an environment in a process of its own: a sound one is sound, any other is told, and nothing is changed."""
+"""Checking an environment in a process of its own: a sound one is sound, any other is told, and
+nothing is changed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ def folder(tmp_path: Path) -> Path:
         store.commit(
             StateBatch(
                 channel_puts={"a": ChannelRow(1_000 + turn)},
-                hole_puts=[("a", i, 1, turn, 5 + i % 2 * 1_000) for i in range(300)] + [("a", 300 + i, 1, turn, 0) for i in range(300)],
+                hole_puts=[("a", i, 1, turn, 5 + i % 2 * 1_000) for i in range(300)]
+                + [("a", 300 + i, 1, turn, 0) for i in range(300)],
                 producers={turn: ProducerRow(1, 2, ((0, 0),))},
             )
         )
@@ -51,7 +54,9 @@ KEYS = {"deferred": deferred_key("a", 5), "hole": hole_key("a", 305), "total": t
 
 @pytest.mark.parametrize("key", KEYS)
 @pytest.mark.parametrize("what", ["gone", "changed", "garbage"])
-def test_rows_that_differ_from_what_was_written_are_found(folder: Path, key: str, what: str) -> None:
+def test_rows_that_differ_from_what_was_written_are_found(
+    folder: Path, key: str, what: str
+) -> None:
     value = bytes(24)
     changes: dict[str, Any] = {
         "gone": lambda txn: txn.delete(KEYS[key]),
@@ -66,7 +71,9 @@ def test_rows_that_differ_from_what_was_written_are_found(folder: Path, key: str
 
 def test_an_environment_of_another_kind_is_checked_too(tmp_path: Path) -> None:
     """Whatever has our envelope: delayed messages."""
-    tamper(tmp_path, lambda txn: [txn.put(b"%d" % i, wrap(b"%d" % i, bytes(i))) for i in range(500)])
+    tamper(
+        tmp_path, lambda txn: [txn.put(b"%d" % i, wrap(b"%d" % i, bytes(i))) for i in range(500)]
+    )
     assert findings(str(tmp_path)) == []
     tamper(tmp_path, lambda txn: txn.put(b"7", b"x" + wrap(b"7", bytes(7))[1:]))
     assert "b'7'" in findings(str(tmp_path))[0]
@@ -78,7 +85,9 @@ def test_a_missing_or_garbage_environment_is_reported(tmp_path: Path) -> None:
     assert len(findings(str(tmp_path))) == 1
 
 
-def test_a_check_that_dies_or_hangs_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_check_that_dies_or_hangs_is_reported(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     program = tmp_path / "program"
     program.touch(0o700)
     monkeypatch.setattr(sys, "executable", str(program))
@@ -97,7 +106,9 @@ def test_a_check_that_dies_or_hangs_is_reported(folder: Path, monkeypatch: pytes
     assert not examine(str(folder)).finished
 
 
-def test_the_copy_goes_with_whatever_end(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_copy_goes_with_whatever_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     program = tmp_path / "program"
     program.touch(0o700)
     copy = Path(f"{folder}{state_check.COPY_SUFFIX}")
@@ -108,7 +119,9 @@ def test_the_copy_goes_with_whatever_end(folder: Path, monkeypatch: pytest.Monke
         assert not copy.exists()
 
 
-def test_a_large_one_is_not_copied_and_gets_more_time(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_one_is_not_copied_and_gets_more_time(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     limits: list[float] = []
     real = subprocess.run
 

@@ -1,4 +1,6 @@
-"""What LMDB's pages say of themselves: a sound environment passes whatever it went through, a flipped bit of a page's head is found."""
+"""What LMDB's pages say of themselves: a sound environment passes whatever it went through, a
+flipped bit of a page's head is found.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def test_a_sound_environment_passes_the_check(tmp_path: Path, seed: int) -> None
                     if source.random() < 0.4:
                         txn.delete(key)
                     else:
-                        txn.put(key, bytes(source.choice([0, 30, 2_030, 2_040, 4_080, 4_081, 20_000])))
+                        txn.put(
+                            key, bytes(source.choice([0, 30, 2_030, 2_040, 4_080, 4_081, 20_000]))
+                        )
             assert wrong(tmp_path) == []
         with env.begin(write=True) as txn:
             for key, _ in txn.cursor():

@@ -1,4 +1,6 @@
-"""Flipped bits in LMDB's file: detected or harmless. In processes that may die of it, and are started again."""
+"""Flipped bits in LMDB's file: detected or harmless. In processes that may die of it, and are
+started again.
+"""
 
 from __future__ import annotations
 

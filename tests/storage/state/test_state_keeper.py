@@ -1,4 +1,6 @@
-"""When a snapshot of the state is written: not oftener than it is worth, and not more seldom than a start can stand."""
+"""When a snapshot of the state is written: not oftener than it is worth, and not more seldom than a
+start can stand.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ S = 1_000_000_000
 STAGE = StageRow("query", 7, "app", 1, 0, 0, 0, 0, True, (), 50)
 
 
-def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert harness.store is not None
     keeper, state = harness.store.keeper, harness.store.state
     now = [1_000.0]
@@ -45,12 +49,18 @@ def test_later_snapshots_wait_a_minute_or_longer_for_a_large_state(harness: Stor
     assert keeper.is_due()
     renames = harness.files.log.count("rename")
     state.commit(StateBatch(stage_puts={b"s" * 16: STAGE}))
-    assert harness.files.log.count("rename") == renames, "a large one is not written for each part that is sealed"
+    assert harness.files.log.count("rename") == renames, (
+        "a large one is not written for each part that is sealed"
+    )
 
 
 @pytest.mark.parametrize(("every_s", "suspected"), [(1, True), (20, False), (-1, False)])
-def test_many_starts_within_a_minute_make_the_store_suspect_and_not_those_of_a_day(tmp_path: Path, every_s: int, suspected: bool) -> None:
-    """Each came to a commit. -1: the clock is set back each time, so that those before seem to be to come."""
+def test_many_starts_within_a_minute_make_the_store_suspect_and_not_those_of_a_day(
+    tmp_path: Path, every_s: int, suspected: bool
+) -> None:
+    """Each came to a commit. -1: the clock is set back each time, so that those before seem to be
+    to come.
+    """
     found = []
     for number in range(3 * state_keeper.STARTS_MAX):
         starts = state_keeper.Starts(Files(), str(tmp_path))

@@ -1,4 +1,6 @@
-"""A damaged state store is set aside and made again from its snapshot and the log: redeliveries, not losses."""
+"""A damaged state store is set aside and made again from its snapshot and the log: redeliveries,
+not losses.
+"""
 
 from __future__ import annotations
 
@@ -57,14 +59,23 @@ def table_of(harness: StorageHarness) -> Table:
 
 
 def work(harness: StorageHarness) -> Table:
-    """Four blocks; channels, of which one has deferred and other holes; a snapshot in between; then things that only the log knows."""
+    """Four blocks; channels, of which one has deferred and other holes; a snapshot in between; then
+    things that only the log knows.
+    """
     for _ in range(2):
         harness.publish()
         harness.sync()
     state_of(harness).commit(
         StateBatch(
             channel_puts={"c": ROW, "d": replace(ROW, next_offset=6)},
-            hole_puts=[("c", 0, 1, 2, 0), ("c", 4, 1, 1, 0), ("d", 1, 1, 3, 0), ("d", 2, 1, 1, 99), ("d", 4, 1, 1, 50), ("d", 5, 1, 1, 0)],
+            hole_puts=[
+                ("c", 0, 1, 2, 0),
+                ("c", 4, 1, 1, 0),
+                ("d", 1, 1, 3, 0),
+                ("d", 2, 1, 1, 99),
+                ("d", 4, 1, 1, 50),
+                ("d", 5, 1, 1, 0),
+            ],
             producers={77: ProducerRow(2, 5, ((0, 0), (1, 3)))},
             applied_offset=6,
         )
@@ -80,7 +91,10 @@ def test_the_snapshot_is_there_when_a_channel_was_made(harness: StorageHarness) 
     found = read_snapshot(harness.files, harness.directory)
     assert found is not None
     assert found.meta["applied"] == 6
-    assert {name: (total.rows, total.messages, total.first_start) for name, total in found.deferred.items()} == {"d": (2, 2, 2)}
+    assert {
+        name: (total.rows, total.messages, total.first_start)
+        for name, total in found.deferred.items()
+    } == {"d": (2, 2, 2)}
     assert len(found.rows) == 8
 
 
@@ -93,11 +107,16 @@ def test_a_damaged_state_is_made_again_from_snapshot_and_log(harness: StorageHar
     assert harness.path("state.bad-1/data.mdb").read_bytes() == damaged
     assert "set aside as" in report.alarms[0]
     assert any(
-        "channel d lost its record of 2 deferred messages: it continues at offset 2 instead of 6" in alarm for alarm in report.alarms
+        "channel d lost its record of 2 deferred messages: it continues at offset 2 instead of 6"
+        in alarm
+        for alarm in report.alarms
     )
     table = table_of(harness)
     assert table.channels == {"c": ROW, "d": replace(ROW, next_offset=2)}
-    assert table.holes == {"c": [HoleRow(0, 1, 2, 0), HoleRow(4, 1, 1, 0)], "d": [HoleRow(1, 1, 3, 0)]}
+    assert table.holes == {
+        "c": [HoleRow(0, 1, 2, 0), HoleRow(4, 1, 1, 0)],
+        "d": [HoleRow(1, 1, 3, 0)],
+    }
     assert table.deferred == {}
     assert table.producers[77].next_sequence == 4, "replayed from the log"
     assert (table.applied_offset, table.synced_end) == (12, 12)
@@ -107,7 +126,13 @@ def test_a_damaged_state_is_made_again_from_snapshot_and_log(harness: StorageHar
 
 def test_a_hole_that_reaches_over_the_lowest_deferred_one_is_cut(harness: StorageHarness) -> None:
     work(harness)
-    state_of(harness).commit(StateBatch(hole_puts=[("d", 0, 4, 3, 0), ("d", 4, 1, 1, 7)], hole_gones=[("d", 1), ("d", 2)], waiting=0))
+    state_of(harness).commit(
+        StateBatch(
+            hole_puts=[("d", 0, 4, 3, 0), ("d", 4, 1, 1, 7)],
+            hole_gones=[("d", 1), ("d", 2)],
+            waiting=0,
+        )
+    )
     state_of(harness).commit(StateBatch(hole_puts=[("d", 2, 1, 1, 7)], waiting=0))
     harness.abandon()
     spoil(harness)
@@ -215,7 +240,9 @@ def test_a_rebuild_on_a_full_disk_keeps_the_damaged_store(harness: StorageHarnes
 
 
 def test_a_store_older_than_its_snapshot_is_made_again(harness: StorageHarness) -> None:
-    """LMDB chooses between two heads by a number; a bit of it, and the commit before is back: right in itself."""
+    """LMDB chooses between two heads by a number; a bit of it, and the commit before is back: right
+    in itself.
+    """
     work(harness)
     old = harness.path("state/data.mdb").read_bytes()
     state_of(harness).commit(StateBatch(channel_puts={"e": ROW}))
@@ -243,7 +270,9 @@ def test_damage_met_in_deferred_rows_is_repaired_by_the_next_start(harness: Stor
 # Starts
 
 
-def test_after_two_starts_without_a_commit_the_store_is_examined_first(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_two_starts_without_a_commit_the_store_is_examined_first(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """LMDB crashed each time. Nothing but the note is left of that."""
     work(harness)
     harness.abandon()
@@ -264,7 +293,9 @@ def test_after_two_starts_without_a_commit_the_store_is_examined_first(harness: 
     assert table_of(harness).channels["c"] == ROW
 
 
-def test_a_sound_store_is_not_set_aside_and_not_examined_for_ever(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sound_store_is_not_set_aside_and_not_examined_for_ever(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     work(harness)
     asked: list[str] = []
     monkeypatch.setattr(state_rebuild, "examine", answer(asked))
@@ -281,7 +312,9 @@ def test_a_sound_store_is_not_set_aside_and_not_examined_for_ever(harness: Stora
     assert len(asked) == 1
 
 
-def test_after_too_many_starts_in_a_short_time_the_store_is_examined(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_too_many_starts_in_a_short_time_the_store_is_examined(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It dies of something later than its first commit."""
     asked: list[str] = []
     monkeypatch.setattr(state_rebuild, "examine", answer(asked))
@@ -304,23 +337,31 @@ def test_after_too_many_starts_in_a_short_time_the_store_is_examined(harness: St
     assert len(asked) == 1, "nor does what came to some commits"
 
 
-def test_a_time_out_of_the_examination_sets_nothing_aside(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_out_of_the_examination_sets_nothing_aside(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert harness.store is not None
     harness.store.keeper.distrust()
     harness.abandon()
-    monkeypatch.setattr(state_rebuild, "examine", lambda path, timeout_s: Verdict(["no time"], False))
+    monkeypatch.setattr(
+        state_rebuild, "examine", lambda path, timeout_s: Verdict(["no time"], False)
+    )
     report = harness.open().report
     assert report.alarms == []
     assert "no time" in report.notes
 
 
-def test_a_copy_that_was_left_is_removed_and_what_was_left_out_is_told(harness: StorageHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_copy_that_was_left_is_removed_and_what_was_left_out_is_told(
+    harness: StorageHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = Path(f"{harness.directory}/state{state_check.COPY_SUFFIX}")
     assert harness.store is not None
     harness.store.keeper.distrust()
     harness.abandon()
     copy.mkdir()
-    monkeypatch.setattr(state_rebuild, "examine", lambda path, timeout_s: Verdict([], True, "not copied"))
+    monkeypatch.setattr(
+        state_rebuild, "examine", lambda path, timeout_s: Verdict([], True, "not copied")
+    )
     assert "not copied" in harness.open().report.notes
     assert not copy.exists()
 

@@ -1,4 +1,6 @@
-"""A state store is made again, and the power goes: each name is on disk before the next relies on it; nothing is wiped or done twice."""
+"""A state store is made again, and the power goes: each name is on disk before the next relies on
+it; nothing is wiped or done twice.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def of_state(harness: StorageHarness) -> set[str]:
 
 @pytest.mark.parametrize("torn", [False, True], ids=["snapshot", "torn snapshot"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_power_cut_at_every_change(tmp_path: Path, harness: StorageHarness, loss: str, torn: bool) -> None:
+def test_a_power_cut_at_every_change(
+    tmp_path: Path, harness: StorageHarness, loss: str, torn: bool
+) -> None:
     """And another one after the start that finished it."""
     wanted = {"state", "state.starts", "state.bad-1", *([f"{SNAPSHOT_NAME}.bad-1"] if torn else [])}
     finished = False
@@ -72,13 +76,19 @@ def test_a_power_cut_at_every_change(tmp_path: Path, harness: StorageHarness, lo
         assert table.producers[77].next_sequence == 4
         assert other.check() == [0, 1, 2, 3]
         assert of_state(other) - {SNAPSHOT_NAME} == wanted, f"before change {at}"
-        assert other.path("state.bad-1/data.mdb").read_bytes() == damaged, f"before change {at}: something was wiped"
+        assert other.path("state.bad-1/data.mdb").read_bytes() == damaged, (
+            f"before change {at}: something was wiped"
+        )
         other.abandon()
     assert at > 8
 
 
-def test_a_missing_state_is_not_made_twice_because_a_bad_snapshot_came_back(tmp_path: Path, harness: StorageHarness) -> None:
-    """No other rename comes between that of the snapshot and that of the new store, which it would speak against."""
+def test_a_missing_state_is_not_made_twice_because_a_bad_snapshot_came_back(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
+    """No other rename comes between that of the snapshot and that of the new store, which it would
+    speak against.
+    """
     finished = False
     at = 0
     while not finished:
@@ -88,7 +98,9 @@ def test_a_missing_state_is_not_made_twice_because_a_bad_snapshot_came_back(tmp_
         tear(other)
         other.files.power_cut_at = at
         try:
-            rebuild_state(other.files, other.directory, IDENTITY.uuid_bytes, 1 << 20, "it is missing")
+            rebuild_state(
+                other.files, other.directory, IDENTITY.uuid_bytes, 1 << 20, "it is missing"
+            )
             finished = True
         except PowerCut:
             pass
@@ -108,7 +120,9 @@ def test_the_name_of_a_rebuilt_store_is_synced(tmp_path: Path, harness: StorageH
     assert other.path("state/data.mdb").exists()
 
 
-def test_the_name_of_a_store_is_synced_when_its_rebuild_is_finished(tmp_path: Path, harness: StorageHarness) -> None:
+def test_the_name_of_a_store_is_synced_when_its_rebuild_is_finished(
+    tmp_path: Path, harness: StorageHarness
+) -> None:
     other = forgetful(tmp_path / "one", harness)
     other.path("state").rename(other.path("state.tmp"))
     other.files.reset()
@@ -129,6 +143,9 @@ def test_a_snapshot_with_another_topics_checkpoint_is_not_used(harness: StorageH
     harness.path(SNAPSHOT_NAME).write_bytes(encode_snapshot(IDENTITY.uuid_bytes, 5, rows, {}))
     harness.files.reset()
     assert read_snapshot(harness.files, harness.directory) is not None
-    assert any("belongs to another topic: all channels are lost" in alarm for alarm in harness.open().report.alarms)
+    assert any(
+        "belongs to another topic: all channels are lost" in alarm
+        for alarm in harness.open().report.alarms
+    )
     assert table_of(harness).producers[77].next_sequence == 4
     assert harness.check() == [0, 1, 2, 3]

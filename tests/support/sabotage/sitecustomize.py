@@ -1,4 +1,6 @@
-"""On PYTHONPATH of a broker under test: its syncs fail with EIO as long as the file that ZSQ_SABOTAGE names is there."""
+"""On PYTHONPATH of a broker under test: its syncs fail with EIO as long as the file that
+ZSQ_SABOTAGE names is there.
+"""
 
 from __future__ import annotations
 

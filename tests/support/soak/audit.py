@@ -1,4 +1,6 @@
-"""Reads the logs and the dead letters of the soak while they are still kept, and tells the ledger what they hold."""
+"""Reads the logs and the dead letters of the soak while they are still kept, and tells the ledger
+what they hold.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ READ_S: Final = 120.0
 class Audit:
     """One reader a topic. `dying`: the channels that have dead letters."""
 
-    def __init__(self, ledger: Ledger, url: str, topics: Sequence[Topic], dying: Sequence[Channel]) -> None:
+    def __init__(
+        self, ledger: Ledger, url: str, topics: Sequence[Topic], dying: Sequence[Channel]
+    ) -> None:
         self.ledger = ledger
         self.topics = topics
         self._dying = {channel.name: channel for channel in dying}
@@ -43,7 +47,10 @@ class Audit:
 
     def read(self, topic: Topic) -> None:
         """From where it was left to the present end."""
-        with self._lock, zsq.Reader(topic.name, url=self._url, timeout=READ_S, patient=True) as reader:
+        with (
+            self._lock,
+            zsq.Reader(topic.name, url=self._url, timeout=READ_S, patient=True) as reader,
+        ):
             deadline = time.monotonic() + READ_S
             _, head = reader.head()
             while topic.read_to < head and time.monotonic() < deadline:
@@ -56,22 +63,37 @@ class Audit:
                         if (offset := block.first_offset + index) >= topic.read_to:
                             self.ledger.logged(topic, offset, body or b"")
             if topic.read_to < head:
-                self.ledger.complain(f"{topic.name}: the log could be read to {topic.read_to} of {head} within {READ_S:g} s")
+                self.ledger.complain(
+                    f"{topic.name}: the log could be read to {topic.read_to} of {head} within "
+                    f"{READ_S:g} s"
+                )
 
     def _read_dead(self, channel: Channel) -> None:
         try:
-            with self._lock, zsq.Reader(f"{channel.topic.name}.{channel.name}.dead", url=self._url, timeout=READ_S, patient=True) as reader:
+            with (
+                self._lock,
+                zsq.Reader(
+                    f"{channel.topic.name}.{channel.name}.dead",
+                    url=self._url,
+                    timeout=READ_S,
+                    patient=True,
+                ) as reader,
+            ):
                 head = reader.head()[1]
                 while (at := self._dead_read_to[channel.name]) < head:
                     for block in reader.read(at).blocks:
                         assert block.headers is not None
-                        for index, (body, packed) in enumerate(zip(block.body.values(), block.headers.values(), strict=True)):
+                        for index, (body, packed) in enumerate(
+                            zip(block.body.values(), block.headers.values(), strict=True)
+                        ):
                             if block.first_offset + index >= self._dead_read_to[channel.name]:
                                 headers = unpack_headers(packed)
                                 where, at_ns = headers["zsq-dead-offset"], headers["zsq-dead-time"]
                                 assert isinstance(where, int)
                                 assert isinstance(at_ns, int)
                                 self.ledger.dead(channel, where, body or b"", at_ns)
-                        self._dead_read_to[channel.name] = max(self._dead_read_to[channel.name], block.next_offset)
+                        self._dead_read_to[channel.name] = max(
+                            self._dead_read_to[channel.name], block.next_offset
+                        )
         except zsq.NotFound:
             return  # none has died yet

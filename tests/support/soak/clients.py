@@ -1,4 +1,6 @@
-"""The clients of the soak: threads that publish and consume, and write down in the ledger what they ask and what they are told."""
+"""The clients of the soak: threads that publish and consume, and write down in the ledger what they
+ask and what they are told.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ POISON_EVERY: Final = 307  # never finished there: it dies by its attempts
 
 
 class Worker(threading.Thread):
-    """A thread whose failure is a complaint. Those that can be paused set `idle` when they have nothing on its way."""
+    """A thread whose failure is a complaint. Those that can be paused set `idle` when they have
+    nothing on its way.
+    """
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         super().__init__(name=name, daemon=True)
@@ -51,15 +55,21 @@ class Worker(threading.Thread):
 
 
 class Publishing(Worker):
-    """Publishes blocks, singles and delayed messages to the standing topics, with several of them on their way."""
+    """Publishes blocks, singles and delayed messages to the standing topics, with several of them
+    on their way.
+    """
 
-    def __init__(self, ledger: Ledger, name: str, url: str, topics: Sequence[Topic], seed: int, pace_s: float) -> None:
+    def __init__(
+        self, ledger: Ledger, name: str, url: str, topics: Sequence[Topic], seed: int, pace_s: float
+    ) -> None:
         super().__init__(ledger, name)
         self.topics = topics
         self.random = random.Random(seed)
         self.pace_s = pace_s
         self.url = url
-        self.keys: deque[tuple[Topic, int, str, int]] = deque(maxlen=4_000)  # topic, number, key, due: what may be cancelled
+        self.keys: deque[tuple[Topic, int, str, int]] = deque(
+            maxlen=4_000
+        )  # topic, number, key, due: what may be cancelled
         self._out: deque[tuple[Topic, range, int, zsq.Receipt]] = deque()
 
     def work(self) -> None:
@@ -82,10 +92,15 @@ class Publishing(Worker):
         count = 1 if self.random.random() < 0.1 else self.random.randint(2, BLOCK)
         delay = None
         if chance < DELAYED_SHARE:
-            delay = self.random.uniform(60, 600) if chance < LONG_SHARE else self.random.uniform(0.1, 8)
+            delay = (
+                self.random.uniform(60, 600) if chance < LONG_SHARE else self.random.uniform(0.1, 8)
+            )
         due_ns = 0 if delay is None else time.time_ns() + int(delay * 1000) * 1_000_000
         numbers = self.ledger.sent(topic, count, due_ns)
-        bodies = [body_of(number, self.random.randrange(1 << self.random.randrange(5, 11))) for number in numbers]
+        bodies = [
+            body_of(number, self.random.randrange(1 << self.random.randrange(5, 11)))
+            for number in numbers
+        ]
         keys = [f"key-{number % 50}" for number in numbers]
         receipt = producer.publish_many(topic.name, bodies, keys=keys, delay=delay, wait=False)
         self._out.append((topic, numbers, due_ns, receipt))
@@ -94,7 +109,9 @@ class Publishing(Worker):
         while self._out and self._out[0][3].done:
             topic, numbers, due_ns, receipt = self._out.popleft()
             if receipt.error is not None:
-                self.ledger.complain(f"a publish of {len(numbers)} messages to {topic.name} failed: {receipt.error}")
+                self.ledger.complain(
+                    f"a publish of {len(numbers)} messages to {topic.name} failed: {receipt.error}"
+                )
                 continue
             if not due_ns:
                 self.ledger.acknowledged(numbers, receipt.wait())
@@ -102,13 +119,27 @@ class Publishing(Worker):
             self.ledger.acknowledged(numbers)
             names = receipt.delayed_keys()
             if len(names) == len(numbers) and due_ns - time.time_ns() > 2_000_000_000:
-                self.keys.extend((topic, number, name, due_ns) for number, name in zip(numbers, names, strict=True))
+                self.keys.extend(
+                    (topic, number, name, due_ns)
+                    for number, name in zip(numbers, names, strict=True)
+                )
 
 
 class Consuming(Worker):
-    """One consumer of one channel: it finishes, requeues, rejects, touches, and now and then forgets what it holds."""
+    """One consumer of one channel: it finishes, requeues, rejects, touches, and now and then
+    forgets what it holds.
+    """
 
-    def __init__(self, ledger: Ledger, channel: Channel, number: int, url: str, seed: int, dying: bool, ordered: bool) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        channel: Channel,
+        number: int,
+        url: str,
+        seed: int,
+        dying: bool,
+        ordered: bool,
+    ) -> None:
         super().__init__(ledger, f"consumer {number} of {channel.topic.name}/{channel.name}")
         self.channel = channel
         self.number = number
@@ -146,7 +177,9 @@ class Consuming(Worker):
         messages = batch.messages()
         mine = []
         for message in messages:
-            if ledger.got(self.channel, self.number, message.offset, message.attempts, message.body):
+            if ledger.got(
+                self.channel, self.number, message.offset, message.attempts, message.body
+            ):
                 mine.append(message)
             else:
                 self._must_be_refused(message)
@@ -181,7 +214,9 @@ class Consuming(Worker):
             self.ledger.complain(f"{text} was under a lease after another finish was confirmed")
 
     def _settle(self, settle: Callable[[], object]) -> None:
-        """The finishes are confirmed, or in doubt: then they count as told, and their messages may come again."""
+        """The finishes are confirmed, or in doubt: then they count as told, and their messages may
+        come again.
+        """
         offsets, self.unconfirmed = self.unconfirmed, []
         try:
             settle()
@@ -193,7 +228,9 @@ class Consuming(Worker):
 
     def _close(self, consumer: zsq.Consumer) -> None:
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
-            self._settle(consumer.flush)  # `close` only logs which finishes were lost with an earlier link
+            self._settle(
+                consumer.flush
+            )  # `close` only logs which finishes were lost with an earlier link
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
             consumer.close(PATIENCE_S)
 
@@ -202,7 +239,14 @@ class Group:
     """The consumers of one channel, one for each URL."""
 
     def __init__(
-        self, ledger: Ledger, channel: Channel, urls: Sequence[str], seed: int, *, dying: bool = False, ordered: bool = False
+        self,
+        ledger: Ledger,
+        channel: Channel,
+        urls: Sequence[str],
+        seed: int,
+        *,
+        dying: bool = False,
+        ordered: bool = False,
     ) -> None:
         self.ledger, self.channel, self.urls, self.seed = ledger, channel, urls, seed
         self.dying, self.ordered = dying, ordered
@@ -210,7 +254,9 @@ class Group:
 
     def start(self) -> None:
         self.members = [
-            Consuming(self.ledger, self.channel, number, url, self.seed + number, self.dying, self.ordered)
+            Consuming(
+                self.ledger, self.channel, number, url, self.seed + number, self.dying, self.ordered
+            )
             for number, url in enumerate(self.urls)
         ]
         for member in self.members:
@@ -233,7 +279,10 @@ class Group:
         deadline = time.monotonic() + PATIENCE_S
         while any(member.renew.is_set() and member.is_alive() for member in self.members):
             if time.monotonic() > deadline:
-                raise AssertionError(f"the consumers of {self.channel.name} did not subscribe again within {PATIENCE_S:g} s")
+                raise AssertionError(
+                    f"the consumers of {self.channel.name} did not subscribe again within "
+                    f"{PATIENCE_S:g} s"
+                )
             threading.Event().wait(0.02)
 
     @property

@@ -1,4 +1,6 @@
-"""Flatness: what the broker's processes hold (descriptors, threads, memory) and what lies on disk must not grow once it is warm."""
+"""Flatness: what the broker's processes hold (descriptors, threads, memory) and what lies on disk
+must not grow once it is warm.
+"""
 
 from __future__ import annotations
 
@@ -26,12 +28,17 @@ class Allowance(NamedTuple):
     amount: float
 
 
-# A topic or channel of short life has up to eight descriptors in the supervisor and in the gateway, and some ten files.
-# The first large buffer that a process sends without copying starts pyzmq's collector: a thread, and the two of its own context. That may
-# happen at any time, but only once, so these do not count.
+# A topic or channel of short life has up to eight descriptors in the supervisor and in the gateway,
+# and some ten files. The first large buffer that a process sends without copying starts pyzmq's
+# collector: a thread, and the two of its own context. That may happen at any time, but only once,
+# so these do not count.
 COLLECTOR_THREADS: Final = 3
 REAPER: Final = "ZMQbg/Reaper"  # libzmq has one for each context
-OF_A_PROCESS: Final = {"descriptors": Allowance(0.0, 20), "threads": Allowance(0.0, 1), "memory": Allowance(0.1, 6 * MIB)}
+OF_A_PROCESS: Final = {
+    "descriptors": Allowance(0.0, 20),
+    "threads": Allowance(0.0, 1),
+    "memory": Allowance(0.1, 6 * MIB),
+}
 OF_ALL: Final = {
     "descriptors": Allowance(0.05, 60),
     "threads": Allowance(0.05, 8),
@@ -48,7 +55,9 @@ class Sample:
     at_s: float
     processes: dict[str, dict[str, float]]
     all: dict[str, float]
-    threads: dict[str, tuple[str, ...]] = field(default_factory=dict)  # title -> the names of its threads, for who reads that they grew
+    threads: dict[str, tuple[str, ...]] = field(
+        default_factory=dict
+    )  # title -> the names of its threads, for who reads that they grew
 
 
 def look(at_s: float, processes: Sequence[Process], folder: Path) -> Sample:
@@ -57,10 +66,17 @@ def look(at_s: float, processes: Sequence[Process], folder: Path) -> Sample:
     names: dict[str, tuple[str, ...]] = {}
     for process in processes:
         with contextlib.suppress(OSError):  # it has just ended
-            threads = tuple(sorted(path.read_text().strip() for path in Path(f"/proc/{process.pid}/task").glob("*/comm")))
+            threads = tuple(
+                sorted(
+                    path.read_text().strip()
+                    for path in Path(f"/proc/{process.pid}/task").glob("*/comm")
+                )
+            )
             figures = {
                 "descriptors": float(len(os.listdir(f"/proc/{process.pid}/fd"))),
-                "threads": float(len(threads) - (COLLECTOR_THREADS if threads.count(REAPER) > 1 else 0)),
+                "threads": float(
+                    len(threads) - (COLLECTOR_THREADS if threads.count(REAPER) > 1 else 0)
+                ),
                 "memory": float(private_bytes(process.pid)),
             }
             title = re.sub(r"\d{5,}", "N", process.title)
@@ -77,7 +93,8 @@ def look(at_s: float, processes: Sequence[Process], folder: Path) -> Sample:
 
 
 def growths(samples: Sequence[Sample], warm_s: float, end_s: float) -> list[str]:
-    """Return what grew: the median of the last third of [`warm_s`, `end_s`] is above that of the third before by more than is allowed.
+    """Return what grew: the median of the last third of [`warm_s`, `end_s`] is above that of the
+    third before by more than is allowed.
 
     The first third is for what fills once: caches, pools, the log up to what retention keeps.
     """
@@ -99,9 +116,15 @@ def growths(samples: Sequence[Sample], warm_s: float, end_s: float) -> list[str]
 
 
 def _threads(who: str, figure: str, samples: Sequence[Sample]) -> str:
-    """Return which threads of a process were there at its first and its last look, or "" for another figure."""
+    """Return which threads of a process were there at its first and its last look, or "" for
+    another figure.
+    """
     seen = [sample.threads[who] for sample in samples if who in sample.threads]
-    return f": first {', '.join(seen[0])}; last {', '.join(seen[-1])}" if figure == "threads" and seen else ""
+    return (
+        f": first {', '.join(seen[0])}; last {', '.join(seen[-1])}"
+        if figure == "threads" and seen
+        else ""
+    )
 
 
 def _growth(who: str, figure: str, before: list[float], after: list[float]) -> str:
@@ -109,7 +132,10 @@ def _growth(who: str, figure: str, before: list[float], after: list[float]) -> s
     was, now = statistics.median(before), statistics.median(after)
     if now <= was * (1 + share) + amount:
         return ""
-    return f"{figure} of {who} grew from {was:,.0f} to {now:,.0f} (medians of {len(before)} and {len(after)} looks)"
+    return (
+        f"{figure} of {who} grew from {was:,.0f} to {now:,.0f} (medians of {len(before)} and "
+        f"{len(after)} looks)"
+    )
 
 
 def table(samples: Sequence[Sample]) -> str:
@@ -119,7 +145,8 @@ def table(samples: Sequence[Sample]) -> str:
     for sample in samples[::step]:
         row = sample.all
         lines.append(
-            f"{sample.at_s:10.0f}  {row['descriptors']:11.0f}  {row['threads']:7.0f}  {row['memory'] / MIB:10.1f}  {row['files']:5.0f}"
+            f"{sample.at_s:10.0f}  {row['descriptors']:11.0f}  {row['threads']:7.0f}  "
+            f"{row['memory'] / MIB:10.1f}  {row['files']:5.0f}"
             f"  {row['bytes'] / MIB:11.1f}"
         )
     return "\n".join(lines) + "\n"

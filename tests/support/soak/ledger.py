@@ -1,14 +1,18 @@
-"""The ledger of the soak: what became of every message, kept outside of the broker and without any input or output.
+"""The ledger of the soak: what became of every message, kept outside of the broker and without any
+input or output.
 
-A message has a number, which its body carries. The ledger knows of each number when it was sent, answered, due and cancelled, and at which
-offset it stands. It knows of each channel and each offset whether the message was delivered, finished, dead-lettered or passed.
-`removed` and `unexplained` compare the two: whatever has no explanation is a broken promise.
+A message has a number, which its body carries. The ledger knows of each number when it was sent,
+answered, due and cancelled, and at which offset it stands. It knows of each channel and each offset
+whether the message was delivered, finished, dead-lettered or passed. `removed` and `unexplained`
+compare the two: whatever has no explanation is a broken promise.
 
-Clients write down what they are about to ask before they ask it, and what was answered after they were told. So a kill between the two
-weakens what the ledger can claim and never makes it claim something false.
+Clients write down what they are about to ask before they ask it, and what was answered after they
+were told. So a kill between the two weakens what the ledger can claim and never makes it claim
+something false.
 
-While an operator moves a channel with `seek` and its consumers go on, a delivery may be from before the move or from after it. Such a
-channel is *turbulent* until all of its consumers have subscribed again, and deliveries are not compared in that time.
+While an operator moves a channel with `seek` and its consumers go on, a delivery may be from before
+the move or from after it. Such a channel is *turbulent* until all of its consumers have subscribed
+again, and deliveries are not compared in that time.
 """
 
 from __future__ import annotations
@@ -21,13 +25,18 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-COMPLAINTS_MAX: Final = 200  # the first ones say what is wrong; a bound for a run in which everything is
+COMPLAINTS_MAX: Final = (
+    200  # the first ones say what is wrong; a bound for a run in which everything is
+)
 SHOWN: Final = 5  # numbers named in one complaint
 
-# What is known of a message in a channel, at its offset. A confirmed finish is FINISHED plus the number of the consumer.
+# What is known of a message in a channel, at its offset. A confirmed finish is FINISHED plus the
+# number of the consumer.
 AWAITED, TOLD, PASSED, EITHER, DEAD, FINISHED = range(6)
 STEP_MAX: Final = 50_000_000  # no run has so many messages: an offset that is so far ahead is wrong
-LEFT_OUT: Final = bytes(PASSED if state in (AWAITED, TOLD, EITHER) else state for state in range(256))  # by a seek that passes it
+LEFT_OUT: Final = bytes(
+    PASSED if state in (AWAITED, TOLD, EITHER) else state for state in range(256)
+)  # by a seek that passes it
 NOT_ASKED, ASKED, CANCELLED = range(3)  # of a delayed message
 
 
@@ -59,7 +68,9 @@ class Topic:
 
 
 class Table:
-    """A byte for each offset from `first` on: a topic that is made again may begin at an offset of 2^32 and more."""
+    """A byte for each offset from `first` on: a topic that is made again may begin at an offset of
+    2^32 and more.
+    """
 
     def __init__(self, first: int) -> None:
         self._first = first
@@ -117,8 +128,12 @@ class Channel:
 
     def __post_init__(self) -> None:
         self.state = Table(self.topic.first)
-        self.finished_attempt = Table(self.topic.first)  # at which attempt a confirmed finish was made
-        self.attempts = [Table(self.topic.first) for _ in range(self.consumers)]  # of each consumer, the last one that it got
+        self.finished_attempt = Table(
+            self.topic.first
+        )  # at which attempt a confirmed finish was made
+        self.attempts = [
+            Table(self.topic.first) for _ in range(self.consumers)
+        ]  # of each consumer, the last one that it got
 
     @property
     def tables(self) -> list[Table]:
@@ -128,14 +143,19 @@ class Channel:
         """Make the tables long enough for this offset."""
         more = offset + 1 - self.state.end
         if more > STEP_MAX:
-            raise ValueError(f"channel {self.name}: offset {offset} came, and the largest before it was below {self.state.end}")
+            raise ValueError(
+                f"channel {self.name}: offset {offset} came, and the largest before it was "
+                f"below {self.state.end}"
+            )
         if more > 0:
             for table in self.tables:
                 table.extend(more + 4096)
 
 
 class Ledger:
-    """Everything that was promised and everything that was seen. All methods may be called by any thread."""
+    """Everything that was promised and everything that was seen. All methods may be called by any
+    thread.
+    """
 
     def __init__(self, now_ns: Callable[[], int]) -> None:
         self._now_ns = now_ns
@@ -167,7 +187,9 @@ class Ledger:
             self.topics.append(topic)
             return topic
 
-    def add_channel(self, topic: Topic, name: str, floor: tuple[int, int], consumers: int = 1) -> Channel:
+    def add_channel(
+        self, topic: Topic, name: str, floor: tuple[int, int], consumers: int = 1
+    ) -> Channel:
         """`floor`: where the channel began, as (at least, at most)."""
         with self._lock:
             channel = Channel(topic, name, consumers)
@@ -207,7 +229,9 @@ class Ledger:
             for index, number in enumerate(numbers):
                 self._answered[number] = 1
                 if offset >= 0:
-                    self._place(self.topics[self._topic[number]], offset + index, number, "the receipt says")
+                    self._place(
+                        self.topics[self._topic[number]], offset + index, number, "the receipt says"
+                    )
 
     def cancelling(self, numbers: Iterable[int]) -> None:
         """These delayed messages are about to be cancelled."""
@@ -221,7 +245,9 @@ class Ledger:
             for number, done in zip(numbers, outcome, strict=True):
                 self._cancel[number] = CANCELLED if done else NOT_ASKED
                 if done and self._offset[number] >= 0:
-                    self.complain(f"{number} was cancelled, and stands in the log at {self._offset[number]}")
+                    self.complain(
+                        f"{number} was cancelled, and stands in the log at {self._offset[number]}"
+                    )
             self.counts["cancelled"] += sum(outcome)
 
     # What is seen of a message anywhere
@@ -234,19 +260,27 @@ class Ledger:
         elif self._offset[number] < 0:
             self._offset[number] = offset
         elif self._offset[number] != offset:
-            self.complain(f"{topic.name}: {number} is stored twice: at {self._offset[number]}, and {who} {offset}")
+            self.complain(
+                f"{topic.name}: {number} is stored twice: at {self._offset[number]}, and {who} "
+                f"{offset}"
+            )
 
     def _seen(self, topic: Topic, offset: int, body: bytes, who: str) -> int:
         """Return the number of a body that came from the broker, or -1 after a complaint."""
         number = number_of(body)
         if number < 0:
-            self.complain(f"{topic.name}: {who} {offset}, whose body is altered or none of ours: {body[:40]!r}")
+            self.complain(
+                f"{topic.name}: {who} {offset}, whose body is altered or none of ours: "
+                f"{body[:40]!r}"
+            )
             return -1
         if number >= len(self._offset) or self.topics[self._topic[number]] is not topic:
             self.complain(f"{topic.name}: {who} {number} at {offset}, which was never sent there")
             return -1
         if self._due_ns[number] > (now := self._now_ns()):
-            self.complain(f"{topic.name}: {who} {number}, {self._due_ns[number] - now} ns before it is due")
+            self.complain(
+                f"{topic.name}: {who} {number}, {self._due_ns[number] - now} ns before it is due"
+            )
         if self._cancel[number] == CANCELLED:
             self.complain(f"{topic.name}: {who} {number} at {offset}, which was cancelled")
         self._place(topic, offset, number, who)
@@ -256,19 +290,25 @@ class Ledger:
         """The log holds this message. It is read in order of offsets, without a gap."""
         with self._lock:
             if offset != topic.read_to:
-                self.complain(f"{topic.name}: after offset {topic.read_to} the log goes on with {offset}")
+                self.complain(
+                    f"{topic.name}: after offset {topic.read_to} the log goes on with {offset}"
+                )
             topic.read_to = offset + 1
             self._seen(topic, offset, body, "the log holds")
 
     def finished(self, channel: Channel) -> int:
-        """Return how many messages of the channel were finished; also those whose confirmation was lost, and that did not come again."""
+        """Return how many messages of the channel were finished; also those whose confirmation was
+        lost, and that did not come again.
+        """
         with self._lock:
             return sum(state == TOLD or state >= FINISHED for state in channel.state)
 
     # What consumers write down
 
     def got(self, channel: Channel, consumer: int, offset: int, attempts: int, body: bytes) -> bool:
-        """A delivery, before it is answered. False: the broker must refuse this consumer's finish, for another one's was confirmed."""
+        """A delivery, before it is answered. False: the broker must refuse this consumer's finish,
+        for another one's was confirmed.
+        """
         with self._lock:
             topic, name = channel.topic, channel.name
             who = f"{name} gets"
@@ -282,15 +322,22 @@ class Ledger:
             state, mine = channel.state[offset], channel.attempts[consumer]
             text = f"{topic.name}/{name}: offset {offset} (attempt {attempts})"
             if attempts < mine[offset]:
-                self.complain(f"{text} came to consumer {consumer}, which had it at attempt {mine[offset]}")
+                self.complain(
+                    f"{text} came to consumer {consumer}, which had it at attempt {mine[offset]}"
+                )
             mine[offset] = min(attempts, 255)
             if state == PASSED:
                 self.complain(f"{text} was delivered, and the channel begins behind it")
             elif state == FINISHED + consumer:
-                self.complain(f"{text} came again to consumer {consumer}, whose finish was confirmed")
+                self.complain(
+                    f"{text} came again to consumer {consumer}, whose finish was confirmed"
+                )
             elif state >= FINISHED:
                 if attempts > channel.finished_attempt[offset]:
-                    self.complain(f"{text} came again after the finish of attempt {channel.finished_attempt[offset]} was confirmed")
+                    self.complain(
+                        f"{text} came again after the finish of attempt "
+                        f"{channel.finished_attempt[offset]} was confirmed"
+                    )
                 return False
             else:
                 self.counts["told and come again"] += state == TOLD
@@ -317,9 +364,15 @@ class Ledger:
                 text = f"{channel.topic.name}/{channel.name}: the finish of offset {offset}"
                 state, attempts = channel.state[offset], channel.attempts[consumer][offset]
                 if state >= FINISHED:
-                    self.complain(f"{text} was confirmed to consumer {state - FINISHED} and again to {consumer}")
+                    self.complain(
+                        f"{text} was confirmed to consumer {state - FINISHED} and again to "
+                        f"{consumer}"
+                    )
                 if any(row[offset] > attempts for row in channel.attempts):
-                    self.complain(f"{text} (attempt {attempts}) was confirmed to consumer {consumer}, and another has a later attempt")
+                    self.complain(
+                        f"{text} (attempt {attempts}) was confirmed to consumer {consumer}, and "
+                        "another has a later attempt"
+                    )
                 channel.state[offset] = FINISHED + consumer
                 channel.finished_attempt[offset] = attempts
                 self.counts["finishes confirmed"] += 1
@@ -327,12 +380,17 @@ class Ledger:
     def dead(self, channel: Channel, offset: int, body: bytes, at_ns: int) -> None:
         """The dead-letter topic holds this message of the channel since `at_ns`."""
         with self._lock:
-            number = self._seen(channel.topic, offset, body, f"the dead letters of {channel.name} hold")
+            number = self._seen(
+                channel.topic, offset, body, f"the dead letters of {channel.name} hold"
+            )
             if number < 0 or at_ns <= channel.sought_ns or channel.turbulent:
                 return
             channel.reach(offset)
             if channel.state[offset] >= FINISHED:
-                self.complain(f"{channel.topic.name}/{channel.name}: offset {offset} is a dead letter after its finish was confirmed")
+                self.complain(
+                    f"{channel.topic.name}/{channel.name}: offset {offset} is a dead letter "
+                    "after its finish was confirmed"
+                )
             self.counts["dead letters"] += 1
             self.counts["dead letters that came twice"] += channel.state[offset] == DEAD
             channel.state[offset] = DEAD
@@ -347,7 +405,8 @@ class Ledger:
     def seek_answered(self, channel: Channel, place: int) -> None:
         """The channel is at `place`: what is behind it comes (again), what is before it does not.
 
-        The log was read to its end after the answer and before this: so all that stands before `place` is known.
+        The log was read to its end after the answer and before this: so all that stands before
+        `place` is known.
         """
         with self._lock:
             channel.sought_ns = self._now_ns()
@@ -371,16 +430,23 @@ class Ledger:
     # Comparing
 
     def removed(self, topic: Topic, start: int) -> None:
-        """The log begins at `start` now: every channel must be done with all before it. Dead letters were read after this was seen."""
+        """The log begins at `start` now: every channel must be done with all before it. Dead
+        letters were read after this was seen.
+        """
         with self._lock:
             if topic.deleted or any(channel.turbulent for channel in topic.channels):
                 return
             for offset in range(topic.start, start):
                 if offset not in topic.at:
-                    self.complain(f"{topic.name}: offset {offset} was removed, and nobody has ever seen it")
+                    self.complain(
+                        f"{topic.name}: offset {offset} was removed, and nobody has ever seen it"
+                    )
                 for channel in topic.channels:
                     if self._open(channel, offset):
-                        self.complain(f"{topic.name}: offset {offset} was removed, and {channel.name} had not finished it")
+                        self.complain(
+                            f"{topic.name}: offset {offset} was removed, and {channel.name} had "
+                            "not finished it"
+                        )
             if start > topic.start:
                 topic.removed += start - topic.start
                 topic.start = start
@@ -393,7 +459,9 @@ class Ledger:
         return self._now_ns()
 
     def missing(self, due_ns: int | None = None) -> list[int]:
-        """Return the numbers that were acknowledged, were due at `due_ns` (default: now), and stand nowhere."""
+        """Return the numbers that were acknowledged, were due at `due_ns` (default: now), and stand
+        nowhere.
+        """
         with self._lock:
             now = self._now_ns() if due_ns is None else due_ns
             return [
@@ -413,29 +481,40 @@ class Ledger:
             return [
                 number
                 for number, due in enumerate(self._due_ns)
-                if due > now and self._answered[number] and self._cancel[number] == NOT_ASKED and self._topic[number] == which
+                if due > now
+                and self._answered[number]
+                and self._cancel[number] == NOT_ASKED
+                and self._topic[number] == which
             ]
 
     def in_doubt(self, topic: Topic) -> int:
-        """Return how many delayed messages may wait or not: their publish or their cancelling was not answered."""
+        """Return how many delayed messages may wait or not: their publish or their cancelling was
+        not answered.
+        """
         with self._lock:
             now, which = self._now_ns(), self.topics.index(topic)
             return sum(
-                due > now and self._topic[number] == which and (not self._answered[number] or self._cancel[number] == ASKED)
+                due > now
+                and self._topic[number] == which
+                and (not self._answered[number] or self._cancel[number] == ASKED)
                 for number, due in enumerate(self._due_ns)
             )
 
     def unexplained(self, due_ns: int | None = None) -> Counter[str]:
-        """Return what became of each message and of each message in each channel; complain of what has no explanation.
+        """Return what became of each message and of each message in each channel; complain of what
+        has no explanation.
 
-        To be called while nothing is published and all channels are empty. `due_ns`: when the log was last read to its end (default: now).
-        What became due after that may be on its way into the log.
+        To be called while nothing is published and all channels are empty. `due_ns`: when the log
+        was last read to its end (default: now). What became due after that may be on its way into
+        the log.
         """
         with self._lock:
             found: Counter[str] = Counter()
             due_ns = self._now_ns() if due_ns is None else due_ns
             missing = self.missing(due_ns)
-            self._complain_of_some("acknowledged, and neither in the log nor cancelled nor removed", missing)
+            self._complain_of_some(
+                "acknowledged, and neither in the log nor cancelled nor removed", missing
+            )
             found["unexplained"] = len(missing)
             for number, offset in enumerate(self._offset):
                 topic = self.topics[self._topic[number]]
@@ -443,7 +522,11 @@ class Ledger:
                 if topic.deleted:
                     found["deleted with their topic"] += 1
                 elif offset >= 0:
-                    found["in the log" if offset >= topic.start else "removed by retention after all had finished"] += 1
+                    found[
+                        "in the log"
+                        if offset >= topic.start
+                        else "removed by retention after all had finished"
+                    ] += 1
                 elif self._cancel[number] == CANCELLED:
                     found["cancelled"] += 1
                 elif not self._answered[number]:
@@ -466,11 +549,24 @@ class Ledger:
 
     def _channel(self, channel: Channel, found: Counter[str]) -> None:
         channel.reach(channel.topic.read_to)
-        open_ones = [offset for offset in range(channel.topic.first, channel.topic.read_to) if self._open(channel, offset)]
+        open_ones = [
+            offset
+            for offset in range(channel.topic.first, channel.topic.read_to)
+            if self._open(channel, offset)
+        ]
         found["unexplained"] += len(open_ones)
-        self._complain_of_some(f"{channel.topic.name}/{channel.name} is empty, and never finished offsets", open_ones)
-        names = {TOLD: "finished, not confirmed", PASSED: "passed by a start or a seek", EITHER: "passed or not", DEAD: "dead-lettered"}
-        for state, count in Counter(channel.state.of(channel.topic.first, channel.topic.read_to)).items():
+        self._complain_of_some(
+            f"{channel.topic.name}/{channel.name} is empty, and never finished offsets", open_ones
+        )
+        names = {
+            TOLD: "finished, not confirmed",
+            PASSED: "passed by a start or a seek",
+            EITHER: "passed or not",
+            DEAD: "dead-lettered",
+        }
+        for state, count in Counter(
+            channel.state.of(channel.topic.first, channel.topic.read_to)
+        ).items():
             if state != AWAITED:
                 found["in channels: " + names.get(state, "finished")] += count
 

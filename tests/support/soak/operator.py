@@ -1,4 +1,6 @@
-"""The operator of the soak: seeks, topics and channels made and deleted, delayed messages cancelled, one act after the other."""
+"""The operator of the soak: seeks, topics and channels made and deleted, delayed messages
+cancelled, one act after the other.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def until_done(ask: Callable[[], Found]) -> Found:
 
 
 def until_gone(delete: Callable[[], object]) -> None:
-    """Ask for a deletion until it is answered; where the answer was lost, nothing is there the next time."""
+    """Ask for a deletion until it is answered; where the answer was lost, nothing is there the next
+    time.
+    """
     with contextlib.suppress(zsq.NotFound):
         until_done(delete)
 
@@ -54,10 +58,18 @@ class Visit:
 
 
 class Operator(Worker):
-    """Carries out its acts by a seeded choice, until it is told to end. While it is paused it does nothing."""
+    """Carries out its acts by a seeded choice, until it is told to end. While it is paused it does
+    nothing.
+    """
 
     def __init__(
-        self, audit: Audit, urls: Sequence[str], producers: Sequence[Publishing], movable: Sequence[Group], seed: int, pace_s: float
+        self,
+        audit: Audit,
+        urls: Sequence[str],
+        producers: Sequence[Publishing],
+        movable: Sequence[Group],
+        seed: int,
+        pace_s: float,
     ) -> None:
         super().__init__(audit.ledger, "operator")
         self.urls = urls
@@ -82,7 +94,12 @@ class Operator(Worker):
                 self._end_visits(admin)
                 if not self._acts:
                     seeks = [self._seek_back, self._seek_under_load, self._seek_forward]
-                    self._acts.extend(self.random.sample(all_acts := [self._visit, self._brief, self._cancel, *seeks], len(all_acts)))
+                    self._acts.extend(
+                        self.random.sample(
+                            all_acts := [self._visit, self._brief, self._cancel, *seeks],
+                            len(all_acts),
+                        )
+                    )
                 self._acts.popleft()(admin)
                 self.ending.wait(self.random.uniform(0.5, 1.5) * self.pace_s)
 
@@ -90,7 +107,10 @@ class Operator(Worker):
 
     def _place(self, topic: Topic) -> int | str:
         start, head = self.audit.head(topic)
-        anywhere, near = self.random.randint(start, head), self.random.randint(max(start, head - 500), head)
+        anywhere, near = (
+            self.random.randint(start, head),
+            self.random.randint(max(start, head - 500), head),
+        )
         return self.random.choice(("earliest", "latest", anywhere, near))
 
     def _seek_back(self, admin: zsq.Admin) -> None:
@@ -144,7 +164,9 @@ class Operator(Worker):
         self.visits.append(Visit(group, time.monotonic() + self.random.uniform(*VISIT_S)))
 
     def _end_visits(self, admin: zsq.Admin, all_of_them: bool = False) -> None:
-        for visit in [visit for visit in self.visits if all_of_them or visit.until_s < time.monotonic()]:
+        for visit in [
+            visit for visit in self.visits if all_of_them or visit.until_s < time.monotonic()
+        ]:
             channel = visit.group.channel
             visit.group.stop()
             self.ledger.delete_channel(channel)
@@ -152,7 +174,9 @@ class Operator(Worker):
             self.visits.remove(visit)
 
     def _brief(self, admin: zsq.Admin) -> None:
-        """A topic that is made, published to, consumed in part or in whole, and deleted; the next one of its name goes on behind it."""
+        """A topic that is made, published to, consumed in part or in whole, and deleted; the next
+        one of its name goes on behind it.
+        """
         self._number += 1
         name = f"brief-{self._number % BRIEF_NAMES}"
         until_done(lambda: admin.create_topic(name))
@@ -168,7 +192,9 @@ class Operator(Worker):
             for delay in (None, None, 90.0):
                 due_ns = 0 if delay is None else time.time_ns() + int(delay * 1000) * 1_000_000
                 numbers.append(self.ledger.sent(topic, self.random.randint(1, 100), due_ns))
-                receipt = producer.publish_many(name, [body_of(number, 50) for number in numbers[-1]], delay=delay)
+                receipt = producer.publish_many(
+                    name, [body_of(number, 50) for number in numbers[-1]], delay=delay
+                )
                 self.ledger.acknowledged(numbers[-1], -1 if delay else receipt.wait())
         if self.random.random() < 0.7:
             self._await_finished(channel, sum(map(len, numbers[:2])))
@@ -181,7 +207,10 @@ class Operator(Worker):
         while self.ledger.finished(channel) < count:
             if time.monotonic() > deadline:
                 finished = self.ledger.finished(channel)
-                self.ledger.complain(f"{channel.topic.name}: of {count} messages {finished} were finished in {ASKED_S:g} s")
+                self.ledger.complain(
+                    f"{channel.topic.name}: of {count} messages {finished} were finished in "
+                    f"{ASKED_S:g} s"
+                )
                 return
             self.ending.wait(0.05)
 
@@ -193,7 +222,9 @@ class Operator(Worker):
         now_ns = time.time_ns()
         for _ in range(min(CANCELS_MAX, len(producer.keys))):
             topic, number, key, due_ns = producer.keys.pop()
-            if due_ns - now_ns > 500_000_000 or self.random.random() < 0.2:  # some of them when they are due, or were
+            if (
+                due_ns - now_ns > 500_000_000 or self.random.random() < 0.2
+            ):  # some of them when they are due, or were
                 chosen.setdefault(topic.name, []).append((number, key))
         for name, pairs in chosen.items():
             self.ledger.cancelling([number for number, _ in pairs])
@@ -211,7 +242,10 @@ class Operator(Worker):
         self.ledger.cancelling(waiting)
         count = admin.delayed_cancel_all(topic.name)
         if not len(waiting) <= count <= len(waiting) + in_doubt:
-            self.ledger.complain(f"{topic.name}: {len(waiting)} messages should be delayed (and {in_doubt} in doubt), {count} were")
+            self.ledger.complain(
+                f"{topic.name}: {len(waiting)} messages should be delayed (and {in_doubt} in "
+                f"doubt), {count} were"
+            )
         self.ledger.cancelled(waiting, [True] * len(waiting))
         assert self.ledger.counts["cancelled"] == asked + len(waiting)
 

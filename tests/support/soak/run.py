@@ -1,4 +1,6 @@
-"""The soak: a real broker under a mixed load for minutes or hours, kills at intervals, and a ledger that must explain every message."""
+"""The soak: a real broker under a mixed load for minutes or hours, kills at intervals, and a ledger
+that must explain every message.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +22,25 @@ from support.torture.processes import Process, await_end, holders_of, of_session
 
 import zsq
 
-STEADY, ROUGH = "steady", "rough"  # after the first third no process of the first one is killed: a leak has time to show there
+STEADY, ROUGH = (
+    "steady",
+    "rough",
+)  # after the first third no process of the first one is killed: a leak has time to show there
 PLAIN: Final = ((STEADY, "keep"), (ROUGH, "plain"))
 ORDERED: Final = (STEADY, "strict")
 DYING: Final = (ROUGH, "dying")
 MOVED: Final = ((STEADY, "wander"), (ROUGH, "moved"))
 ATTEMPTS_MAX: Final = 3
-SERVE: Final = ("--chunk-bytes", str(128 << 10), "--keep-bytes", str(768 << 10), "--alarm-command", "true", "--alarm-depth", "1000000000")
+SERVE: Final = (
+    "--chunk-bytes",
+    str(128 << 10),
+    "--keep-bytes",
+    str(768 << 10),
+    "--alarm-command",
+    "true",
+    "--alarm-depth",
+    "1000000000",
+)
 START_S: Final = 120.0
 DRAIN_S: Final = 240.0
 AUDIT_S: Final = 2.0
@@ -34,7 +48,17 @@ SAMPLES: Final = 240  # in all, at least 2 s apart
 CHECKPOINT_S: Final = 300.0
 KILL_S: Final = 20.0  # on average, between two kills
 OPERATOR_S: Final = 3.0  # on average, between two acts of the operator
-ANY: Final = ("topic", "channel", "scan_worker", "alarm_teller", "storm", "stop_short", "stop_long", "gateway", "scan_loop")
+ANY: Final = (
+    "topic",
+    "channel",
+    "scan_worker",
+    "alarm_teller",
+    "storm",
+    "stop_short",
+    "stop_long",
+    "gateway",
+    "scan_loop",
+)
 GENERATION: Final = ("everything", "supervisor", "forkserver", "terminate", "start_storm")
 SPARED: Final = ("supervisor", "forkserver", "scan_loop", "gateway")
 WARM_SHARE: Final = 0.05
@@ -58,9 +82,13 @@ class SoakKiller(Killer):
     def victim(self, kind: str) -> Process | None:
         if self.sparing and kind in SPARED:
             return None
-        found = [process for process in self.living() if process.kind == kind and self._granted(process)]
+        found = [
+            process for process in self.living() if process.kind == kind and self._granted(process)
+        ]
         found = [process for process in found if not self.sparing or process.topic != STEADY]
-        return self.random.choice(sorted(found, key=lambda process: process.title)) if found else None
+        return (
+            self.random.choice(sorted(found, key=lambda process: process.title)) if found else None
+        )
 
 
 class Soak:
@@ -79,12 +107,24 @@ class Soak:
         for number, (topic, name) in enumerate((*PLAIN, ORDERED, DYING, *MOVED)):
             channel = ledger.add_channel(self.topics[topic], name, (0, 0), len(urls))
             dying, ordered = (topic, name) == DYING, (topic, name) == ORDERED
-            self.groups[topic, name] = Group(ledger, channel, urls, seed + 10 * number, dying=dying, ordered=ordered)
-        self.audit = Audit(ledger, self.broker.ipc, list(self.topics.values()), [self.groups[DYING].channel])
+            self.groups[topic, name] = Group(
+                ledger, channel, urls, seed + 10 * number, dying=dying, ordered=ordered
+            )
+        self.audit = Audit(
+            ledger, self.broker.ipc, list(self.topics.values()), [self.groups[DYING].channel]
+        )
         topics = list(self.topics.values())
-        self.producers = [Publishing(ledger, f"producer {n}", url, topics, seed + 100 + n, PACE_S) for n, url in enumerate(urls)]
+        self.producers = [
+            Publishing(ledger, f"producer {n}", url, topics, seed + 100 + n, PACE_S)
+            for n, url in enumerate(urls)
+        ]
         self.operator = Operator(
-            self.audit, urls, self.producers, [self.groups[one] for one in MOVED], seed + 200, min(OPERATOR_S, self.seconds / 60)
+            self.audit,
+            urls,
+            self.producers,
+            [self.groups[one] for one in MOVED],
+            seed + 200,
+            min(OPERATOR_S, self.seconds / 60),
         )
         self.samples: list[flat.Sample] = []
         self.kills: Counter[str] = Counter()
@@ -108,7 +148,11 @@ class Soak:
             self._load()
             self._end()
         finally:
-            for worker in (*self.producers, self.operator, *(member for group in self.groups.values() for member in group.members)):
+            for worker in (
+                *self.producers,
+                self.operator,
+                *(member for group in self.groups.values() for member in group.members),
+            ):
                 worker.ending.set()
             self.killer.end_all()
 
@@ -119,8 +163,12 @@ class Soak:
             for name in self.topics:
                 admin.create_topic(name)
             for topic, name in self.groups:
-                settings: dict[str, Any] = {"max_attempts": ATTEMPTS_MAX} if (topic, name) == DYING else {}
-                admin.create_channel(topic, name, start="earliest", ordered=(topic, name) == ORDERED, **settings)
+                settings: dict[str, Any] = (
+                    {"max_attempts": ATTEMPTS_MAX} if (topic, name) == DYING else {}
+                )
+                admin.create_channel(
+                    topic, name, start="earliest", ordered=(topic, name) == ORDERED, **settings
+                )
         self.began = time.monotonic()
         for group in self.groups.values():
             group.start()
@@ -129,13 +177,20 @@ class Soak:
 
     def _load(self) -> None:
         checkpoint_s = min(CHECKPOINT_S, self.seconds / 2)
-        every = {"sample": max(2.0, self.seconds / SAMPLES), "audit": AUDIT_S, "kill": self.kill_s, "checkpoint": checkpoint_s}
+        every = {
+            "sample": max(2.0, self.seconds / SAMPLES),
+            "audit": AUDIT_S,
+            "kill": self.kill_s,
+            "checkpoint": checkpoint_s,
+        }
         due = {name: self.at_s + seconds for name, seconds in every.items()}
         while self.at_s < self.seconds:
             self._complain()
             for name in [name for name, at in due.items() if at <= self.at_s]:
                 getattr(self, f"_{name}")()
-                due[name] = self.at_s + every[name] * (self.random.uniform(0.3, 1.7) if name == "kill" else 1)
+                due[name] = self.at_s + every[name] * (
+                    self.random.uniform(0.3, 1.7) if name == "kill" else 1
+                )
             threading.Event().wait(0.05)
 
     def _complain(self) -> None:
@@ -143,7 +198,9 @@ class Soak:
             raise Violation("; ".join(self.ledger.complaints[:5]))
         assert self.broker.process is not None
         if self.broker.process.poll() is not None:
-            raise Violation(f"the broker ended by itself with code {self.broker.process.returncode}")
+            raise Violation(
+                f"the broker ended by itself with code {self.broker.process.returncode}"
+            )
 
     def _sample(self) -> None:
         self.samples.append(flat.look(self.at_s, self.killer.living(), self.broker.data_dir))
@@ -153,7 +210,9 @@ class Soak:
 
     def _kill(self) -> None:
         self.killer.sparing = self.at_s > self.seconds / 3
-        kind = self.random.choice(ANY if self.killer.sparing or self.random.random() < 0.6 else GENERATION)
+        kind = self.random.choice(
+            ANY if self.killer.sparing or self.random.random() < 0.6 else GENERATION
+        )
         done = self.killer.carry_out(kind)
         if done is None:
             return
@@ -161,12 +220,17 @@ class Soak:
             self.killer.start_again()
         self.kills[kind] += 1
         self.ledger.counts["kills"] += 1
-        self.say(f"kill: {kind} ({done.text}); {self.ledger.messages:,} messages, {self.ledger.counts['deliveries']:,} deliveries")
+        self.say(
+            f"kill: {kind} ({done.text}); {self.ledger.messages:,} messages, "
+            f"{self.ledger.counts['deliveries']:,} deliveries"
+        )
 
     # Checkpoints
 
     def _checkpoint(self, last: bool = False) -> None:
-        """Nothing more is published; when all channels are empty, every message must be explained. After the `last` one nothing goes on."""
+        """Nothing more is published; when all channels are empty, every message must be explained.
+        After the `last` one nothing goes on.
+        """
         for worker in (*self.producers, self.operator):
             worker.idle.clear()
             worker.pause.set()
@@ -176,7 +240,10 @@ class Soak:
         self._complain()
         self.checkpoints += 1
         self.clean_s = self.at_s
-        self.say("checkpoint: " + ", ".join(f"{name} {count:,}" for name, count in self.explained.items()))
+        self.say(
+            "checkpoint: "
+            + ", ".join(f"{name} {count:,}" for name, count in self.explained.items())
+        )
         for worker in () if last else (*self.producers, self.operator):
             worker.pause.clear()
 
@@ -185,7 +252,10 @@ class Soak:
         while not self._drained():
             if time.monotonic() > deadline:
                 missing = self.ledger.missing()
-                text = f"{self._depths()}; acknowledged and nowhere: {len(missing)}, first {missing[:5]}"
+                text = (
+                    f"{self._depths()}; acknowledged and nowhere: {len(missing)}, first "
+                    f"{missing[:5]}"
+                )
                 raise Violation(f"not drained after {DRAIN_S:g} s: {text}")
             self._complain()
             threading.Event().wait(0.25)
@@ -197,7 +267,14 @@ class Soak:
 
     def _depths(self) -> list[tuple[str, str, int, int, int, int]]:
         return [
-            (topic["topic_name"], row["channel_name"], row["depth"], row["in_flight_count"], row["deferred_count"], row["dying_count"])
+            (
+                topic["topic_name"],
+                row["channel_name"],
+                row["depth"],
+                row["in_flight_count"],
+                row["deferred_count"],
+                row["dying_count"],
+            )
             for topic in self._stats()
             for row in topic["channels"]
         ]
@@ -210,7 +287,9 @@ class Soak:
             return False
         self.read_ns = self.ledger.now_ns()
         self.audit.all()
-        return not self.ledger.missing(self.read_ns) and not any(sum(row[2:]) for row in self._depths())
+        return not self.ledger.missing(self.read_ns) and not any(
+            sum(row[2:]) for row in self._depths()
+        )
 
     def _healthy(self) -> None:
         for topic in self._stats():
@@ -219,7 +298,9 @@ class Soak:
                     self.ledger.complain(f"{topic['topic_name']}: {message} is {topic[message]}")
             for row in topic["channels"]:
                 if gone := row["dropped_count"] + row["lost_count"]:
-                    self.ledger.complain(f"{topic['topic_name']}/{row['channel_name']}: {gone} were dropped or lost")
+                    self.ledger.complain(
+                        f"{topic['topic_name']}/{row['channel_name']}: {gone} were dropped or lost"
+                    )
 
     # The end
 
@@ -247,10 +328,15 @@ class Soak:
         if left := of_sessions(self.killer.sessions) + holders_of(self.broker.data_dir):
             raise Violation(f"processes outlived their broker: {left}")
         if b"Traceback" in (said := self.broker.log.read_bytes()):
-            raise Violation(f"the broker's log has a traceback: {said[said.index(b'Traceback') :][:2000].decode()}")
+            raise Violation(
+                "the broker's log has a traceback: "
+                f"{said[said.index(b'Traceback') :][:2000].decode()}"
+            )
         self.ledger.counts["removed"] = sum(topic.removed for topic in self.topics.values())
         if uncovered := [name for name in COVERED if not self.ledger.counts[name]]:
-            raise Violation(f"this never happened, so the soak says nothing of it: {', '.join(uncovered)}")
+            raise Violation(
+                f"this never happened, so the soak says nothing of it: {', '.join(uncovered)}"
+            )
         if grown := flat.growths(self.samples, self.seconds * WARM_SHARE, self.seconds):
             raise Violation("; ".join(grown))
 
@@ -262,12 +348,17 @@ class Soak:
         self.say("kill: everything, once more at the end")
 
     def summary(self) -> str:
-        counts = ", ".join(f"{name} {count:,}" for name, count in sorted(self.ledger.counts.items()))
+        counts = ", ".join(
+            f"{name} {count:,}" for name, count in sorted(self.ledger.counts.items())
+        )
         outcome = "\n".join(f"  {name}: {count:,}" for name, count in self.explained.items())
         kills = ", ".join(f"{kind} {count}" for kind, count in sorted(self.kills.items()))
         looks = len(self.samples)
         return (
-            f"soak of {self.seconds / 60:g} minutes: explained to the last message at {self.checkpoints} checkpoints,"
-            f" the last one after {self.clean_s / 60:.1f} minutes\n{outcome}\n{counts}\nkills: {kills}\n{flat.table(self.samples)}"
-            f"flat over {looks} looks: descriptors, threads and memory of each process and of all, files and bytes\nseed {self.seed}"
+            f"soak of {self.seconds / 60:g} minutes: explained to the last message at "
+            f"{self.checkpoints} checkpoints,"
+            f" the last one after {self.clean_s / 60:.1f} minutes\n{outcome}\n{counts}\nkills: "
+            f"{kills}\n{flat.table(self.samples)}"
+            f"flat over {looks} looks: descriptors, threads and memory of each process and of "
+            f"all, files and bytes\nseed {self.seed}"
         )

@@ -1,4 +1,6 @@
-"""`scripts/torture`: kill the processes of a real broker under load, and count what that cost; or a soak, see `support/soak/run.py`."""
+"""`scripts/torture`: kill the processes of a real broker under load, and count what that cost; or a
+soak, see `support/soak/run.py`.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,35 @@ import zsq
 
 def parse(arguments: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="scripts/torture", description=__doc__)
-    parser.add_argument("--cycles", type=int, default=30, help="kills (default 30: every kind at least once)")
     parser.add_argument(
-        "--soak", type=float, metavar="MINUTES", help="in place of cycles: a mixed load so long; every message must be explained"
+        "--cycles", type=int, default=30, help="kills (default 30: every kind at least once)"
     )
-    parser.add_argument("--seed", type=int, help="of the choice of kills, victims and times (default: drawn)")
-    parser.add_argument("--kinds", default=",".join(SHARES), help=f"which kills, of {', '.join(SHARES)}")
-    parser.add_argument("--folder", type=Path, help="where the broker's data lies (default: a new folder in the temporary one)")
+    parser.add_argument(
+        "--soak",
+        type=float,
+        metavar="MINUTES",
+        help="in place of cycles: a mixed load so long; every message must be explained",
+    )
+    parser.add_argument(
+        "--seed", type=int, help="of the choice of kills, victims and times (default: drawn)"
+    )
+    parser.add_argument(
+        "--kinds", default=",".join(SHARES), help=f"which kills, of {', '.join(SHARES)}"
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where the broker's data lies (default: a new folder in the temporary one)",
+    )
     parser.add_argument("--keep", action="store_true", help="leave data and ledger for a look")
     found = parser.parse_args(arguments)
     unknown = [kind for kind in found.kinds.split(",") if kind not in SHARES]
     if unknown or found.cycles < 1 or (found.soak is not None and not found.soak > 0):
-        parser.error(f"unknown kinds: {', '.join(unknown)}" if unknown else "--cycles and --soak must be above 0")
+        parser.error(
+            f"unknown kinds: {', '.join(unknown)}"
+            if unknown
+            else "--cycles and --soak must be above 0"
+        )
     return found
 
 
@@ -83,8 +102,13 @@ def summary(torture: Torture, seconds: float) -> str:
     recoveries = sorted(torture.recoveries)
     out, totals = torture.outstanding, torture.totals
     words = (l.DELIVERED, l.REDELIVERED, l.CONFIRMED, l.DOUBTED, l.STALE)
-    delivered, again, confirmed, doubted, stale = (torture.sum(message, torture.consumers) for message in words)
-    machine = f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python {platform.python_version()}"
+    delivered, again, confirmed, doubted, stale = (
+        torture.sum(message, torture.consumers) for message in words
+    )
+    machine = (
+        f"{os.cpu_count()} cores, {platform.system()} {platform.release()}, Python "
+        f"{platform.python_version()}"
+    )
     return f"""\
 cycles {sum(torture.done.values())}: {", ".join(f"{kind} {count}" for kind, count in sorted(torture.done.items()))}
 outstanding at the kills: {out["publishes"]:,} publishes, {out["finishes"]:,} finishes in all; both at {out["kills with both"]} kills

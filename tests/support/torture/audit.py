@@ -18,7 +18,9 @@ class TopicAudit:
     """How far a topic's log was read."""
 
     offset: int = 0
-    newest: dict[tuple[int, int], int] = field(default_factory=dict)  # (lane, life) -> the last of its blocks in the log
+    newest: dict[tuple[int, int], int] = field(
+        default_factory=dict
+    )  # (lane, life) -> the last of its blocks in the log
 
 
 class Audit:
@@ -44,7 +46,10 @@ class Audit:
             for block in found.blocks:
                 skip = topic.offset - block.first_offset
                 if not 0 <= skip < block.count:
-                    self.ledger.complain(f"{reader.topic}: at {topic.offset} comes a block of {block.first_offset}, {block.count} messages")
+                    self.ledger.complain(
+                        f"{reader.topic}: at {topic.offset} comes a block of "
+                        f"{block.first_offset}, {block.count} messages"
+                    )
                 for index, body in enumerate(block.body.values()):
                     if index >= skip:
                         self._message(number, topic, block.first_offset + index, body or b"")
@@ -61,20 +66,31 @@ class Audit:
             return
         ledger.at(number, offset, message, who)
         if ledger.stored[message]:
-            ledger.complain(f"{ledger.shape.topics[number]}: {message} is stored twice, again at {offset}")
+            ledger.complain(
+                f"{ledger.shape.topics[number]}: {message} is stored twice, again at {offset}"
+            )
         ledger.stored[message] = 1
         self.messages += 1
         slot, index = divmod(message, SLOT)
-        if not index and ledger.kind[slot] == l.BLOCK:  # a producer's blocks stand in the order in which it published them
+        if (
+            not index and ledger.kind[slot] == l.BLOCK
+        ):  # a producer's blocks stand in the order in which it published them
             producer = (slot // ledger.shape.slots, ledger.life[slot])
             if topic.newest.get(producer, -1) > slot:
-                ledger.complain(f"{ledger.shape.topics[number]}: block {slot} of a producer comes after its block {topic.newest[producer]}")
+                ledger.complain(
+                    f"{ledger.shape.topics[number]}: block {slot} of a producer comes after its "
+                    f"block {topic.newest[producer]}"
+                )
             topic.newest[producer] = slot
 
     def settled(self) -> dict[str, int]:
-        """All is still: what was acknowledged is stored, got to every channel and was finished there; blocks and groups are whole."""
+        """All is still: what was acknowledged is stored, got to every channel and was finished
+        there; blocks and groups are whole.
+        """
         ledger, shape = self.ledger, self.ledger.shape
-        totals = dict.fromkeys(("acknowledged", "unanswered_stored", "unanswered_absent", "lost"), 0)
+        totals = dict.fromkeys(
+            ("acknowledged", "unanswered_stored", "unanswered_absent", "lost"), 0
+        )
         groups: dict[int, tuple[int, int]] = {}
         for slot in range(shape.slots * shape.lanes):
             state, count = ledger.state[slot], ledger.count[slot]
@@ -91,14 +107,18 @@ class Audit:
                 totals["acknowledged"] += count
                 totals["lost"] += count - stored
                 if stored < count:
-                    ledger.complain(f"block {slot} of {count} messages was acknowledged and is lost")
+                    ledger.complain(
+                        f"block {slot} of {count} messages was acknowledged and is lost"
+                    )
             else:
                 totals["unanswered_stored" if stored else "unanswered_absent"] += count
             if stored:
                 self._finished_everywhere(slot, first, count)
         for group, (whole, all_of) in groups.items():
             if whole not in (0, all_of):
-                ledger.complain(f"transaction {group} is stored in part: {whole} of {all_of} blocks")
+                ledger.complain(
+                    f"transaction {group} is stored in part: {whole} of {all_of} blocks"
+                )
         return totals
 
     def _finished_everywhere(self, slot: int, first: int, count: int) -> None:
@@ -108,5 +128,11 @@ class Audit:
                 continue
             left = bytes(ledger.finished[channel][first : first + count]).count(l.NOT_FINISHED)
             if left:
-                seen = sum(any(row[n] for row in ledger.attempts[channel]) for n in range(first, first + count))
-                ledger.complain(f"{name} is empty, and {left} of block {slot} ({count} messages, {seen} delivered) were never finished")
+                seen = sum(
+                    any(row[n] for row in ledger.attempts[channel])
+                    for n in range(first, first + count)
+                )
+                ledger.complain(
+                    f"{name} is empty, and {left} of block {slot} ({count} messages, {seen} "
+                    "delivered) were never finished"
+                )

@@ -1,4 +1,6 @@
-"""A client process of the torture: `python -m support.torture.client JSON`, to be killed at any instant."""
+"""A client process of the torture: `python -m support.torture.client JSON`, to be killed at any
+instant.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +40,22 @@ def main(settings: dict[str, Any]) -> None:
     for lane, url in settings["lanes"]:
         jobs.append((f"producer {lane}", Publishing(ledger, lane, url, seed + lane).run))
     for lane, urls in settings["stages"]:
-        jobs.append((f"stage writer {lane}", lambda lane=lane, urls=urls: stage(ledger, lane, urls, seed + lane)))  # type: ignore[misc]
+        jobs.append(
+            (
+                f"stage writer {lane}",
+                lambda lane=lane, urls=urls: stage(ledger, lane, urls, seed + lane),  # type: ignore[misc]
+            )
+        )
     for channel, number, url in settings["consumers"]:
-        jobs.append((f"consumer {number} of {channel}", Consuming(ledger, channel, number, url, seed + 100 + channel).run))
-    threads = [threading.Thread(target=guarded(ledger, name, work), daemon=True) for name, work in jobs]
+        jobs.append(
+            (
+                f"consumer {number} of {channel}",
+                Consuming(ledger, channel, number, url, seed + 100 + channel).run,
+            )
+        )
+    threads = [
+        threading.Thread(target=guarded(ledger, name, work), daemon=True) for name, work in jobs
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -23,8 +23,17 @@ class Clients:
         self.ledger = ledger
         self.random = random.Random(seed)
         urls = (broker.ipc, broker.tcp)
-        consumers = [[(channel, number, url) for channel in range(len(ledger.shape.channels))] for number, url in enumerate(urls)]
-        base: dict[str, Any] = {"ledger": str(path), "shape": ledger.shape.as_json(), "lanes": [], "stages": [], "consumers": []}
+        consumers = [
+            [(channel, number, url) for channel in range(len(ledger.shape.channels))]
+            for number, url in enumerate(urls)
+        ]
+        base: dict[str, Any] = {
+            "ledger": str(path),
+            "shape": ledger.shape.as_json(),
+            "lanes": [],
+            "stages": [],
+            "consumers": [],
+        }
         self._settings = {
             "producer 0": base | {"lanes": [(0, urls[0])]},
             "producer 1": base | {"lanes": [(1, urls[1])], "stages": [(2, urls)]},
@@ -38,9 +47,15 @@ class Clients:
             self._start(name)
 
     def _start(self, name: str) -> None:
-        settings = self._settings[name] | {"name": name, "parent": os.getpid(), "seed": self.random.randrange(1 << 40)}
+        settings = self._settings[name] | {
+            "name": name,
+            "parent": os.getpid(),
+            "seed": self.random.randrange(1 << 40),
+        }
         command = [sys.executable, "-m", "support.torture.client", json.dumps(settings)]
-        path = os.pathsep.join([str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])])
+        path = os.pathsep.join(
+            [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+        )
         self.processes[name] = subprocess.Popen(command, env=os.environ | {"PYTHONPATH": path})
 
     def _choose(self, kind: str) -> str:

@@ -1,4 +1,6 @@
-"""The consuming clients of the torture: they finish batches and singles, requeue, touch, and forget some until the lease ends."""
+"""The consuming clients of the torture: they finish batches and singles, requeue, touch, and forget
+some until the lease ends.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ class Consuming:
         self.unconfirmed: list[int] = []
         self.batches = 0
         self.epoch = 0  # of the oldest batch that is not confirmed
-        self.late: deque[tuple[float, zsq.Batch, list[int]]] = deque()  # to be finished when their leases have ended
+        self.late: deque[tuple[float, zsq.Batch, list[int]]] = (
+            deque()
+        )  # to be finished when their leases have ended
         self.flushed_s = time.monotonic()
         ledger.words[self.row + l.SETTLED] = ledger.words[self.row + l.TOLD]
 
@@ -50,7 +54,9 @@ class Consuming:
                 if not self.batches:
                     self.epoch = epoch
                 self.take(batch)
-            if self.batches >= FLUSH_BATCHES or (self.batches and time.monotonic() - self.flushed_s > FLUSH_S):
+            if self.batches >= FLUSH_BATCHES or (
+                self.batches and time.monotonic() - self.flushed_s > FLUSH_S
+            ):
                 self.flush()
             if self.late and time.monotonic() > self.late[0][0]:
                 self._finish_late(*self.late.popleft()[1:])
@@ -89,7 +95,9 @@ class Consuming:
             batch.finish()
 
     def _must_be_refused(self, message: zsq.Message, number: int) -> None:
-        """Somebody else's finish of it was confirmed, or its predecessor is with somebody else: the broker must not take ours."""
+        """Somebody else's finish of it was confirmed, or its predecessor is with somebody else: the
+        broker must not take ours.
+        """
         self.ledger.words[self.row + l.STALE] += 1
         try:
             message.finish(sync=True)
@@ -97,10 +105,14 @@ class Consuming:
             return
         name = self.ledger.shape.channels[self.channel][1]
         why = "after its finish was confirmed, or before its predecessor was finished"
-        self.ledger.complain(f"{name}: {number} (attempt {message.attempts}) came under a lease {why}")
+        self.ledger.complain(
+            f"{name}: {number} (attempt {message.attempts}) came under a lease {why}"
+        )
 
     def _finish_late(self, batch: zsq.Batch, numbers: list[int]) -> None:
-        """Its lease has ended: a confirmation of this finish would be a lie, and show, for the messages come again."""
+        """Its lease has ended: a confirmation of this finish would be a lie, and show, for the
+        messages come again.
+        """
         self.flush()
         self.unconfirmed = numbers
         self.ledger.told(self.channel, numbers)

@@ -1,4 +1,6 @@
-"""The ways to end, end again and stop processes: each is carried out on the broker and says what it did."""
+"""The ways to end, end again and stop processes: each is carried out on the broker and says what it
+did.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,13 @@ if TYPE_CHECKING:
 
 ACTORS: Final = ("topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")
 CLIENTS: Final = ("producer", "consumer")
-GENERATION: Final = ("forkserver", "supervisor", "everything", "start_storm", "terminate")  # the broker is started anew
+GENERATION: Final = (
+    "forkserver",
+    "supervisor",
+    "everything",
+    "start_storm",
+    "terminate",
+)  # the broker is started anew
 # How often each comes among thirty
 SHARES: Final[dict[str, int]] = {
     "topic": 6, "channel": 3, "scan_worker": 1, "scan_loop": 1, "gateway": 2, "alarm_teller": 1, "forkserver": 1,
@@ -33,7 +41,9 @@ SHORT_S: Final = (0.02, 0.4)
 LONG_S: Final = (2.3, 3.5)  # beyond two heartbeats
 START_S: Final = 120.0
 STORM_ROUNDS: Final = (2, 4)
-RESTARTS_ROOM: Final = RESTARTS_MAX - STORM_ROUNDS[1] - 1  # further restarts within a minute would be the broker's end, as it promises
+RESTARTS_ROOM: Final = (
+    RESTARTS_MAX - STORM_ROUNDS[1] - 1
+)  # further restarts within a minute would be the broker's end, as it promises
 
 
 @dataclass(frozen=True)
@@ -66,18 +76,26 @@ class Killer:
 
     def victim(self, kind: str) -> Process | None:
         """One of them whose restart the broker still grants; None where there is none now."""
-        found = [process for process in self.living() if process.kind == kind and self._granted(process)]
-        return self.random.choice(sorted(found, key=lambda process: process.title)) if found else None
+        found = [
+            process for process in self.living() if process.kind == kind and self._granted(process)
+        ]
+        return (
+            self.random.choice(sorted(found, key=lambda process: process.title)) if found else None
+        )
 
     def _group(self, process: Process) -> str:
         return process.topic if process.kind == "topic" else process.title
 
     def _granted(self, process: Process) -> bool:
         since = time.monotonic() - RESTARTS_WITHIN_S
-        return sum(at > since for at in self._restarts.get(self._group(process), ())) < RESTARTS_ROOM
+        return (
+            sum(at > since for at in self._restarts.get(self._group(process), ())) < RESTARTS_ROOM
+        )
 
     def kill(self, process: Process) -> None:
-        self._restarts.setdefault(self._group(process), deque(maxlen=RESTARTS_MAX)).append(time.monotonic())
+        self._restarts.setdefault(self._group(process), deque(maxlen=RESTARTS_MAX)).append(
+            time.monotonic()
+        )
         send(process, signal.SIGKILL)
 
     def carry_out(self, kind: str) -> Done | None:
@@ -150,7 +168,9 @@ class Killer:
         return Done(f"all processes, and {rounds} times while they started", True)
 
     def reap(self) -> None:
-        """Its exit code is taken, and none of its processes lives: as after a service manager, which ends what is left of a life."""
+        """Its exit code is taken, and none of its processes lives: as after a service manager,
+        which ends what is left of a life.
+        """
         assert self.broker.process is not None
         self.broker.process.wait(START_S)
         self._gone(self.broker.process.pid)
@@ -178,9 +198,15 @@ class Killer:
 
     def _stop(self, seconds: tuple[float, float]) -> Done | None:
         """SIGSTOP, then SIGCONT: some of them one actor, some a client."""
-        kind = self.random.choice([kind for kind in STOPPABLE if self.clients is not None or kind not in CLIENTS])
+        kind = self.random.choice(
+            [kind for kind in STOPPABLE if self.clients is not None or kind not in CLIENTS]
+        )
         pause = self.random.uniform(*seconds)
-        process = self.clients.one(kind) if self.clients is not None and kind in CLIENTS else self.victim(kind)
+        process = (
+            self.clients.one(kind)
+            if self.clients is not None and kind in CLIENTS
+            else self.victim(kind)
+        )
         if process is None:
             return None
         send(process, signal.SIGSTOP)

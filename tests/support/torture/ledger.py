@@ -1,12 +1,15 @@
-"""What was promised and what happened, in memory that outlives `kill -9` of the clients that write it.
+"""What was promised and what happened, in memory that outlives `kill -9` of the clients that write
+it.
 
-A ledger is one file in a memory file system, mapped by the run and by every client process. Messages are numbers: a block has
-a *slot*, its messages are `slot * SLOT + index`. A client notes that a block is sent before it sends it, and that it is
-acknowledged after it was told so; the same with finishes. So what a killed client did not note only weakens a claim, never falsifies one.
+A ledger is one file in a memory file system, mapped by the run and by every client process.
+Messages are numbers: a block has a *slot*, its messages are `slot * SLOT + index`. A client notes
+that a block is sent before it sends it, and that it is acknowledged after it was told so; the same
+with finishes. So what a killed client did not note only weakens a claim, never falsifies one.
 
-The rules are those of `support/history.py`, for many clients at once and ten million messages. What more than one consumer
-makes harder: a delivery may lie in a stopped client's hands while somebody else gets, and finishes, its messages. That is no
-error before the broker *accepts* the answer to it, so such messages are finished synchronously, which must be refused.
+The rules are those of `support/history.py`, for many clients at once and ten million messages. What
+more than one consumer makes harder: a delivery may lie in a stopped client's hands while somebody
+else gets, and finishes, its messages. That is no error before the broker *accepts* the answer to
+it, so such messages are finished synchronously, which must be refused.
 """
 
 from __future__ import annotations
@@ -23,26 +26,42 @@ from typing import Any, Final
 from support.history import body_of, number_of
 
 SLOT: Final = 512  # numbers of a block, at most
-KEYS: Final = 160  # of a lane, taken in turn: of each one message at a time is out, so with few of them an ordered channel is slow
+# Of a lane, taken in turn: of each one message at a time is out, so with few of them an ordered
+# channel is slow.
+KEYS: Final = 160
 WORDS: Final = 4096
 ROW: Final = 16  # words of a client's row
 ROWS_AT: Final = 64
 
-UNUSED, SENT, ACKED, FAILED = range(4)  # of a slot; failed: the client was told of an error, it is stored or not
+UNUSED, SENT, ACKED, FAILED = range(
+    4
+)  # of a slot; failed: the client was told of an error, it is stored or not
 BLOCK, DELAYED, STAGED = range(3)  # kinds of slots
 
 # Words for all
 EPOCH, PRESSURE, PAUSE, STOP = range(4)
 # Words of a client's row
-SENT_BLOCKS, DONE_BLOCKS, ACKED_MESSAGES, IDLE, EPOCHS = 0, 1, 2, 3, 8  # of a producer; EPOCHS: one word a topic
-TOLD, SETTLED, CONFIRMED, DELIVERED, REDELIVERED, STALE, DOUBTED = range(7)  # of a consumer; its epoch is at EPOCHS
+SENT_BLOCKS, DONE_BLOCKS, ACKED_MESSAGES, IDLE, EPOCHS = (
+    0,
+    1,
+    2,
+    3,
+    8,
+)  # of a producer; EPOCHS: one word a topic
+TOLD, SETTLED, CONFIRMED, DELIVERED, REDELIVERED, STALE, DOUBTED = range(
+    7
+)  # of a consumer; its epoch is at EPOCHS
 
-NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(3)  # of a message in a channel; confirmed: this and who it was
+NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(
+    3
+)  # of a message in a channel; confirmed: this and who it was
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Who takes part. `channels`: (topic's index, name); each has a consumer of each of the consumer processes."""
+    """Who takes part. `channels`: (topic's index, name); each has a consumer of each of the
+    consumer processes.
+    """
 
     slots: int  # of a lane
     lanes: int
@@ -67,7 +86,14 @@ class Shape:
     @staticmethod
     def from_json(found: dict[str, Any]) -> Shape:
         channels = tuple((topic, name) for topic, name in found["channels"])
-        return Shape(found["slots"], found["lanes"], tuple(found["topics"]), channels, found["consumers"], found["ordered"])
+        return Shape(
+            found["slots"],
+            found["lanes"],
+            tuple(found["topics"]),
+            channels,
+            found["consumers"],
+            found["ordered"],
+        )
 
 
 class Ledger:
@@ -77,13 +103,21 @@ class Ledger:
         self.shape = shape
         self.complaints = path.with_suffix(".complaints")
         slots, numbers = shape.slots * shape.lanes, shape.numbers
-        sizes: list[tuple[str, Any, int]] = [("words", "q", WORDS), ("due_ns", "q", slots), ("group", "I", slots), ("count", "H", slots)]
+        sizes: list[tuple[str, Any, int]] = [
+            ("words", "q", WORDS),
+            ("due_ns", "q", slots),
+            ("group", "I", slots),
+            ("count", "H", slots),
+        ]
         sizes += [(name, "B", slots) for name in ("state", "kind", "topic", "life")]
         sizes += [("stored", "B", numbers)]
         sizes += [(f"offsets{topic}", "I", numbers) for topic in range(len(shape.topics))]
         for channel in range(len(shape.channels)):
             sizes += [(f"finished{channel}", "B", numbers)]
-            sizes += [(f"attempts{channel}.{consumer}", "B", numbers) for consumer in range(shape.consumers)]
+            sizes += [
+                (f"attempts{channel}.{consumer}", "B", numbers)
+                for consumer in range(shape.consumers)
+            ]
         total = sum(array(code).itemsize * count + 8 for _, code, count in sizes)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         os.ftruncate(descriptor, total)  # sparse: only what is used takes memory
@@ -105,9 +139,12 @@ class Ledger:
         self.due_ns: Any = self._tables["due_ns"]
         self.stored: Any = self._tables["stored"]
         self.offsets = [self._tables[f"offsets{topic}"] for topic in range(len(shape.topics))]
-        self.finished = [self._tables[f"finished{channel}"] for channel in range(len(shape.channels))]
+        self.finished = [
+            self._tables[f"finished{channel}"] for channel in range(len(shape.channels))
+        ]
         self.attempts = [
-            [self._tables[f"attempts{channel}.{consumer}"] for consumer in range(shape.consumers)] for channel in range(len(shape.channels))
+            [self._tables[f"attempts{channel}.{consumer}"] for consumer in range(shape.consumers)]
+            for channel in range(len(shape.channels))
         ]
 
     def complain(self, text: str) -> None:
@@ -120,7 +157,9 @@ class Ledger:
 
     # What producers note
 
-    def open_slot(self, slot: int, kind: int, topic: int, count: int, due_ns: int = 0, group: int = 0) -> list[bytes]:
+    def open_slot(
+        self, slot: int, kind: int, topic: int, count: int, due_ns: int = 0, group: int = 0
+    ) -> list[bytes]:
         """About to be sent: its bodies."""
         assert self.state[slot] == UNUSED
         self.kind[slot], self.topic[slot], self.count[slot] = kind, topic, count
@@ -132,7 +171,11 @@ class Ledger:
     def keys(self, slot: int) -> list[str] | None:
         """Of its messages, where their topic has an ordered channel."""
         shape = self.shape
-        if self.kind[slot] != BLOCK or shape.ordered < 0 or self.topic[slot] != shape.channels[shape.ordered][0]:
+        if (
+            self.kind[slot] != BLOCK
+            or shape.ordered < 0
+            or self.topic[slot] != shape.channels[shape.ordered][0]
+        ):
             return None
         return [f"{slot // shape.slots}-{index % KEYS}" for index in range(self.count[slot])]
 
@@ -154,16 +197,26 @@ class Ledger:
         if known < 0:
             offsets[offset] = number + 1
         else:
-            self.complain(f"{self.shape.topics[topic]}: offset {offset} named {known}, and now {who} {number}")
+            self.complain(
+                f"{self.shape.topics[topic]}: offset {offset} named {known}, and now {who} {number}"
+            )
 
     def known(self, topic: int, number: int, who: str) -> bool:
         """It was sent to this topic, and is not early."""
         slot, index = divmod(number, SLOT)
-        if not (0 <= slot < len(self.state) and self.state[slot] != UNUSED and self.topic[slot] == topic and index < self.count[slot]):
+        if not (
+            0 <= slot < len(self.state)
+            and self.state[slot] != UNUSED
+            and self.topic[slot] == topic
+            and index < self.count[slot]
+        ):
             self.complain(f"{self.shape.topics[topic]}: {who} {number}, which was never sent there")
             return False
         if self.due_ns[slot] > time.time_ns():
-            self.complain(f"{self.shape.topics[topic]}: {who} {number}, {self.due_ns[slot] - time.time_ns()} ns before it is due")
+            self.complain(
+                f"{self.shape.topics[topic]}: {who} {number}, "
+                f"{self.due_ns[slot] - time.time_ns()} ns before it is due"
+            )
         return True
 
     def number(self, body: bytes, who: str) -> int:
@@ -177,12 +230,18 @@ class Ledger:
     # What consumers note
 
     def got(
-        self, channel: int, consumer: int, runs: Sequence[tuple[int, int, int]], bodies: Sequence[bytes]
+        self,
+        channel: int,
+        consumer: int,
+        runs: Sequence[tuple[int, int, int]],
+        bodies: Sequence[bytes],
     ) -> tuple[list[int], list[int]]:
-        """A delivery, before anything is answered: the numbers, and the indexes of those to which no answer may be taken.
+        """A delivery, before anything is answered: the numbers, and the indexes of those to which
+        no answer may be taken.
 
-        Those are whose finish somebody else has confirmed, and, in an ordered channel, who have a predecessor (of the same key and block)
-        that is not finished and was never in this consumer's hands.
+        Those are whose finish somebody else has confirmed, and, in an ordered channel, who have a
+        predecessor (of the same key and block) that is not finished and was never in this
+        consumer's hands.
         """
         topic, name = self.shape.channels[channel]
         who = f"{name} gets"
@@ -201,15 +260,25 @@ class Ledger:
                 self.at(topic, offset, number, who)
                 seen, state = mine[number], finished[number]
                 if attempts < seen:
-                    self.complain(f"{name}: attempts of {number} fell from {seen} to {attempts} with consumer {consumer}")
+                    self.complain(
+                        f"{name}: attempts of {number} fell from {seen} to {attempts} with "
+                        f"consumer {consumer}"
+                    )
                 redelivered += attempts > 1
                 mine[number] = min(attempts, 255)
                 if state == FINISH_CONFIRMED + consumer:
-                    self.complain(f"{name}: {number} came again (attempt {attempts}) to consumer {consumer}, which had finished it")
-                elif state >= FINISH_CONFIRMED or (ordered and self._overtakes(number, finished, mine)):
+                    self.complain(
+                        f"{name}: {number} came again (attempt {attempts}) to consumer "
+                        f"{consumer}, which had finished it"
+                    )
+                elif state >= FINISH_CONFIRMED or (
+                    ordered and self._overtakes(number, finished, mine)
+                ):
                     gone.append(index - 1)
                 elif state == FINISH_TOLD and all(row[number] < attempts for row in others):
-                    finished[number] = NOT_FINISHED  # that finish did not take effect: here it is again
+                    finished[number] = (
+                        NOT_FINISHED  # that finish did not take effect: here it is again
+                    )
         row = self.shape.row_of_consumer(channel, consumer)
         self.words[row + DELIVERED] += index
         self.words[row + REDELIVERED] += redelivered
@@ -218,7 +287,12 @@ class Ledger:
     def _overtakes(self, number: int, finished: Any, mine: Any) -> bool:
         slot, index = divmod(number, SLOT)
         before = number - KEYS
-        return index >= KEYS and self.kind[slot] == BLOCK and finished[before] == NOT_FINISHED and not mine[before]
+        return (
+            index >= KEYS
+            and self.kind[slot] == BLOCK
+            and finished[before] == NOT_FINISHED
+            and not mine[before]
+        )
 
     def told(self, channel: int, numbers: Sequence[int]) -> None:
         """About to be finished."""
@@ -234,7 +308,13 @@ class Ledger:
         for number in numbers:
             if finished[number] >= FINISH_CONFIRMED:
                 who = finished[number] - FINISH_CONFIRMED
-                self.complain(f"{name}: the finish of {number} was confirmed to consumer {who} and again to {consumer}")
+                self.complain(
+                    f"{name}: the finish of {number} was confirmed to consumer {who} and again "
+                    f"to {consumer}"
+                )
             if any(row[number] > mine[number] for row in others):
-                self.complain(f"{name}: the finish of {number} (attempt {mine[number]}) was confirmed, and another has a later attempt")
+                self.complain(
+                    f"{name}: the finish of {number} (attempt {mine[number]}) was confirmed, "
+                    "and another has a later attempt"
+                )
             finished[number] = FINISH_CONFIRMED + consumer

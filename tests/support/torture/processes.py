@@ -1,4 +1,6 @@
-"""Who lives: the processes of a broker by their session, as /proc tells, whatever the broker itself can still answer."""
+"""Who lives: the processes of a broker by their session, as /proc tells, whatever the broker itself
+can still answer.
+"""
 
 from __future__ import annotations
 
@@ -33,18 +35,28 @@ class Process:
 
     @property
     def kind(self) -> str:
-        return next((kind for title, kind in TITLES.items() if self.title.startswith(title)), "unnamed")
+        return next(
+            (kind for title, kind in TITLES.items() if self.title.startswith(title)), "unnamed"
+        )
 
     @property
     def topic(self) -> str:
         """That of a storage, topic or channel process, else ""."""
-        return self.title.split(" ")[2].partition("/")[0] if self.kind in ("topic", "channel") else ""
+        return (
+            self.title.split(" ")[2].partition("/")[0] if self.kind in ("topic", "channel") else ""
+        )
 
 
 def read(pid: int) -> Process | None:
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        title = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        title = (
+            Path(f"/proc/{pid}/cmdline")
+            .read_bytes()
+            .replace(b"\0", b" ")
+            .decode(errors="replace")
+            .strip()
+        )
     except OSError:
         return None
     return None if fields[0] in "ZX" else Process(pid, int(fields[3]), title, int(fields[19]))
@@ -55,20 +67,30 @@ def pids() -> list[int]:
 
 
 def of_sessions(sessions: Iterable[int]) -> list[Process]:
-    """All that live in these sessions. A broker is started as the leader of one, and its children stay in it."""
+    """All that live in these sessions. A broker is started as the leader of one, and its children
+    stay in it.
+    """
     wanted = set(sessions)
-    return [process for process in map(read, pids()) if process is not None and process.session in wanted]
+    return [
+        process
+        for process in map(read, pids())
+        if process is not None and process.session in wanted
+    ]
 
 
 def holders_of(folder: Path) -> list[Process]:
-    """All but this process that have a file below the folder open: owners of what nobody but the broker may own."""
+    """All but this process that have a file below the folder open: owners of what nobody but the
+    broker may own.
+    """
     prefix = str(folder) + "/"
     found = []
     for pid in pids():
         if pid == os.getpid():
             continue
         with contextlib.suppress(OSError):
-            links = [os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")]
+            links = [
+                os.readlink(f"/proc/{pid}/fd/{number}") for number in os.listdir(f"/proc/{pid}/fd")
+            ]
             process = read(pid)
             if process is not None and any(link.startswith(prefix) for link in links):
                 found.append(process)
@@ -96,8 +118,16 @@ def send(process: Process, number: int) -> bool:
 def await_end(processes: Iterable[Process], seconds: float) -> list[Process]:
     """Those that still live then."""
     deadline = time.monotonic() + seconds
-    left = [process for process in processes if (now := read(process.pid)) is not None and now.started == process.started]
+    left = [
+        process
+        for process in processes
+        if (now := read(process.pid)) is not None and now.started == process.started
+    ]
     while left and time.monotonic() < deadline:
         select.select([], [], [], 0.005)
-        left = [process for process in left if (now := read(process.pid)) is not None and now.started == process.started]
+        left = [
+            process
+            for process in left
+            if (now := read(process.pid)) is not None and now.started == process.started
+        ]
     return left

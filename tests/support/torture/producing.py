@@ -1,4 +1,6 @@
-"""The publishing clients of the torture: blocks, delayed blocks, and Spark's staged writes, with several of them always on their way."""
+"""The publishing clients of the torture: blocks, delayed blocks, and Spark's staged writes, with
+several of them always on their way.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ from zsq.transport.client.blocking.stage_writer import StageCommitter, StageWrit
 
 PACE_S = 0.2  # between two blocks of a producer to one topic, while nothing is about to be killed
 WINDOW = 6  # blocks on their way to each topic just before a kill
-BURST = 10  # blocks to each topic before one kill, at most: what a kill needs, not what the broker could take
+# Blocks to each topic before one kill, at most: what a kill needs, not what the broker could take.
+BURST = 10
 STAGE_PACE_S = 0.4
 DELAYED_SHARE = 0.06
 SINGLE_SHARE = 0.05
@@ -38,9 +41,13 @@ class Lane:
         self._end = self._next + ledger.shape.slots
         while self._next < self._end and ledger.state[self._next] != l.UNUSED:
             self._next += 1
-        self.life = (ledger.life[self._next - 1] + 1) % 256 if self._next % ledger.shape.slots else 0
+        self.life = (
+            (ledger.life[self._next - 1] + 1) % 256 if self._next % ledger.shape.slots else 0
+        )
         words = ledger.words
-        words[self.row + l.DONE_BLOCKS] = words[self.row + l.SENT_BLOCKS]  # what a killed predecessor had on its way is nobody's now
+        words[self.row + l.DONE_BLOCKS] = words[
+            self.row + l.SENT_BLOCKS
+        ]  # what a killed predecessor had on its way is nobody's now
 
     def take(self) -> int:
         slot = self._next
@@ -60,7 +67,9 @@ class Publishing:
         self.random = random.Random(seed)
         self.producer = zsq.Producer(url, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S)
         topics = range(len(ledger.shape.topics))
-        self.out: list[deque[tuple[int, int, zsq.Receipt]]] = [deque() for _ in topics]  # slot, epoch, receipt
+        self.out: list[deque[tuple[int, int, zsq.Receipt]]] = [
+            deque() for _ in topics
+        ]  # slot, epoch, receipt
         self.next_s = [0.0 for _ in topics]
         self.burst = [BURST for _ in topics]
 
@@ -90,10 +99,14 @@ class Publishing:
         count = 1 if chance > 1 - SINGLE_SHARE else self.random.randint(1, MESSAGES)
         due_ns = 0 if delay is None else time.time_ns() + int(delay * 1000) * 1_000_000
         slot = self.lane.take()
-        bodies = ledger.open_slot(slot, l.BLOCK if delay is None else l.DELAYED, topic, count, due_ns)
+        bodies = ledger.open_slot(
+            slot, l.BLOCK if delay is None else l.DELAYED, topic, count, due_ns
+        )
         epoch = words[l.EPOCH]
         words[self.lane.row + l.SENT_BLOCKS] += 1
-        receipt = self.producer.publish_many(ledger.shape.topics[topic], bodies, keys=ledger.keys(slot), delay=delay, wait=False)
+        receipt = self.producer.publish_many(
+            ledger.shape.topics[topic], bodies, keys=ledger.keys(slot), delay=delay, wait=False
+        )
         self.out[topic].append((slot, epoch, receipt))
         self.next_s[topic] = time.monotonic() + self.random.uniform(0.5, 1.5) * PACE_S
 
@@ -103,7 +116,9 @@ class Publishing:
             slot, epoch, receipt = out.popleft()
             if receipt.error is not None:
                 ledger.state[slot] = l.FAILED
-                ledger.complain(f"a publish of {ledger.count[slot]} messages failed: {receipt.error}")
+                ledger.complain(
+                    f"a publish of {ledger.count[slot]} messages failed: {receipt.error}"
+                )
             else:
                 ledger.acknowledged(slot, receipt.wait())
                 ledger.words[row + l.ACKED_MESSAGES] += ledger.count[slot]
@@ -112,11 +127,16 @@ class Publishing:
 
 
 def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
-    """One transaction after the other, of one to four blocks in one or two stages, to one topic by ipc and to the other by TCP."""
+    """One transaction after the other, of one to four blocks in one or two stages, to one topic by
+    ipc and to the other by TCP.
+    """
     lane, words, chance = Lane(ledger, number), ledger.words, random.Random(seed)
     shape = ledger.shape
     app, version = f"torture-{seed}-{time.time_ns()}", 0
-    committers = [StageCommitter(url, topic, timeout=PATIENCE_S) for url, topic in zip(urls, shape.topics, strict=True)]
+    committers = [
+        StageCommitter(url, topic, timeout=PATIENCE_S)
+        for url, topic in zip(urls, shape.topics, strict=True)
+    ]
     while not words[l.STOP]:
         paused = words[l.PAUSE]
         words[lane.row + l.IDLE] = paused
@@ -129,11 +149,24 @@ def stage(ledger: Ledger, number: int, urls: Sequence[str], seed: int) -> None:
         slots: list[int] = []
         parts = []
         for _ in range(chance.randint(1, 2)):
-            with StageWriter(urls[topic], shape.topics[topic], app, version, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S) as writer:
+            with StageWriter(
+                urls[topic],
+                shape.topics[topic],
+                app,
+                version,
+                heartbeat_ms=HEARTBEAT_MS,
+                timeout=PATIENCE_S,
+            ) as writer:
                 for _ in range(chance.randint(1, 2)):
                     slots.append(lane.take())
                     words[lane.row + l.SENT_BLOCKS] += 1
-                    writer.push(pack(ledger.open_slot(slots[-1], l.STAGED, topic, chance.randint(1, MESSAGES), group=group)))
+                    writer.push(
+                        pack(
+                            ledger.open_slot(
+                                slots[-1], l.STAGED, topic, chance.randint(1, MESSAGES), group=group
+                            )
+                        )
+                    )
                 parts.append(writer.seal())
         committed = committers[topic].commit(app, version, parts)
         total = sum(ledger.count[slot] for slot in slots)

@@ -1,4 +1,6 @@
-"""The run: a broker, its clients, a kill a cycle; after each all must flow again, and what the log holds is read."""
+"""The run: a broker, its clients, a kill a cycle; after each all must flow again, and what the log
+holds is read.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ RECOVERY_S: Final = 120.0  # a bound for machines that do much else; what it too
 OUTSTANDING_S: Final = 0.5  # so long a kill waits for publishes and finishes to be on their way
 QUIET_EVERY: Final = 50  # cycles: then all that was promised is checked
 DRAIN_S: Final = 180.0
-SLOTS_A_CYCLE: Final = 150  # of each producer: several times what it needs; what is not used takes no memory
+SLOTS_A_CYCLE: Final = (
+    150  # of each producer: several times what it needs; what is not used takes no memory
+)
 
 
 class Violation(Exception):
@@ -42,13 +46,19 @@ class Violation(Exception):
 
 def memory_folder() -> Path:
     """A new one, in memory where there is a file system for that."""
-    return Path(tempfile.mkdtemp(prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None))
+    return Path(
+        tempfile.mkdtemp(
+            prefix="torture-", dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        )
+    )
 
 
 class Torture:
     """One run in `folder`, whose ledger is in `memory`."""
 
-    def __init__(self, folder: Path, memory: Path, cycles: int, seed: int, kinds: Sequence[str]) -> None:
+    def __init__(
+        self, folder: Path, memory: Path, cycles: int, seed: int, kinds: Sequence[str]
+    ) -> None:
         self.seed = seed
         self.cycles = cycles
         self.random = random.Random(seed)
@@ -76,7 +86,11 @@ class Torture:
     @property
     def consumers(self) -> list[int]:
         shape = self.ledger.shape
-        return [shape.row_of_consumer(channel, one) for channel in range(len(shape.channels)) for one in range(shape.consumers)]
+        return [
+            shape.row_of_consumer(channel, one)
+            for channel in range(len(shape.channels))
+            for one in range(shape.consumers)
+        ]
 
     def publishes_out(self) -> int:
         return self.sum(l.SENT_BLOCKS, self.lanes) - self.sum(l.DONE_BLOCKS, self.lanes)
@@ -111,7 +125,9 @@ class Torture:
             for topic in TOPICS:
                 admin.create_topic(topic)
             for number, (topic_number, channel) in enumerate(CHANNELS):
-                admin.create_channel(TOPICS[topic_number], channel, start="earliest", ordered=number == ORDERED)
+                admin.create_channel(
+                    TOPICS[topic_number], channel, start="earliest", ordered=number == ORDERED
+                )
         self.clients.start()
         self._recovered(time.monotonic())
 
@@ -134,7 +150,9 @@ class Torture:
         select.select([], [], [], self.random.uniform(0, 0.008))
         at, publishes, finishes = time.monotonic(), self.publishes_out(), self.finishes_out()
         done = self.killer.carry_out(kind)
-        if done is None:  # there is none now, or the broker would take one more for a reason to give up
+        if (
+            done is None
+        ):  # there is none now, or the broker would take one more for a reason to give up
             kind = "everything"
             done = self.killer.carry_out(kind)
         assert done is not None
@@ -150,15 +168,20 @@ class Torture:
         self.outstanding["finishes"] += finishes
         self.outstanding["kills with both"] += bool(publishes and finishes)
         print(
-            f"{cycle:5} {kind:12} {at - self.began:8.2f} s  outstanding: {publishes:3} publishes, {finishes:5} finishes"
+            f"{cycle:5} {kind:12} {at - self.began:8.2f} s  outstanding: {publishes:3} "
+            f"publishes, {finishes:5} finishes"
             f"  acked {self.acked():10,}  flows again after {took:5.2f} s  ({done.text})",
             flush=True,
         )
 
     def _recovered(self, since: float) -> float:
-        """Each producer has an answer for something it sent later, each consumer for something it got later."""
+        """Each producer has an answer for something it sent later, each consumer for something it
+        got later.
+        """
         words = self.ledger.words
-        wanted = [row + l.EPOCHS + topic for row in self.lanes for topic in range(len(TOPICS))] + [row + l.EPOCHS for row in self.consumers]
+        wanted = [row + l.EPOCHS + topic for row in self.lanes for topic in range(len(TOPICS))] + [
+            row + l.EPOCHS for row in self.consumers
+        ]
         epoch = words[l.EPOCH] = words[l.EPOCH] + 1
         deadline = time.monotonic() + RECOVERY_S
         while missing := [message for message in wanted if words[message] < epoch]:
@@ -176,16 +199,24 @@ class Torture:
             raise Violation(f"clients ended by themselves: {ended}")
         assert self.broker.process is not None
         if self.broker.process.poll() is not None:
-            raise Violation(f"the broker ended by itself with code {self.broker.process.returncode}")
+            raise Violation(
+                f"the broker ended by itself with code {self.broker.process.returncode}"
+            )
 
     # Quiet points
 
     def _quiet(self) -> None:
-        """Nothing more is published; when all channels are empty, everything must be there, and be finished."""
+        """Nothing more is published; when all channels are empty, everything must be there, and be
+        finished.
+        """
         words = self.ledger.words
         words[l.PAUSE] += 1
         pause, deadline = words[l.PAUSE], time.monotonic() + DRAIN_S
-        while any(words[row + l.IDLE] != pause for row in self.lanes) or not self._drained() or self.finishes_out():
+        while (
+            any(words[row + l.IDLE] != pause for row in self.lanes)
+            or not self._drained()
+            or self.finishes_out()
+        ):
             if time.monotonic() > deadline:
                 raise Violation(f"the channels are not empty after {DRAIN_S:g} s: {self._depths()}")
             self._complain()
@@ -195,13 +226,25 @@ class Torture:
         self._healthy()
         self._complain()
         words[l.PAUSE], words[l.EPOCH] = 0, words[l.EPOCH] + 1
-        print(f"      quiet: all {self.audit.messages:,} messages are in the log once and finished in every channel", flush=True)
+        print(
+            (
+                f"      quiet: all {self.audit.messages:,} messages are in the log once and "
+                "finished in every channel"
+            ),
+            flush=True,
+        )
 
     def _depths(self) -> list[tuple[str, int, int, int, int]]:
         with zsq.Admin(self.broker.ipc) as admin:
             topics = admin.stats()["topics"]
         return [
-            (row["channel_name"], row["depth"], row["in_flight_count"], row["deferred_count"], topic["delayed_count"])
+            (
+                row["channel_name"],
+                row["depth"],
+                row["in_flight_count"],
+                row["deferred_count"],
+                topic["delayed_count"],
+            )
             for topic in topics
             for row in topic["channels"]
         ]
@@ -221,14 +264,25 @@ class Torture:
                 if topic[message]:
                     self.ledger.complain(f"{topic['topic_name']}: {message} {topic[message]}")
             if topic["head"] != self.audit.topics[number].offset:
-                self.ledger.complain(f"{topic['topic_name']}: its head is {topic['head']}, read were {self.audit.topics[number].offset}")
+                self.ledger.complain(
+                    f"{topic['topic_name']}: its head is {topic['head']}, read were "
+                    f"{self.audit.topics[number].offset}"
+                )
 
     def _end(self) -> None:
         if (code := self.broker.stop()) != 0:
             raise Violation(f"the broker's last end had code {code}")
         await_end(of_sessions(self.killer.sessions), 10)
-        self.orphans = len({process.pid for process in of_sessions(self.killer.sessions) + holders_of(self.broker.data_dir)})
+        self.orphans = len(
+            {
+                process.pid
+                for process in of_sessions(self.killer.sessions) + holders_of(self.broker.data_dir)
+            }
+        )
         if b"Traceback" in (said := self.broker.log.read_bytes()):
-            raise Violation(f"the broker's log has a traceback: {said[said.index(b'Traceback') :][:2000].decode()}")
+            raise Violation(
+                "the broker's log has a traceback: "
+                f"{said[said.index(b'Traceback') :][:2000].decode()}"
+            )
         if self.orphans:
             raise Violation(f"{self.orphans} processes outlived their broker")

@@ -1,4 +1,6 @@
-"""The block: what is packed comes back, what is cut or gathered is the same messages, what is flipped is noticed."""
+"""The block: what is packed comes back, what is cut or gathered is the same messages, what is
+flipped is noticed.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,20 @@ from zsq.transport.block.block import (
     pack,
     with_place,
 )
-from zsq.transport.errors import E_BAD_BLOCK, E_CHECKSUM, E_TOO_BIG, CorruptBlock, UsageError, ZsqError
+from zsq.transport.errors import (
+    E_BAD_BLOCK,
+    E_CHECKSUM,
+    E_TOO_BIG,
+    CorruptBlock,
+    UsageError,
+    ZsqError,
+)
 
 Messages = list[tuple[bytes, bytes | None, bytes | None, bytes | None]]
 VALUE: Final = st.one_of(st.none(), st.just(b""), st.binary(max_size=12))
-MESSAGES: Final = st.lists(st.tuples(st.binary(max_size=40), VALUE, VALUE, VALUE), min_size=1, max_size=40)
+MESSAGES: Final = st.lists(
+    st.tuples(st.binary(max_size=40), VALUE, VALUE, VALUE), min_size=1, max_size=40
+)
 
 
 def made(messages: Messages, **more: Any) -> Block:
@@ -53,7 +64,10 @@ def values(column: Column | None, count: int) -> list[bytes | None]:
 
 
 def messages_of(block: Block) -> Messages:
-    columns = (block.body.values(), *(values(column, block.count) for column in (block.key, block.tag, block.headers)))
+    columns = (
+        block.body.values(),
+        *(values(column, block.count) for column in (block.key, block.tag, block.headers)),
+    )
     assert all(len(column) == block.count for column in columns)
     return list(zip(*columns, strict=True))
 
@@ -70,7 +84,9 @@ def travelled(block: Block) -> Block:
 
 @given(MESSAGES)
 def test_packed_messages_are_read_back_unchanged(messages: Messages) -> None:
-    block = travelled(made(messages, producer_id=2**64 - 1, sequence=2**63, first_offset=2**53, time_ns=2**62))
+    block = travelled(
+        made(messages, producer_id=2**64 - 1, sequence=2**63, first_offset=2**53, time_ns=2**62)
+    )
     assert messages_of(block) == messages
     assert [block.body.value(i) for i in range(block.count)] == [message[0] for message in messages]
     assert block.length == HEADER_BYTES + len(block.columns)
@@ -89,13 +105,19 @@ def test_a_cut_block_holds_the_same_messages(messages: Messages, data: st.DataOb
     assert messages_of(piece) == messages[start:stop]
     assert piece.first_offset == 100 + start
     assert (piece.header.producer_id, piece.header.sequence, piece.header.time_ns) == (3, 4, 7)
-    assert [piece.time_of(i) for i in range(piece.count)] == ([7] * piece.count if times is None else times[start:stop])
+    assert [piece.time_of(i) for i in range(piece.count)] == (
+        [7] * piece.count if times is None else times[start:stop]
+    )
     again = data.draw(st.integers(0, piece.count - 1))
-    assert messages_of(travelled(cut(piece, again, piece.count))) == messages[start + again : stop], "a slice of a slice"
+    assert (
+        messages_of(travelled(cut(piece, again, piece.count))) == messages[start + again : stop]
+    ), "a slice of a slice"
 
 
 @given(MESSAGES, st.integers(0, 2**62), st.integers(0, 2**62))
-def test_a_block_with_another_place_keeps_its_messages(messages: Messages, offset: int, time_ns: int) -> None:
+def test_a_block_with_another_place_keeps_its_messages(
+    messages: Messages, offset: int, time_ns: int
+) -> None:
     block = made(messages, producer_id=1, sequence=2)
     placed = with_place(block, offset, time_ns)
     assert placed.payload is block.payload
@@ -105,7 +127,14 @@ def test_a_block_with_another_place_keeps_its_messages(messages: Messages, offse
 
 
 def test_null_is_not_empty() -> None:
-    block = travelled(pack([b"", b"a", b"b"], keys=[None, b"", b"k"], tags=[None, None, None], headers=[b"", b"", b""]))
+    block = travelled(
+        pack(
+            [b"", b"a", b"b"],
+            keys=[None, b"", b"k"],
+            tags=[None, None, None],
+            headers=[b"", b"", b""],
+        )
+    )
     assert values(block.key, 3) == [None, b"", b"k"]
     assert values(block.tag, 3) == [None, None, None]
     assert values(block.headers, 3) == [b"", b"", b""]
@@ -150,7 +179,9 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 def test_every_flipped_bit_is_noticed() -> None:
-    block = pack([b"hello", b"", b"x"], keys=[b"k", None, b""], times=[1, 2, 3], producer_id=9, sequence=8)
+    block = pack(
+        [b"hello", b"", b"x"], keys=[b"k", None, b""], times=[1, 2, 3], producer_id=9, sequence=8
+    )
     head, columns = block.wire_header(), bytes(block.columns)
     for bit in range(len(head) * 8):
         with pytest.raises(ZsqError):
@@ -175,7 +206,9 @@ def forged(block: Block, change: Callable[[bytearray], None] | None = None, **fi
         change(columns)
     header = block.header._replace(**{"length": HEADER_BYTES + len(columns), **fields})
     struct.pack_into("<I", columns, len(columns) - TRAILER_BYTES, header.length)
-    return Block(header._replace(columns_crc=crc32c(bytes(columns[:-TRAILER_BYTES]))), bytes(columns))
+    return Block(
+        header._replace(columns_crc=crc32c(bytes(columns[:-TRAILER_BYTES]))), bytes(columns)
+    )
 
 
 def write_int(columns: bytearray, position: int, value: int) -> None:
@@ -192,7 +225,10 @@ def test_offsets_that_go_backwards_are_refused() -> None:
     block = pack([b"abcd", b"efgh", b"ijkl"])
     assert block.body.offsets.tolist() == [0, 4, 8, 12]
     for position, value in ((4, 9), (8, 3), (8, 13), (4, -1), (0, -4), (0, 13), (12, 4)):
-        assert refused(forged(block, partial(write_int, position=position, value=value))) == E_BAD_BLOCK
+        assert (
+            refused(forged(block, partial(write_int, position=position, value=value)))
+            == E_BAD_BLOCK
+        )
 
 
 @pytest.mark.parametrize("value", [13, 2**31 - 1, -1, -(2**31), 100])
@@ -223,7 +259,9 @@ def test_fuzzed_columns_never_crash() -> None:
     def run(data: bytes, bits: int, count: int) -> None:
         columns = bytearray(data + bytes(-len(data) % 8) + bytes(TRAILER_BYTES))
         struct.pack_into("<II", columns, len(columns) - 8, HEADER_BYTES + len(columns), 0x42515A5F)
-        header = Header(bits, 0, HEADER_BYTES + len(columns), count, 0, 0, 0, 0, crc32c(bytes(columns[:-8])))
+        header = Header(
+            bits, 0, HEADER_BYTES + len(columns), count, 0, 0, 0, 0, crc32c(bytes(columns[:-8]))
+        )
         block = Block(header, bytes(columns))
         try:
             check_block(block)
@@ -260,7 +298,10 @@ def test_each_impossible_header_is_refused(fields: dict[str, int], code: str) ->
 def test_a_message_or_key_over_its_limit_is_refused() -> None:
     travelled(pack([b"x" * MESSAGE_BYTES_MAX], keys=[b"k" * KEY_BYTES_MAX]))
     wide = Limits(2 * MESSAGE_BYTES_MAX, 2 * KEY_BYTES_MAX)
-    for bodies, keys, what in (([b"x" * (MESSAGE_BYTES_MAX + 1)], None, "message"), ([b"x"], [b"k" * (KEY_BYTES_MAX + 1)], "key")):
+    for bodies, keys, what in (
+        ([b"x" * (MESSAGE_BYTES_MAX + 1)], None, "message"),
+        ([b"x"], [b"k" * (KEY_BYTES_MAX + 1)], "key"),
+    ):
         with pytest.raises(UsageError, match=what) as error:
             pack(bodies, keys=keys)
         assert error.value.code == E_TOO_BIG
@@ -308,9 +349,19 @@ def calls_of(work: Callable[[], object]) -> int:
 
 
 def whole(count: int) -> Block:
-    """All columns, with nulls; keys and tags pass together what one may have, so that the largest is looked for in both."""
+    """All columns, with nulls; keys and tags pass together what one may have, so that the largest
+    is looked for in both.
+    """
     some = [b"k" * 100, None] * (count // 2)
-    return pack([b"x" * 20] * count, keys=some, tags=some, headers=[b"", None] * (count // 2), times=[1] * count, producer_id=1, sequence=1)
+    return pack(
+        [b"x" * 20] * count,
+        keys=some,
+        tags=some,
+        headers=[b"", None] * (count // 2),
+        times=[1] * count,
+        producer_id=1,
+        sequence=1,
+    )
 
 
 @pytest.mark.parametrize(
@@ -326,6 +377,8 @@ def whole(count: int) -> Block:
 )
 def test_work_is_per_block_not_per_message(work: Callable[[Block], object]) -> None:
     few, many = whole(10), whole(10_000)
-    extra = calls_of(lambda: work(Block(many.header, many.payload))) - calls_of(lambda: work(Block(few.header, few.payload)))
+    extra = calls_of(lambda: work(Block(many.header, many.payload))) - calls_of(
+        lambda: work(Block(few.header, few.payload))
+    )
     pieces = len(many.columns) // PIECE_BYTES  # `cut` takes their checksums
     assert 0 <= extra <= 3 * pieces < many.count // 10

@@ -1,4 +1,6 @@
-"""Blocks from ready columns are the blocks that packing the same messages gives, and wrong columns are refused."""
+"""Blocks from ready columns are the blocks that packing the same messages gives, and wrong columns
+are refused.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from zsq.transport.block.block_columns import join_columns, slice_bitmap
 from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_TOO_BIG, UsageError
 
 VALUE: Final = st.one_of(st.none(), st.just(b""), st.binary(max_size=12))
-ROWS: Final = st.lists(st.tuples(st.binary(max_size=40), VALUE, VALUE, VALUE), min_size=1, max_size=40)
+ROWS: Final = st.lists(
+    st.tuples(st.binary(max_size=40), VALUE, VALUE, VALUE), min_size=1, max_size=40
+)
 
 
 def column(values: list[bytes | None], first: int = 0) -> Column:
@@ -23,18 +27,26 @@ def column(values: list[bytes | None], first: int = 0) -> Column:
     for value in values:
         ends.append(ends[-1] + len(value or b""))
     bits = sum(1 << i for i, value in enumerate(values) if value is not None)
-    validity = memoryview(bits.to_bytes((len(values) + 7) // 8, "little")) if None in values else None
+    validity = (
+        memoryview(bits.to_bytes((len(values) + 7) // 8, "little")) if None in values else None
+    )
     data = memoryview(b"".join(value or b"" for value in values))
     return Column(memoryview(struct.pack(f"<{len(ends)}i", *ends)).cast("i"), data, validity)
 
 
-def joined(rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]], first: int = 0) -> Block:
-    return join_columns(len(rows), *(column(list(values), first) for values in zip(*rows, strict=True)))
+def joined(
+    rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]], first: int = 0
+) -> Block:
+    return join_columns(
+        len(rows), *(column(list(values), first) for values in zip(*rows, strict=True))
+    )
 
 
 @settings(max_examples=200, deadline=None)
 @given(ROWS)
-def test_joined_columns_equal_the_packed_messages(rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]]) -> None:
+def test_joined_columns_equal_the_packed_messages(
+    rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]],
+) -> None:
     bodies, keys, tags, headers = (list(values) for values in zip(*rows, strict=True))
     packed = pack(bodies, keys=keys, tags=tags, headers=headers)
     block = joined(rows)
@@ -44,22 +56,35 @@ def test_joined_columns_equal_the_packed_messages(rows: list[tuple[bytes, bytes 
 
 @settings(max_examples=100, deadline=None)
 @given(ROWS, st.integers(1, 1 << 20))
-def test_a_slice_keeps_its_offsets(rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]], first: int) -> None:
+def test_a_slice_keeps_its_offsets(
+    rows: list[tuple[bytes, bytes | None, bytes | None, bytes | None]], first: int
+) -> None:
     block = joined(rows, first)
     check_block(block)
     assert block.body.offsets[0] == first
-    found = [block.body.values(), *(c.values() for c in (block.key, block.tag, block.headers) if c is not None)]
+    found = [
+        block.body.values(),
+        *(c.values() for c in (block.key, block.tag, block.headers) if c is not None),
+    ]
     assert list(zip(*found, strict=True)) == rows
 
 
 def test_a_column_of_a_block_is_a_column() -> None:
-    block = cut(pack([b"%d" % i for i in range(100)], keys=[None if i % 3 else b"k" for i in range(100)]), 10, 90)
+    block = cut(
+        pack([b"%d" % i for i in range(100)], keys=[None if i % 3 else b"k" for i in range(100)]),
+        10,
+        90,
+    )
     again = join_columns(block.count, block.body, block.key, sequence=7, producer_id=9)
     assert again.body.values() == block.body.values()
     assert again.key is not None
     assert block.key is not None
     assert again.key.values() == block.key.values()
-    assert (again.header.sequence, again.header.producer_id, again.header.columns_crc) == (7, 9, block.header.columns_crc)
+    assert (again.header.sequence, again.header.producer_id, again.header.columns_crc) == (
+        7,
+        9,
+        block.header.columns_crc,
+    )
 
 
 @pytest.mark.parametrize(
@@ -71,9 +96,13 @@ def test_a_column_of_a_block_is_a_column() -> None:
         ("headers", Limits(headers_bytes_max=5), "headers of 6 bytes is over the limit of 5 bytes"),
     ],
 )
-def test_a_column_over_its_limit_is_refused_by_name(column_of: str, limits: Limits, text: str) -> None:
+def test_a_column_over_its_limit_is_refused_by_name(
+    column_of: str, limits: Limits, text: str
+) -> None:
     small, large = column([b"a", b"12345", b""]), column([b"a", b"123456", b""], 3)
-    columns = [large if name == column_of else small for name in ("message", "key", "tag", "headers")]
+    columns = [
+        large if name == column_of else small for name in ("message", "key", "tag", "headers")
+    ]
     with pytest.raises(UsageError, match=text) as caught:
         join_columns(3, *columns, limits=limits)
     assert caught.value.code == E_TOO_BIG
@@ -81,15 +110,26 @@ def test_a_column_over_its_limit_is_refused_by_name(column_of: str, limits: Limi
     join_columns(3, small, small, small, small, limits=limits)
 
 
-@given(st.lists(st.integers(0, 5), min_size=100, max_size=300), st.integers(0, 99), st.integers(90, 300))
+@given(
+    st.lists(st.integers(0, 5), min_size=100, max_size=300),
+    st.integers(0, 99),
+    st.integers(90, 300),
+)
 def test_one_large_value_among_small_ones_is_found(sizes: list[int], at: int, size: int) -> None:
     sizes[at] = size
     tags = column([bytes(n) for n in sizes], 3)
     if size > 100:
         with pytest.raises(UsageError, match=f"tag of {size} bytes"):
-            join_columns(len(sizes), column([b""] * len(sizes)), tag=tags, limits=Limits(tag_bytes_max=100))
+            join_columns(
+                len(sizes), column([b""] * len(sizes)), tag=tags, limits=Limits(tag_bytes_max=100)
+            )
     else:
-        assert join_columns(len(sizes), column([b""] * len(sizes)), tag=tags, limits=Limits(tag_bytes_max=100)).tag is not None
+        assert (
+            join_columns(
+                len(sizes), column([b""] * len(sizes)), tag=tags, limits=Limits(tag_bytes_max=100)
+            ).tag
+            is not None
+        )
 
 
 def test_a_block_has_limits() -> None:
@@ -129,7 +169,9 @@ def test_columns_that_do_not_fit_together() -> None:
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), min_size=1, max_size=70), st.data())
 def test_a_bitmap_can_be_cut_at_any_bit(bits: list[bool], data: st.DataObject) -> None:
-    bitmap = memoryview(sum(1 << i for i, bit in enumerate(bits) if bit).to_bytes((len(bits) + 7) // 8, "little"))
+    bitmap = memoryview(
+        sum(1 << i for i, bit in enumerate(bits) if bit).to_bytes((len(bits) + 7) // 8, "little")
+    )
     start = data.draw(st.integers(0, len(bits) - 1))
     count = data.draw(st.integers(1, len(bits) - start))
     found = slice_bitmap(bitmap, start, count)

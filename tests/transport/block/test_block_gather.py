@@ -1,4 +1,6 @@
-"""Messages that lie apart, gathered into one block: the same messages, with keys, tags, headers and times, whatever lies between them."""
+"""Messages that lie apart, gathered into one block: the same messages, with keys, tags, headers and
+times, whatever lies between them.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from zsq.transport.block.block import Block, Column, check_block, cut, gather, o
 
 Row = tuple[bytes, bytes | None, bytes | None, bytes | None]
 VALUE: Final = st.one_of(st.none(), st.just(b""), st.binary(max_size=12))
-ROWS: Final = st.lists(st.tuples(st.binary(max_size=40), VALUE, VALUE, VALUE), min_size=1, max_size=60)
+ROWS: Final = st.lists(
+    st.tuples(st.binary(max_size=40), VALUE, VALUE, VALUE), min_size=1, max_size=60
+)
 
 
 def made(rows: list[Row], **more: Any) -> Block:
@@ -25,7 +29,15 @@ def rows_of(block: Block) -> list[Row]:
     def values(column: Column | None) -> list[bytes | None]:
         return [None] * block.count if column is None else column.values()
 
-    return list(zip(values(block.body), values(block.key), values(block.tag), values(block.headers), strict=True))  # type: ignore[arg-type]
+    return list(
+        zip(
+            values(block.body),  # type: ignore[arg-type]
+            values(block.key),
+            values(block.tag),
+            values(block.headers),
+            strict=True,
+        )
+    )
 
 
 def travelled(block: Block) -> Block:
@@ -36,14 +48,22 @@ def travelled(block: Block) -> Block:
 
 @st.composite
 def spans(draw: st.DrawFn, size: int) -> list[tuple[int, int]]:
-    """Some of a block's messages: disjoint, in any order (redeliveries come in the order of their return)."""
-    cuts = sorted(draw(st.sets(st.integers(0, size), min_size=2, max_size=12))) if size > 1 else [0, 1]
+    """Some of a block's messages: disjoint, in any order (redeliveries come in the order of their
+    return).
+    """
+    cuts = (
+        sorted(draw(st.sets(st.integers(0, size), min_size=2, max_size=12))) if size > 1 else [0, 1]
+    )
     found = draw(st.permutations(list(zip(cuts[::2], cuts[1::2], strict=False))))
     return list(found)
 
 
-@given(st.lists(st.tuples(ROWS, st.booleans(), st.integers(1, 2)), min_size=1, max_size=4), st.data())
-def test_a_gathered_block_has_exactly_the_named_messages(blocks: list[tuple[list[Row], bool, int]], data: st.DataObject) -> None:
+@given(
+    st.lists(st.tuples(ROWS, st.booleans(), st.integers(1, 2)), min_size=1, max_size=4), st.data()
+)
+def test_a_gathered_block_has_exactly_the_named_messages(
+    blocks: list[tuple[list[Row], bool, int]], data: st.DataObject
+) -> None:
     parts: list[tuple[Block, int, int]] = []
     expected: list[Row] = []
     times: list[int] = []
@@ -52,7 +72,11 @@ def test_a_gathered_block_has_exactly_the_named_messages(blocks: list[tuple[list
         block = made(rows, first_offset=number * 1000, time_ns=time_ns, times=own_times)
         if data.draw(st.booleans()):  # a slice keeps its offset values: they begin above 0
             start = data.draw(st.integers(0, len(rows) - 1))
-            block, rows, own_times = cut(block, start, len(rows)), rows[start:], own_times and own_times[start:]
+            block, rows, own_times = (
+                cut(block, start, len(rows)),
+                rows[start:],
+                own_times and own_times[start:],
+            )
         for start, stop in data.draw(spans(len(rows))):
             parts.append((block, start, stop))
             expected += rows[start:stop]
@@ -65,7 +89,10 @@ def test_a_gathered_block_has_exactly_the_named_messages(blocks: list[tuple[list
 
 @pytest.mark.parametrize("step", [1, 2, 7, 8, 9, 50])
 def test_gathering_gives_the_same_for_close_and_distant_messages(step: int) -> None:
-    rows: list[Row] = [(b"%d" % i, None if i % 3 else b"k%d" % i, b"t" * (i % 5), None if i % 4 else b"h") for i in range(500)]
+    rows: list[Row] = [
+        (b"%d" % i, None if i % 3 else b"k%d" % i, b"t" * (i % 5), None if i % 4 else b"h")
+        for i in range(500)
+    ]
     block = made(rows)
     assert rows_of(gather([(block, i, i + 1) for i in range(3, 500, step)])) == rows[3::step]
 

@@ -1,4 +1,6 @@
-"""What the client and the wire take at most: the last value that goes, and the first that does not."""
+"""What the client and the wire take at most: the last value that goes, and the first that does
+not.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +68,9 @@ def test_the_newest_are_a_bounded_number() -> None:
 
 
 def test_a_read_asks_for_something() -> None:
-    """A broker would give a block for 0 bytes too; who asks for them has made a mistake, and reads more than it thinks."""
+    """A broker would give a block for 0 bytes too; who asks for them has made a mistake, and reads
+    more than it thinks.
+    """
     assert reading.fetch(0, 1).make(7) == p.Fetch(7, 0, 1)
     for offset, size in ((0, 0), (0, -1), (-1, 1)):
         with pytest.raises(UsageError, match="bytes_max at least 1"):
@@ -108,7 +112,9 @@ def test_names_are_of_64_characters_at_most() -> None:
 
 
 def test_a_path_that_no_socket_can_have_is_told_at_once() -> None:
-    """ZeroMQ would cut it or refuse it, and the client would look for a broker until its time-out."""
+    """ZeroMQ would cut it or refuse it, and the client would look for a broker until its
+    time-out.
+    """
     room = IPC_PATH_BYTES_MAX - len("/supervisor")
     assert parse("ipc:///" + "d" * (room - 1)).endpoint().endswith("d/supervisor")
     with pytest.raises(UsageError, match="longer than"):
@@ -124,7 +130,11 @@ def test_the_number_of_frames_of_a_message_is_bounded() -> None:
     most = [block.wire_header(), bytes(block.columns)] * (p.FRAMES_MAX // 2)
     frames = [zmq.Frame(one) for one in (*head, *most)]
     envelope, message, payload = open_frames(frames)
-    assert (envelope, message, len(frames_blocks(payload))) == ([b"peer"], p.Beat(), p.FRAMES_MAX // 2)
+    assert (envelope, message, len(frames_blocks(payload))) == (
+        [b"peer"],
+        p.Beat(),
+        p.FRAMES_MAX // 2,
+    )
     with pytest.raises(UsageError, match="an envelope, an empty frame"):
         open_frames([*frames, zmq.Frame(b"")])
     with pytest.raises(UsageError, match="at most"):
@@ -132,8 +142,12 @@ def test_the_number_of_frames_of_a_message_is_bounded() -> None:
 
 
 @pytest.mark.parametrize("linger_ms", [0, 60_000])
-def test_a_message_that_is_too_large_is_told_and_spoils_no_other(broker: Any, linger_ms: int) -> None:
-    """Among those that linger it would make a block that cannot be packed, and all of them would fail."""
+def test_a_message_that_is_too_large_is_told_and_spoils_no_other(
+    broker: Any, linger_ms: int
+) -> None:
+    """Among those that linger it would make a block that cannot be packed, and all of them would
+    fail.
+    """
     with zsq.Producer(broker.url, linger_ms=linger_ms, batch_bytes=1 << 22) as producer:
         producer.publish("t", b"before")
         for body in (bytes(MESSAGE_BYTES_MAX + 1), bytearray(MESSAGE_BYTES_MAX + 1)):
@@ -171,7 +185,10 @@ def test_lingering_messages_are_sent_when_their_block_is_large_enough(broker: An
         broker.wait_for(lambda: broker.head == 2)
 
 
-@pytest.mark.parametrize(("delay", "delay_ms"), [(None, 0), (0, 0), (0.0001, 1), (1.5, 1_500), (p.DELAY_MS_MAX / 1000, p.DELAY_MS_MAX)])
+@pytest.mark.parametrize(
+    ("delay", "delay_ms"),
+    [(None, 0), (0, 0), (0.0001, 1), (1.5, 1_500), (p.DELAY_MS_MAX / 1000, p.DELAY_MS_MAX)],
+)
 def test_each_delay_becomes_whole_milliseconds(delay: float | None, delay_ms: int) -> None:
     assert lane.as_delay_ms(delay) == delay_ms
 
@@ -191,7 +208,10 @@ def test_a_peek_over_its_limit_is_refused() -> None:
 
 def test_a_message_timeout_outside_its_limits_is_refused() -> None:
     low, high = p.MESSAGE_TIMEOUT_MS_MIN, p.MESSAGE_TIMEOUT_MS_MAX
-    assert [consumer.make_session(1, timeout_ms / 1000, "c", 0).wanted_timeout_ms for timeout_ms in (low, high)] == [low, high]
+    assert [
+        consumer.make_session(1, timeout_ms / 1000, "c", 0).wanted_timeout_ms
+        for timeout_ms in (low, high)
+    ] == [low, high]
     assert consumer.make_session(1, None, "c", 0).wanted_timeout_ms == 0
     for timeout_ms in (low - 1, high + 1):
         with pytest.raises(UsageError, match="message_timeout must be"):

@@ -1,4 +1,6 @@
-"""NSQ's deflate and snappy layers: round trips in pieces, what other implementations write, limits, and what is broken."""
+"""NSQ's deflate and snappy layers: round trips in pieces, what other implementations write, limits,
+and what is broken.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.transport.nsq.layers import PARTS_PIECE, PIECE, DeflateLayer, LayerError, Layers, SnappyLayer
+from zsq.transport.nsq.layers import (
+    PARTS_PIECE,
+    PIECE,
+    DeflateLayer,
+    LayerError,
+    Layers,
+    SnappyLayer,
+)
 
 STREAM = b"\xff\x06\x00\x00sNaPpY"
 MAKERS: list[Callable[[], Any]] = [lambda: DeflateLayer(6), SnappyLayer]
@@ -37,13 +46,20 @@ def plain_chunk(data: bytes) -> bytes:
 
 
 @BOTH
-@given(messages=st.lists(st.binary(max_size=400) | st.just(b"ab" * 50_000), max_size=6), cut=st.integers(1, 700))
-def test_data_arrives_complete_however_it_is_divided(make: Callable[[], Any], messages: list[bytes], cut: int) -> None:
+@given(
+    messages=st.lists(st.binary(max_size=400) | st.just(b"ab" * 50_000), max_size=6),
+    cut=st.integers(1, 700),
+)
+def test_data_arrives_complete_however_it_is_divided(
+    make: Callable[[], Any], messages: list[bytes], cut: int
+) -> None:
     near, far = make(), make()
     sent = [near.send(message) for message in messages]
     assert b"".join(everything(far, packed) for packed in sent) == b"".join(messages)
     wire, other = b"".join(sent), make()
-    assert b"".join(everything(other, wire[at : at + cut]) for at in range(0, len(wire), cut)) == b"".join(messages)
+    assert b"".join(
+        everything(other, wire[at : at + cut]) for at in range(0, len(wire), cut)
+    ) == b"".join(messages)
 
 
 @BOTH
@@ -75,13 +91,18 @@ def test_nothing_waits_in_zlib_for_more_input() -> None:
     for size in range(PIECE, PIECE + 600, 37):
         packed = DeflateLayer(6).send(bytes(size))
         for cut in range(len(packed) - 12, len(packed)):
-            assert len(everything(DeflateLayer(6), packed[:cut])) == len(zlib.decompressobj(-15).decompress(packed[:cut]))
+            assert len(everything(DeflateLayer(6), packed[:cut])) == len(
+                zlib.decompressobj(-15).decompress(packed[:cut])
+            )
 
 
 def test_deflate_is_raw_as_gos_flate_is() -> None:
     packer = zlib.compressobj(9, zlib.DEFLATED, -15)
     layer = DeflateLayer(6)
-    assert layer.receive(packer.compress(b"hello " * 100) + packer.flush(zlib.Z_SYNC_FLUSH)) == b"hello " * 100
+    assert (
+        layer.receive(packer.compress(b"hello " * 100) + packer.flush(zlib.Z_SYNC_FLUSH))
+        == b"hello " * 100
+    )
     packed = DeflateLayer(3).send(b"hello")
     assert packed.endswith(b"\x00\x00\xff\xff")
     assert zlib.decompressobj(-15).decompress(packed) == b"hello"
@@ -125,7 +146,9 @@ def test_snappy_bytes_as_the_format_says() -> None:
     sent = layer.send(b"OK")
     assert sent == STREAM + b"\x01\x06\x00\x00" + sent[14:18] + b"OK"
     assert sent == bytes(cramjam.snappy.compress(b"OK"))  # its checksum too
-    assert layer.send(b"a" * 64)[:4] == b"\x00\x0a\x00\x00"  # packed, and no second stream identifier
+    assert (
+        layer.send(b"a" * 64)[:4] == b"\x00\x0a\x00\x00"
+    )  # packed, and no second stream identifier
 
 
 def test_each_tls_record_of_snappy_completes_a_chunk() -> None:
@@ -144,8 +167,17 @@ def test_each_tls_record_of_snappy_completes_a_chunk() -> None:
 
 def test_snappy_skips_what_may_be_skipped() -> None:
     layer = SnappyLayer()
-    wire = STREAM + chunk(0x80, b"?" * 300) + chunk(0xFE, bytes(100_000)) + STREAM + plain_chunk(b"here") + chunk(0xFD, b"")
-    assert b"".join(layer.receive(wire[at : at + 999]) for at in range(0, len(wire), 999)) == b"here"
+    wire = (
+        STREAM
+        + chunk(0x80, b"?" * 300)
+        + chunk(0xFE, bytes(100_000))
+        + STREAM
+        + plain_chunk(b"here")
+        + chunk(0xFD, b"")
+    )
+    assert (
+        b"".join(layer.receive(wire[at : at + 999]) for at in range(0, len(wire), 999)) == b"here"
+    )
 
 
 def test_skipped_chunks_are_not_kept_in_memory() -> None:
@@ -156,7 +188,11 @@ def test_skipped_chunks_are_not_kept_in_memory() -> None:
         assert len(layer._rest) < 4
 
 
-@pytest.mark.parametrize("one", [chunk(0xFE, b""), chunk(0x01, struct.pack("<I", 0xA282EAD8)), STREAM], ids=["skipped", "empty", "stream"])
+@pytest.mark.parametrize(
+    "one",
+    [chunk(0xFE, b""), chunk(0x01, struct.pack("<I", 0xA282EAD8)), STREAM],
+    ids=["skipped", "empty", "stream"],
+)
 def test_chunks_that_hold_nothing_are_looked_at_piece_by_piece(one: bytes) -> None:
     layer = SnappyLayer()
     assert layer.receive(STREAM + one * 10_000 + plain_chunk(b"end")) == b""
@@ -172,17 +208,29 @@ WRONG: dict[str, tuple[bytes, str]] = {
     "no stream identifier": (plain_chunk(b"a"), "does not begin with a stream identifier"),
     "padding before it": (chunk(0xFE, b""), "does not begin with a stream identifier"),
     "a wrong identifier": (chunk(0xFF, b"sNaPpy"), "the stream identifier is not sNaPpY"),
-    "an identifier too long": (struct.pack("<I", 0xFF | 7 << 8), "the stream identifier is 7 bytes; it must be 6"),
+    "an identifier too long": (
+        struct.pack("<I", 0xFF | 7 << 8),
+        "the stream identifier is 7 bytes; it must be 6",
+    ),
     "a reserved kind": (STREAM + struct.pack("<I", 0x02 | 4 << 8), "chunk type 0x02 is reserved"),
     "a chunk too long to be right": (
         STREAM + struct.pack("<I", 0x00 | 0xFFFFFF << 8),
         r"a chunk has 16777215 bytes; it must have 4 to \d+",
     ),
-    "a plain chunk too long": (STREAM + struct.pack("<I", 0x01 | 65_541 << 8), "a chunk has 65541 bytes; it must have 4 to 65540"),
-    "no room for a checksum": (STREAM + chunk(0x01, b"abc"), "a chunk has 3 bytes; it must have 4 to 65540"),
+    "a plain chunk too long": (
+        STREAM + struct.pack("<I", 0x01 | 65_541 << 8),
+        "a chunk has 65541 bytes; it must have 4 to 65540",
+    ),
+    "no room for a checksum": (
+        STREAM + chunk(0x01, b"abc"),
+        "a chunk has 3 bytes; it must have 4 to 65540",
+    ),
     "a wrong checksum": (STREAM + chunk(0x01, b"0000body"), "checksum"),
     "garbage packed": (STREAM + chunk(0x00, b"0000\x05\xff\xff"), "snappy"),
-    "a bomb in one chunk": (STREAM + chunk(0x00, b"0000\x81\x80\x04" + b"a" * 9), "decompresses to 65537 bytes; the limit is 65536"),
+    "a bomb in one chunk": (
+        STREAM + chunk(0x00, b"0000\x81\x80\x04" + b"a" * 9),
+        "decompresses to 65537 bytes; the limit is 65536",
+    ),
     "four gigabytes promised": (
         STREAM + chunk(0x00, b"0000\xff\xff\xff\xff\x0f" + b"a" * 9),
         "decompresses to 4294967295 bytes; the limit is 65536",
@@ -199,7 +247,9 @@ def test_each_broken_snappy_stream_is_refused(name: str) -> None:
 
 @BOTH
 @given(data=st.binary(max_size=2000), begun=st.booleans())
-def test_garbage_raises_nothing_but_layer_errors(make: Callable[[], Any], data: bytes, begun: bool) -> None:
+def test_garbage_raises_nothing_but_layer_errors(
+    make: Callable[[], Any], data: bytes, begun: bool
+) -> None:
     layer = make()
     try:
         if begun:
@@ -211,5 +261,10 @@ def test_garbage_raises_nothing_but_layer_errors(make: Callable[[], Any], data: 
 
 def test_without_layers_bytes_pass() -> None:
     layers = Layers()
-    assert (layers.receive(b"in"), layers.send(b"out"), layers.take_out(), layers.close()) == (b"in", b"out", b"", b"")
+    assert (layers.receive(b"in"), layers.send(b"out"), layers.take_out(), layers.close()) == (
+        b"in",
+        b"out",
+        b"",
+        b"",
+    )
     assert not layers.held

@@ -99,7 +99,14 @@ def test_topics_that_come_and_go_while_replies_are_missing_are_not_sent() -> Non
     assert session.registered == 0
 
 
-@given(steps=st.lists(st.dictionaries(st.sampled_from("abc"), st.lists(st.sampled_from("xyz"), max_size=3), max_size=3), max_size=6))
+@given(
+    steps=st.lists(
+        st.dictionaries(
+            st.sampled_from("abc"), st.lists(st.sampled_from("xyz"), max_size=3), max_size=3
+        ),
+        max_size=6,
+    )
+)
 def test_a_lookupd_always_ends_with_what_is_wanted(steps: list[dict[str, list[str]]]) -> None:
     """As nsqlookupd takes it: a channel brings its topic along, and a topic takes its channels."""
     session, here = identified(), set[tuple[str, str]]()
@@ -163,7 +170,9 @@ def test_each_wrong_answer_of_a_lookupd_is_an_error(data: bytes, text: str) -> N
 
 def test_a_refused_identify_or_a_wrong_reply_ends_the_connection() -> None:
     session = LookupSession(NODE, 0)
-    with pytest.raises(LookupFailed, match="refused this node: 'E_BAD_BODY IDENTIFY missing fields'"):
+    with pytest.raises(
+        LookupFailed, match="refused this node: 'E_BAD_BODY IDENTIFY missing fields'"
+    ):
         session.receive(answer(b"E_BAD_BODY IDENTIFY missing fields"), 0)
     for data in (b"[]", b"{", b"[" * 60_000):
         with pytest.raises(LookupFailed):
@@ -181,10 +190,19 @@ def test_garbage_fails_or_waits(data: bytes) -> None:
 
 
 def test_a_channel_list_keeps_only_valid_durable_names() -> None:
-    body = json.dumps({"channels": ["b", "a", "b", "tail#ephemeral", "bad name", 5, None, "x" * 65, "two\nlines"]}).encode()
+    body = json.dumps(
+        {"channels": ["b", "a", "b", "tail#ephemeral", "bad name", 5, None, "x" * 65, "two\nlines"]}
+    ).encode()
     assert parse_channels(body) == ["a", "b"]
     assert parse_channels(b'{"channels": []}') == []
-    assert len(parse_channels(json.dumps({"channels": [f"c{number}" for number in range(NAMES_MAX + 5)]}).encode())) == NAMES_MAX
+    assert (
+        len(
+            parse_channels(
+                json.dumps({"channels": [f"c{number}" for number in range(NAMES_MAX + 5)]}).encode()
+            )
+        )
+        == NAMES_MAX
+    )
     for wrong in (b"", b"[]", b"{}", b'{"channels": {"a": 1}}', b"[" * 100_000):
         with pytest.raises(LookupFailed):
             parse_channels(wrong)

@@ -1,4 +1,6 @@
-"""The parser of NSQ's commands: the same however the bytes are cut, bounded, and no error but its own."""
+"""The parser of NSQ's commands: the same however the bytes are cut, bounded, and no error but its
+own.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +34,24 @@ names = st.sampled_from([b"t", b"orders.new", b"x" * 64, b"a#ephemeral"])
 bodies = st.binary(min_size=1, max_size=40)
 ids = st.binary(min_size=16, max_size=16).filter(lambda id: not set(id) & set(b" \r\n"))
 whole = st.one_of(
-    st.sampled_from([b"NOP\n", b"NOP\r\n", b"CLS\n", b"RDY 3\n", b"SUB t c\n", b"REQ " + ID + b" 10\n", b"TOUCH " + ID + b"\n"]),
-    st.lists(ids, min_size=1, max_size=40).map(lambda run: b"".join(b"FIN " + id + b"\n" for id in run)),
+    st.sampled_from(
+        [
+            b"NOP\n",
+            b"NOP\r\n",
+            b"CLS\n",
+            b"RDY 3\n",
+            b"SUB t c\n",
+            b"REQ " + ID + b" 10\n",
+            b"TOUCH " + ID + b"\n",
+        ]
+    ),
+    st.lists(ids, min_size=1, max_size=40).map(
+        lambda run: b"".join(b"FIN " + id + b"\n" for id in run)
+    ),
     st.builds(pub, names, bodies),
-    st.lists(bodies, min_size=1, max_size=20).flatmap(lambda many: st.builds(lambda name: mpub(name, *many), names)),
+    st.lists(bodies, min_size=1, max_size=20).flatmap(
+        lambda many: st.builds(lambda name: mpub(name, *many), names)
+    ),
     st.builds(lambda name, body, n: mpub(name, *[body] * n), names, bodies, st.integers(1, 30)),
     st.builds(lambda name, body: b"DPUB " + name + b" 7\n" + sized(body), names, bodies),
     bodies.map(lambda body: b"IDENTIFY\n" + sized(body)),
@@ -44,14 +60,19 @@ whole = st.one_of(
 nearly = st.one_of(
     whole,
     st.builds(
-        lambda data, at, bad: data[: at % len(data)] + bad + data[at % len(data) :], whole, st.integers(0, 999), st.binary(max_size=5)
+        lambda data, at, bad: data[: at % len(data)] + bad + data[at % len(data) :],
+        whole,
+        st.integers(0, 999),
+        st.binary(max_size=5),
     ),
     st.binary(max_size=30),
 )
 
 
 def parsed(pieces: list[bytes], limits: NsqLimits = LIMITS) -> list[Command | str]:
-    """All commands, each FIN by itself, NOPs that follow each other as one, and the error that ends them."""
+    """All commands, each FIN by itself, NOPs that follow each other as one, and the error that ends
+    them.
+    """
     parser = Parser(limits)
     found: list[Command | str] = []
     try:
@@ -72,7 +93,9 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(st.lists(whole, max_size=12).map(b"".join), st.lists(st.integers(0, 1 << 20), max_size=12))
-def test_commands_are_the_same_however_their_bytes_are_divided(data: bytes, places: list[int]) -> None:
+def test_commands_are_the_same_however_their_bytes_are_divided(
+    data: bytes, places: list[int]
+) -> None:
     expected = parsed([data])
     assert parsed(cut(data, places)) == expected
     assert parsed([data[i : i + 1] for i in range(len(data))]) == expected
@@ -103,7 +126,12 @@ def test_mpub_gives_the_messages_that_were_packed(many: list[bytes]) -> None:
 def test_thousands_of_messages_in_one_command_are_parsed() -> None:
     many = [b"%04d" % i for i in range(5000)]
     assert parsed([mpub(b"t", *many)]) == [Mpub("t", many, 20000)]
-    odd = [*many[:1500], b"odd", b"uneve", *many[1500:]]  # the last stands where it would if all had four bytes
+    odd = [
+        *many[:1500],
+        b"odd",
+        b"uneve",
+        *many[1500:],
+    ]  # the last stands where it would if all had four bytes
     assert parsed([mpub(b"t", *odd)]) == [Mpub("t", odd, 20008)]
     assert parsed([FIN * 5000]) == [Fins([ID])] * 5000
 
@@ -115,8 +143,12 @@ def test_ids_keep_their_places() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5, 1000, 3000])
-def test_fins_that_fill_a_read_are_cut_without_a_search(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As most clients send them: to search each byte for what ends a word would cost the gateway several times as much."""
+def test_fins_that_fill_a_read_are_cut_without_a_search(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As most clients send them: to search each byte for what ends a word would cost the gateway
+    several times as much.
+    """
     monkeypatch.setattr(cutting, "_FIN_RUN", None)
     assert list(Parser(LIMITS).feed(FIN * count)) == [Fins([ID] * count)]
 
@@ -132,7 +164,9 @@ def test_each_command_is_looked_at_when_the_one_before_was_carried_out() -> None
     assert (parser.take(), parser.held) == (None, 0)
 
 
-@pytest.mark.parametrize("first", [b"PUB t\n\0\0\0\x05he", b"PUB", mpub(b"t", b"abc", b"de")[:-1], b""])
+@pytest.mark.parametrize(
+    "first", [b"PUB t\n\0\0\0\x05he", b"PUB", mpub(b"t", b"abc", b"de")[:-1], b""]
+)
 def test_the_rest_is_all_that_was_not_taken(first: bytes) -> None:
     parser = Parser(LIMITS)
     assert list(parser.feed(b"NOP\n" + first)) == [()]
@@ -151,7 +185,10 @@ def test_untaken_commands_stay_when_more_bytes_arrive() -> None:
     assert [parser.take(), parser.take(), parser.take()] == [(2,), (3,), None]
 
 
-@pytest.mark.parametrize("data", [pub(b"t", b"x" * 1000), mpub(b"t", *[b"x" * 20] * 50), mpub(b"t", b"x", *[b"xy"] * 300)])
+@pytest.mark.parametrize(
+    "data",
+    [pub(b"t", b"x" * 1000), mpub(b"t", *[b"x" * 20] * 50), mpub(b"t", b"x", *[b"xy"] * 300)],
+)
 def test_a_command_that_comes_byte_by_byte_is_not_looked_at_for_each(data: bytes) -> None:
     looks: list[bytes] = []
     parser = Parser(LIMITS, looks.append)
@@ -181,7 +218,9 @@ def test_a_line_over_the_limit_is_refused() -> None:
     line = b"NOP " + b"x" * (LINE_BYTES_MAX - 5) + b"\n"
     assert parsed([line], limits) == [()]
     assert parsed([line[:-1], b"\n"], limits) == [()]
-    assert parsed([line[:4] + b"x" + line[4:]], limits) == ["fatal the line of a command is too long"]
+    assert parsed([line[:4] + b"x" + line[4:]], limits) == [
+        "fatal the line of a command is too long"
+    ]
 
 
 HEAD = struct.pack(">ii", 5 << 20, 1_000_000)
@@ -190,7 +229,10 @@ HUGE = [
     (b"MPUB t\n\x7f\xff\xff\xff", 1),
     (b"IDENTIFY\n\x7f\xff\xff\xff", 1),
     (b"MPUB t\n" + HEAD + b"\x7f\xff\xff\xff", 1),
-    (b"MPUB t\n" + HEAD + (b"\0\x10\0\0" + b"x" * (1 << 20)) * 6, 6),  # the fifth is beyond the body
+    (
+        b"MPUB t\n" + HEAD + (b"\0\x10\0\0" + b"x" * (1 << 20)) * 6,
+        6,
+    ),  # the fifth is beyond the body
 ]
 
 
@@ -199,7 +241,9 @@ def test_bodies_of_identify_and_auth_are_limited() -> None:
     for name in (b"IDENTIFY", b"AUTH"):
         assert len(parsed([name + b"\n" + sized(bytes(IDENTITY_BYTES_MAX))])) == 1
         too_big = f"{name.decode()} body too big {IDENTITY_BYTES_MAX + 1} > {IDENTITY_BYTES_MAX}"
-        assert parsed([name + b"\n" + struct.pack(">i", IDENTITY_BYTES_MAX + 1)]) == [f"fatal E_BAD_BODY {too_big}"]
+        assert parsed([name + b"\n" + struct.pack(">i", IDENTITY_BYTES_MAX + 1)]) == [
+            f"fatal E_BAD_BODY {too_big}"
+        ]
 
 
 def test_a_run_of_nops_is_one_command() -> None:

@@ -1,4 +1,6 @@
-"""An auth server's answer: what it permits, as nsqd has it but for whole names, and what is refused."""
+"""An auth server's answer: what it permits, as nsqd has it but for whole names, and what is
+refused.
+"""
 
 from __future__ import annotations
 
@@ -28,17 +30,26 @@ from zsq.transport.nsq.permissions import (
 )
 
 
-def one(topic: str = ".*", channels: Any = (".*",), permissions: Any = (SUBSCRIBE, PUBLISH)) -> dict[str, Any]:
+def one(
+    topic: str = ".*", channels: Any = (".*",), permissions: Any = (SUBSCRIBE, PUBLISH)
+) -> dict[str, Any]:
     return {"topic": topic, "channels": list(channels), "permissions": list(permissions)}
 
 
 def state(*authorizations: Any, **more: Any) -> AuthState:
-    return parse_state(json.dumps({"ttl": 60, "authorizations": list(authorizations), **more}).encode())
+    return parse_state(
+        json.dumps({"ttl": 60, "authorizations": list(authorizations), **more}).encode()
+    )
 
 
 def test_identity_and_lifetime_come_from_the_auth_answer() -> None:
     found = state(one(), one(), identity="worker", identity_url="http://people/worker", ttl=3600)
-    assert (found.identity, found.identity_url, found.ttl_s, found.permission_count) == ("worker", "http://people/worker", 3600, 2)
+    assert (found.identity, found.identity_url, found.ttl_s, found.permission_count) == (
+        "worker",
+        "http://people/worker",
+        3600,
+        2,
+    )
     bare = parse_state(b'{"ttl": 1, "authorizations": null, "identity": null, "more": {}}')
     assert (bare.identity, bare.identity_url, bare.permission_count) == ("", "", 0)
     assert not bare.permits(PUBLISH, "t")
@@ -58,7 +69,12 @@ def test_names_are_matched_whole() -> None:
     found = state(one("orders", ["billing", ""]))
     assert found.permits(PUBLISH, "orders")
     assert found.permits(SUBSCRIBE, "orders", "billing")
-    for topic, channel in (("old-orders", "billing"), ("orders2", "billing"), ("orders", "billing2"), ("orders", "re-billing")):
+    for topic, channel in (
+        ("old-orders", "billing"),
+        ("orders2", "billing"),
+        ("orders", "billing2"),
+        ("orders", "re-billing"),
+    ):
         assert not found.permits(SUBSCRIBE, topic, channel)
     assert not found.permits(PUBLISH, "orders#ephemeral")
 
@@ -104,16 +120,28 @@ BAD: list[tuple[bytes, str]] = [
     (b'{"ttl": 60.5}', r"ttl must be a whole number of seconds above 0, not 60\.5"),
     (b'{"ttl": "60"}', "ttl"),
     (b'{"ttl": 60, "identity": 5}', "identity must be a string of at most"),
-    (b'{"ttl": 60, "identity_url": "%s"}' % (b"x" * (TEXT_CHARS_MAX + 1)), "identity_url must be a string of at most"),
+    (
+        b'{"ttl": 60, "identity_url": "%s"}' % (b"x" * (TEXT_CHARS_MAX + 1)),
+        "identity_url must be a string of at most",
+    ),
     (b'{"ttl": 60, "authorizations": {"a": 1}}', "authorizations must be a list of at most 1000"),
     (b'{"ttl": 60, "authorizations": [5]}', "not an object"),
     (b'{"ttl": 60, "authorizations": [{"topic": 5}]}', "topic is not"),
     (b'{"ttl": 60, "authorizations": [{"channels": ".*"}]}', "channels is not a list"),
     (b'{"ttl": 60, "authorizations": [{"channels": [5]}]}', "channels is not a list of strings"),
-    (b'{"ttl": 60, "authorizations": [{"permissions": [["publish"]]}]}', "permissions is not a list of strings"),
-    (b'{"ttl": 60, "authorizations": [{"permissions": ["publish", "admin"]}]}', "unknown permission 'admin'"),
+    (
+        b'{"ttl": 60, "authorizations": [{"permissions": [["publish"]]}]}',
+        "permissions is not a list of strings",
+    ),
+    (
+        b'{"ttl": 60, "authorizations": [{"permissions": ["publish", "admin"]}]}',
+        "unknown permission 'admin'",
+    ),
     (b'{"ttl": 60, "authorizations": [{"topic": "(a"}]}', r"topic pattern '\(a'"),
-    (b'{"ttl": 60, "authorizations": [{"topic": "a", "channels": ["ok", "(?=x)"]}]}', "channel pattern"),
+    (
+        b'{"ttl": 60, "authorizations": [{"topic": "a", "channels": ["ok", "(?=x)"]}]}',
+        "channel pattern",
+    ),
     (b'{"ttl": 60, "authorizations": [{"topic": "%s"}]}' % (b"a" * 257), "257 characters"),
 ]
 
@@ -132,7 +160,12 @@ def test_too_many_authorizations_or_patterns_are_refused() -> None:
         state(one(channels=["a"] * PATTERNS_MAX))
 
 
-KEYS = st.sampled_from(["ttl", "authorizations", "topic", "channels", "permissions", "identity", "identity_url"]) | st.text()
+KEYS = (
+    st.sampled_from(
+        ["ttl", "authorizations", "topic", "channels", "permissions", "identity", "identity_url"]
+    )
+    | st.text()
+)
 JSON: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=4),
@@ -140,7 +173,10 @@ JSON: st.SearchStrategy[Any] = st.recursive(
 )
 
 
-@given(said=JSON | st.fixed_dictionaries({"ttl": st.just(5), "authorizations": st.lists(JSON, max_size=3)}))
+@given(
+    said=JSON
+    | st.fixed_dictionaries({"ttl": st.just(5), "authorizations": st.lists(JSON, max_size=3)})
+)
 def test_any_json_is_a_state_or_refused(said: Any) -> None:
     try:
         found = parse_state(json.dumps(said).encode())
@@ -150,22 +186,48 @@ def test_any_json_is_a_state_or_refused(said: Any) -> None:
 
 
 def test_patterns_that_take_too_many_steps_together_are_refused() -> None:
-    """Each is small enough, and there are not too many: but to read and to apply them would hold the gateway up for seconds."""
+    """Each is small enough, and there are not too many: but to read and to apply them would hold
+    the gateway up for seconds.
+    """
     patterns = [f"([a-z]|b?){{90}}{number}" for number in range(400)]
     costly = [one(pattern) for pattern in patterns]
     with pytest.raises(BadAuthorization, match=f"more than {STEPS_MAX} instructions"):
         parse_state(json.dumps({"ttl": 60, "authorizations": costly}).encode())
     many = [one(f"orders-{number}") for number in range(1000)]
-    assert parse_state(json.dumps({"ttl": 60, "authorizations": many}).encode()).permission_count == 1000
+    assert (
+        parse_state(json.dumps({"ttl": 60, "authorizations": many}).encode()).permission_count
+        == 1000
+    )
 
 
 NAMES = st.text("ab.-_0#", max_size=9)
-CHARS = st.sampled_from(["a", "b", "0", r"\.", ".", "-", "[ab]", "[^a]", "[a-b0-9]", r"\d", r"\w", r"[\w.-]", "#", "[]a]", "[a-]", "é"])
+CHARS = st.sampled_from(
+    [
+        "a",
+        "b",
+        "0",
+        r"\.",
+        ".",
+        "-",
+        "[ab]",
+        "[^a]",
+        "[a-b0-9]",
+        r"\d",
+        r"\w",
+        r"[\w.-]",
+        "#",
+        "[]a]",
+        "[a-]",
+        "é",
+    ]
+)
 
 
 def grown(parts: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
     group = parts.map(lambda text: f"({text})") | parts.map(lambda text: f"(?:{text})")
-    repeated = st.tuples(group | CHARS, st.sampled_from(["*", "+", "?", "{2}", "{1,}", "{0,3}", "*?", "+?"])).map("".join)
+    repeated = st.tuples(
+        group | CHARS, st.sampled_from(["*", "+", "?", "{2}", "{1,}", "{0,3}", "*?", "+?"])
+    ).map("".join)
     return (
         repeated
         | group
@@ -210,7 +272,26 @@ def test_patterns_of_go_match_whole_names(text: str, yes: list[str], no: list[st
     assert [name for name in yes + no if Pattern(text).matches(name)] == yes
 
 
-BAD_PATTERNS = ["(", ")", "(a", "a)", "[a", "[", "[]", "*", "+a", "?", "{2}", "a**", "a{2}{3}", "a{3,2}", "a{9999}", "\\", "(?=a)", r"\1"]
+BAD_PATTERNS = [
+    "(",
+    ")",
+    "(a",
+    "a)",
+    "[a",
+    "[",
+    "[]",
+    "*",
+    "+a",
+    "?",
+    "{2}",
+    "a**",
+    "a{2}{3}",
+    "a{3,2}",
+    "a{9999}",
+    "\\",
+    "(?=a)",
+    r"\1",
+]
 BAD_PATTERNS += [
     "[b-a]",
     "a|*",
@@ -223,7 +304,9 @@ BAD_PATTERNS += [
 
 
 @pytest.mark.parametrize("text", [*BAD_PATTERNS, "a" * (PATTERN_CHARS_MAX + 1)])
-def test_patterns_that_re2_refuses_or_that_are_too_large_are_refused(text: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_patterns_that_re2_refuses_or_that_are_too_large_are_refused(
+    text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
     began = time.process_time()
     with pytest.raises(BadPattern):
         Pattern(text)
@@ -232,7 +315,17 @@ def test_patterns_that_re2_refuses_or_that_are_too_large_are_refused(text: str, 
 
 
 @pytest.mark.parametrize(
-    "text", ["([a-z]+.?)+x", "(a*)*b", "((((a*)*)*)*)*b", "(a|a)*b", "(a|aa)+b", ".*.*.*.*.*.*.*.*b", "(a?){500}b", "(.{0,60}){5}b"]
+    "text",
+    [
+        "([a-z]+.?)+x",
+        "(a*)*b",
+        "((((a*)*)*)*)*b",
+        "(a|a)*b",
+        "(a|aa)+b",
+        ".*.*.*.*.*.*.*.*b",
+        "(a?){500}b",
+        "(.{0,60}){5}b",
+    ],
 )
 def test_no_name_takes_long(text: str) -> None:
     pattern = Pattern(text)

@@ -1,4 +1,6 @@
-"""An NSQ client's session: its table, the order of answers, what waits for what, heartbeats, and bounds."""
+"""An NSQ client's session: its table, the order of answers, what waits for what, heartbeats, and
+bounds.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from hypothesis import strategies as st
 from support.nsq_client import BEAT, ID, MS, OK, OTHER, Client, failed, mpub, pub, said, sized
 
 from zsq.transport.nsq.limits import NsqLimits
-from zsq.transport.nsq.session import COMMANDS, NEVER, PENDING_BYTES_MAX, PENDING_MAX, SESSION_TABLE, TOPICS_COUNTED_MAX, State
+from zsq.transport.nsq.session import (
+    COMMANDS,
+    NEVER,
+    PENDING_BYTES_MAX,
+    PENDING_MAX,
+    SESSION_TABLE,
+    TOPICS_COUNTED_MAX,
+    State,
+)
 
 AUTH_LIMITS = NsqLimits(auth_required=True)
 SUB = b"SUB t c\n"
@@ -142,8 +152,12 @@ def test_an_answer_that_comes_twice_or_too_late_changes_nothing() -> None:
     assert (bytes(client.out), client.session.pending, client.closed) == (OK, 0, False)
 
 
-@given(st.lists(st.sampled_from("pmdfc"), min_size=1, max_size=30), st.randoms(use_true_random=False))
-def test_replies_are_in_the_order_of_their_commands_whatever_comes_first(commands: list[str], random: random.Random) -> None:
+@given(
+    st.lists(st.sampled_from("pmdfc"), min_size=1, max_size=30), st.randoms(use_true_random=False)
+)
+def test_replies_are_in_the_order_of_their_commands_whatever_comes_first(
+    commands: list[str], random: random.Random
+) -> None:
     sent = {
         "p": SAMPLES[b"PUB"],
         "m": SAMPLES[b"MPUB"],
@@ -151,7 +165,10 @@ def test_replies_are_in_the_order_of_their_commands_whatever_comes_first(command
         "f": b"FIN " + OTHER + b"\n",
         "c": b"TOUCH " + OTHER + b"\n",
     }
-    back = {"f": FIN_FAILED, "c": failed(b"E_TOUCH_FAILED TOUCH " + OTHER + b" failed ID not in flight")}
+    back = {
+        "f": FIN_FAILED,
+        "c": failed(b"E_TOUCH_FAILED TOUCH " + OTHER + b" failed ID not in flight"),
+    }
     client = Client(late="publish")
     client.send(SUB)
     for command in commands:
@@ -287,7 +304,10 @@ def test_too_many_answers_stop_the_reading() -> None:
     client.send(pub(b"t", b"x") * 50)
     assert (client.session.reading, client.session.pending) == (False, PENDING_MAX + 1)
     assert client.tell("publish") == OK
-    assert (client.session.reading, client.session.pending) == (False, PENDING_MAX + 1)  # the next was taken
+    assert (client.session.reading, client.session.pending) == (
+        False,
+        PENDING_MAX + 1,
+    )  # the next was taken
     for _ in range(50):
         client.tell("publish")
     assert (client.session.reading, client.session.pending) == (True, PENDING_MAX - 1)
@@ -324,7 +344,9 @@ def test_errors_behind_a_publish_are_bounded_too() -> None:
     client = Client(late="publish")
     client.send(SUB, pub(b"t", b"x"), (b"FIN " + OTHER + b"\nNOP\n") * 3000)
     assert client.session.pending == PENDING_MAX + 1
-    assert client.tell("publish") == OK + FIN_FAILED * PENDING_MAX + FIN_FAILED * (3000 - PENDING_MAX)
+    assert client.tell("publish") == OK + FIN_FAILED * PENDING_MAX + FIN_FAILED * (
+        3000 - PENDING_MAX
+    )
 
 
 def test_topics_are_counted_up_to_a_limit() -> None:
@@ -338,9 +360,21 @@ def test_topics_are_counted_up_to_a_limit() -> None:
 
 def test_a_session_counts_finishes_and_requeues_that_succeed() -> None:
     client = Client()
-    client.send(SUB, b"RDY 7\n", (b"FIN " + ID + b"\n") * 3, b"FIN " + OTHER + b"\n", b"REQ " + ID + b" 0\nREQ " + OTHER + b" 0\n")
+    client.send(
+        SUB,
+        b"RDY 7\n",
+        (b"FIN " + ID + b"\n") * 3,
+        b"FIN " + OTHER + b"\n",
+        b"REQ " + ID + b" 0\nREQ " + OTHER + b" 0\n",
+    )
     session = client.session
-    assert (session.topic, session.channel, session.ready, session.finishes, session.requeues) == ("t", "c", 7, 3, 1)
+    assert (session.topic, session.channel, session.ready, session.finishes, session.requeues) == (
+        "t",
+        "c",
+        7,
+        3,
+        1,
+    )
     client.send(b"CLS\n")
     assert session.ready == 0
 

@@ -1,4 +1,6 @@
-"""An NSQ client's session where it must prove itself or is wrapped: AUTH and permissions, TLS and compression."""
+"""An NSQ client's session where it must prove itself or is wrapped: AUTH and permissions, TLS and
+compression.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ OFFERED = NsqLimits(auth_offered=True)
 SUB = b"SUB t c\n"
 DPUB = b"DPUB t 5\n" + sized(b"x")
 SECRET = b"AUTH\n" + sized(b"secret")
-GRANTED = said('{"identity":"bob","identity_url":"http://who/\\u003cbob\\u003e","permission_count":2}')
+GRANTED = said(
+    '{"identity":"bob","identity_url":"http://who/\\u003cbob\\u003e","permission_count":2}'
+)
 
 
 # AUTH
@@ -52,7 +56,9 @@ def test_a_permitted_client_publishes_and_subscribes() -> None:
     ],
 )
 @pytest.mark.parametrize("late", ["", "permitted"])
-def test_a_client_without_permission_is_refused_and_disconnected(sent: bytes, why: str, text: str, late: str) -> None:
+def test_a_client_without_permission_is_refused_and_disconnected(
+    sent: bytes, why: str, text: str, late: str
+) -> None:
     client = Client(AUTH_LIMITS, late=late)
     client.why["permitted"] = why
     client.send(SECRET)
@@ -129,7 +135,9 @@ def test_layers_that_are_there_at_once() -> None:
 def test_a_failed_handshake_is_answered_and_ends_the_connection() -> None:
     client = Client(TLS_LIMITS)
     client.why["upgrade"] = "no certificate"
-    assert client.send(b"IDENTIFY\n", sized(ASK)).endswith(failed("E_IDENTIFY_FAILED IDENTIFY failed no certificate"))
+    assert client.send(b"IDENTIFY\n", sized(ASK)).endswith(
+        failed("E_IDENTIFY_FAILED IDENTIFY failed no certificate")
+    )
     assert (client.closed, len(client.calls)) == (True, 1)
 
 
@@ -155,7 +163,9 @@ def test_a_handshake_is_neither_waited_for_nor_disturbed_for_ever() -> None:
 def test_where_tls_is_required_other_commands_are_refused_before_it(name: bytes) -> None:
     limits = NsqLimits(tls_v1=True, tls_required=True)
     client = Client(limits)
-    assert client.send(name + b"\n") == failed(b"E_INVALID cannot " + name + b" in current state (TLS required)")
+    assert client.send(name + b"\n") == failed(
+        b"E_INVALID cannot " + name + b" in current state (TLS required)"
+    )
     assert client.closed
     client = Client(limits)
     client.send(b"IDENTIFY\n", sized(ASK))
@@ -188,7 +198,11 @@ def test_bytes_before_auth_are_bounded_in_both_directions() -> None:
     assert client.send(b"NOP\n" * 200) == said_so
     assert (client.closed, client.session.failed) == (True, True)
     client = Client(AUTH_LIMITS)
-    answers = b"".join(client.send(b"IDENTIFY\n", sized(b'{"feature_negotiation":true}')) for _ in range(1000) if not client.closed)
+    answers = b"".join(
+        client.send(b"IDENTIFY\n", sized(b'{"feature_negotiation":true}'))
+        for _ in range(1000)
+        if not client.closed
+    )
     assert answers.endswith(said_so)
     assert len(answers) < BYTES_BEFORE_AUTH_MAX + 1000
     client = Client(AUTH_LIMITS)
@@ -241,7 +255,12 @@ def test_a_client_counts_as_unknown_until_it_authenticates_or_works() -> None:
     assert client.session.stranger
     client.send(b"  V2")
     assert not client.session.stranger, "nobody is asked who they are here"
-    for limits, sent in ((AUTH_LIMITS, SECRET), (OFFERED, SECRET), (OFFERED, pub(b"t", b"x")), (OFFERED, SUB)):
+    for limits, sent in (
+        (AUTH_LIMITS, SECRET),
+        (OFFERED, SECRET),
+        (OFFERED, pub(b"t", b"x")),
+        (OFFERED, SUB),
+    ):
         client = Client(limits)
         client.send(b"NOP\n")
         assert client.session.stranger

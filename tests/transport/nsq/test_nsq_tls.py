@@ -1,4 +1,6 @@
-"""NSQ's TLS layer and the contexts it is made of: real handshakes in memory, versions, clients' certificates, and bad files."""
+"""NSQ's TLS layer and the contexts it is made of: real handshakes in memory, versions, clients'
+certificates, and bad files.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,14 @@ from support import certificates
 from support.certificates import CLIENT_NAME, Certificates
 
 from zsq.transport.errors import UsageError
-from zsq.transport.nsq.layers import PARTS_PIECE, DeflateLayer, LayerError, Layers, SnappyLayer, TlsLayer
+from zsq.transport.nsq.layers import (
+    PARTS_PIECE,
+    DeflateLayer,
+    LayerError,
+    Layers,
+    SnappyLayer,
+    TlsLayer,
+)
 from zsq.transport.nsq.tls import client_context, server_context
 
 
@@ -21,9 +30,13 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     return certificates.make(tmp_path_factory.mktemp("tls"))
 
 
-def server(made: Certificates, client_auth: str = "", min_version: str = "tls1.2") -> ssl.SSLContext:
+def server(
+    made: Certificates, client_auth: str = "", min_version: str = "tls1.2"
+) -> ssl.SSLContext:
     root = made.root_ca if client_auth else ""
-    context = server_context(cert=made.cert, key=made.key, root_ca=root, client_auth=client_auth, min_version=min_version)
+    context = server_context(
+        cert=made.cert, key=made.key, root_ca=root, client_auth=client_auth, min_version=min_version
+    )
     assert context is not None
     return context
 
@@ -81,7 +94,9 @@ def pair(context: ssl.SSLContext, other: ssl.SSLContext) -> tuple[Layers, Client
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_tls_carries_data_in_both_directions_however_it_is_divided(made: Certificates, version: ssl.TLSVersion) -> None:
+def test_tls_carries_data_in_both_directions_however_it_is_divided(
+    made: Certificates, version: ssl.TLSVersion
+) -> None:
     other = made.client()
     other.minimum_version = other.maximum_version = version
     layers, client = pair(server(made), other)
@@ -93,12 +108,17 @@ def test_tls_carries_data_in_both_directions_however_it_is_divided(made: Certifi
         assert layers.receive(client.send(data)) == data
         assert client.read(layers.send(data)) == data
     wire = client.send(b"abc" * 30_000)
-    assert b"".join(layers.receive(wire[at : at + 700]) for at in range(0, len(wire), 700)) == b"abc" * 30_000
+    assert (
+        b"".join(layers.receive(wire[at : at + 700]) for at in range(0, len(wire), 700))
+        == b"abc" * 30_000
+    )
     assert layers.receive(b"") == b""
 
 
 @pytest.mark.parametrize("over", [DeflateLayer(6), SnappyLayer()], ids=["deflate", "snappy"])
-def test_compressed_data_passes_through_tls(made: Certificates, over: DeflateLayer | SnappyLayer) -> None:
+def test_compressed_data_passes_through_tls(
+    made: Certificates, over: DeflateLayer | SnappyLayer
+) -> None:
     layers, client = pair(server(made), made.client())
     assert client.read(layers.send(b"OK")) == b"OK"
     layers.push(over)
@@ -145,7 +165,9 @@ def test_the_end_of_tls_is_announced_and_recognised(made: Certificates) -> None:
     assert client.tls.read() == b""  # the end, and not a cut
 
 
-@pytest.mark.parametrize("data", [b"  V2IDENTIFY\n" * 5, bytes(100), b"\x16\x03\x01\xff\xff" + bytes(80)])
+@pytest.mark.parametrize(
+    "data", [b"  V2IDENTIFY\n" * 5, bytes(100), b"\x16\x03\x01\xff\xff" + bytes(80)]
+)
 def test_data_that_is_not_tls_is_refused(made: Certificates, data: bytes) -> None:
     layers = Layers()
     layers.push(TlsLayer(server(made)))
@@ -175,7 +197,9 @@ def test_a_changed_record_is_refused_with_an_alert(made: Certificates) -> None:
 
 @pytest.mark.parametrize("policy", ["require", "require-verify"])
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_only_a_client_with_a_known_certificate_is_accepted(made: Certificates, policy: str, version: ssl.TLSVersion) -> None:
+def test_only_a_client_with_a_known_certificate_is_accepted(
+    made: Certificates, policy: str, version: ssl.TLSVersion
+) -> None:
     known = made.client(cert=made.client_cert, key=made.client_key)
     unknown = made.client(cert=made.stranger_cert, key=made.stranger_key)
     for other in (known, unknown, nobody := made.client()):
@@ -233,12 +257,21 @@ def test_each_wrong_tls_option_is_refused(made: Certificates, tmp_path: Path) ->
         ({"cert": made.cert, "key": str(tmp_path)}, "tls-key .*: Is a directory"),
         ({"cert": str(junk), "key": made.key}, "must be a certificate and its key"),
         ({"cert": made.cert, "key": made.client_key}, "KEY_VALUES_MISMATCH"),
-        ({**good, "client_auth": "maybe"}, "tls-client-auth-policy 'maybe': it must be \"require\" or"),
-        ({**good, "client_auth": "require"}, "tls-root-ca-file is missing: tls-client-auth-policy 'require' needs it"),
+        (
+            {**good, "client_auth": "maybe"},
+            "tls-client-auth-policy 'maybe': it must be \"require\" or",
+        ),
+        (
+            {**good, "client_auth": "require"},
+            "tls-root-ca-file is missing: tls-client-auth-policy 'require' needs it",
+        ),
         ({**good, "client_auth": "require", "root_ca": missing}, "tls-root-ca-file .*No such file"),
         ({**good, "client_auth": "require", "root_ca": str(junk)}, "no certificates in PEM"),
         ({"cert": "", "key": "", "client_auth": "require-verify"}, "it needs tls-cert and tls-key"),
-        ({**good, "min_version": "ssl3.0"}, r"tls-min-version 'ssl3\.0': it must be one of tls1\.0, "),
+        (
+            {**good, "min_version": "ssl3.0"},
+            r"tls-min-version 'ssl3\.0': it must be one of tls1\.0, ",
+        ),
         ({"cert": "a\0b", "key": made.key}, "tls-cert"),
     ]
     for given, text in cases:
@@ -246,9 +279,21 @@ def test_each_wrong_tls_option_is_refused(made: Certificates, tmp_path: Path) ->
             server_context(**given)
 
 
-def test_a_key_with_a_password_is_refused_without_asking_for_it(made: Certificates, tmp_path: Path) -> None:
+def test_a_key_with_a_password_is_refused_without_asking_for_it(
+    made: Certificates, tmp_path: Path
+) -> None:
     locked = tmp_path / "locked.pem"
-    command = ["openssl", "pkey", "-aes256", "-passout", "pass:secret", "-in", made.key, "-out", str(locked)]
+    command = [
+        "openssl",
+        "pkey",
+        "-aes256",
+        "-passout",
+        "pass:secret",
+        "-in",
+        made.key,
+        "-out",
+        str(locked),
+    ]
     try:
         done = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:

@@ -1,4 +1,6 @@
-"""Transcripts: raw bytes of an NSQ client in, exact bytes of nsqd 1.3 out, for each command and each error; and who is then left."""
+"""Transcripts: raw bytes of an NSQ client in, exact bytes of nsqd 1.3 out, for each command and
+each error; and who is then left.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ GOOD: list[tuple[str, bytes, bytes, list[tuple[Any, ...]]]] = [
      [("subscribe", "t", "c"), ("touch", OTHER)]),
 ]  # fmt: skip
 
-# What ends the connection: in which state, what is sent, and the error that comes back before the end; "" for none.
+# What ends the connection: in which state, what is sent, and the error that comes back before the
+# end; "" for none.
 N, S, C = State.INIT, State.SUBSCRIBED, State.CLOSING
 BEFORE = {N: b"", S: SUB, C: SUB + b"CLS\n"}
 FATAL: list[tuple[State, bytes, bytes | str]] = [
@@ -156,7 +159,9 @@ FATAL: list[tuple[State, bytes, bytes | str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("sent", "back", "calls"), [row[1:] for row in GOOD], ids=[row[0] for row in GOOD])
+@pytest.mark.parametrize(
+    ("sent", "back", "calls"), [row[1:] for row in GOOD], ids=[row[0] for row in GOOD]
+)
 @pytest.mark.parametrize("piece", [1 << 20, 1, 7])
 def test_each_good_transcript_is_answered_and_leaves_the_connection_open(
     sent: bytes, back: bytes, calls: list[tuple[Any, ...]], piece: int
@@ -171,7 +176,9 @@ def test_each_good_transcript_is_answered_and_leaves_the_connection_open(
 
 
 def joined(calls: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Finishes that follow each other as one: how many there are depends on how their bytes came."""
+    """Finishes that follow each other as one: how many there are depends on how their bytes
+    came.
+    """
     found: list[tuple[Any, ...]] = []
     for call in calls:
         if call[0] == "finish" and found and found[-1][0] == "finish":
@@ -183,7 +190,9 @@ def joined(calls: list[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(("state", "sent", "text"), FATAL, ids=[repr(row[1][:60]) for row in FATAL])
 @pytest.mark.parametrize("piece", [1 << 20, 1])
-def test_each_fatal_command_is_answered_and_ends_the_connection(state: State, sent: bytes, text: bytes | str, piece: int) -> None:
+def test_each_fatal_command_is_answered_and_ends_the_connection(
+    state: State, sent: bytes, text: bytes | str, piece: int
+) -> None:
     client = Client(SMALL)
     client.send(BEFORE[state])
     assert client.session.state is state
@@ -275,7 +284,9 @@ def test_a_failed_publish_is_answered_and_ends_the_connection(sent: bytes, back:
 def test_a_failed_subscription_is_answered_and_ends_the_connection() -> None:
     client = Client(SMALL)
     client.why["subscribe"] = "consumers for t:c exceeds limit of 1"
-    assert client.send(SUB) == failed("E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1")
+    assert client.send(SUB) == failed(
+        "E_SUB_FAILED SUB failed consumers for t:c exceeds limit of 1"
+    )
     assert client.closed
 
 
@@ -284,12 +295,25 @@ def test_a_command_refused_later_is_answered_and_the_connection_lives() -> None:
     client.send(SUB)
     for what in ("FIN", "REQ", "TOUCH"):
         client.session.on_refused(what, ID)
-    texts = [f"E_{what}_FAILED {what} {ID.decode()} failed ID not in flight" for what in ("FIN", "REQ", "TOUCH")]
+    texts = [
+        f"E_{what}_FAILED {what} {ID.decode()} failed ID not in flight"
+        for what in ("FIN", "REQ", "TOUCH")
+    ]
     assert bytes(client.out) == OK + b"".join(map(failed, texts))
     assert not client.closed
 
 
 def test_a_run_of_fins_is_one_command_up_to_what_is_not_one() -> None:
     fin = b"FIN " + ID + b"\n"
-    commands = list(Parser(SMALL).feed(fin * 100 + b"RDY 1\n" + fin * 3 + b"FIN " + ID + b" x\n" + fin + b"FIN "))
-    assert [len(command.ids) if isinstance(command, Fins) else 0 for command in commands] == [100, 0, 3, 1, 1]
+    commands = list(
+        Parser(SMALL).feed(
+            fin * 100 + b"RDY 1\n" + fin * 3 + b"FIN " + ID + b" x\n" + fin + b"FIN "
+        )
+    )
+    assert [len(command.ids) if isinstance(command, Fins) else 0 for command in commands] == [
+        100,
+        0,
+        3,
+        1,
+        1,
+    ]

@@ -47,17 +47,30 @@ def test_an_error_frame_holds_code_and_text() -> None:
 
 
 @given(st.lists(message, max_size=20))
-def test_messages_packed_in_bulk_equal_those_by_hand(messages: list[tuple[bytes, int, int, int]]) -> None:
+def test_messages_packed_in_bulk_equal_those_by_hand(
+    messages: list[tuple[bytes, int, int, int]],
+) -> None:
     bodies, offsets, attempts, times = zip(*messages, strict=True) if messages else ((), (), (), ())
-    assert encode_messages(bodies, message_ids(offsets), attempts, times) == b"".join(by_hand(*one) for one in messages)
+    assert encode_messages(bodies, message_ids(offsets), attempts, times) == b"".join(
+        by_hand(*one) for one in messages
+    )
 
 
 @example([b"abc", b"def"], 1, 65536, 1)
 @example([b"abc", b"defg"], 1, 65536, 1)
-@given(st.lists(st.binary(min_size=3, max_size=4), min_size=1, max_size=20), offset, st.integers(1, 70_000), time_ns)
-def test_one_time_and_one_attempt_stand_for_all_messages(bodies: list[bytes], first: int, attempts: int, time: int) -> None:
+@given(
+    st.lists(st.binary(min_size=3, max_size=4), min_size=1, max_size=20),
+    offset,
+    st.integers(1, 70_000),
+    time_ns,
+)
+def test_one_time_and_one_attempt_stand_for_all_messages(
+    bodies: list[bytes], first: int, attempts: int, time: int
+) -> None:
     offsets = [(first + i) % (1 << 64) for i in range(len(bodies))]
-    expected = b"".join(by_hand(body, offset, attempts, time) for body, offset in zip(bodies, offsets, strict=True))
+    expected = b"".join(
+        by_hand(body, offset, attempts, time) for body, offset in zip(bodies, offsets, strict=True)
+    )
     same = len(bodies)
     assert encode_messages(bodies, message_ids(offsets), attempts, time) == expected
     assert encode_messages(bodies, message_ids(offsets), [attempts] * same, time) == expected
@@ -81,7 +94,16 @@ def test_message_ids_give_their_offsets_back(offsets: list[int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "ids", [[b"x" * 16], [b"0" * 15], [b"0" * 17], [b"\xff" * 16], [b" " * 16], [b"00 " * 5 + b"0"], [b"0" * 14 + b" 0"]]
+    "ids",
+    [
+        [b"x" * 16],
+        [b"0" * 15],
+        [b"0" * 17],
+        [b"\xff" * 16],
+        [b" " * 16],
+        [b"00 " * 5 + b"0"],
+        [b"0" * 14 + b" 0"],
+    ],
 )
 def test_each_id_that_no_message_has_is_refused(ids: list[bytes]) -> None:
     with pytest.raises(ValueError):

@@ -1,4 +1,6 @@
-"""Files that other users may change or read: refused as PostgreSQL does, with the path, the mode and the chmod."""
+"""Files that other users may change or read: refused as PostgreSQL does, with the path, the mode
+and the chmod.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +26,70 @@ FILE, FOLDER = stat.S_IFREG, stat.S_IFDIR
     ("owner", "mode", "secret", "said"),
     [
         (OWN, FILE | 0o644, False, ""),
-        (OWN, FILE | 0o664, False, "/a b has mode 0664, so that other users may change it: chmod go-w '/a b'"),
-        (OWN, FILE | 0o646, False, "/a b has mode 0646, so that other users may change it: chmod go-w '/a b'"),
+        (
+            OWN,
+            FILE | 0o664,
+            False,
+            "/a b has mode 0664, so that other users may change it: chmod go-w '/a b'",
+        ),
+        (
+            OWN,
+            FILE | 0o646,
+            False,
+            "/a b has mode 0646, so that other users may change it: chmod go-w '/a b'",
+        ),
         (ROOT, FILE | 0o644, False, ""),
-        (OTHER, FILE | 0o600, False, "/a b belongs to user 1001, not to this user (1000) or root: chown 1000 '/a b'"),
+        (
+            OTHER,
+            FILE | 0o600,
+            False,
+            "/a b belongs to user 1001, not to this user (1000) or root: chown 1000 '/a b'",
+        ),
         (OWN, FOLDER | 0o755, False, ""),
-        (OWN, FOLDER | 0o775, False, "/a b has mode 0775, so that other users may change it: chmod 700 '/a b'"),
-        (OWN, FOLDER | 0o1777, False, "/a b has mode 1777, so that other users may change it: chmod 700 '/a b'"),
+        (
+            OWN,
+            FOLDER | 0o775,
+            False,
+            "/a b has mode 0775, so that other users may change it: chmod 700 '/a b'",
+        ),
+        (
+            OWN,
+            FOLDER | 0o1777,
+            False,
+            "/a b has mode 1777, so that other users may change it: chmod 700 '/a b'",
+        ),
         (OWN, FILE | 0o600, True, ""),
-        (OWN, FILE | 0o640, True, "/a b has mode 0640, so that other users may read it: chmod 600 '/a b'"),
-        (OWN, FILE | 0o604, True, "/a b has mode 0604, so that other users may read it: chmod 600 '/a b'"),
+        (
+            OWN,
+            FILE | 0o640,
+            True,
+            "/a b has mode 0640, so that other users may read it: chmod 600 '/a b'",
+        ),
+        (
+            OWN,
+            FILE | 0o604,
+            True,
+            "/a b has mode 0604, so that other users may read it: chmod 600 '/a b'",
+        ),
         (ROOT, FILE | 0o640, True, ""),
-        (ROOT, FILE | 0o644, True, "/a b has mode 0644, so that other users may read it: chmod 640 '/a b'"),
-        (ROOT, FILE | 0o660, True, "/a b has mode 0660, so that other users may change it: chmod 640 '/a b'"),
-        (OTHER, FILE | 0o600, True, "/a b belongs to user 1001, not to this user (1000) or root: chown 1000 '/a b'"),
+        (
+            ROOT,
+            FILE | 0o644,
+            True,
+            "/a b has mode 0644, so that other users may read it: chmod 640 '/a b'",
+        ),
+        (
+            ROOT,
+            FILE | 0o660,
+            True,
+            "/a b has mode 0660, so that other users may change it: chmod 640 '/a b'",
+        ),
+        (
+            OTHER,
+            FILE | 0o600,
+            True,
+            "/a b belongs to user 1001, not to this user (1000) or root: chown 1000 '/a b'",
+        ),
     ],
 )
 def test_a_file_that_other_users_may_change_or_read_is_refused(
@@ -48,17 +100,26 @@ def test_a_file_that_other_users_may_change_or_read_is_refused(
     assert open_to_others("/a b", found, secret=secret) == said
 
 
-def test_a_secret_of_root_is_closed_when_root_runs_the_broker(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_secret_of_root_is_closed_when_root_runs_the_broker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     found = cast("Any", SimpleNamespace(st_uid=0, st_mode=FILE | 0o640))
-    assert open_to_others("/k", found, secret=True) == "/k has mode 0640, so that other users may read it: chmod 600 /k"
+    assert (
+        open_to_others("/k", found, secret=True)
+        == "/k has mode 0640, so that other users may read it: chmod 600 /k"
+    )
 
 
 def test_an_access_file_that_others_may_write_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "access.toml"
     path.write_text('[anonymous]\nview = ["*"]\n')
     path.chmod(0o664)
-    with pytest.raises(AccessError, match=r"the access file .*access.toml has mode 0664, so that other users may change it: chmod go-w"):
+    with pytest.raises(
+        AccessError,
+        match=r"the access file .*access.toml has mode 0664, "
+        r"so that other users may change it: chmod go-w",
+    ):
         load_rules(str(path))
     path.chmod(0o644)
     load_rules(str(path))
@@ -69,7 +130,10 @@ def test_a_key_that_others_may_read_is_refused(tmp_path: Path) -> None:
     key.write_text("key")
     cert.write_text("cert")
     key.chmod(0o644)
-    with pytest.raises(UsageError, match=r"tls-key .*key.pem has mode 0644, so that other users may read it: chmod 600"):
+    with pytest.raises(
+        UsageError,
+        match=r"tls-key .*key.pem has mode 0644, so that other users may read it: chmod 600",
+    ):
         server_context(cert=str(cert), key=str(key))
     key.chmod(0o600)
     with pytest.raises(UsageError, match="must be a certificate and its key"):
@@ -81,5 +145,8 @@ def test_a_curve_key_that_the_group_may_read_is_refused(tmp_path: Path) -> None:
     z85 = "a" * 40
     path.write_text(f'public = "{z85}"\nsecret = "{z85}"\n')
     path.chmod(0o640)
-    with pytest.raises(UsageError, match=r"the key file .*x.key has mode 0640, so that other users may read it: chmod 600"):
+    with pytest.raises(
+        UsageError,
+        match=r"the key file .*x.key has mode 0640, so that other users may read it: chmod 600",
+    ):
         read_key_file(str(path), ("public", "secret"))

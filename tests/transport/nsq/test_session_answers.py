@@ -1,4 +1,6 @@
-"""Answers that can no longer be given: to a consumer that is closed, or by a process that did not receive the message."""
+"""Answers that can no longer be given: to a consumer that is closed, or by a process that did not
+receive the message.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ ANSWERS: dict[str, Callable[[Any], Any]] = {
 
 @contextlib.contextmanager
 def a_child() -> Iterator[Callable[[Callable[[], None]], int]]:
-    """Run something in a forked child; it must end within 20 s, and its exit code says whether it raised."""
+    """Run something in a forked child; it must end within 20 s, and its exit code says whether it
+    raised.
+    """
 
     def run(work: Callable[[], None]) -> int:
         pid = os.fork()
@@ -83,7 +87,9 @@ def test_an_answer_in_a_forked_child_is_refused(answer: str, whole: bool, broker
 
 
 def test_a_forked_child_is_not_handed_what_the_parent_holds(broker: Broker) -> None:
-    """Messages that wait in the parent's consumer are answered by the parent; the child has a subscription of its own."""
+    """Messages that wait in the parent's consumer are answered by the parent; the child has a
+    subscription of its own.
+    """
     broker.put(b"a", b"b", b"c")
     consumer = zsq.Consumer("t", "c", url=broker.url)
     first = consumer.receive(5)
@@ -97,13 +103,21 @@ def test_a_forked_child_is_not_handed_what_the_parent_holds(broker: Broker) -> N
 
     with a_child() as run:
         assert run(work) == 0
-    assert [message.body for message in (consumer.receive(5), consumer.receive(5)) if message is not None] == [b"b", b"c"]
+    assert [
+        message.body
+        for message in (consumer.receive(5), consumer.receive(5))
+        if message is not None
+    ] == [b"b", b"c"]
     consumer.close()
 
 
 def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -> None:
     """Links, locks and threads of the parent are not here."""
-    producer, admin, reader = zsq.Producer(broker.url, linger_ms=60_000), zsq.Admin(broker.url), zsq.Reader("t", url=broker.url)
+    producer, admin, reader = (
+        zsq.Producer(broker.url, linger_ms=60_000),
+        zsq.Admin(broker.url),
+        zsq.Reader("t", url=broker.url),
+    )
     receipt = producer.publish("t", b"parent")
     admin.ping()
     reader.head()
@@ -135,7 +149,9 @@ def test_every_client_can_be_used_and_closed_in_a_forked_child(broker: Broker) -
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS)
 def test_an_answer_after_close_is_refused(answer: str, whole: bool, broker: Broker) -> None:
-    """The message was given back: who thinks that it is finished would do its work once and see it again."""
+    """The message was given back: who thinks that it is finished would do its work once and see it
+    again.
+    """
     broker.put(b"a")
     consumer = zsq.Consumer("t", "c", url=broker.url)
     batch = consumer.receive_batch(5)
@@ -148,7 +164,9 @@ def test_an_answer_after_close_is_refused(answer: str, whole: bool, broker: Brok
 
 @pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("answer", ANSWERS)
-def test_answers_after_close_are_refused_with_asyncio(answer: str, whole: bool, broker: Broker) -> None:
+def test_answers_after_close_are_refused_with_asyncio(
+    answer: str, whole: bool, broker: Broker
+) -> None:
     broker.put(b"a")
 
     async def main() -> None:
@@ -180,7 +198,9 @@ def test_a_closed_consumer_opens_nothing_again(broker: Broker) -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 def test_a_handler_may_close_its_consumer(concurrency: int, broker: Broker) -> None:
-    """What it handles then is finished all the same: `run` closes when its handlers have returned."""
+    """What it handles then is finished all the same: `run` closes when its handlers have
+    returned.
+    """
     broker.put(*(b"%d" % number for number in range(20)))
     consumer = zsq.Consumer("t", "c", url=broker.url, ready=5)
     handled: list[int] = []
@@ -261,12 +281,22 @@ class _Awaited:
 async def _coroutine(message: Any) -> None: ...
 
 
-PLAIN: list[Any] = [lambda message: None, lambda message: _coroutine(message), _Plain(), partial(_Plain(), 1), print]
+PLAIN: list[Any] = [
+    lambda message: None,
+    lambda message: _coroutine(message),
+    _Plain(),
+    partial(_Plain(), 1),
+    print,
+]
 NOTHING: list[Any] = [None, 5, "handler", partial]
 
 
-@pytest.mark.parametrize("handler", [*PLAIN, *NOTHING[:-1]], ids=lambda one: getattr(one, "__name__", type(one).__name__))
-def test_an_asyncio_consumer_refuses_a_handler_it_cannot_await(handler: Any, broker: Broker) -> None:
+@pytest.mark.parametrize(
+    "handler", [*PLAIN, *NOTHING[:-1]], ids=lambda one: getattr(one, "__name__", type(one).__name__)
+)
+def test_an_asyncio_consumer_refuses_a_handler_it_cannot_await(
+    handler: Any, broker: Broker
+) -> None:
     broker.put(b"precious")
 
     async def main() -> None:
@@ -279,7 +309,9 @@ def test_an_asyncio_consumer_refuses_a_handler_it_cannot_await(handler: Any, bro
     assert (broker.finished, broker.requeued, broker.leases) == ([], [], {})
 
 
-@pytest.mark.parametrize("handler", NOTHING[:-1], ids=lambda one: getattr(one, "__name__", type(one).__name__))
+@pytest.mark.parametrize(
+    "handler", NOTHING[:-1], ids=lambda one: getattr(one, "__name__", type(one).__name__)
+)
 def test_a_blocking_consumer_refuses_a_handler_it_cannot_call(handler: Any, broker: Broker) -> None:
     broker.put(b"precious")
     consumer = zsq.Consumer("t", "c", url=broker.url)
@@ -294,8 +326,12 @@ def test_a_blocking_consumer_refuses_a_handler_it_cannot_call(handler: Any, brok
     assert (broker.finished, broker.requeued) == ([], [])
 
 
-@pytest.mark.parametrize("wrap", [lambda handler: handler, lambda handler: partial(handler, more=1)])
-def test_an_object_with_an_async_call_and_a_partial_of_it_are_handlers(wrap: Any, broker: Broker) -> None:
+@pytest.mark.parametrize(
+    "wrap", [lambda handler: handler, lambda handler: partial(handler, more=1)]
+)
+def test_an_object_with_an_async_call_and_a_partial_of_it_are_handlers(
+    wrap: Any, broker: Broker
+) -> None:
     broker.put(b"a", b"b")
 
     async def main() -> list[bytes]:

@@ -1,9 +1,16 @@
-"""A producer's session when its topic is closed: all that waits fails at once, nothing that may be stored is given up."""
+"""A producer's session when its topic is closed: all that waits fails at once, nothing that may be
+stored is given up.
+"""
 
 from __future__ import annotations
 
 from zsq.transport.block.block import pack
-from zsq.transport.client.core.producer_session import PendingBlock, ProducerSession, ProducerState, Reaction
+from zsq.transport.client.core.producer_session import (
+    PendingBlock,
+    ProducerSession,
+    ProducerState,
+    Reaction,
+)
 from zsq.transport.errors import E_CLOSED, E_DISK_FULL, E_SEQUENCE
 from zsq.transport.wire.protocol import Stored, Unstored, Welcome
 
@@ -48,7 +55,9 @@ def test_blocks_sent_before_the_refused_one_are_still_awaited() -> None:
     assert session.on_word(Unstored(1, 1, E_CLOSED, "closed")) is Reaction.NOTHING
     assert codes(pending_blocks) == [None, E_CLOSED, E_CLOSED, E_CLOSED, E_CLOSED]
     assert not pending_blocks[0].done
-    assert session.on_word(Unstored(2, 1, E_SEQUENCE, "")) is Reaction.NOTHING, "an answer to what was given up already"
+    assert session.on_word(Unstored(2, 1, E_SEQUENCE, "")) is Reaction.NOTHING, (
+        "an answer to what was given up already"
+    )
     assert session.on_word(Stored(((0, 42),))) is Reaction.RENEW
     assert pending_blocks[0].first_offset == 42
 

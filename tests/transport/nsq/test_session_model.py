@@ -1,4 +1,6 @@
-"""No order of losses loses, doubles or reorders a block: a producer's session against a model topic and the pipes between them."""
+"""No order of losses loses, doubles or reorders a block: a producer's session against a model topic
+and the pipes between them.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zsq.transport.block.block import pack
-from zsq.transport.client.core.producer_session import PendingBlock, ProducerSession, ProducerState, Reaction
+from zsq.transport.client.core.producer_session import (
+    PendingBlock,
+    ProducerSession,
+    ProducerState,
+    Reaction,
+)
 from zsq.transport.errors import E_DISK_FULL, E_HELLO, E_LIMIT, E_SEQUENCE
 from zsq.transport.wire.protocol import Stored, Unstored, Welcome
 
 
 class ModelTopic:
-    """Takes exactly the next sequence of each producer, from the link that said Hello last; durable when `sync` says so."""
+    """Takes exactly the next sequence of each producer, from the link that said Hello last; durable
+    when `sync` says so.
+    """
 
     def __init__(self) -> None:
         self.expected: dict[int, int] = {}
@@ -34,7 +43,9 @@ class ModelTopic:
 
     def take(self, link: int, message: Any) -> None:
         if message[0] == "hello":
-            self.hellos = {other: producer for other, producer in self.hellos.items() if producer != message[1]}
+            self.hellos = {
+                other: producer for other, producer in self.hellos.items() if producer != message[1]
+            }
             self.hellos[link] = message[1]
             self.answers.append((link, Welcome(1, self.expected.get(message[1], 0), 4 * 200, 1000)))
             return
@@ -51,12 +62,16 @@ class ModelTopic:
         elif any(entry[1:3] == (producer, sequence) for entry in self.pending):
             self.pending.append((link, producer, sequence, what))
         elif sequence < expected:
-            self.answers.append((link, Stored(((sequence, self.places.get((producer, sequence), -1)),))))
+            self.answers.append(
+                (link, Stored(((sequence, self.places.get((producer, sequence), -1)),)))
+            )
         else:
             self.answers.append((link, Unstored(sequence, expected, E_SEQUENCE, "")))
 
     def sync(self) -> None:
-        """One pending append is durable: all links that wait for it are answered, the first one and those that sent it again."""
+        """One pending append is durable: all links that wait for it are answered, the first one and
+        those that sent it again.
+        """
         if not self.pending:
             return
         _, producer, sequence, what = self.pending[0]
@@ -75,7 +90,9 @@ class ModelTopic:
         for _, producer, sequence, _ in lost:
             self.expected[producer] = min(self.expected[producer], sequence)
         for link, producer, sequence, _ in lost:
-            self.answers.append((link, Unstored(sequence, self.expected[producer], E_DISK_FULL, "")))
+            self.answers.append(
+                (link, Unstored(sequence, self.expected[producer], E_DISK_FULL, ""))
+            )
 
     def die(self) -> None:
         """kill -9: what is durable stays, what is pending may be either; here it is gone."""
@@ -152,8 +169,18 @@ class World:
         raise AssertionError("it never comes to rest")
 
 
-ACTIONS = (*("publish", "deliver", "deliver", "sync", "answer", "answer") * 3, "lose", "lose", "fail", "refuse", "die", "drop")
-steps = st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from((0, 0, 0, 1, 2))), min_size=20, max_size=80)
+ACTIONS = (
+    *("publish", "deliver", "deliver", "sync", "answer", "answer") * 3,
+    "lose",
+    "lose",
+    "fail",
+    "refuse",
+    "die",
+    "drop",
+)
+steps = st.lists(
+    st.tuples(st.sampled_from(ACTIONS), st.sampled_from((0, 0, 0, 1, 2))), min_size=20, max_size=80
+)
 
 
 def run(world: World, script: list[tuple[str, int]]) -> Iterator[str]:
@@ -174,7 +201,9 @@ def run(world: World, script: list[tuple[str, int]]) -> Iterator[str]:
 
 def check(world: World) -> None:
     stored = [what for what, pending in world.pending_blocks if pending.error is None]
-    assert world.topic.stored == stored, "each confirmed block is stored once, in order, and no refused one"
+    assert world.topic.stored == stored, (
+        "each confirmed block is stored once, in order, and no refused one"
+    )
     assert all(pending.done for _, pending in world.pending_blocks)
     for what, pending in world.pending_blocks:
         if pending.error is None and pending.first_offset >= 0:
@@ -187,12 +216,16 @@ def check(world: World) -> None:
 def test_no_order_of_losses_loses_doubles_or_reorders(script: list[tuple[str, int]]) -> None:
     world = World()
     for _ in run(world, script):
-        assert world.session.window_bytes == sum(pending.length for pending in world.session.window.values())
+        assert world.session.window_bytes == sum(
+            pending.length for pending in world.session.window.values()
+        )
     check(world)
 
 
 def test_a_restarted_server_refuses_what_comes_after_a_gap() -> None:
-    """A DEALER's pipe outlives its server: the restarted one sees the end of what was sent, and must not take it."""
+    """A DEALER's pipe outlives its server: the restarted one sees the end of what was sent, and
+    must not take it.
+    """
     world = World()
     world.connect()
     world.deliver(1)

@@ -1,4 +1,6 @@
-"""No order of losses changes what is sealed: a writer's session against a model of storage and the pipes between them."""
+"""No order of losses changes what is sealed: a writer's session against a model of storage and the
+pipes between them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,16 @@ from zsq.transport.block.block_format import decode_header
 from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.client.core.stage_session import STALL_NS, StageSession, StageState
 from zsq.transport.errors import E_DISK_FULL
-from zsq.transport.wire.protocol import Done, Failed, Missing, OpenStage, Seal, Staged, Wire, checksum_after
+from zsq.transport.wire.protocol import (
+    Done,
+    Failed,
+    Missing,
+    OpenStage,
+    Seal,
+    Staged,
+    Wire,
+    checksum_after,
+)
 
 STAGE = b"s" * 16
 
@@ -25,7 +36,9 @@ LENGTH = block(0).length
 
 
 class ModelStorage:
-    """Takes exactly the next number; what is sealed is durable; a restart forgets some of what is not."""
+    """Takes exactly the next number; what is sealed is durable; a restart forgets some of what is
+    not.
+    """
 
     def __init__(self) -> None:
         self.blocks: list[tuple[int, int, bytes]] = []  # columns' checksum, length, what
@@ -41,7 +54,12 @@ class ModelStorage:
         self.owner = link
         self.seal = None
         self.told = -1
-        data = {"expected": len(self.blocks), "sealed": self.sealed, "credit_bytes": 4 * LENGTH, "committed": False}
+        data = {
+            "expected": len(self.blocks),
+            "sealed": self.sealed,
+            "credit_bytes": 4 * LENGTH,
+            "committed": False,
+        }
         self.answers.append((link, Done(request, data)))
 
     def take(self, number: int, entry: tuple[int, int, bytes]) -> None:
@@ -67,7 +85,10 @@ class ModelStorage:
         checksum = 0
         for crc, _, _ in self.blocks[: seal.blocks]:
             checksum = checksum_after(checksum, crc)
-        assert (seal.checksum, seal.size_bytes) == (checksum, sum(length for _, length, _ in self.blocks[: seal.blocks]))
+        assert (seal.checksum, seal.size_bytes) == (
+            checksum,
+            sum(length for _, length, _ in self.blocks[: seal.blocks]),
+        )
         self.sealed = max(self.sealed, seal.blocks)
         if seal.final:
             assert seal.blocks == len(self.blocks)
@@ -107,8 +128,12 @@ class World:
         session = self.session
         while (entry := session.take(self.now)) is not None:
             header = decode_header(entry.header)
-            self.pipes[self.link].append((header.sequence, (header.columns_crc, header.length, bytes(entry.payload))))
-            assert session.out_bytes <= max(session.credit_bytes, entry.length), "credit is never exceeded"
+            self.pipes[self.link].append(
+                (header.sequence, (header.columns_crc, header.length, bytes(entry.payload)))
+            )
+            assert session.out_bytes <= max(session.credit_bytes, entry.length), (
+                "credit is never exceeded"
+            )
         assert session.window_bytes <= 12 * LENGTH
         seal = session.take_seal()
         if seal is not None:
@@ -185,7 +210,9 @@ class World:
 
 ACTIONS = (*("add", "add", "deliver", "deliver", "deliver", "hear", "answer", "answer", "sync") * 3,
            "drop", "drop", "again", "tick", "lose", "die", "refuse", "give_up_seal")  # fmt: skip
-steps = st.lists(st.tuples(st.sampled_from(ACTIONS), st.sampled_from((0, 0, 0, 1, 2))), min_size=20, max_size=150)
+steps = st.lists(
+    st.tuples(st.sampled_from(ACTIONS), st.sampled_from((0, 0, 0, 1, 2))), min_size=20, max_size=150
+)
 
 
 @settings(max_examples=400, deadline=None)
@@ -211,5 +238,10 @@ def test_no_order_of_losses_changes_what_is_sealed(script: list[tuple[str, int]]
     assert world.session.state is StageState.SEALED
     assert [what for _, _, what in world.storage.blocks] == world.made
     stage, blocks, messages, size_bytes, _ = world.session.part()
-    assert (stage, blocks, messages, size_bytes) == (STAGE, len(world.made), len(world.made), LENGTH * len(world.made))
+    assert (stage, blocks, messages, size_bytes) == (
+        STAGE,
+        len(world.made),
+        len(world.made),
+        LENGTH * len(world.made),
+    )
     assert world.session.window_bytes == 0

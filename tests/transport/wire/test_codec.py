@@ -21,7 +21,11 @@ from zsq.transport.wire.protocol import OPTIONS_BYTES_MAX, WORDS, Done, Manage, 
 integers = st.integers(-(1 << 63), (1 << 64) - 1)
 leaves = st.none() | st.booleans() | integers | st.text(max_size=20) | st.binary(max_size=20)
 values = st.recursive(
-    leaves, lambda inner: st.lists(inner, max_size=4).map(tuple) | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    leaves,
+    lambda inner: (
+        st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(st.text(max_size=8), inner, max_size=4)
+    ),
 )
 BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     int: integers,
@@ -29,13 +33,17 @@ BY_KIND: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=50),
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
-    tuple: st.lists(st.lists(integers, min_size=2, max_size=3).map(tuple) | st.text(max_size=9), max_size=20).map(tuple),
+    tuple: st.lists(
+        st.lists(integers, min_size=2, max_size=3).map(tuple) | st.text(max_size=9), max_size=20
+    ).map(tuple),
     dict: st.dictionaries(st.text(max_size=9), values, max_size=5),
 }
 
 
 def refused(call: Callable[[], Any]) -> Any:
-    """What it returns, or None where it is a UsageError E_BAD_COMMAND; any other error is a failure."""
+    """What it returns, or None where it is a UsageError E_BAD_COMMAND; any other error is a
+    failure.
+    """
     try:
         return call()
     except UsageError as error:
@@ -63,7 +71,9 @@ def test_each_message_comes_back_as_it_was_encoded(message: type[Wire]) -> None:
 def test_opcodes_are_one_byte_and_unique() -> None:
     """The gateway tells words by the second byte of their control frame."""
     assert codec.encode(WORDS[1]())[1] == 1
-    assert max(len(dataclasses.fields(message)) for message in WORDS.values()) < 15, "so the array's own head is one byte"
+    assert max(len(dataclasses.fields(message)) for message in WORDS.values()) < 15, (
+        "so the array's own head is one byte"
+    )
     assert len({message.op for message in WORDS.values()}) == len(WORDS)
     assert all(0 < op < 128 for op in WORDS)
 
@@ -83,7 +93,9 @@ def test_other_values_are_told_apart(value: Any) -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(st.sampled_from(sorted(WORDS)).flatmap(lambda op: words_of(WORDS[op])), st.data())
-def test_a_changed_frame_raises_no_error_but_bad_command(message: Wire, data: st.DataObject) -> None:
+def test_a_changed_frame_raises_no_error_but_bad_command(
+    message: Wire, data: st.DataObject
+) -> None:
     frame = bytearray(codec.encode(message))
     frame[data.draw(st.integers(0, len(frame) - 1))] ^= data.draw(st.integers(1, 255))
     refused(lambda: codec.decode(bytes(frame)))
@@ -135,7 +147,15 @@ def test_headers_come_back_and_wrong_ones_are_refused() -> None:
 def test_errors_keep_their_code_over_the_wire() -> None:
     import copy
 
-    for code in ("E_BAD_NAME", "E_NOT_FOUND", "E_DISK_FULL", "E_LEASE", "E_CHECKSUM", "E_TIMEOUT", "E_NEW_AND_UNKNOWN"):
+    for code in (
+        "E_BAD_NAME",
+        "E_NOT_FOUND",
+        "E_DISK_FULL",
+        "E_LEASE",
+        "E_CHECKSUM",
+        "E_TIMEOUT",
+        "E_NEW_AND_UNKNOWN",
+    ):
         error = from_wire(code, "text")
         assert isinstance(error, ZsqError)
         assert (error.code, str(error)) == (code, f"{code} text")
@@ -145,7 +165,9 @@ def test_errors_keep_their_code_over_the_wire() -> None:
 @pytest.mark.parametrize("depth", [codec.NESTED_MAX + 1, 200, 900, 1_015, 1_023])
 @pytest.mark.parametrize("level", [b"\x91", b"\x81\xa1a"])
 def test_data_that_is_nested_too_deeply_is_refused(depth: int, level: bytes) -> None:
-    """Python cannot show it, and msgpack not write it again: it ended the process that decoded it."""
+    """Python cannot show it, and msgpack not write it again: it ended the process that decoded
+    it.
+    """
     frames = [
         level * (depth - 1) + b"\x80",
         b"\x93\x02\x01" + level * depth + b"\x80",
@@ -194,12 +216,16 @@ def test_a_command_with_options_has_at_most_64_kib(monkeypatch: pytest.MonkeyPat
     """Refused before anything is made of it; and whoever writes one is told."""
     fits = Manage(1, "configure", "t", "", {"keys": "x" * (OPTIONS_BYTES_MAX - 100)})
     assert codec.decode(codec.encode(fits)) == fits
-    large = msgpack.packb((Manage.op, 1, "configure", "t", "", {"keys": "x" * OPTIONS_BYTES_MAX}, {}))
+    large = msgpack.packb(
+        (Manage.op, 1, "configure", "t", "", {"keys": "x" * OPTIONS_BYTES_MAX}, {})
+    )
 
     with monkeypatch.context() as patched:
         patched.setattr(codec, "_unpack", lambda *_, **__: pytest.fail("it was unpacked"))
         for frame in (large, memoryview(large)):
-            with pytest.raises(UsageError, match=r"Manage of 655\d\d bytes is over the limit of 65536"):
+            with pytest.raises(
+                UsageError, match=r"Manage of 655\d\d bytes is over the limit of 65536"
+            ):
                 codec.decode(frame)
     with pytest.raises(UsageError, match="over the limit of 65536") as caught:
         codec.encode(Manage(1, "configure", "t", "", {"keys": "x" * OPTIONS_BYTES_MAX}))
@@ -210,7 +236,10 @@ def test_a_command_with_options_has_at_most_64_kib(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize("head", [b"\xdc\x00\x07\x0c", b"\x97\xcc\x0c", b"\x97\xd0\x0c"])
 def test_a_large_command_in_another_packing_is_refused_too(head: bytes) -> None:
-    rest = b"".join(msgpack.packb(value) for value in (1, "configure", "t", "", {"k": "x" * OPTIONS_BYTES_MAX}, {}))
+    rest = b"".join(
+        msgpack.packb(value)
+        for value in (1, "configure", "t", "", {"k": "x" * OPTIONS_BYTES_MAX}, {})
+    )
     with pytest.raises(UsageError):
         codec.decode(head + rest)
 

@@ -65,7 +65,9 @@ def test_keys_travel_by_pickle_and_show_in_no_text() -> None:
         ({"public": PUBLIC, "secret": SECRET, "server": SERVER}, 0o602, "chmod 600"),
     ],
 )
-def test_a_wrong_key_file_is_refused_without_showing_its_secret(tmp_path: Path, keys: dict[str, object], mode: int, said: str) -> None:
+def test_a_wrong_key_file_is_refused_without_showing_its_secret(
+    tmp_path: Path, keys: dict[str, object], mode: int, said: str
+) -> None:
     with pytest.raises(UsageError, match=said) as caught:
         load(written(tmp_path, mode, **keys))
     assert caught.value.code == E_BAD_KEY
@@ -123,12 +125,19 @@ def plain() -> Iterator[str]:
 
 
 def test_nothing_is_said_to_a_broker_that_does_not_encrypt(plain: str) -> None:
-    with Admin(plain, key_file=KEYS, timeout=20) as admin, pytest.raises(UsageError, match="does not encrypt"):
+    with (
+        Admin(plain, key_file=KEYS, timeout=20) as admin,
+        pytest.raises(UsageError, match="does not encrypt"),
+    ):
         admin.topics()
 
 
-def test_a_handshake_that_fails_before_the_monitor_is_read_is_noticed(plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A broker near by can end the handshake before `connect` returns, and ZeroMQ says so once: that was lost, and took the time-out."""
+def test_a_handshake_that_fails_before_the_monitor_is_read_is_noticed(
+    plain: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A broker near by can end the handshake before `connect` returns, and ZeroMQ says so once:
+    that was lost, and took the time-out.
+    """
     engine = RequestEngine(parse(plain, KEYS), Target("supervisor"))
     watch = engine.watch
 

@@ -1,4 +1,6 @@
-"""Headers of dead letters: own ones stay, the limits hold whatever they were, and a redrive turns them into history."""
+"""Headers of dead letters: own ones stay, the limits hold whatever they were, and a redrive turns
+them into history.
+"""
 
 from __future__ import annotations
 
@@ -53,26 +55,48 @@ def test_the_error_is_cut_before_headers_are_left_out() -> None:
 
 def test_the_largest_headers_are_left_out_and_counted() -> None:
     found = packed({"a": b"x" * 8_000, "b": b"x" * 8_100, "c": 1})
-    assert ("a" in found, "b" in found, found["c"], found[d.LEFT_OUT], found[d.ERROR]) == (True, False, 1, 1, "")
+    assert ("a" in found, "b" in found, found["c"], found[d.LEFT_OUT], found[d.ERROR]) == (
+        True,
+        False,
+        1,
+        1,
+        "",
+    )
     many = packed({f"h{i}": i for i in range(64)})
     assert len(many) == HEADERS_MAX - 2
     assert many[d.LEFT_OUT] == 64 - (len(many) - len(ABOUT) - 1)
 
 
-@pytest.mark.parametrize("own", [b"\xc1", msgpack.packb([1, 2]), msgpack.packb({1: 2}), msgpack.packb({b"a": 2}), b"\x81\xa1\xff\x01"])
+@pytest.mark.parametrize(
+    "own",
+    [
+        b"\xc1",
+        msgpack.packb([1, 2]),
+        msgpack.packb({1: 2}),
+        msgpack.packb({b"a": 2}),
+        b"\x81\xa1\xff\x01",
+    ],
+)
 def test_headers_that_are_not_a_map_are_kept_unchanged(own: bytes) -> None:
     assert packed(own) == {d.UNREADABLE: own, **ABOUT}
     assert packed(own + b"x" * HEADERS_BYTES_MAX) == ABOUT
 
 
 VALUES = st.one_of(
-    st.text(max_size=400), st.binary(max_size=3_000), st.integers(-(2**63), 2**64 - 1), st.floats(), st.booleans(), st.none()
+    st.text(max_size=400),
+    st.binary(max_size=3_000),
+    st.integers(-(2**63), 2**64 - 1),
+    st.floats(),
+    st.booleans(),
+    st.none(),
 )
 
 
 @settings(max_examples=150, deadline=None)
 @given(own=st.dictionaries(st.text(max_size=80), VALUES, max_size=64), error=st.text(max_size=512))
-def test_a_dead_letter_and_its_redrive_fit_with_any_headers(own: dict[str, Any], error: str) -> None:
+def test_a_dead_letter_and_its_redrive_fit_with_any_headers(
+    own: dict[str, Any], error: str
+) -> None:
     data = pack_headers(own)
     if len(data) > HEADERS_BYTES_MAX:
         return
@@ -84,8 +108,14 @@ def test_a_dead_letter_and_its_redrive_fit_with_any_headers(own: dict[str, Any],
 
 
 def test_a_redriven_letter_tells_its_history() -> None:
-    back = d.redriven({"a": 1, **ABOUT, d.REDRIVEN + "error": "older", d.REDRIVEN + "left-out": 3}, "c")
-    assert back == {"a": 1, CHANNEL_HEADER: "c", **{name.replace("zsq-dead-", "zsq-redriven-"): value for name, value in ABOUT.items()}}
+    back = d.redriven(
+        {"a": 1, **ABOUT, d.REDRIVEN + "error": "older", d.REDRIVEN + "left-out": 3}, "c"
+    )
+    assert back == {
+        "a": 1,
+        CHANNEL_HEADER: "c",
+        **{name.replace("zsq-dead-", "zsq-redriven-"): value for name, value in ABOUT.items()},
+    }
     assert CHANNEL_HEADER not in d.redriven({"a": 1, CHANNEL_HEADER: "old", **ABOUT}, None)
 
 

@@ -1,4 +1,6 @@
-"""Messages for one channel: the packers set the flag, the broker finds the channels, and what is no header of ours is none."""
+"""Messages for one channel: the packers set the flag, the broker finds the channels, and what is no
+header of ours is none.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ def flag(block: Block) -> bool:
 
 @pytest.mark.parametrize(
     ("headers", "addressed"),
-    [([None, None], False), ([OTHER, None], False), ([None, ONE], True), ([ONE, OTHER], True), (None, False)],
+    [
+        ([None, None], False),
+        ([OTHER, None], False),
+        ([None, ONE], True),
+        ([ONE, OTHER], True),
+        (None, False),
+    ],
 )
 def test_all_packers_set_the_flag(headers: list[Any] | None, addressed: bool) -> None:
     as_bytes = None if headers is None else [one and pack_headers(one) for one in headers]

@@ -1,4 +1,5 @@
-"""PROTOCOL.md says what the code does: its tables are drawn from the code, its bytes are read by it.
+"""PROTOCOL.md says what the code does: its tables are drawn from the code, its bytes are read by
+it.
 
 Run this file to write the generated parts anew: python tests/transport/wire/test_protocol_md.py
 """
@@ -42,11 +43,20 @@ def words() -> str:
         for op, message in sorted(protocol.WORDS.items()):
             if op in ops:
                 hints = get_type_hints(message)
-                fields = ", ".join(f"{f.name}: {_kind(hints[f.name])}" for f in dataclasses.fields(message)) or "none"
+                fields = (
+                    ", ".join(
+                        f"{f.name}: {_kind(hints[f.name])}" for f in dataclasses.fields(message)
+                    )
+                    or "none"
+                )
                 meaning = " ".join((inspect.getdoc(message) or "").split())
                 if meaning.startswith(f"{message.__name__}("):
                     meaning = "The answer to the request before it."
-                lines.append(f"| {op} | {message.__name__} | {fields} | {meaning} |".replace(" | | ", " |  | "))
+                lines.append(
+                    f"| {op} | {message.__name__} | {fields} | {meaning} |".replace(
+                        " | | ", " |  | "
+                    )
+                )
         lines.append("")
     return "\n".join(lines).rstrip()
 
@@ -56,7 +66,11 @@ def _kind(hint: Any) -> str:
     if getattr(hint, "__origin__", None) is tuple:
         inner = [_kind(part) if part is not Ellipsis else "..." for part in hint.__args__]
         return f"({', '.join(inner)})"
-    return "map" if is_typeddict(hint) or getattr(hint, "__origin__", hint) is dict else str(hint.__name__)
+    return (
+        "map"
+        if is_typeddict(hint) or getattr(hint, "__origin__", hint) is dict
+        else str(hint.__name__)
+    )
 
 
 def table(rows: dict[Any, dict[Any, Any]]) -> str:
@@ -68,7 +82,10 @@ def table(rows: dict[Any, dict[Any, Any]]) -> str:
         events: dict[Any, list[str]] = {}
         for event, after in row.items():
             events.setdefault(after, []).append(event.value)
-        lines += [f"    {_name(state)} --> {_name(after)}: {' / '.join(found)}" for after, found in events.items()]
+        lines += [
+            f"    {_name(state)} --> {_name(after)}: {' / '.join(found)}"
+            for after, found in events.items()
+        ]
     return "\n".join([*lines, "```"])
 
 
@@ -108,7 +125,12 @@ def drawn(text: str) -> str:
     for name, render in PARTS.items():
         pattern = rf"(<!-- {name}: drawn from the code -->\n).*?(<!-- end -->)"
         assert len(re.findall(pattern, text, re.DOTALL)) == 1, name
-        text = re.sub(pattern, lambda found, render=render: f"{found[1]}{render()}\n{found[2]}", text, flags=re.DOTALL)  # type: ignore[misc]
+        text = re.sub(
+            pattern,
+            lambda found, render=render: f"{found[1]}{render()}\n{found[2]}",  # type: ignore[misc]
+            text,
+            flags=re.DOTALL,
+        )
     return text
 
 
@@ -119,10 +141,14 @@ def test_the_drawn_parts_are_current() -> None:
 
 def example(name: str) -> bytes:
     """The bytes of a hex dump: lines `offset  bytes  what they are`."""
-    [dump] = re.findall(rf"<!-- example: {name} -->\n```\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)
+    [dump] = re.findall(
+        rf"<!-- example: {name} -->\n```\n(.*?)```", DOCUMENT.read_text(), re.DOTALL
+    )
     found = bytearray()
     for line in dump.splitlines():
-        position, data = re.fullmatch(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ?)+)(?:  .*)?", line.rstrip()).groups()  # type: ignore[union-attr]
+        position, data = re.fullmatch(
+            r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ?)+)(?:  .*)?", line.rstrip()
+        ).groups()  # type: ignore[union-attr]
         assert int(position, 16) == len(found), line
         found += bytes.fromhex(data)
     return bytes(found)

@@ -1,4 +1,6 @@
-"""What a broker says is looked at before a client takes it: a link is opened anew, and no thread of a person's program ends."""
+"""What a broker says is looked at before a client takes it: a link is opened anew, and no thread of
+a person's program ends.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,15 @@ from zsq.transport.block.block import pack
 from zsq.transport.client.core.consumer_session import ConsumerSession
 from zsq.transport.client.core.producer_session import PendingBlock, ProducerSession
 from zsq.transport.errors import UsageError
-from zsq.transport.wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN, Answer, Deliver, Stored, Subscribed, Welcome
+from zsq.transport.wire.protocol import (
+    HEARTBEAT_MS_MAX,
+    HEARTBEAT_MS_MIN,
+    Answer,
+    Deliver,
+    Stored,
+    Subscribed,
+    Welcome,
+)
 from zsq.transport.wire.rows import NUMBER_MAX, check_rows, heartbeat
 
 WRONG: list[Any] = [
@@ -57,4 +67,9 @@ def test_an_invalid_message_to_a_consumer_is_refused_and_has_no_effect(rows: Any
 
 
 def test_a_heartbeat_is_within_its_bounds() -> None:
-    assert [heartbeat(told) for told in (-1, 0, 1_500, 1 << 62)] == [HEARTBEAT_MS_MIN, HEARTBEAT_MS_MIN, 1_500, HEARTBEAT_MS_MAX]
+    assert [heartbeat(told) for told in (-1, 0, 1_500, 1 << 62)] == [
+        HEARTBEAT_MS_MIN,
+        HEARTBEAT_MS_MIN,
+        1_500,
+        HEARTBEAT_MS_MAX,
+    ]

@@ -10,7 +10,9 @@ from zsq.transport.wire.sockets import COPY_BYTES_MAX
 
 
 def test_large_frames_in_a_pipe_are_not_in_memory_twice(tmp_path: Path) -> None:
-    """A session keeps the blocks of its window until they are answered: the pipe holds the same memory. Small frames it copies."""
+    """A session keeps the blocks of its window until they are answered: the pipe holds the same
+    memory. Small frames it copies.
+    """
     large, small = memoryview(bytes(COPY_BYTES_MAX + 1)), memoryview(bytes(COPY_BYTES_MAX))
     held = [weakref.ref(large), weakref.ref(small)]
     dealer = sockets.make_dealer()

@@ -16,8 +16,16 @@ URL = "tcp://h:4151"
 @pytest.mark.parametrize(
     ("answer", "said", "sure"),
     [
-        (b"HTTP/1.1 200 OK\r\nX-NSQ-Content-Type: nsq; version=1.0\r\n\r\n{}", "the HTTP port of a ZSQ broker (or of nsqd)", True),
-        (b"HTTP/1.0 404 Not Found\r\n\r\nx-nsq-content-type", "the HTTP port of another server", True),
+        (
+            b"HTTP/1.1 200 OK\r\nX-NSQ-Content-Type: nsq; version=1.0\r\n\r\n{}",
+            "the HTTP port of a ZSQ broker (or of nsqd)",
+            True,
+        ),
+        (
+            b"HTTP/1.0 404 Not Found\r\n\r\nx-nsq-content-type",
+            "the HTTP port of another server",
+            True,
+        ),
         (b"\0\0\0\x12\0\0\0\x01E_BAD_PROTOCOL", "for NSQ clients", True),
         (b"\x15\x03\x01\0\x02\x02\x46", "speaks TLS", True),
         (b"\xff\0\0\0\0\0\0\0\x01\x7f", "the push port", False),

@@ -21,14 +21,35 @@ from ...errors import E_BAD_ARGUMENT, UsageError
 from ...wire.codec import HeaderValue
 from ..blocking.drive import inherit
 from ..blocking.producer import FOREIGN_RECEIPT, ProducerBase, ReceiptView, make_engine
-from ..core.lane import QUEUE_BYTES_MAX, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, largest_of, one_block, pack_many
+from ..core.lane import (
+    QUEUE_BYTES_MAX,
+    ProducerEngine,
+    Text,
+    as_attributes,
+    as_body,
+    as_delay_ms,
+    largest_of,
+    one_block,
+    pack_many,
+)
 from ..core.message import Delay, Fetched
 from ..core.producer_session import PendingBlock
 from ..core.reading import Measured
 from .aio_asker import Admin, Reader, Turner
 from .aio_consumer import Batch, Consumer, Message
 
-__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Producer", "Reader", "Receipt", "run"]
+__all__ = [
+    "Admin",
+    "Batch",
+    "Consumer",
+    "Fetched",
+    "Measured",
+    "Message",
+    "Producer",
+    "Reader",
+    "Receipt",
+    "run",
+]
 
 _T = TypeVar("_T")
 
@@ -89,7 +110,11 @@ class Producer(ProducerBase):
         payload = as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, len(payload))
-        attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
+        attributes = (
+            None
+            if key is None and tag is None and headers is None
+            else as_attributes(key, tag, headers)
+        )
         if not self._lingers or delay_ms:
             receipt = await self._push(topic, (one_block(payload, attributes, delay_ms),), delay_ms)
             if not self._lingers:
@@ -112,7 +137,9 @@ class Producer(ProducerBase):
         keys: Sequence[Text] | None = None,
         tag: Text = None,
         tags: Sequence[Text] | None = None,
-        headers: Mapping[str, HeaderValue] | Sequence[Mapping[str, HeaderValue] | None] | None = None,
+        headers: Mapping[str, HeaderValue]
+        | Sequence[Mapping[str, HeaderValue] | None]
+        | None = None,
         delay: Delay | None = None,
         wait: bool = True,
     ) -> Receipt:
@@ -125,14 +152,18 @@ class Producer(ProducerBase):
         time_ns = time.time_ns() if delay_ms else None
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
             await self._check_size(topic, largest)
-        receipt = await self._push(topic, pack_many(bodies, keys, tags, headers, time_ns, key=key, tag=tag), delay_ms)
+        receipt = await self._push(
+            topic, pack_many(bodies, keys, tags, headers, time_ns, key=key, tag=tag), delay_ms
+        )
         if wait:
             await receipt.wait()
         return receipt
 
     async def _push(self, topic: str, blocks: Iterable[Block], delay_ms: int) -> Receipt:
         turner = self._turner()
-        pending_blocks = await turner.carry_out(turner.engine.push(topic, blocks, delay_ms, self._timeout))
+        pending_blocks = await turner.carry_out(
+            turner.engine.push(topic, blocks, delay_ms, self._timeout)
+        )
         return Receipt(self, pending_blocks, 0, sum(pending.count for pending in pending_blocks))
 
     async def _check_size(self, topic: str, size: int) -> None:
@@ -143,7 +174,9 @@ class Producer(ProducerBase):
         turner = self._made
         if turner is None or turner.pid != os.getpid():
             raise UsageError(E_BAD_ARGUMENT, FOREIGN_RECEIPT)
-        await turner.carry_out(turner.engine.answered(pending_blocks, self._timeout if timeout is None else timeout))
+        await turner.carry_out(
+            turner.engine.answered(pending_blocks, self._timeout if timeout is None else timeout)
+        )
 
     async def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was published is durable.
@@ -152,7 +185,9 @@ class Producer(ProducerBase):
         """
         turner = self._made
         if turner is not None and turner.pid == os.getpid():
-            await turner.carry_out(turner.engine.flush(self._timeout if timeout is None else timeout))
+            await turner.carry_out(
+                turner.engine.flush(self._timeout if timeout is None else timeout)
+            )
 
     async def close(self, timeout: float | None = None) -> None:
         """Flush, then close the producer.
@@ -176,5 +211,10 @@ class Producer(ProducerBase):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()

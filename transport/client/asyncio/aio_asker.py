@@ -97,7 +97,9 @@ class Turner(Generic[_EngineT]):
         if self._timer is not None:
             self._timer.cancel()
         self._timer_ns = due_ns
-        self._timer = self.loop.call_later(max(0.0, (due_ns - time.monotonic_ns()) / 1e9), self._on_due)
+        self._timer = self.loop.call_later(
+            max(0.0, (due_ns - time.monotonic_ns()) / 1e9), self._on_due
+        )
 
     async def wait(self, done: Callable[[], bool], deadline_ns: int) -> bool:
         """Wait until `done()`. Return False at the deadline."""
@@ -180,7 +182,9 @@ class Asker(AskerBase):
             if turner is not None:
                 inherit(turner)
             turner = self._made = Turner(self._engine(), tells=True, hasty=self._hasty)
-        return await turner.carry_out(turner.engine.reply(turner.engine.begin(question), self._timeout))
+        return await turner.carry_out(
+            turner.engine.reply(turner.engine.begin(question), self._timeout)
+        )
 
     async def close(self) -> None:
         self._closed = True
@@ -193,23 +197,36 @@ class Asker(AskerBase):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()
 
 
 class Admin(AdminBase, Asker):
     """Manage topics and channels. See `zsq.Admin`."""
 
-    async def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> Made:
+    async def create_topic(
+        self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]
+    ) -> Made:
         return await self._carry_out(administration.create_topic(name, sync, retention))
 
-    async def configure_topic(self, name: str, **retention: Unpack[RetentionSettings]) -> TopicConfigured:
+    async def configure_topic(
+        self, name: str, **retention: Unpack[RetentionSettings]
+    ) -> TopicConfigured:
         return await self._carry_out(administration.configure_topic(name, retention))
 
-    async def create_channel(self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> Made:
+    async def create_channel(
+        self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]
+    ) -> Made:
         return await self._carry_out(administration.create_channel(topic, channel, settings))
 
-    async def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> ChannelConfigured:
+    async def configure_channel(
+        self, topic: str, channel: str, **settings: Unpack[ChannelOptions]
+    ) -> ChannelConfigured:
         return await self._carry_out(administration.configure_channel(topic, channel, settings))
 
     async def delete_topic(self, name: str, force: bool = False) -> Nothing:
@@ -233,20 +250,31 @@ class Admin(AdminBase, Asker):
     async def empty(self, topic: str, channel: str | None = None) -> Nothing:
         return await self._carry_out(administration.empty(topic, channel))
 
-    async def seek(self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False) -> Moved:
+    async def seek(
+        self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False
+    ) -> Moved:
         return await self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
     async def redrive_to(
-        self, dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool = False
+        self,
+        dead_topic: str,
+        to: str,
+        channel: str | None,
+        origin: tuple[str, str, str],
+        chosen: bool = False,
     ) -> Nothing:
-        return await self._carry_out(administration.redrive_to(dead_topic, to, channel, origin, chosen))
+        return await self._carry_out(
+            administration.redrive_to(dead_topic, to, channel, origin, chosen)
+        )
 
     async def peek(self, topic: str, channel: str | None = None, count: int = PEEK_COUNT) -> Peek:
         async with Reader(topic, timeout=self._timeout, **self._same_place()) as reader:
             held = await self._carry_out(peeking.place_of(topic, channel, count))
             return await reader._carry_out(peeking.look(topic, channel, held, count))
 
-    async def delayed_list(self, topic: str, after: str = "", limit: int = 1_000) -> list[DelayedRow]:
+    async def delayed_list(
+        self, topic: str, after: str = "", limit: int = 1_000
+    ) -> list[DelayedRow]:
         return await self._carry_out(administration.delayed_list(topic, after, limit))
 
     async def delayed_count(self, topic: str) -> DelayedCount:
@@ -264,7 +292,9 @@ class Admin(AdminBase, Asker):
     async def stats(self, topic: str | None = None, channel: str | None = None) -> BrokerStats:
         return cast("BrokerStats", await self._carry_out(administration.stats(topic, channel)))
 
-    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer:
+    async def overview(
+        self, since: int = 0, *, processes: bool = False, alarms: bool = False
+    ) -> OverviewAnswer:
         return await self._carry_out(administration.overview(since, processes, alarms))
 
     async def audit(self, count: int = 100, topic: str = "") -> list[AuditEntry]:

@@ -51,7 +51,9 @@ class Message(MessageView):
         elif batch.delivery.finish(self._index):
             batch.owner._noted()
 
-    async def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+    async def requeue(
+        self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = ""
+    ) -> None:
         """Deliver the message again, to any consumer.
 
         The delay is `delay` (seconds or a timedelta) or the channel's backoff. See
@@ -88,7 +90,9 @@ class Batch(BatchView[Message]):
         elif self.delivery.finish(EVERY):
             self.owner._noted()
 
-    async def requeue(self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = "") -> None:
+    async def requeue(
+        self, delay: Delay = 0.0, *, backoff: bool = False, error: Reason = ""
+    ) -> None:
         self._give_back(when_again(delay, backoff), error)
 
     async def reject(self, error: Reason = "") -> None:
@@ -124,7 +128,9 @@ class Consumer(ConsumerBase):
         if made is None or made.pid != os.getpid():
             if made is not None:
                 inherit(made)
-            made = self._made = Turner(self._engine(), tells=True, hasty=isinstance(self._timeout, DefaultTimeout))
+            made = self._made = Turner(
+                self._engine(), tells=True, hasty=isinstance(self._timeout, DefaultTimeout)
+            )
         return made
 
     # Receiving
@@ -133,7 +139,9 @@ class Consumer(ConsumerBase):
         """Wait until the channel has accepted this consumer."""
         self._check_open()
         turner = self._turner()
-        await turner.carry_out(turner.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing))
+        await turner.carry_out(
+            turner.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing)
+        )
 
     async def receive_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the next delivery.
@@ -144,11 +152,15 @@ class Consumer(ConsumerBase):
         delivery = await self._take(until_ns(timeout))
         return None if delivery is None else Batch(self, delivery)
 
-    async def _take(self, deadline_ns: int, shared: Callable[[], bool] = bool) -> LeasedBlock | None:
+    async def _take(
+        self, deadline_ns: int, shared: Callable[[], bool] = bool
+    ) -> LeasedBlock | None:
         if self._closing:
             return None
         turner = self._turner()
-        return await turner.carry_out(turner.engine.take(deadline_ns, self._timeout, self._is_closing, shared))
+        return await turner.carry_out(
+            turner.engine.take(deadline_ns, self._timeout, self._is_closing, shared)
+        )
 
     async def receive(self, timeout: float | None = None) -> Message | None:
         """Return the next message.
@@ -193,7 +205,9 @@ class Consumer(ConsumerBase):
         turner = self._turner()
         await turner.carry_out(turner.engine.finish_sync(delivery, indexes, self._patience(None)))
 
-    def _requeue(self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str) -> None:
+    def _requeue(
+        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
+    ) -> None:
         turner = self._turner()
         turner.engine.requeue(delivery, indexes, delay_ms, error)
         turner.settle()
@@ -233,7 +247,8 @@ class Consumer(ConsumerBase):
         check_concurrency(concurrency)
         if not is_coroutine_function(handler):
             text = (
-                "the handler must be a coroutine function (async def), an object whose __call__ is one, or a functools.partial of those; "
+                "the handler must be a coroutine function (async def), an object whose "
+                "__call__ is one, or a functools.partial of those; "
                 f"it is {handler!r:.80}. Use zsq.Consumer for a plain function"
             )
             raise UsageError(E_BAD_ARGUMENT, text)
@@ -242,7 +257,9 @@ class Consumer(ConsumerBase):
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
         for number in caught:
-            with contextlib.suppress(ValueError, RuntimeError):  # only the main thread's loop can do this
+            with contextlib.suppress(
+                ValueError, RuntimeError
+            ):  # only the main thread's loop can do this
                 loop.add_signal_handler(number, self._stop_taking)
         errors: list[ZsqError] = []
 
@@ -268,7 +285,13 @@ class Consumer(ConsumerBase):
         if errors:
             raise errors[0]
 
-    async def _handle(self, message: Message, handler: Handler, delay: Delay | Callable[[Message], Delay] | None, on_error: Any) -> None:
+    async def _handle(
+        self,
+        message: Message,
+        handler: Handler,
+        delay: Delay | Callable[[Message], Delay] | None,
+        on_error: Any,
+    ) -> None:
         self._handling += 1
         try:
             await self._answer_for(message, handler, delay, on_error)
@@ -278,7 +301,11 @@ class Consumer(ConsumerBase):
                 self._made.settle()  # `close` waits for this
 
     async def _answer_for(
-        self, message: Message, handler: Handler, delay: Delay | Callable[[Message], Delay] | None, on_error: Any
+        self,
+        message: Message,
+        handler: Handler,
+        delay: Delay | Callable[[Message], Delay] | None,
+        on_error: Any,
     ) -> None:
         try:
             await handler(message)
@@ -288,7 +315,13 @@ class Consumer(ConsumerBase):
                 if inspect.isawaitable(told):
                     await told
             else:
-                log.exception("handler failed for %s; an unanswered message is requeued, or given up after its last attempt", message)
+                log.exception(
+                    (
+                        "handler failed for %s; an unanswered message is requeued, or given up "
+                        "after its last attempt"
+                    ),
+                    message,
+                )
             if not message.answered:
                 await message.requeue(**again(message, delay), error=error)
         else:
@@ -317,7 +350,9 @@ class Consumer(ConsumerBase):
             return
         self._ended = True
         try:
-            await turner.carry_out(turner.engine.leave(lambda: not self._handling, until_ns(self._patience(timeout))))
+            await turner.carry_out(
+                turner.engine.leave(lambda: not self._handling, until_ns(self._patience(timeout)))
+            )
         finally:
             turner.stop(linger_ms=1000)
 
@@ -325,5 +360,10 @@ class Consumer(ConsumerBase):
         await self.subscribe()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         await self.close()

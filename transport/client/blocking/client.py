@@ -39,7 +39,19 @@ from .consumer import Consumer
 from .drive import Drive, inherit, ours, remember
 from .producer import TIMEOUT_S, Producer, Receipt, check_times
 
-__all__ = ["Admin", "Batch", "Consumer", "Fetched", "Measured", "Message", "Peek", "Peeked", "Producer", "Reader", "Receipt"]
+__all__ = [
+    "Admin",
+    "Batch",
+    "Consumer",
+    "Fetched",
+    "Measured",
+    "Message",
+    "Peek",
+    "Peeked",
+    "Producer",
+    "Reader",
+    "Receipt",
+]
 
 _T = TypeVar("_T")
 
@@ -84,7 +96,11 @@ class AskerBase:
     def _same_place(self) -> ClientAddress:
         """Return the arguments of another client for the same broker."""
         found = self._address
-        return {"url": found.url, "key_file": found.credentials, "transport": "auto" if found.auto else "tcp"}
+        return {
+            "url": found.url,
+            "key_file": found.credentials,
+            "transport": "auto" if found.auto else "tcp",
+        }
 
     def _check_open(self) -> None:
         if self._closed:
@@ -130,7 +146,13 @@ class Asker(AskerBase):
         """Return the reply and its blocks, or raise the error. The time-out begins now."""
         drive = self._made
         if drive is None or drive.pid != os.getpid():
-            raise Refused(E_CLOSING, "this client was closed, or the request belongs to another process; make a new client")
+            raise Refused(
+                E_CLOSING,
+                (
+                    "this client was closed, or the request belongs to another process; make a new "
+                    "client"
+                ),
+            )
         return drive.carry_out(drive.engine.reply(request, self._timeout))
 
     def _make(self, inherited: Drive[RequestEngine] | None) -> Drive[RequestEngine]:
@@ -153,7 +175,12 @@ class Asker(AskerBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -161,7 +188,12 @@ class AdminBase(AskerBase):
     """The base of the blocking and the asyncio Admin."""
 
     def __init__(
-        self, url: str | None = None, *, timeout: float | None = TIMEOUT_S, key_file: KeyFile = None, transport: str | None = None
+        self,
+        url: str | None = None,
+        *,
+        timeout: float | None = TIMEOUT_S,
+        key_file: KeyFile = None,
+        transport: str | None = None,
     ) -> None:
         super().__init__(url, Target("supervisor"), timeout, key_file=key_file, transport=transport)
 
@@ -176,7 +208,13 @@ class ReaderBase(AskerBase):
     ) -> None: ...  # fmt: skip
     @overload
     def __init__(
-        self, url: str | None, topic: str, *, timeout: float | None = TIMEOUT_S, patient: bool = False, key_file: KeyFile = None
+        self,
+        url: str | None,
+        topic: str,
+        *,
+        timeout: float | None = TIMEOUT_S,
+        patient: bool = False,
+        key_file: KeyFile = None,
     ) -> None:
         """Deprecated: name the URL, as in `Reader(topic, url=url)`."""
 
@@ -186,7 +224,9 @@ class ReaderBase(AskerBase):
         transport: str | None = None,
     ) -> None:  # fmt: skip
         target = Target("reader", check_name(topic), create=False)
-        super().__init__(url, target, timeout, patient=patient, key_file=key_file, transport=transport)
+        super().__init__(
+            url, target, timeout, patient=patient, key_file=key_file, transport=transport
+        )
         self.topic = topic
 
 
@@ -194,11 +234,13 @@ class Admin(AdminBase, Asker):
     """Manage topics and channels.
 
     `timeout`: the seconds for each call. `url`, `key_file`, `transport`: see `Producer`. If the
-    link is lost during a call, the call raises `BrokerUnreachable`. It is then not known whether the
-    call took effect.
+    link is lost during a call, the call raises `BrokerUnreachable`. It is then not known whether
+    the call took effect.
     """
 
-    def create_topic(self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]) -> Made:
+    def create_topic(
+        self, name: str, sync: str = "always", **retention: Unpack[RetentionSettings]
+    ) -> Made:
         """Create a topic. Returns {"existed": True} if it existed; then nothing was changed.
 
         `sync`: always, interval, or never.
@@ -213,14 +255,18 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.configure_topic(name, retention))
 
-    def create_channel(self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]) -> Made:
+    def create_channel(
+        self, topic: str, channel: str, **settings: Unpack[NewChannelOptions]
+    ) -> Made:
         """Create a channel. Returns {"existed": True} if it existed; then nothing was changed.
 
         Raises `UsageError` if it exists with another `ordered` or other `tags`.
         """
         return self._carry_out(administration.create_channel(topic, channel, settings))
 
-    def configure_channel(self, topic: str, channel: str, **settings: Unpack[ChannelOptions]) -> ChannelConfigured:
+    def configure_channel(
+        self, topic: str, channel: str, **settings: Unpack[ChannelOptions]
+    ) -> ChannelConfigured:
         """Change the settings of a channel, see `ChannelOptions`.
 
         Returns {"settings": all settings in effect}. The change is durable and in effect when this
@@ -229,7 +275,9 @@ class Admin(AdminBase, Asker):
         return self._carry_out(administration.configure_channel(topic, channel, settings))
 
     def delete_topic(self, name: str, force: bool = False) -> Nothing:
-        """Delete a topic. Refused with E_NOT_EMPTY while it has unfinished messages, unless forced."""
+        """Delete a topic. Refused with E_NOT_EMPTY while it has unfinished messages, unless
+        forced.
+        """
         return self._carry_out(administration.delete(name, None, force))
 
     def close_topic(self, name: str, to: Side = "publishers") -> Closed:
@@ -276,7 +324,9 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.empty(topic, channel))
 
-    def seek(self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False) -> Moved:
+    def seek(
+        self, topic: str, channel: str, where: Place, forward: bool = False, clamp: bool = False
+    ) -> Moved:
         """Move a channel: back, to read messages again, or forward, to leave messages out.
 
         `where`: an offset, "earliest", "latest", or a time (datetime, or seconds since 1970 as
@@ -289,7 +339,14 @@ class Admin(AdminBase, Asker):
         """
         return self._carry_out(administration.seek(topic, channel, where, forward, clamp))
 
-    def redrive_to(self, dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool = False) -> Nothing:
+    def redrive_to(
+        self,
+        dead_topic: str,
+        to: str,
+        channel: str | None,
+        origin: tuple[str, str, str],
+        chosen: bool = False,
+    ) -> Nothing:
         """Ask whether dead letters of `dead_topic` may be published to topic `to`, as `zsq redrive`
         does.
 
@@ -354,7 +411,9 @@ class Admin(AdminBase, Asker):
         """Return current statistics of everything, of one topic, or of one channel."""
         return self._carry_out(administration.stats(topic, channel))
 
-    def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer:
+    def overview(
+        self, since: int = 0, *, processes: bool = False, alarms: bool = False
+    ) -> OverviewAnswer:
         """Return all topics and channels as they last reported.
 
         The values are about a second old, or up to ten seconds where nothing happens. No process is

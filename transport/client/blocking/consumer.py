@@ -67,13 +67,17 @@ def is_coroutine_function(handler: Any) -> bool:
     check_callable("the handler", handler)
     if handler is None:
         raise UsageError(E_BAD_ARGUMENT, "the handler must be callable, not None")
-    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
+    return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
+        type(handler).__call__
+    )
 
 
 def check_callable(what: str, value: Any) -> None:
     """Raise `UsageError` for a value that cannot be called. None passes."""
     if value is not None and not callable(value):
-        raise UsageError(E_BAD_ARGUMENT, f"{what} must be callable, not {type(value).__name__}: {value!r:.80}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"{what} must be callable, not {type(value).__name__}: {value!r:.80}"
+        )
 
 
 class Runner:
@@ -84,7 +88,10 @@ class Runner:
 
     def __init__(self, consumer: Consumer, handler: Handler, delay: Delay, on_error: Any) -> None:
         if is_coroutine_function(handler):
-            text = "the handler is a coroutine function, which this consumer cannot await; use zsq.aio.Consumer, or a plain function"
+            text = (
+                "the handler is a coroutine function, which this consumer cannot await; use "
+                "zsq.aio.Consumer, or a plain function"
+            )
             raise UsageError(E_BAD_ARGUMENT, text)
         check_callable("on_error", on_error)
         self.consumer = consumer
@@ -99,7 +106,9 @@ class Runner:
             with consumer._running():
                 # A message that arrives while `close` begins is not handled but returned to the
                 # channel, because `close` does not wait for its handler.
-                while (message := consumer._outside(consumer.receive)) is not None and not consumer._closing:
+                while (
+                    message := consumer._outside(consumer.receive)
+                ) is not None and not consumer._closing:
                     self.handle(message)
         except ZsqError as error:
             self.error = self.error or error
@@ -112,14 +121,28 @@ class Runner:
             if self.on_error is not None:
                 self.on_error(message, error)
             else:
-                log.exception("handler failed for %s; an unanswered message is requeued, or given up after its last attempt", message)
+                log.exception(
+                    (
+                        "handler failed for %s; an unanswered message is requeued, or given up "
+                        "after its last attempt"
+                    ),
+                    message,
+                )
             if not message.answered:
                 message.requeue(**again(message, self.delay), error=error)
         else:
-            if inspect.iscoroutine(result):  # from a lambda or a partial: it has not run, so the message is not finished
+            if inspect.iscoroutine(
+                result
+            ):  # from a lambda or a partial: it has not run, so the message is not finished
                 result.close()
                 message.requeue()
-                raise UsageError(E_BAD_ARGUMENT, "the handler returned a coroutine, which this consumer cannot await; use zsq.aio.Consumer")
+                raise UsageError(
+                    E_BAD_ARGUMENT,
+                    (
+                        "the handler returned a coroutine, which this consumer cannot await; use "
+                        "zsq.aio.Consumer"
+                    ),
+                )
             if not message.answered:
                 message.finish()
 
@@ -152,14 +175,26 @@ ANSWER_S: Final = 30.0  # time to wait for a reply, in a consumer without a time
 FOREIGN: Final = "the parent process received this message, and only that process can answer it"
 
 
-def make_session(ready: int, message_timeout: float | None, label: str | None, sample_rate: int) -> ConsumerSession:
+def make_session(
+    ready: int, message_timeout: float | None, label: str | None, sample_rate: int
+) -> ConsumerSession:
     timeout_ms = 0 if message_timeout is None else int(message_timeout * 1000)
-    if message_timeout is not None and not MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= MESSAGE_TIMEOUT_MS_MAX:
+    if (
+        message_timeout is not None
+        and not MESSAGE_TIMEOUT_MS_MIN <= timeout_ms <= MESSAGE_TIMEOUT_MS_MAX
+    ):
         limits = f"{MESSAGE_TIMEOUT_MS_MIN // 1000} to {MESSAGE_TIMEOUT_MS_MAX // 1000}"
-        raise UsageError(E_BAD_ARGUMENT, f"message_timeout must be {limits} s, not {message_timeout} s")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"message_timeout must be {limits} s, not {message_timeout} s"
+        )
     if not 0 <= sample_rate <= 99:
-        raise UsageError(E_BAD_ARGUMENT, f"sample_rate must be 1 to 99 percent, or 0 for all messages, not {sample_rate}")
-    return ConsumerSession(ready, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}", sample_rate)
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"sample_rate must be 1 to 99 percent, or 0 for all messages, not {sample_rate}",
+        )
+    return ConsumerSession(
+        ready, timeout_ms, label or f"{os.uname().nodename}/{os.getpid()}", sample_rate
+    )
 
 
 def check_concurrency(concurrency: int) -> None:
@@ -184,9 +219,18 @@ class ConsumerBase:
     """The base of the blocking and the asyncio consumer."""
 
     @overload
-    def __init__(self, topic: str, channel: str, *, url: str | None = None, **options: Unpack[ConsumerOptions]) -> None: ...
+    def __init__(
+        self,
+        topic: str,
+        channel: str,
+        *,
+        url: str | None = None,
+        **options: Unpack[ConsumerOptions],
+    ) -> None: ...
     @overload
-    def __init__(self, url: str | None, topic: str, channel: str, **options: Unpack[ConsumerOptions]) -> None:
+    def __init__(
+        self, url: str | None, topic: str, channel: str, **options: Unpack[ConsumerOptions]
+    ) -> None:
         """Deprecated: name the URL, as in `Consumer(topic, channel, url=url)`."""
 
     @url_last("topic", "channel")
@@ -210,11 +254,20 @@ class ConsumerBase:
         self.topic = check_name(topic)
         self.channel = check_name(channel, "channel")
         self._address = parse(url, key_file, transport)
-        self._options = (ready, message_timeout, label, heartbeat_ms, sample_rate, on_wire(settings))
+        self._options = (
+            ready,
+            message_timeout,
+            label,
+            heartbeat_ms,
+            sample_rate,
+            on_wire(settings),
+        )
         self._timeout = timeout
         make_session(ready, message_timeout, label, sample_rate)
         self._made: Any = None
-        self._messages: deque[Any] = deque()  # the rest of a delivery that is handed out message by message
+        self._messages: deque[Any] = (
+            deque()
+        )  # the rest of a delivery that is handed out message by message
         self._workers: set[Any] = set()  # threads or tasks of `run`
         self._closing = False
         self._begin()
@@ -238,7 +291,9 @@ class ConsumerBase:
         self._check_open()
         ready, message_timeout, label, heartbeat_ms, sample_rate, settings = self._options
         session = make_session(ready, message_timeout, label, sample_rate)
-        engine = ConsumerEngine(self._address, self.topic, self.channel, session, heartbeat_ms, settings)
+        engine = ConsumerEngine(
+            self._address, self.topic, self.channel, session, heartbeat_ms, settings
+        )
         engine.on_void = self._messages.clear
         return engine
 
@@ -306,10 +361,16 @@ class Consumer(ConsumerBase):
     def _drive(self) -> Drive[ConsumerEngine]:
         """Return this process's drive. Create it if it does not exist yet."""
         made = self._made
-        return made if made is not None and made.pid == os.getpid() else ours(lambda: self._made, self._make)
+        return (
+            made
+            if made is not None and made.pid == os.getpid()
+            else ours(lambda: self._made, self._make)
+        )
 
     def _make(self, inherited: Drive[ConsumerEngine] | None) -> Drive[ConsumerEngine]:
-        self._made = Drive(self._engine(), keeper="zsq consumer", hasty=isinstance(self._timeout, DefaultTimeout))
+        self._made = Drive(
+            self._engine(), keeper="zsq consumer", hasty=isinstance(self._timeout, DefaultTimeout)
+        )
         return self._made
 
     # Receiving
@@ -318,7 +379,9 @@ class Consumer(ConsumerBase):
         """Wait until the channel has accepted this consumer. The channel exists from then on."""
         self._check_open()
         drive = self._drive()
-        drive.carry_out(drive.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing))
+        drive.carry_out(
+            drive.engine.subscribe(self._timeout if timeout is None else timeout, self._is_closing)
+        )
 
     def receive_batch(self, timeout: float | None = None) -> Batch | None:
         """Return the next delivery.
@@ -342,12 +405,17 @@ class Consumer(ConsumerBase):
                 message = messages.popleft()
             except IndexError:
                 message = None
-            if message is None:  # outside of the `except` above, so that an error here does not get IndexError as its context
+            if (
+                message is None
+                # Outside of the `except` above, so that an error here does not get IndexError as
+                # its context.
+            ):
                 if not self._fill(deadline_ns):
                     return None
                 messages = self._messages
             elif not message._batch.delivery.expired(time.monotonic_ns()):
-                return message  # otherwise its lease ended while it waited here, and it is delivered again
+                # Otherwise its lease ended while it waited here, and it is delivered again.
+                return message
         return None
 
     def _fill(self, deadline_ns: int) -> bool:
@@ -370,7 +438,9 @@ class Consumer(ConsumerBase):
         if self._closing:
             return None
         drive = self._drive()
-        return drive.carry_out(drive.engine.take(deadline_ns, self._timeout, self._is_closing, shared))
+        return drive.carry_out(
+            drive.engine.take(deadline_ns, self._timeout, self._is_closing, shared)
+        )
 
     def batches(self) -> Iterator[Batch]:
         """Iterate over all deliveries, until `close`."""
@@ -447,7 +517,9 @@ class Consumer(ConsumerBase):
         drive = self._drive()
         drive.carry_out(drive.engine.finish_sync(delivery, indexes, self._patience(None)))
 
-    def _requeue(self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str) -> None:
+    def _requeue(
+        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
+    ) -> None:
         drive = self._drive()
         with drive.lock:
             drive.engine.requeue(delivery, indexes, delay_ms, error)
@@ -499,7 +571,10 @@ class Consumer(ConsumerBase):
             stack.callback(self.close)
             if signals and threading.current_thread() is threading.main_thread():
                 stack.enter_context(draining_on_signals(self))
-            workers = [threading.Thread(target=runner.work, name=f"zsq worker {i}", daemon=True) for i in range(1, concurrency)]
+            workers = [
+                threading.Thread(target=runner.work, name=f"zsq worker {i}", daemon=True)
+                for i in range(1, concurrency)
+            ]
             for worker in workers:
                 worker.start()
             try:
@@ -559,5 +634,10 @@ class Consumer(ConsumerBase):
         self.subscribe()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

@@ -35,7 +35,9 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 from ..core.link import FAR_NS, Engine, Steps, Waiter
 
 TICK_NS: Final = 20_000_000
-_SLEEP_NS_MAX: Final = 3_600_000_000_000  # the system allows 24 days at most; a woken thread checks what is due
+_SLEEP_NS_MAX: Final = (
+    3_600_000_000_000  # the system allows 24 days at most; a woken thread checks what is due
+)
 _EXIT_S: Final = 5.0
 _EngineT = TypeVar("_EngineT", bound=Engine)
 _T = TypeVar("_T")
@@ -89,7 +91,9 @@ class Drive(Generic[_EngineT]):
                     return done()
                 turned = True
                 if waiter not in self.engine.waiters:
-                    self.engine.waiters.append(waiter)  # it was woken, but another thread was faster
+                    self.engine.waiters.append(
+                        waiter
+                    )  # it was woken, but another thread was faster
                 if self._driver is None:
                     self._drive(waker, deadline_ns)
                 else:
@@ -175,7 +179,9 @@ class Drive(Generic[_EngineT]):
             self._keeper.start()
 
     def nudge(self) -> None:
-        """Make the driver check again. This does not take the lock, so a signal handler may call it."""
+        """Make the driver check again. This does not take the lock, so a signal handler may call
+        it.
+        """
         os.eventfd_write(self._wake_fd, 1)
 
     # The keeper

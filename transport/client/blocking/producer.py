@@ -14,7 +14,17 @@ from ...wire.address import Address, DefaultTimeout, parse
 from ...wire.codec import HeaderValue
 from ...wire.credentials import KeyFile
 from ...wire.protocol import HEARTBEAT_MS_MAX, HEARTBEAT_MS_MIN
-from ..core.lane import QUEUE_BYTES_MAX, ProducerEngine, Text, as_attributes, as_body, as_delay_ms, largest_of, one_block, pack_many
+from ..core.lane import (
+    QUEUE_BYTES_MAX,
+    ProducerEngine,
+    Text,
+    as_attributes,
+    as_body,
+    as_delay_ms,
+    largest_of,
+    one_block,
+    pack_many,
+)
 from ..core.link import check_timeout
 from ..core.message import Delay
 from ..core.producer_session import PendingBlock
@@ -29,7 +39,9 @@ class ReceiptView:
 
     __slots__ = ("_index", "_owner", "_pending", "count")
 
-    def __init__(self, owner: Any, pending_blocks: tuple[PendingBlock, ...], index: int, count: int) -> None:
+    def __init__(
+        self, owner: Any, pending_blocks: tuple[PendingBlock, ...], index: int, count: int
+    ) -> None:
         self._owner = owner
         self._pending = pending_blocks
         self._index = index
@@ -85,7 +97,11 @@ class ReceiptView:
         if len(self._pending) == 1:
             offset = self.offset
             return () if offset is None else ((offset, self.count),)
-        return tuple((pending.first_offset, pending.count) for pending in self._pending if pending.done and pending.error is None)
+        return tuple(
+            (pending.first_offset, pending.count)
+            for pending in self._pending
+            if pending.done and pending.error is None
+        )
 
     def _outcome(self) -> int:
         for pending in self._pending:
@@ -98,7 +114,13 @@ class ReceiptView:
 
     def __repr__(self) -> str:
         where = f"offset {self.offset}" if self.key is None else f"delayed, {self.key}"
-        state = where if self.done and not self.error else f"{self.error}" if self.done else "not answered yet"
+        state = (
+            where
+            if self.done and not self.error
+            else f"{self.error}"
+            if self.done
+            else "not answered yet"
+        )
         return f"<Receipt of {self.count}: {state}>"
 
 
@@ -121,21 +143,39 @@ class Receipt(ReceiptView):
 def check_times(timeout: float | None, heartbeat_ms: int | None) -> None:
     seconds = check_timeout(timeout)
     if seconds is not None and seconds <= 0:
-        text = f"{option('timeout')} must be a number of seconds above 0, or None to wait without limit, not {timeout!r}"
+        text = (
+            f"{option('timeout')} must be a number of seconds above 0, or None to wait without "
+            f"limit, not {timeout!r}"
+        )
         raise UsageError(E_BAD_ARGUMENT, text)
     if heartbeat_ms is not None and not HEARTBEAT_MS_MIN <= heartbeat_ms <= HEARTBEAT_MS_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"heartbeat_ms must be {HEARTBEAT_MS_MIN} to {HEARTBEAT_MS_MAX}, not {heartbeat_ms}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"heartbeat_ms must be {HEARTBEAT_MS_MIN} to {HEARTBEAT_MS_MAX}, not {heartbeat_ms}",
+        )
 
 
 def make_engine(
-    address: Address, linger_ms: float, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, when_full: str
+    address: Address,
+    linger_ms: float,
+    batch_bytes: int,
+    batch_count: int,
+    heartbeat_ms: int | None,
+    when_full: str,
 ) -> ProducerEngine:
     if when_full not in WHEN_FULL:
-        raise UsageError(E_BAD_ARGUMENT, f"when_full must be {' or '.join(WHEN_FULL)}, not {when_full!r}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"when_full must be {' or '.join(WHEN_FULL)}, not {when_full!r}"
+        )
     if linger_ms < 0 or batch_bytes < 1 or batch_count < 1:
         given = f"{linger_ms}, {batch_bytes} and {batch_count}"
-        raise UsageError(E_BAD_ARGUMENT, f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {given}")
-    return ProducerEngine(address, int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms, when_full == "wait")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"linger_ms must be at least 0, batch_bytes and batch_count at least 1, not {given}",
+        )
+    return ProducerEngine(
+        address, int(linger_ms * 1e6), batch_bytes, batch_count, heartbeat_ms, when_full == "wait"
+    )
 
 
 class ProducerBase:
@@ -155,7 +195,14 @@ class ProducerBase:
         transport: str | None = None,
     ) -> None:
         check_times(timeout, heartbeat_ms)
-        self._options = (parse(url, key_file, transport), linger_ms, batch_bytes, batch_count, heartbeat_ms, when_full)
+        self._options = (
+            parse(url, key_file, transport),
+            linger_ms,
+            batch_bytes,
+            batch_count,
+            heartbeat_ms,
+            when_full,
+        )
         self._timeout = timeout
         self._hasty = isinstance(timeout, DefaultTimeout)
         self._lingers = linger_ms > 0
@@ -173,7 +220,9 @@ class ProducerBase:
             raise Refused(E_CLOSING, "this producer is closed; make a new one")
 
 
-FOREIGN_RECEIPT: Final = "this receipt belongs to the process that published the message; wait for it there"
+FOREIGN_RECEIPT: Final = (
+    "this receipt belongs to the process that published the message; wait for it there"
+)
 
 
 class Producer(ProducerBase):
@@ -215,7 +264,11 @@ class Producer(ProducerBase):
         """Return this process's drive. Create it if it does not exist yet."""
         self._check_open()
         made = self._made
-        return made if made is not None and made.pid == os.getpid() else ours(lambda: self._made, self._make)
+        return (
+            made
+            if made is not None and made.pid == os.getpid()
+            else ours(lambda: self._made, self._make)
+        )
 
     def _make(self, inherited: Drive[ProducerEngine] | None) -> Drive[ProducerEngine]:
         self._made = Drive(make_engine(*self._options), keeper="zsq producer", hasty=self._hasty)
@@ -244,7 +297,11 @@ class Producer(ProducerBase):
         payload = body if type(body) is bytes and len(body) <= MESSAGE_BYTES_MAX else as_body(body)
         if len(payload) > MESSAGE_BYTES_MAX:
             self._check_size(topic, len(payload))
-        attributes = None if key is None and tag is None and headers is None else as_attributes(key, tag, headers)
+        attributes = (
+            None
+            if key is None and tag is None and headers is None
+            else as_attributes(key, tag, headers)
+        )
         if not self._lingers or delay_ms:
             receipt = self._push(topic, (one_block(payload, attributes, delay_ms),), delay_ms)
             if not self._lingers:
@@ -270,7 +327,9 @@ class Producer(ProducerBase):
         keys: Sequence[Text] | None = None,
         tag: Text = None,
         tags: Sequence[Text] | None = None,
-        headers: Mapping[str, HeaderValue] | Sequence[Mapping[str, HeaderValue] | None] | None = None,
+        headers: Mapping[str, HeaderValue]
+        | Sequence[Mapping[str, HeaderValue] | None]
+        | None = None,
         delay: Delay | None = None,
         wait: bool = True,
     ) -> Receipt:
@@ -286,7 +345,9 @@ class Producer(ProducerBase):
         time_ns = time.time_ns() if delay_ms else None
         if (largest := largest_of(bodies)) > MESSAGE_BYTES_MAX:
             self._check_size(topic, largest)
-        receipt = self._push(topic, pack_many(bodies, keys, tags, headers, time_ns, key=key, tag=tag), delay_ms)
+        receipt = self._push(
+            topic, pack_many(bodies, keys, tags, headers, time_ns, key=key, tag=tag), delay_ms
+        )
         if wait:
             receipt.wait()
         return receipt
@@ -309,7 +370,9 @@ class Producer(ProducerBase):
         drive = self._made
         if drive is None or drive.pid != os.getpid():
             raise UsageError(E_BAD_ARGUMENT, FOREIGN_RECEIPT)
-        drive.carry_out(drive.engine.answered(pending_blocks, self._timeout if timeout is None else timeout))
+        drive.carry_out(
+            drive.engine.answered(pending_blocks, self._timeout if timeout is None else timeout)
+        )
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until everything that was published is durable.
@@ -344,5 +407,10 @@ class Producer(ProducerBase):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()

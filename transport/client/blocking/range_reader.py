@@ -50,10 +50,18 @@ class RangeReader(Asker):
         uuid: str = "",
         key_file: KeyFile = None,
     ) -> None:
-        super().__init__(url, Target("reader", check_name(topic), create=False), timeout, patient=True, key_file=key_file)
+        super().__init__(
+            url,
+            Target("reader", check_name(topic), create=False),
+            timeout,
+            patient=True,
+            key_file=key_file,
+        )
         if not 0 <= start <= end or bytes_max < 1:
             text = "a range must have 0 <= start <= end and bytes_max of at least 1"
-            raise UsageError(E_BAD_ARGUMENT, f"{text}, not start {start}, end {end} and bytes_max {bytes_max}")
+            raise UsageError(
+                E_BAD_ARGUMENT, f"{text}, not start {start}, end {end} and bytes_max {bytes_max}"
+            )
         self.topic = topic
         self.start = start
         self.end = end
@@ -108,19 +116,31 @@ class RangeReader(Asker):
             return
         found = self._made.engine.uuid
         if found != self._uuid:
-            text = f"topic {self.topic} was deleted and created again (uuid {found}, not {self._uuid}); its old messages no longer exist"
+            text = (
+                f"topic {self.topic} was deleted and created again (uuid {found}, not "
+                f"{self._uuid}); its old messages no longer exist"
+            )
             raise DataLoss(E_DATA_LOSS, text)
 
     def _note(self, first: int, stop: int, found: Fetched) -> None:
         if self._fails:
             if first < found.start:
-                why = f"the topic now begins at offset {found.start}, because retention removed older messages"
+                why = (
+                    f"the topic now begins at offset {found.start}, because retention removed "
+                    "older messages"
+                )
             elif first >= found.head:
                 why = f"the topic now ends at offset {found.head}"
             else:
                 why = "they were damaged, and the broker moved them aside; see its log"
             advice = "To leave them out, set fail_on_data_loss=False (Spark: failOnDataLoss=false)"
-            raise DataLoss(E_DATA_LOSS, f"offsets {first} to {stop - 1} of topic {self.topic} cannot be read: {why}. {advice}")
+            raise DataLoss(
+                E_DATA_LOSS,
+                (
+                    f"offsets {first} to {stop - 1} of topic {self.topic} cannot be read: {why}. "
+                    f"{advice}"
+                ),
+            )
         self.lost += stop - first
         if len(self.gaps) < GAPS_MAX:
             self.gaps.append((first, stop - first))

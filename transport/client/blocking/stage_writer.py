@@ -24,7 +24,14 @@ from ...errors import E_BAD_ARGUMENT, E_CLOSING, Refused, UsageError
 from ...wire.address import Target, parse
 from ...wire.answers import Aborted, Committed
 from ...wire.credentials import KeyFile
-from ...wire.protocol import STAGE_PARTS_MAX, Abort, Commit, StagePart, check_stage_topic, check_transaction
+from ...wire.protocol import (
+    STAGE_PARTS_MAX,
+    Abort,
+    Commit,
+    StagePart,
+    check_stage_topic,
+    check_transaction,
+)
 from ..core.asking import Question, ask
 from ..core.link import BYE_LINGER_MS, FAR_NS, check_timeout
 from ..core.stage_engine import StageEngine
@@ -105,12 +112,16 @@ class StageWriter:
             engine = drive.engine
             session = engine.session
             if session.final:
-                raise UsageError(E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks")
+                raise UsageError(
+                    E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks"
+                )
             length = block.length
             if not session.total or not session.room(length):
                 session.pressed = True
                 engine.go(time.monotonic_ns())
-                self._wait(drive, lambda: session.ended or (engine.link.up and session.room(length)))
+                self._wait(
+                    drive, lambda: session.ended or (engine.link.up and session.room(length))
+                )
                 session.pressed = False
             if session.error is not None:
                 raise session.error
@@ -164,7 +175,12 @@ class StageWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     # Internal
@@ -173,17 +189,25 @@ class StageWriter:
         if self._closed:
             raise Refused(E_CLOSING, "this writer is closed; make a new one")
         if self._sealed:
-            raise UsageError(E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks")
+            raise UsageError(
+                E_BAD_ARGUMENT, "this stage is sealed; make a new writer for more blocks"
+            )
         made = self._made
         if made is not None and made.pid != os.getpid():
-            raise UsageError(E_BAD_ARGUMENT, "this stage belongs to the process that started it; make a writer in each process")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                "this stage belongs to the process that started it; make a writer in each process",
+            )
         return made or ours(lambda: self._made, self._make)
 
     def _make(self, inherited: Drive[StageEngine] | None) -> Drive[StageEngine]:
         # The stage's id is created here, not in the constructor. So a writer that a fork copies
         # before its first push gets another id in each process.
         session = StageSession(uuid.uuid4().bytes, *self._transaction)
-        self._made = Drive(StageEngine(self._address, self._target, session, self._heartbeat_ms), keeper="zsq stage")
+        self._made = Drive(
+            StageEngine(self._address, self._target, session, self._heartbeat_ms),
+            keeper="zsq stage",
+        )
         return self._made
 
     def _wait(self, drive: Drive[StageEngine], done: Callable[[], bool]) -> None:
@@ -197,7 +221,9 @@ class StageWriter:
         timeout_ns = FAR_NS if seconds is None else int(seconds * 1e9)
         while not drive.wait(done, deadline := max(began_ns, engine.progress_ns) + timeout_ns):
             if drive.stopped:
-                raise Refused(E_CLOSING, "this writer was closed while a call waited; make a new one")
+                raise Refused(
+                    E_CLOSING, "this writer was closed while a call waited; make a new one"
+                )
             if max(began_ns, engine.progress_ns) + timeout_ns <= deadline:
                 raise engine.too_late(self._timeout)
 
@@ -209,11 +235,24 @@ class StageCommitter(Asker):
     """
 
     def __init__(
-        self, url: str | None, topic: str, *, timeout: float | None = STAGE_TIMEOUT_S, create: bool = True, key_file: KeyFile = None
+        self,
+        url: str | None,
+        topic: str,
+        *,
+        timeout: float | None = STAGE_TIMEOUT_S,
+        create: bool = True,
+        key_file: KeyFile = None,
     ) -> None:
-        super().__init__(url, Target("stage", check_stage_topic(topic), create=create), timeout, key_file=key_file)
+        super().__init__(
+            url,
+            Target("stage", check_stage_topic(topic), create=create),
+            timeout,
+            key_file=key_file,
+        )
 
-    def commit(self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app") -> Committed:
+    def commit(
+        self, app: str, version: int, parts: Sequence[StagePart | None], kind: str = "app"
+    ) -> Committed:
         """Add all `parts` to the topic, in this order, or none of them.
 
         Each None in `parts` (an empty partition) is left out. Returns {"first_offset", "messages",
@@ -225,8 +264,16 @@ class StageCommitter(Asker):
         check_transaction(app, version, kind)
         found: tuple[Any, ...] = tuple(tuple(part) for part in parts if part is not None)
         if len(found) > STAGE_PARTS_MAX:
-            raise UsageError(E_BAD_ARGUMENT, f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer partitions")
-        answer: Committed = self._carry_out(ask(Question(lambda number: Commit(number, app, version, kind, found))))
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                (
+                    f"{len(found)} parts are over the limit of {STAGE_PARTS_MAX}; write with fewer "
+                    "partitions"
+                ),
+            )
+        answer: Committed = self._carry_out(
+            ask(Question(lambda number: Commit(number, app, version, kind, found)))
+        )
         return answer
 
     def abort(self, app: str, version: int, stages: Sequence[bytes] = ()) -> Aborted:
@@ -238,5 +285,7 @@ class StageCommitter(Asker):
         """
         if app:
             check_transaction(app, version, "app")
-        answer: Aborted = self._carry_out(ask(Question(lambda number: Abort(number, app, version, tuple(stages)))))
+        answer: Aborted = self._carry_out(
+            ask(Question(lambda number: Abort(number, app, version, tuple(stages))))
+        )
         return answer

@@ -28,24 +28,38 @@ Side = Literal["publishers", "consumers"]
 
 
 def manage(
-    action: str, topic: str, channel: str | None = None, options: Mapping[str, object] | None = None, *, repeatable: bool = True
+    action: str,
+    topic: str,
+    channel: str | None = None,
+    options: Mapping[str, object] | None = None,
+    *,
+    repeatable: bool = True,
 ) -> Asking[Any]:
     """Send an order to a topic or a channel. `repeatable`: see `Request`."""
     check_name(topic)
     name = "" if channel is None else check_name(channel, "channel")
-    return ask(Question(lambda number: Manage(number, action, topic, name, {**(options or {})}), repeatable))
+    return ask(
+        Question(
+            lambda number: Manage(number, action, topic, name, {**(options or {})}), repeatable
+        )
+    )
 
 
 def create_topic(name: str, sync: str, retention: RetentionSettings) -> Asking[Made]:
     if sync not in SYNC_MODES:
-        raise UsageError(E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"sync must be one of {', '.join(SYNC_MODES)}, not {sync!r}"
+        )
     own = {"retention": carried(retention)} if retention else {}
     return manage("create", name, None, {"sync": sync, **own}, repeatable=False)
 
 
 def configure_topic(name: str, retention: RetentionSettings) -> Asking[TopicConfigured]:
     if not retention:
-        raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {', '.join(RetentionSettings.__annotations__)}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"give at least one setting to change: {', '.join(RetentionSettings.__annotations__)}",
+        )
     return manage("configure", name, None, carried(retention))
 
 
@@ -53,9 +67,14 @@ def create_channel(topic: str, channel: str, settings: NewChannelOptions) -> Ask
     return manage("create", topic, channel, on_wire(settings), repeatable=False)
 
 
-def configure_channel(topic: str, channel: str, settings: ChannelOptions) -> Asking[ChannelConfigured]:
+def configure_channel(
+    topic: str, channel: str, settings: ChannelOptions
+) -> Asking[ChannelConfigured]:
     if not settings:
-        raise UsageError(E_BAD_ARGUMENT, f"give at least one setting to change: {', '.join(ChannelOptions.__annotations__)}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"give at least one setting to change: {', '.join(ChannelOptions.__annotations__)}",
+        )
     return manage("configure", topic, channel, on_wire(settings))
 
 
@@ -88,13 +107,22 @@ def seek(topic: str, channel: str, where: Place, forward: bool, clamp: bool) -> 
     return manage("seek", topic, channel, options | {"clamp": True} if clamp else options)
 
 
-def redrive_to(dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool) -> Asking[Nothing]:
-    options = {"to": check_name(to), "channel": channel or "", "origin": tuple(origin), "chosen": chosen}
+def redrive_to(
+    dead_topic: str, to: str, channel: str | None, origin: tuple[str, str, str], chosen: bool
+) -> Asking[Nothing]:
+    options = {
+        "to": check_name(to),
+        "channel": channel or "",
+        "origin": tuple(origin),
+        "chosen": chosen,
+    }
     return manage("redrive", dead_topic, None, options)
 
 
 def delayed_list(topic: str, after: str, limit: int) -> Asking[list[DelayedRow]]:
-    answer = yield from manage("delayed", topic, None, {"do": "list", "after": after, "limit": limit})
+    answer = yield from manage(
+        "delayed", topic, None, {"do": "list", "after": after, "limit": limit}
+    )
     return list(answer["messages"])
 
 
@@ -103,14 +131,18 @@ def delayed_count(topic: str) -> Asking[DelayedCount]:
 
 
 def delayed_cancel(topic: str, keys: Sequence[str]) -> Asking[list[bool]]:
-    answer = yield from manage("delayed", topic, None, {"do": "cancel", "keys": tuple(keys)}, repeatable=False)
+    answer = yield from manage(
+        "delayed", topic, None, {"do": "cancel", "keys": tuple(keys)}, repeatable=False
+    )
     return list(answer["cancelled"])
 
 
 def delayed_cancel_all(topic: str) -> Asking[int]:
     total, more = 0, True
     while more:
-        answer = yield from manage("delayed", topic, None, {"do": "cancel", "all": True}, repeatable=False)
+        answer = yield from manage(
+            "delayed", topic, None, {"do": "cancel", "all": True}, repeatable=False
+        )
         total, more = total + int(answer["cancelled"]), bool(answer["more"] and answer["cancelled"])
     return total
 
@@ -123,7 +155,10 @@ def topics() -> Asking[dict[str, list[str]]]:
 def stats(topic: str | None, channel: str | None) -> Asking[dict[str, Any]]:
     if channel is not None and topic is None:
         raise UsageError(E_BAD_ARGUMENT, "a channel needs its topic: give topic, too")
-    names = ("" if topic is None else check_name(topic), "" if channel is None else check_name(channel, "channel"))
+    names = (
+        "" if topic is None else check_name(topic),
+        "" if channel is None else check_name(channel, "channel"),
+    )
     return ask(Question(lambda number: Stats(number, *names)))
 
 
@@ -133,7 +168,9 @@ def overview(since: int, processes: bool, alarms: bool) -> Asking[OverviewAnswer
 
 
 def audit(count: int, topic: str) -> Asking[list[AuditEntry]]:
-    answer = yield from ask(Question(lambda number: Manage(number, "audit", topic, "", {"count": count})))
+    answer = yield from ask(
+        Question(lambda number: Manage(number, "audit", topic, "", {"count": count}))
+    )
     return list(answer["entries"])
 
 

@@ -39,7 +39,9 @@ def ask(question: Question) -> Asking[Any]:
     return answer.data
 
 
-SETTING_MAX: Final = 1 << 62  # fits into a field of a protocol message; the broker checks which values make sense
+SETTING_MAX: Final = (
+    1 << 62
+)  # fits into a field of a protocol message; the broker checks which values make sense
 SettingValue = int | float | str | None
 
 
@@ -60,8 +62,13 @@ def carried(options: Mapping[str, object]) -> dict[str, SettingValue]:
     """
     found: dict[str, SettingValue] = {}
     for name, value in options.items():
-        if not isinstance(value, (int, float, str, type(None))) or (isinstance(value, int) and abs(value) > SETTING_MAX):
-            raise UsageError(E_BAD_ARGUMENT, f"{name} must be a number up to 2**62, a text or None, not {repr(value)[:40]}")
+        if not isinstance(value, (int, float, str, type(None))) or (
+            isinstance(value, int) and abs(value) > SETTING_MAX
+        ):
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"{name} must be a number up to 2**62, a text or None, not {repr(value)[:40]}",
+            )
         found[name] = value
     return found
 
@@ -72,7 +79,9 @@ def on_wire(options: Mapping[str, object]) -> dict[str, SettingValue | Time]:
     Raises `UsageError` if a value cannot be carried.
     """
     start = options.get("start")
-    found: dict[str, SettingValue | Time] = {**carried({name: value for name, value in options.items() if name != "start"})}
+    found: dict[str, SettingValue | Time] = {
+        **carried({name: value for name, value in options.items() if name != "start"})
+    }
     if start is not None:
         found["start"] = place(start)
     return found
@@ -99,8 +108,14 @@ def place(where: object) -> str | int | Time:
         where = where.timestamp()
     if isinstance(where, float) and abs(where) < SETTING_MAX / 1e9:
         return {"time_ns": round(where * 1_000_000) * 1_000}
-    if (isinstance(where, str) and where in ("earliest", "latest")) or (type(where) is int and 0 <= where <= SETTING_MAX):
+    if (isinstance(where, str) and where in ("earliest", "latest")) or (
+        type(where) is int and 0 <= where <= SETTING_MAX
+    ):
         return where
     raise UsageError(
-        E_BAD_ARGUMENT, f"a place must be 'earliest', 'latest', an offset, or a time (datetime, or seconds as float), not {where!r:.60}"
+        E_BAD_ARGUMENT,
+        (
+            "a place must be 'earliest', 'latest', an offset, or a time (datetime, or seconds as "
+            f"float), not {where!r:.60}"
+        ),
     )

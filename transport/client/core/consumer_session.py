@@ -19,7 +19,18 @@ from enum import Enum
 from typing import Final
 
 from ...block.block import Block, check_columns
-from ...errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_BAD_COMMAND, E_CLOSING, E_LEASE, LeaseLost, Refused, UsageError, ZsqError, from_wire
+from ...errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_BLOCK,
+    E_BAD_COMMAND,
+    E_CLOSING,
+    E_LEASE,
+    LeaseLost,
+    Refused,
+    UsageError,
+    ZsqError,
+    from_wire,
+)
 from ...wire.protocol import (
     HEARTBEAT_MS,
     MESSAGE_TIMEOUT_MS,
@@ -47,9 +58,23 @@ EVERY: Final = -1  # as an index: all messages of the delivery
 class LeasedBlock:
     """A block under a lease, with its answered messages. Indexes are positions in the block."""
 
-    __slots__ = ("answered", "block", "closed", "epoch", "finished", "queued", "received_ns", "runs", "session", "timeout_ms", "token")
+    __slots__ = (
+        "answered",
+        "block",
+        "closed",
+        "epoch",
+        "finished",
+        "queued",
+        "received_ns",
+        "runs",
+        "session",
+        "timeout_ms",
+        "token",
+    )
 
-    def __init__(self, session: ConsumerSession, message: Deliver, block: Block, epoch: int, now_ns: int) -> None:
+    def __init__(
+        self, session: ConsumerSession, message: Deliver, block: Block, epoch: int, now_ns: int
+    ) -> None:
         self.session = session
         self.token = message.token
         self.runs: tuple[Run, ...] = message.runs
@@ -58,7 +83,9 @@ class LeasedBlock:
         self.epoch = epoch
         self.received_ns = now_ns
         self.finished: list[int] = []  # finished by the user, not yet sent to the channel
-        self.answered: set[int] = set()  # sent to the channel; kept until the whole delivery is answered
+        self.answered: set[int] = (
+            set()
+        )  # sent to the channel; kept until the whole delivery is answered
         self.closed = False  # all answers are sent
         self.queued = False  # in session.dirty
 
@@ -206,7 +233,9 @@ class Confirm:
 class ConsumerSession:
     """One consumer of one channel. `ready`: the number of messages that it may hold."""
 
-    def __init__(self, ready: int, message_timeout_ms: int = 0, label: str = "", sample_rate: int = 0) -> None:
+    def __init__(
+        self, ready: int, message_timeout_ms: int = 0, label: str = "", sample_rate: int = 0
+    ) -> None:
         if not 0 < ready <= READY_MAX:
             raise UsageError(E_BAD_ARGUMENT, f"ready must be 1 to {READY_MAX}, not {ready}")
         self.state = _S.DOWN
@@ -227,7 +256,9 @@ class ConsumerSession:
         self.stale = 0  # answers that came too late
         self.stale_told = 0  # the part of them that a flush has reported
         self.node = 0  # the broker's node number
-        self.over = ""  # why no message of this session can be answered any more: the session is closed, or it belongs to another process
+        # Why no message of this session can be answered any more: the session is closed, or it
+        # belongs to another process.
+        self.over = ""
         self._request = 1
         self._told: dict[int, int] = {}  # by request: the value of `unconfirmed` when it was sent
 
@@ -237,7 +268,15 @@ class ConsumerSession:
         """Return the first message for a new link."""
         self._step(_E.BEGIN)
         self._request += 1
-        return Sub(self._request, PROTOCOL_VERSION, self.ready, self.wanted_timeout_ms, heartbeat_ms, self.label, self.sample_rate)
+        return Sub(
+            self._request,
+            PROTOCOL_VERSION,
+            self.ready,
+            self.wanted_timeout_ms,
+            heartbeat_ms,
+            self.label,
+            self.sample_rate,
+        )
 
     def collect(self) -> deque[Wire]:
         """Return the messages to send now, plain finishes first.
@@ -272,7 +311,9 @@ class ConsumerSession:
         self.unconfirmed += len(indexes)
         self.words.append(Fin(request, delivery.token, delivery.ranges(indexes)))
 
-    def requeue(self, delivery: LeasedBlock, indexes: Iterable[int], delay_ms: int, error: str = "") -> None:
+    def requeue(
+        self, delivery: LeasedBlock, indexes: Iterable[int], delay_ms: int, error: str = ""
+    ) -> None:
         """Requeue messages. `delay_ms` may be BACKOFF or DEAD."""
         self.collect()
         indexes = delivery.fresh(indexes)
@@ -294,7 +335,11 @@ class ConsumerSession:
         confirm = Confirm()
         if not self._answerable(delivery):
             confirm.error = LeaseLost(
-                E_LEASE, "the link that delivered this message was lost; the message may be delivered again, to another consumer"
+                E_LEASE,
+                (
+                    "the link that delivered this message was lost; the message may be delivered "
+                    "again, to another consumer"
+                ),
             )
             confirm.done = True
             return confirm
@@ -321,7 +366,9 @@ class ConsumerSession:
         return confirm
 
     def take_missed(self) -> int:
-        """Return how many finishes were lost with their link or came too late since the last call."""
+        """Return how many finishes were lost with their link or came too late since the last
+        call.
+        """
         missed = self.unconfirmed_lost + self.stale - self.stale_told
         self.unconfirmed_lost = 0
         self.stale_told = self.stale
@@ -373,7 +420,9 @@ class ConsumerSession:
         if any(run[1] < 1 for run in message.runs):
             raise UsageError(E_BAD_COMMAND, "each run of a delivery must have at least one message")
         if sum(run[1] for run in message.runs) != block.count:
-            raise UsageError(E_BAD_BLOCK, f"the runs of a delivery do not add up to its {block.count} messages")
+            raise UsageError(
+                E_BAD_BLOCK, f"the runs of a delivery do not add up to its {block.count} messages"
+            )
         self._step(_E.DELIVER)
         if self.state is _S.LEAVING:
             return Reaction.NOTHING
@@ -391,11 +440,19 @@ class ConsumerSession:
             every = delivery.block.count if delivery is not None else 1
             self.stale += sum(every if first == ALL else count for first, count in message.refused)
             return Reaction.NOTHING
-        told = self._told.pop(message.request, 0)  # every request is a barrier: all answers sent before it are committed too
+        told = self._told.pop(
+            message.request, 0
+        )  # every request is a barrier: all answers sent before it are committed too
         self.unconfirmed = max(0, self.unconfirmed - told)
         self._told = {request: count - told for request, count in self._told.items()}
         if message.refused:
-            confirm.error = LeaseLost(E_LEASE, "the lease ended before the finish arrived; the message was or will be delivered again")
+            confirm.error = LeaseLost(
+                E_LEASE,
+                (
+                    "the lease ended before the finish arrived; the message was or will be "
+                    "delivered again"
+                ),
+            )
         confirm.refused = message.refused
         confirm.done = True
         return Reaction.NOTHING
@@ -421,7 +478,13 @@ class ConsumerSession:
         self._told.clear()
         confirms, self.confirms = self.confirms, {}
         for confirm in confirms.values():
-            confirm.error = LeaseLost(E_LEASE, "the link was lost before the finish was confirmed; its messages may be delivered again")
+            confirm.error = LeaseLost(
+                E_LEASE,
+                (
+                    "the link was lost before the finish was confirmed; its messages may be "
+                    "delivered again"
+                ),
+            )
             confirm.done = True
 
     # Internal
@@ -429,7 +492,9 @@ class ConsumerSession:
     def _step(self, event: ConsumerEvent) -> None:
         after = CONSUMER_TABLE[self.state].get(event)
         if after is None:
-            raise UsageError(E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}")
+            raise UsageError(
+                E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}"
+            )
         self.state = after
 
     def _answerable(self, delivery: LeasedBlock) -> bool:

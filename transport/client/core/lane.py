@@ -79,7 +79,9 @@ class Gather:
         self.tags = self._put(self.tags, tag)
         self.headers = self._put(self.headers, headers)
 
-    def _put(self, column: list[bytes | None] | None, value: bytes | None) -> list[bytes | None] | None:
+    def _put(
+        self, column: list[bytes | None] | None, value: bytes | None
+    ) -> list[bytes | None] | None:
         if value is None and column is None:
             return None
         column = [] if column is None else column
@@ -92,7 +94,9 @@ class Gather:
         for column in (self.keys, self.tags, self.headers):
             if column is not None:
                 column += [None] * (count - len(column))
-        block = pack(self.bodies, keys=self.keys, tags=self.tags, headers=self.headers, limits=LARGEST)
+        block = pack(
+            self.bodies, keys=self.keys, tags=self.tags, headers=self.headers, limits=LARGEST
+        )
         self.pending.seal(with_address(block, self.headers))
         return self.pending
 
@@ -107,7 +111,9 @@ class Lane:
         self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
         self.refused: ZsqError | None = None  # why the last attempt to get a link failed
         self.asked = 0  # callers that wait to learn the largest message that the broker takes
-        self.link.busy = lambda: self.session.unanswered or self.asked > 0  # a deleted topic is not created again without need
+        self.link.busy = lambda: (
+            self.session.unanswered or self.asked > 0
+        )  # a deleted topic is not created again without need
         self.link.needed = self.link.busy
         self.backoff = Backoff()
         self.gather: Gather | None = None
@@ -139,7 +145,10 @@ class Lane:
             while (pending := session.take()) is not None:
                 assert pending.block is not None
                 control = encode(PubDelayed(pending.delay_ms)) if pending.delay_ms else _PUB
-                link.send([b"", control, pending.wire_header(session.producer_id), pending.block.payload], now_ns)
+                link.send(
+                    [b"", control, pending.wire_header(session.producer_id), pending.block.payload],
+                    now_ns,
+                )
                 sent = True
             if not sent or not link.receive(now_ns):
                 return
@@ -165,7 +174,11 @@ class Lane:
 
     def trouble(self) -> str:
         full = self.session.no_room
-        return f"{full.code} {full.text}" if full is not None else self.link.trouble or self.link.state.value
+        return (
+            f"{full.code} {full.text}"
+            if full is not None
+            else self.link.trouble or self.link.state.value
+        )
 
     # Incoming messages: the link's peer
 
@@ -174,7 +187,9 @@ class Lane:
 
     def on_word(self, message: Wire, blocks: list[Block], now_ns: int) -> Reaction:
         if type(message) is Failed:
-            raise UsageError(E_BAD_COMMAND, f"the topic failed: {from_wire(message.code, message.text)}")
+            raise UsageError(
+                E_BAD_COMMAND, f"the topic failed: {from_wire(message.code, message.text)}"
+            )
         session = self.session
         reaction = session.on_word(message)
         if session.refused:
@@ -185,14 +200,21 @@ class Lane:
             self.backoff.ended()
         if session.forgotten != self._forgotten:
             self._forgotten = session.forgotten
-            log.warning("topic %s %s; the producer continues with a new producer id", self.topic, self._why_forgotten())
+            log.warning(
+                "topic %s %s; the producer continues with a new producer id",
+                self.topic,
+                self._why_forgotten(),
+            )
         return reaction
 
     def _why_forgotten(self) -> str:
         """Return why the topic knows less of this producer than it had confirmed."""
         if self._uuid and self._uuid != self.link.opened.get("uuid"):
             return "was deleted and created again, without the messages that were published before"
-        return "lost blocks that it had confirmed as stored (this can happen if its sync mode is not `always`)"
+        return (
+            "lost blocks that it had confirmed as stored (this can happen if its sync mode is "
+            "not `always`)"
+        )
 
     def on_up(self, now_ns: int) -> None:
         self._uuid = self.link.opened.get("uuid", "")
@@ -224,7 +246,13 @@ class ProducerEngine(Engine):
     """All lanes of a producer."""
 
     def __init__(
-        self, address: Address, linger_ns: int, batch_bytes: int, batch_count: int, heartbeat_ms: int | None, patient: bool = False
+        self,
+        address: Address,
+        linger_ns: int,
+        batch_bytes: int,
+        batch_count: int,
+        heartbeat_ms: int | None,
+        patient: bool = False,
     ) -> None:
         super().__init__()
         self.address = address
@@ -252,7 +280,10 @@ class ProducerEngine(Engine):
         self.links.remove(lane.link)
 
     def linger(
-        self, topic: str, body: bytes, attributes: tuple[bytes | None, bytes | None, bytes | None] | None
+        self,
+        topic: str,
+        body: bytes,
+        attributes: tuple[bytes | None, bytes | None, bytes | None] | None,
     ) -> tuple[PendingBlock, int]:
         """Add a message to the topic's gather, and return (pending block, index in it).
 
@@ -284,13 +315,19 @@ class ProducerEngine(Engine):
     def unanswered(self) -> bool:
         return any(lane.session.unanswered or lane.gather for lane in self.lanes.values())
 
-    def give_up(self, pending_blocks: Sequence[PendingBlock], make_error: Callable[[bool], ZsqError]) -> ZsqError:
+    def give_up(
+        self, pending_blocks: Sequence[PendingBlock], make_error: Callable[[bool], ZsqError]
+    ) -> ZsqError:
         """Give up waiting for these blocks and return the error.
 
         Blocks that were never sent are withdrawn and fail. `make_error` gets True if other blocks
         were sent.
         """
-        sent = [pending for pending in pending_blocks if not any(lane.session.withdraw(pending) for lane in self.lanes.values())]
+        sent = [
+            pending
+            for pending in pending_blocks
+            if not any(lane.session.withdraw(pending) for lane in self.lanes.values())
+        ]
         error = make_error(bool(sent))
         for pending in pending_blocks:
             if pending not in sent:
@@ -299,7 +336,9 @@ class ProducerEngine(Engine):
 
     # Steps of calls; see `Steps`
 
-    def push(self, topic: str, blocks: Iterable[Block], delay_ms: int, timeout: float | None) -> Steps[tuple[PendingBlock, ...]]:
+    def push(
+        self, topic: str, blocks: Iterable[Block], delay_ms: int, timeout: float | None
+    ) -> Steps[tuple[PendingBlock, ...]]:
         """Queue blocks to be sent. Wait while the queue has no room."""
         lane = self.lane(topic)
         if lane.gather is not None:
@@ -327,7 +366,10 @@ class ProducerEngine(Engine):
             lane.refused, lane.asked = None, lane.asked + 1
             try:
                 lane.link.start(time.monotonic_ns())
-                met = yield (lambda: bool(lane.message_bytes_max) or lane.refused is not None, until_ns(timeout))
+                met = yield (
+                    lambda: bool(lane.message_bytes_max) or lane.refused is not None,
+                    until_ns(timeout),
+                )
             finally:
                 lane.asked -= 1
             if lane.refused is not None:
@@ -336,13 +378,22 @@ class ProducerEngine(Engine):
                 raise self.too_late(timeout, False)
         lane.check_size(size)
 
-    def answered(self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None) -> Steps[None]:
+    def answered(
+        self, pending_blocks: tuple[PendingBlock, ...], timeout: float | None
+    ) -> Steps[None]:
         """Wait until these blocks are answered."""
         if any(pending.block is None and not pending.done for pending in pending_blocks):
             self.seal_all(time.monotonic_ns())  # a caller waits: stop lingering
         last = pending_blocks[-1]
         alone = len(pending_blocks) == 1
-        if (yield ((lambda: last.done) if alone else (lambda: last.done and all(one.done for one in pending_blocks)), until_ns(timeout))):
+        if (
+            yield (
+                (lambda: last.done)
+                if alone
+                else (lambda: last.done and all(one.done for one in pending_blocks)),
+                until_ns(timeout),
+            )
+        ):
             return
         raise self.give_up(pending_blocks, lambda sent: self.too_late(timeout, sent))
 
@@ -354,8 +405,15 @@ class ProducerEngine(Engine):
 
     def too_late(self, timeout: float | None, sent: bool) -> BrokerUnreachable:
         """Return the error of a publish that was not answered in time."""
-        what = "it was sent, so it may be stored; it is sent again when the broker returns" if sent else "nothing was sent"
-        text = f"{self.address.url} did not confirm within {so_long(timeout)} ({self.trouble() or 'no answer'}); {what}. {advice()}"
+        what = (
+            "it was sent, so it may be stored; it is sent again when the broker returns"
+            if sent
+            else "nothing was sent"
+        )
+        text = (
+            f"{self.address.url} did not confirm within {so_long(timeout)} "
+            f"({self.trouble() or 'no answer'}); {what}. {advice()}"
+        )
         return BrokerUnreachable(E_TIMEOUT, text)
 
     def raise_failed(self) -> None:
@@ -378,7 +436,11 @@ class ProducerEngine(Engine):
 
     def trouble(self) -> str:
         """Return what is known about why no reply comes."""
-        found = {f"{lane.topic}: {lane.trouble()}" for lane in self.lanes.values() if lane.session.unanswered}
+        found = {
+            f"{lane.topic}: {lane.trouble()}"
+            for lane in self.lanes.values()
+            if lane.session.unanswered
+        }
         return "; ".join(sorted(found)[:3])
 
 
@@ -396,7 +458,13 @@ def as_delay_ms(delay: Delay | None) -> int:
     if delay == 0:
         return 0
     if not 0 < delay * 1000 <= DELAY_MS_MAX:  # also refuses NaN, which fails every comparison
-        raise UsageError(E_BAD_ARGUMENT, f"the delay of a publish must be 0 to {DELAY_MS_MAX // 1000} s (366 days), not {delay} s")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"the delay of a publish must be 0 to {DELAY_MS_MAX // 1000} s (366 days), not "
+                f"{delay} s"
+            ),
+        )
     return math.ceil(delay * 1000)
 
 
@@ -404,7 +472,10 @@ def as_body(body: Any) -> bytes:
     """Return the body as immutable bytes. Raises `UsageError` for text, or if it is too large."""
     if type(body) is not bytes:
         if not isinstance(body, bytes | bytearray | memoryview):
-            text = f"a body must be bytes, not {type(body).__name__}; encode it first, such as json.dumps(...).encode()"
+            text = (
+                f"a body must be bytes, not {type(body).__name__}; encode it first, such as "
+                "json.dumps(...).encode()"
+            )
             raise UsageError(E_BAD_ARGUMENT, text)
         body = bytes(body)
     found: bytes = body
@@ -418,7 +489,9 @@ def too_big(size: int, size_max: int) -> UsageError:
     return UsageError(E_TOO_BIG, f"message of {size} bytes is over the limit of {size_max} bytes")
 
 
-def one_block(body: bytes, attributes: tuple[bytes | None, bytes | None, bytes | None] | None, delay_ms: int) -> Block:
+def one_block(
+    body: bytes, attributes: tuple[bytes | None, bytes | None, bytes | None] | None, delay_ms: int
+) -> Block:
     columns = [None if value is None else [value] for value in attributes or (None, None, None)]
     return packed([body], time.time_ns() if delay_ms else None, *columns)
 
@@ -441,9 +514,13 @@ def as_text(value: Any, size_max: int, what: str) -> bytes | None:
     if isinstance(value, str):
         value = value.encode()
     if not isinstance(value, bytes):
-        raise UsageError(E_BAD_ARGUMENT, f"a {what} must be text or bytes, not {type(value).__name__}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"a {what} must be text or bytes, not {type(value).__name__}"
+        )
     if len(value) > size_max:
-        raise UsageError(E_TOO_BIG, f"{what} of {len(value)} bytes is over the limit of {size_max} bytes")
+        raise UsageError(
+            E_TOO_BIG, f"{what} of {len(value)} bytes is over the limit of {size_max} bytes"
+        )
     return value
 
 
@@ -452,12 +529,21 @@ def as_headers(headers: Mapping[str, HeaderValue] | None) -> bytes | None:
         return None
     packed = pack_headers(headers)
     if len(packed) > HEADERS_BYTES_MAX:
-        raise UsageError(E_TOO_BIG, f"headers of {len(packed)} bytes are over the limit of {HEADERS_BYTES_MAX} bytes")
+        raise UsageError(
+            E_TOO_BIG,
+            f"headers of {len(packed)} bytes are over the limit of {HEADERS_BYTES_MAX} bytes",
+        )
     return packed
 
 
-def as_attributes(key: Text, tag: Text, headers: Mapping[str, HeaderValue] | None) -> tuple[bytes | None, bytes | None, bytes | None]:
-    return as_text(key, KEY_BYTES_MAX, "key"), as_text(tag, TAG_BYTES_MAX, "tag"), as_headers(headers)
+def as_attributes(
+    key: Text, tag: Text, headers: Mapping[str, HeaderValue] | None
+) -> tuple[bytes | None, bytes | None, bytes | None]:
+    return (
+        as_text(key, KEY_BYTES_MAX, "key"),
+        as_text(tag, TAG_BYTES_MAX, "tag"),
+        as_headers(headers),
+    )
 
 
 Column = list[bytes | None] | None
@@ -482,19 +568,31 @@ def pack_many(
     """
     if isinstance(bodies, bytes | bytearray | memoryview | str):
         kind = type(bodies).__name__
-        raise UsageError(E_BAD_ARGUMENT, f"publish_many needs a list of messages, not {kind}; for one message use publish")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"publish_many needs a list of messages, not {kind}; for one message use publish",
+        )
     bodies = bodies if isinstance(bodies, list | tuple) else list(bodies)
     count = len(bodies)
     if not count:
         raise UsageError(E_BAD_ARGUMENT, "publish_many needs at least one message")
     columns: dict[str, Column] = {
-        "keys": _column(key, keys, count, "key", lambda value: as_text(value, KEY_BYTES_MAX, "key")),
-        "tags": _column(tag, tags, count, "tag", lambda value: as_text(value, TAG_BYTES_MAX, "tag")),
-        "headers": [as_headers(headers)] * count if isinstance(headers, Mapping) else _column(None, headers, count, "", as_headers),
+        "keys": _column(
+            key, keys, count, "key", lambda value: as_text(value, KEY_BYTES_MAX, "key")
+        ),
+        "tags": _column(
+            tag, tags, count, "tag", lambda value: as_text(value, TAG_BYTES_MAX, "tag")
+        ),
+        "headers": [as_headers(headers)] * count
+        if isinstance(headers, Mapping)
+        else _column(None, headers, count, "", as_headers),
     }
     for name, column in columns.items():
         if column is not None and len(column) != count:
-            raise UsageError(E_BAD_ARGUMENT, f"{len(column)} {name} for {count} messages; give one (or None) for each")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                f"{len(column)} {name} for {count} messages; give one (or None) for each",
+            )
     # Most calls fit into one block, and packing checks sizes and types anyway. So only messages
     # that are too large for one block are examined twice.
     try:
@@ -508,24 +606,53 @@ def pack_many(
     spans = list(_spans(bodies, columns))
     if len(spans) == 1 and spans[0] == (0, count):
         return iter((packed(bodies, time_ns, **columns),))
-    return (packed(bodies[a:b], time_ns, **{name: column and column[a:b] for name, column in columns.items()}) for a, b in spans)
+    return (
+        packed(
+            bodies[a:b],
+            time_ns,
+            **{name: column and column[a:b] for name, column in columns.items()},
+        )
+        for a, b in spans
+    )
 
 
-def _column(one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]) -> Column:
+def _column(
+    one: Any, each: Any, count: int, what: str, checked: Callable[[Any], bytes | None]
+) -> Column:
     """Return a value for each message: the same one for all, or each its own."""
     if one is not None and each is not None:
-        raise UsageError(E_BAD_ARGUMENT, f"{what}= applies to all messages and {what}s= has one value for each; give one of them")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"{what}= applies to all messages and {what}s= has one value for each; give one of "
+                "them"
+            ),
+        )
     if one is not None:
         return [checked(one)] * count
     if isinstance(each, str | bytes):
-        raise UsageError(E_BAD_ARGUMENT, f"{what}s= needs one {what} for each message; to give all messages the same one, use {what}=")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"{what}s= needs one {what} for each message; to give all messages the same one, "
+                f"use {what}="
+            ),
+        )
     return None if each is None else [checked(value) for value in each]
 
 
-def packed(bodies: Sequence[bytes], time_ns: int | None, keys: Any = None, tags: Any = None, headers: Any = None) -> Block:
+def packed(
+    bodies: Sequence[bytes],
+    time_ns: int | None,
+    keys: Any = None,
+    tags: Any = None,
+    headers: Any = None,
+) -> Block:
     """Pack values that are bytes already into a block. `time_ns`: the time of the messages."""
     times = None if time_ns is None else [time_ns] * len(bodies)
-    return with_address(pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=LARGEST), headers)
+    return with_address(
+        pack(bodies, keys=keys, tags=tags, headers=headers, times=times, limits=LARGEST), headers
+    )
 
 
 def _spans(bodies: Sequence[bytes], columns: Mapping[str, Column]) -> Iterator[tuple[int, int]]:

@@ -80,12 +80,16 @@ HANG_UP_MS: Final = 10
 BYE_LINGER_MS: Final = 200
 REFUSED_MS: Final = 10  # the pause after a refusal; each further refusal doubles it
 REFUSED_MS_MAX: Final = 1_000
-REFUSED_FORGOTTEN_MS: Final = 10_000  # a refusal this long after the last pause counts as the first one
+REFUSED_FORGOTTEN_MS: Final = (
+    10_000  # a refusal this long after the last pause counts as the first one
+)
 RECEIVE_MAX: Final = 500  # messages a turn; the rest is due at once
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
-AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})  # refusals whose reason may disappear by itself
+AGAIN: Final = frozenset(
+    {E_HELLO, E_CLOSING, E_UNREACHABLE}
+)  # refusals whose reason may disappear by itself
 Ready = list[tuple[int, int]]
 _T = TypeVar("_T")
 Steps = Generator[tuple[Callable[[], bool], int], bool, _T]
@@ -104,7 +108,13 @@ def check_timeout(timeout: Any) -> float | None:
     if timeout is None:
         return None
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or math.isnan(timeout):
-        raise UsageError(E_BAD_ARGUMENT, f"{option('timeout')} must be a number of seconds, or None to wait without limit, not {timeout!r}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"{option('timeout')} must be a number of seconds, or None to wait without limit, "
+                f"not {timeout!r}"
+            ),
+        )
     return None if timeout == math.inf else max(0.0, float(timeout))
 
 
@@ -113,7 +123,11 @@ def until_ns(timeout: Any) -> int:
 
     Return `FAR_NS` for None and infinity. A time-out below 0 has ended already.
     """
-    seconds = timeout if type(timeout) is float and 0.0 <= timeout <= LONGEST_S else check_timeout(timeout)
+    seconds = (
+        timeout
+        if type(timeout) is float and 0.0 <= timeout <= LONGEST_S
+        else check_timeout(timeout)
+    )
     return FAR_NS if seconds is None else time.monotonic_ns() + int(min(seconds, LONGEST_S) * S)
 
 
@@ -135,7 +149,9 @@ class Waiter:
 
     __slots__ = ("deadline_ns", "done", "wake")
 
-    def __init__(self, done: Callable[[], bool], wake: Callable[[], None], deadline_ns: int = FAR_NS) -> None:
+    def __init__(
+        self, done: Callable[[], bool], wake: Callable[[], None], deadline_ns: int = FAR_NS
+    ) -> None:
         self.done = done
         self.wake = wake
         self.deadline_ns = deadline_ns
@@ -148,7 +164,9 @@ class Engine:
 
     def __init__(self) -> None:
         self.met = False  # a broker has answered
-        self.hasty = False  # fail if nothing listens on this machine, unless a broker has answered before
+        self.hasty = (
+            False  # fail if nothing listens on this machine, unless a broker has answered before
+        )
         self.tells = False  # log that a caller waits for a broker
         self._told = 0  # log lines about the present wait
         self._probe: sockets.Probe | None = None
@@ -160,7 +178,9 @@ class Engine:
         self.waiters: list[Waiter] = []
         self._sockets: dict[int, Link] = {}
         self._monitors: dict[int, Link] = {}
-        self._direct: dict[str, Address] = {}  # the run directories that gateways named, by the gateway's URL
+        self._direct: dict[
+            str, Address
+        ] = {}  # the run directories that gateways named, by the gateway's URL
         self._unusable: set[str] = set()  # the run ids of those over which nothing has answered
 
     # Going direct
@@ -231,7 +251,9 @@ class Engine:
             self.sooner(link.on_time(now_ns))
         for waiter in self.waiters:
             if waiter.deadline_ns <= now_ns:
-                waiter.deadline_ns = FAR_NS  # woken once; the waiter sees for itself that it is too late
+                waiter.deadline_ns = (
+                    FAR_NS  # woken once; the waiter sees for itself that it is too late
+                )
                 waiter.wake()
             self.sooner(waiter.deadline_ns)
         self.sooner(self._look_after(now_ns))
@@ -252,7 +274,11 @@ class Engine:
         if self.hasty and not self.met and now_ns >= since_ns + self.patience_ns:
             lost = [link for link in waiting if link.unheard and link.address.local]
             for link in lost:
-                link.give_up(BrokerUnreachable(E_UNREACHABLE, f"{link.trouble}; nothing was sent. {advice()}"))
+                link.give_up(
+                    BrokerUnreachable(
+                        E_UNREACHABLE, f"{link.trouble}; nothing was sent. {advice()}"
+                    )
+                )
             if lost:
                 return now_ns
         self._ask_what_answers(waiting, now_ns - since_ns)
@@ -261,7 +287,11 @@ class Engine:
             self._tell(waiting, (now_ns - since_ns) // S)
             while (told_ns := since_ns + _told_after(self._told) * S) <= now_ns:
                 self._told += 1
-        return min(told_ns, now_ns + PROBED_NS) if self._probe is not None and self._probe.answer is None else told_ns
+        return (
+            min(told_ns, now_ns + PROBED_NS)
+            if self._probe is not None and self._probe.answer is None
+            else told_ns
+        )
 
     def _ask_what_answers(self, waiting: list[Link], waited_ns: int) -> None:
         """Probe a server that accepts the connection and is silent.
@@ -284,9 +314,20 @@ class Engine:
     def _tell(self, waiting: list[Link], seconds: int) -> None:
         if self.tells:
             link = waiting[0]
-            what = str(link.target) if len(waiting) == 1 else f"{link.target} and {len(waiting) - 1} more"
+            what = (
+                str(link.target)
+                if len(waiting) == 1
+                else f"{link.target} and {len(waiting) - 1} more"
+            )
             why = link.trouble or "no answer"
-            log.warning("%s: no broker at %s for %d s (%s); waiting for it. %s", what, link.address.url, seconds, why, advice())
+            log.warning(
+                "%s: no broker at %s for %d s (%s); waiting for it. %s",
+                what,
+                link.address.url,
+                seconds,
+                why,
+                advice(),
+            )
 
     def settle(self) -> None:
         """Wake the waiters whose condition is met."""
@@ -341,11 +382,33 @@ class LinkEvent(Enum):
 _S, _E = LinkState, LinkEvent
 _DIES: Final = {_E.DIED: _S.WAITING, _E.REFUSE: _S.REFUSED, _E.STOP: _S.IDLE}
 LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
-    _S.IDLE: {_E.LOOK: _S.LOOKING, _E.OPEN: _S.OPENING, _E.REACHED: _S.GREETING, _E.DIED: _S.WAITING, _E.STOP: _S.IDLE},
-    _S.WAITING: {_E.LOOK: _S.LOOKING, _E.OPEN: _S.OPENING, _E.REACHED: _S.GREETING, _E.DIED: _S.WAITING, _E.STOP: _S.IDLE},
-    _S.REFUSED: {_E.LOOK: _S.LOOKING, _E.OPEN: _S.OPENING, _E.REACHED: _S.GREETING, _E.DIED: _S.WAITING, _E.STOP: _S.IDLE},
+    _S.IDLE: {
+        _E.LOOK: _S.LOOKING,
+        _E.OPEN: _S.OPENING,
+        _E.REACHED: _S.GREETING,
+        _E.DIED: _S.WAITING,
+        _E.STOP: _S.IDLE,
+    },
+    _S.WAITING: {
+        _E.LOOK: _S.LOOKING,
+        _E.OPEN: _S.OPENING,
+        _E.REACHED: _S.GREETING,
+        _E.DIED: _S.WAITING,
+        _E.STOP: _S.IDLE,
+    },
+    _S.REFUSED: {
+        _E.LOOK: _S.LOOKING,
+        _E.OPEN: _S.OPENING,
+        _E.REACHED: _S.GREETING,
+        _E.DIED: _S.WAITING,
+        _E.STOP: _S.IDLE,
+    },
     _S.LOOKING: {_E.REACHED: _S.GREETING, **_DIES},
-    _S.OPENING: {_E.LOOK: _S.LOOKING, _E.REACHED: _S.GREETING, **_DIES},  # LOOK: the gateway named the run directory
+    _S.OPENING: {
+        _E.LOOK: _S.LOOKING,
+        _E.REACHED: _S.GREETING,
+        **_DIES,
+    },  # LOOK: the gateway named the run directory
     _S.GREETING: {_E.GREETED: _S.UP, **_DIES},
     _S.UP: _DIES,
 }
@@ -410,22 +473,38 @@ class Link:
     """
 
     def __init__(
-        self, engine: Engine, address: Address, target: Target, peer: Peer, heartbeat_ms: int = 0, again: frozenset[str] = AGAIN
+        self,
+        engine: Engine,
+        address: Address,
+        target: Target,
+        peer: Peer,
+        heartbeat_ms: int = 0,
+        again: frozenset[str] = AGAIN,
     ) -> None:
         self.engine = engine
-        self.address = address  # of this attempt: as given, or the run directory that the gateway named
+        self.address = (
+            address  # of this attempt: as given, or the run directory that the gateway named
+        )
         self._given = address
-        self._direct_heard = False  # something has arrived over a run directory that a gateway named
+        self._direct_heard = (
+            False  # something has arrived over a run directory that a gateway named
+        )
         self.target = target
         self.peer = peer
         self.state = _S.IDLE
         self.trouble = ""  # the last event, for error messages
-        self.refusal: ZsqError | None = None  # why the last attempt failed, if the broker gave a reason
-        self.opened: dict[str, Any] = {}  # the reply of the supervisor or the gateway about the target
+        self.refusal: ZsqError | None = (
+            None  # why the last attempt failed, if the broker gave a reason
+        )
+        self.opened: dict[
+            str, Any
+        ] = {}  # the reply of the supervisor or the gateway about the target
         self.heartbeat_ms = heartbeat_ms
         self.sent_ns = self.heard_ns = self._beat_ns = 0
         self.needed: Callable[[], bool] = lambda: True  # True if a caller waits for this link
-        self.wanted_ns = FAR_NS  # since when a caller waits in vain; `FAR_NS` while it is up or not needed
+        self.wanted_ns = (
+            FAR_NS  # since when a caller waits in vain; `FAR_NS` while it is up or not needed
+        )
         self.unheard = False  # the last connection was refused
         self._backoff = Backoff()
         self._socket: sockets.Socket | None = None
@@ -438,9 +517,13 @@ class Link:
         self._attempts = 0
         self._outbox: list[list[Any]] = []  # frames that the pipe did not take; see `send`
         self.passing = again
-        self.busy: Callable[[], bool] | None = None  # True if something waits for the link: an idle link creates no topic
+        self.busy: Callable[[], bool] | None = (
+            None  # True if something waits for the link: an idle link creates no topic
+        )
         self.creates = target.create  # True if this attempt may create the target
-        self._known = False  # connected before: a failed handshake may then be temporary, as while the broker's keys are changed
+        # Connected before: a failed handshake may then be temporary, as while the broker's keys are
+        # changed.
+        self._known = False
 
     # Beginning
 
@@ -474,13 +557,35 @@ class Link:
             return
         if not self.address.direct:
             self._step(_E.OPEN)
-            self.send([b"", encode(Open(self._request, target.kind, target.topic, target.channel, create, dict(target.settings)))], now_ns)
+            self.send(
+                [
+                    b"",
+                    encode(
+                        Open(
+                            self._request,
+                            target.kind,
+                            target.topic,
+                            target.channel,
+                            create,
+                            dict(target.settings),
+                        )
+                    ),
+                ],
+                now_ns,
+            )
         elif target.kind == "supervisor":
             self._reached(now_ns)
         else:
             self._step(_E.LOOK)
             channel = target.channel if target.kind == "channel" else ""
-            asked = Lookup(self._request, target.topic, channel, create, dict(target.settings), dict(self.address.by))
+            asked = Lookup(
+                self._request,
+                target.topic,
+                channel,
+                create,
+                dict(target.settings),
+                dict(self.address.by),
+            )
             self.send([b"", encode(asked)], now_ns)
         self.engine.sooner(now_ns + ATTEMPT_NS)
 
@@ -495,7 +600,9 @@ class Link:
         self._socket, self._monitor = socket, monitor
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
         self.engine.watch(self, *self._fds)
-        self.engine.sooner(0)  # descriptors are edge-triggered: this looks for events from before they were watched
+        self.engine.sooner(
+            0
+        )  # descriptors are edge-triggered: this looks for events from before they were watched
 
     def _disconnect(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
@@ -519,7 +626,9 @@ class Link:
         self._known = True
         self.trouble = ""
         self.refusal = None
-        if not (self.address.direct and self.target.kind == "supervisor"):  # a link to the supervisor is up before anything has answered
+        if not (
+            self.address.direct and self.target.kind == "supervisor"
+        ):  # a link to the supervisor is up before anything has answered
             self.wanted_ns = FAR_NS
         self.peer.on_up(now_ns)
         if self.heartbeat_ms:
@@ -543,11 +652,18 @@ class Link:
         self.trouble = self.engine.answers or why
         self.refusal = None
         log.debug("link to %s: %s", self.target, why)
-        if self.address.run_id and (before not in (_S.GREETING, _S.UP) or self.target.kind == "supervisor"):
+        if self.address.run_id and (
+            before not in (_S.GREETING, _S.UP) or self.target.kind == "supervisor"
+        ):
             self.engine.forget_way(self._given, unusable=not self._direct_heard)
         self._disconnect()
         self._step(_E.DIED)
-        pause_ms = 0.0 if at_once else min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._attempts, 8)) * random.uniform(0.5, 1.0)
+        pause_ms = (
+            0.0
+            if at_once
+            else min(BACKOFF_MS_MAX, BACKOFF_MS << min(self._attempts, 8))
+            * random.uniform(0.5, 1.0)
+        )
         self._attempts += 1
         self._again_ns = now_ns + int(pause_ms * MS)
         self.engine.sooner(self._again_ns)
@@ -559,7 +675,9 @@ class Link:
     def give_up(self, error: ZsqError) -> None:
         """Fail everything that waits, because nothing listens there. The next call starts again."""
         self._disconnect()
-        self._step(_E.REFUSE if self.state in (_S.LOOKING, _S.OPENING, _S.GREETING, _S.UP) else _E.STOP)
+        self._step(
+            _E.REFUSE if self.state in (_S.LOOKING, _S.OPENING, _S.GREETING, _S.UP) else _E.STOP
+        )
         self.wanted_ns = FAR_NS
         self.peer.on_refused(error)
 
@@ -632,7 +750,11 @@ class Link:
                 _, message, payload = sockets.open_frames(frames)
                 self._on_word(message, frames_blocks(payload) if payload else [], now_ns)
             except (UsageError, CorruptBlock) as error:
-                log.warning("link to %s: invalid message (%s); the link is closed and opened again", self.target, error)
+                log.warning(
+                    "link to %s: invalid message (%s); the link is closed and opened again",
+                    self.target,
+                    error,
+                )
                 self._die(now_ns, str(error))
             if self._socket is not socket:
                 break
@@ -650,8 +772,14 @@ class Link:
         if kind is Beat:
             return
         if kind is Bye:
-            self._die(now_ns, "the broker closed the link", at_once=self.state is _S.UP and now_ns - self._since_ns > BACKOFF_MS_MAX * MS)
-        elif type(message) is Failed and (message.code == E_HELLO or self.state is not _S.UP or _ends(message)):
+            self._die(
+                now_ns,
+                "the broker closed the link",
+                at_once=self.state is _S.UP and now_ns - self._since_ns > BACKOFF_MS_MAX * MS,
+            )
+        elif type(message) is Failed and (
+            message.code == E_HELLO or self.state is not _S.UP or _ends(message)
+        ):
             self._refuse(now_ns, from_wire(message.code, message.text))
         elif self.state is _S.LOOKING or self.state is _S.OPENING:
             if type(message) is Done and message.request == self._request:
@@ -697,11 +825,17 @@ class Link:
         # If the endpoint came from a lookup, a refused connection means that its owner is gone. The
         # supervisor and the gateway have fixed places, so ZeroMQ's own retries are enough for them.
         # A run directory that a gateway named is left at once for the gateway.
-        by_lookup = self.state not in (_S.LOOKING, _S.OPENING) and self.address.direct and self.target.kind != "supervisor"
+        by_lookup = (
+            self.state not in (_S.LOOKING, _S.OPENING)
+            and self.address.direct
+            and self.target.kind != "supervisor"
+        )
         fixed = not by_lookup and not self.address.run_id
         if events:
             # ZeroMQ also tries again after a failed handshake. Then something listens there.
-            self.unheard = bool(events & sockets.RETRY_EVENTS) and not events & (sockets.CONNECTED_EVENTS | HANDSHAKE_EVENTS)
+            self.unheard = bool(events & sockets.RETRY_EVENTS) and not events & (
+                sockets.CONNECTED_EVENTS | HANDSHAKE_EVENTS
+            )
         if events & HANDSHAKE_EVENTS:
             self._shut_out(now_ns, events)
         elif events & sockets.GONE_EVENTS or (not fixed and events & sockets.RETRY_EVENTS):
@@ -709,7 +843,11 @@ class Link:
             if self._monitor is not None:
                 self._die(now_ns, "the connection was lost")
         elif self.unheard:
-            self.trouble = f"nothing listens at {self.address.url}" if self.address.local else f"nothing answers at {self.address.url}"
+            self.trouble = (
+                f"nothing listens at {self.address.url}"
+                if self.address.local
+                else f"nothing answers at {self.address.url}"
+            )
 
     def _shut_out(self, now_ns: int, events: int) -> None:
         """Process a failed handshake. A client that was connected before tries again."""
@@ -758,7 +896,9 @@ class Link:
         if now_ns - self.heard_ns > 2 * heartbeat_ns:
             self._die(now_ns, f"nothing arrived for {2 * self.heartbeat_ms} ms, two heartbeats")
             return self._again_ns
-        quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)  # due after silence of either side, once in an interval
+        quiet_ns = max(
+            min(self.sent_ns, self.heard_ns), self._beat_ns
+        )  # due after silence of either side, once in an interval
         if now_ns - quiet_ns >= heartbeat_ns:
             self.send(_BEAT, now_ns)
             self._beat_ns = quiet_ns = now_ns

@@ -29,7 +29,9 @@ def as_seconds(delay: Any) -> float:
     if isinstance(delay, timedelta):
         return delay.total_seconds()
     if isinstance(delay, bool) or not isinstance(delay, numbers.Real):
-        raise UsageError(E_BAD_ARGUMENT, f"a delay must be a number of seconds or a timedelta, not {delay!r:.60}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"a delay must be a number of seconds or a timedelta, not {delay!r:.60}"
+        )
     return float(delay)
 
 
@@ -41,7 +43,10 @@ def when_again(delay: Delay, backoff: bool) -> int:
             raise UsageError(E_BAD_ARGUMENT, "give a delay or backoff=True to requeue, not both")
         return BACKOFF
     if not 0 <= delay * 1000 <= REQUEUE_DELAY_MS_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"the delay of a requeue must be 0 to {REQUEUE_DELAY_MS_MAX // 1000} s, not {delay} s")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"the delay of a requeue must be 0 to {REQUEUE_DELAY_MS_MAX // 1000} s, not {delay} s",
+        )
     return int(delay * 1000)
 
 
@@ -57,10 +62,14 @@ def as_error(error: Reason) -> str:
         except Exception:
             error = type(error).__name__
     if not isinstance(error, str):
-        raise UsageError(E_BAD_ARGUMENT, f"error must be a text or an exception, not {type(error).__name__}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"error must be a text or an exception, not {type(error).__name__}"
+        )
     if len(error) > ERROR_TEXT_MAX:
         error = error[: ERROR_TEXT_MAX - 3] + "..."
-    return error.encode(errors="backslashreplace").decode()[:ERROR_TEXT_MAX]  # lone surrogates, as in file names, cannot be sent
+    return error.encode(errors="backslashreplace").decode()[
+        :ERROR_TEXT_MAX
+    ]  # lone surrogates, as in file names, cannot be sent
 
 
 ID_DIGITS: Final = 16
@@ -106,7 +115,10 @@ def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
     block = found.blocks[0] if found.blocks else None
     if block is None or not block.first_offset <= offset < block.next_offset:
         following = found.next_offset if block is None else block.first_offset
-        why = f"it was damaged, and the broker moved it aside; the next message has offset {following}"
+        why = (
+            "it was damaged, and the broker moved it aside; the next message has offset "
+            f"{following}"
+        )
         if offset < found.start:
             why = f"the topic begins at offset {found.start}; older messages were removed"
         elif offset >= found.head:
@@ -116,7 +128,10 @@ def stored(topic: str, offset: int, found: Fetched) -> StoredMessage:
 
 
 def message_at(topic: str, block: Block, index: int) -> StoredMessage:
-    key, tag, headers = (None if column is None else column.value(index) for column in (block.key, block.tag, block.headers))
+    key, tag, headers = (
+        None if column is None else column.value(index)
+        for column in (block.key, block.tag, block.headers)
+    )
     return StoredMessage(
         topic, block.first_offset + index, block.time_of(index), block.body.value(index) or b"", key,
         None if tag is None else tag.decode(errors="replace"), {} if headers is None else unpack_headers(headers),
@@ -128,12 +143,22 @@ def parse_id(text: str) -> tuple[int | None, int]:
 
     An id is 16 hex digits: 10 bits of node and 54 of offset.
     """
-    if len(text) == ID_DIGITS and text.isascii() and all(digit in "0123456789abcdefABCDEF" for digit in text):
+    if (
+        len(text) == ID_DIGITS
+        and text.isascii()
+        and all(digit in "0123456789abcdefABCDEF" for digit in text)
+    ):
         number = int(text, 16)
         return number >> OFFSET_BITS, number & ((1 << OFFSET_BITS) - 1)
     if text.isascii() and text.isdigit() and len(text) < ID_DIGITS:
         return None, int(text)
-    raise UsageError(E_BAD_ARGUMENT, f"{text!r} is neither an offset (at most 15 digits) nor a message id ({ID_DIGITS} hex digits)")
+    raise UsageError(
+        E_BAD_ARGUMENT,
+        (
+            f"{text!r} is neither an offset (at most 15 digits) nor a message id ({ID_DIGITS} hex "
+            "digits)"
+        ),
+    )
 
 
 class Holder(Protocol):
@@ -147,7 +172,9 @@ class Holder(Protocol):
 
     def _finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int]) -> Any: ...
 
-    def _requeue(self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str) -> None: ...
+    def _requeue(
+        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
+    ) -> None: ...
 
     def _touch(self, delivery: LeasedBlock) -> None: ...
 
@@ -188,10 +215,14 @@ class MessageView:
         the broker's node and 54 the offset.
         """
         delivery = self._batch.delivery
-        return f"{delivery.session.node << OFFSET_BITS | delivery.offset(self._index):0{ID_DIGITS}x}"
+        return (
+            f"{delivery.session.node << OFFSET_BITS | delivery.offset(self._index):0{ID_DIGITS}x}"
+        )
 
     def json(self) -> Any:
-        """Return the body, which is JSON, as Python values. Raises `ValueError` if it is not JSON."""
+        """Return the body, which is JSON, as Python values. Raises `ValueError` if it is not
+        JSON.
+        """
         return json.loads(self.body)
 
     @property
@@ -231,7 +262,13 @@ class MessageView:
 
     def _answer(self) -> None:
         if self._answered:
-            raise UsageError(E_BAD_ARGUMENT, f"message {self.offset} is already answered; finish, requeue or reject a message only once")
+            raise UsageError(
+                E_BAD_ARGUMENT,
+                (
+                    f"message {self.offset} is already answered; finish, requeue or reject a "
+                    "message only once"
+                ),
+            )
         self._batch.delivery.check_open()
         self._answered = True
 
@@ -241,7 +278,10 @@ class MessageView:
         self._batch.owner._requeue(self._batch.delivery, (self._index,), delay_ms, text)
 
     def __repr__(self) -> str:
-        return f"<Message {self.topic}/{self.channel} offset {self.offset}, attempt {self.attempts}, {len(self.body)} bytes>"
+        return (
+            f"<Message {self.topic}/{self.channel} offset {self.offset}, attempt "
+            f"{self.attempts}, {len(self.body)} bytes>"
+        )
 
 
 class Message(MessageView):
@@ -321,7 +361,11 @@ class BatchView(Generic[_MessageT]):
     @property
     def offsets(self) -> list[int]:
         """The offset of each message, in order."""
-        return [offset for first, count, _ in self.delivery.runs for offset in range(first, first + count)]
+        return [
+            offset
+            for first, count, _ in self.delivery.runs
+            for offset in range(first, first + count)
+        ]
 
     @property
     def attempts(self) -> list[int]:
@@ -329,7 +373,9 @@ class BatchView(Generic[_MessageT]):
         return [attempts for _, count, attempts in self.delivery.runs for _ in range(count)]
 
     def messages(self) -> list[_MessageT]:
-        """Return one object for each message. Answer each one by itself, or the batch as a whole."""
+        """Return one object for each message. Answer each one by itself, or the batch as a
+        whole.
+        """
         make = self.message
         return [make(self, index, body) for index, body in enumerate(self.bodies)]
 
@@ -339,7 +385,10 @@ class BatchView(Generic[_MessageT]):
         self.owner._requeue(self.delivery, self.delivery.unanswered(), delay_ms, text)
 
     def __repr__(self) -> str:
-        return f"<Batch {self.owner.topic}/{self.owner.channel} from offset {self.delivery.runs[0][0]}, {len(self)} messages>"
+        return (
+            f"<Batch {self.owner.topic}/{self.owner.channel} from offset "
+            f"{self.delivery.runs[0][0]}, {len(self)} messages>"
+        )
 
 
 class Batch(BatchView[Message]):
@@ -378,7 +427,9 @@ class Batch(BatchView[Message]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, *_: object) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, *_: object
+    ) -> None:
         """Finish all messages, or requeue them if the `with` block raised an exception."""
         if kind is None:
             self.finish()

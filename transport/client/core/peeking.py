@@ -20,9 +20,13 @@ from .message import Fetched, StoredMessage, message_at
 
 PEEK_MAX: Final = 1_000  # messages of each state
 PEEK_COUNT: Final = 10
-ONE_BLOCK: Final = 1  # as a limit in bytes: reads one block, because a read always returns at least one
+ONE_BLOCK: Final = (
+    1  # as a limit in bytes: reads one block, because a read always returns at least one
+)
 READ_BYTES: Final = 1024 * 1024
-LOOK_BYTES_MAX: Final = 16 * 1024 * 1024  # the most that one peek reads; it bounds the search in a channel whose tags are rare
+LOOK_BYTES_MAX: Final = (
+    16 * 1024 * 1024
+)  # the most that one peek reads; it bounds the search in a channel whose tags are rare
 STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")
 _NS_PER_S: Final = 1_000_000_000
 
@@ -72,7 +76,13 @@ class Peek(NamedTuple):
 
 def check_count(count: int) -> int:
     if type(count) is not int or not 1 <= count <= PEEK_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"the count of a peek must be 1 to {PEEK_MAX} messages of each state, not {count!r:.40}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            (
+                f"the count of a peek must be 1 to {PEEK_MAX} messages of each state, not "
+                f"{count!r:.40}"
+            ),
+        )
     return count
 
 
@@ -83,7 +93,9 @@ def place_of(topic: str, channel: str | None, count: int) -> Asking[ChannelLook 
     check_name(topic)
     check_name(channel, "channel")
     options = {"limit": check_count(count)}
-    found: ChannelLook = yield from ask(Question(lambda number: Manage(number, "peek", topic, channel, options)))
+    found: ChannelLook = yield from ask(
+        Question(lambda number: Manage(number, "peek", topic, channel, options))
+    )
     return found
 
 
@@ -117,17 +129,30 @@ def look_at_channel(topic: str, channel: str, data: ChannelLook, count: int) -> 
     """Read the messages that belong to the broker's reply about a channel."""
     held = yield from _held(topic, data["held"])
     new, looked_to = yield from _new(topic, channel, data, count)
-    found = sorted((*held, *new), key=lambda one: STATES.index(one.state) if one.state in STATES else len(STATES))
-    return Peek(found, data["next_offset"], looked_to, data["head"], data["paused"], dict(data["counts"]))
+    found = sorted(
+        (*held, *new),
+        key=lambda one: STATES.index(one.state) if one.state in STATES else len(STATES),
+    )
+    return Peek(
+        found, data["next_offset"], looked_to, data["head"], data["paused"], dict(data["counts"])
+    )
 
 
 def _held(topic: str, rows: Sequence[HeldRow]) -> Asking[list[Peeked]]:
     found: list[Peeked] = []
     fetched: Fetched | None = None
     for row in rows:
-        facts = (row["attempts"], row.get("consumer", ""), row.get("held_ms", 0) / 1000, row.get("left_ms", 0) / 1000, row.get("due_ns", 0))
+        facts = (
+            row["attempts"],
+            row.get("consumer", ""),
+            row.get("held_ms", 0) / 1000,
+            row.get("left_ms", 0) / 1000,
+            row.get("due_ns", 0),
+        )
         for offset in range(row["offset"], row["offset"] + row["count"]):
-            if fetched is None or not any(block.first_offset <= offset < block.next_offset for block in fetched.blocks):
+            if fetched is None or not any(
+                block.first_offset <= offset < block.next_offset for block in fetched.blocks
+            ):
                 fetched = yield from reading.read(offset, ONE_BLOCK)
             found.append(Peeked(offset, row["state"], _message(topic, offset, fetched), *facts))
     return found
@@ -140,7 +165,9 @@ def _message(topic: str, offset: int, fetched: Fetched) -> StoredMessage | None:
     return None
 
 
-def _new(topic: str, channel: str, data: ChannelLook, count: int) -> Asking[tuple[list[Peeked], int]]:
+def _new(
+    topic: str, channel: str, data: ChannelLook, count: int
+) -> Asking[tuple[list[Peeked], int]]:
     """Return (the next messages that were never delivered, the end of the search)."""
     found: list[Peeked] = []
     at, head, size = max(data["next_offset"], data["start"]), data["head"], 0
@@ -162,11 +189,23 @@ def _wanted(block: Block, channel: str, data: ChannelLook) -> list[int]:
     """Return the indexes of the messages that the channel takes according to its settings."""
     settings = data["settings"]
     tags, max_age_s = settings.get("tags"), settings.get("max_age_s")
-    if max_age_s and max_age_s > 0 and data["wall_ns"] - block.header.time_ns > max_age_s * _NS_PER_S:
+    if (
+        max_age_s
+        and max_age_s > 0
+        and data["wall_ns"] - block.header.time_ns > max_age_s * _NS_PER_S
+    ):
         return []
     others = {index for index, addressee in addressees(block) if addressee != channel}
     if not tags:
         return [index for index in range(block.count) if index not in others]
     wanted = {tag.encode() for tag in tags.split("||")}
     column = block.tag
-    return [] if column is None else [index for index, tag in enumerate(column.values()) if tag in wanted and index not in others]
+    return (
+        []
+        if column is None
+        else [
+            index
+            for index, tag in enumerate(column.values())
+            if tag in wanted and index not in others
+        ]
+    )

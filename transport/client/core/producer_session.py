@@ -30,8 +30,29 @@ from enum import Enum
 from typing import Final
 
 from ...block.block import Block, Header, encode_header
-from ...errors import E_BAD_COMMAND, E_CLOSED, E_CLOSING, E_DISK_FULL, E_HELLO, E_SEQUENCE, E_TOPIC_FULL, UsageError, ZsqError, from_wire
-from ...wire.protocol import HEARTBEAT_MS, PROTOCOL_VERSION, WINDOW_BLOCKS_MAX, Delayed, Hello, Stored, Unstored, Welcome, Wire
+from ...errors import (
+    E_BAD_COMMAND,
+    E_CLOSED,
+    E_CLOSING,
+    E_DISK_FULL,
+    E_HELLO,
+    E_SEQUENCE,
+    E_TOPIC_FULL,
+    UsageError,
+    ZsqError,
+    from_wire,
+)
+from ...wire.protocol import (
+    HEARTBEAT_MS,
+    PROTOCOL_VERSION,
+    WINDOW_BLOCKS_MAX,
+    Delayed,
+    Hello,
+    Stored,
+    Unstored,
+    Welcome,
+    Wire,
+)
 from ...wire.rows import check_rows, heartbeat
 
 UNKNOWN_OFFSET: Final = -1  # stored, but the topic no longer knows where
@@ -47,7 +68,8 @@ class ProducerState(Enum):
     DOWN = "down"  # no link
     GREETING = "greeting"  # Hello is sent
     OPEN = "open"  # blocks go out as the credit allows
-    SETTLING = "settling"  # later sequences were sent after a refused one: only earlier ones are still awaited
+    # Later sequences were sent after a refused one: only earlier ones are still awaited.
+    SETTLING = "settling"
 
 
 class ProducerEvent(Enum):
@@ -57,7 +79,8 @@ class ProducerEvent(Enum):
     STORED = "Stored, Delayed"
     REFUSED = "Unstored"  # this block failed, its sequence is free
     SPOILED = "Unstored, later ones sent"
-    AGAIN = "Unstored, begin again"  # E_SEQUENCE, E_HELLO, E_CLOSING; if patient also E_TOPIC_FULL, E_DISK_FULL
+    # E_SEQUENCE, E_HELLO, E_CLOSING; if patient also E_TOPIC_FULL, E_DISK_FULL.
+    AGAIN = "Unstored, begin again"
     SETTLED = "settled"  # nothing is awaited under the old id: continue under a new one
     LOST = "link lost"
 
@@ -94,7 +117,19 @@ class PendingBlock:
     its first message, or None if the topic no longer knows them.
     """
 
-    __slots__ = ("block", "count", "delay_ms", "done", "error", "first_offset", "key", "length", "raised", "sends", "sequence")
+    __slots__ = (
+        "block",
+        "count",
+        "delay_ms",
+        "done",
+        "error",
+        "first_offset",
+        "key",
+        "length",
+        "raised",
+        "sends",
+        "sequence",
+    )
 
     def __init__(self, block: Block | None = None, delay_ms: int = 0) -> None:
         self.block = block
@@ -123,7 +158,19 @@ class PendingBlock:
         assert self.block is not None
         assert self.sequence >= 0
         h = self.block.header
-        return encode_header(Header(h.columns, h.flags, h.length, h.count, 0, 0, producer_id, self.sequence, h.columns_crc))
+        return encode_header(
+            Header(
+                h.columns,
+                h.flags,
+                h.length,
+                h.count,
+                0,
+                0,
+                producer_id,
+                self.sequence,
+                h.columns_crc,
+            )
+        )
 
     def settle(self, first_offset: int, error: ZsqError | None = None) -> None:
         self.first_offset = first_offset
@@ -141,7 +188,9 @@ class ProducerSession:
     def __init__(self, ids: Iterator[int], patient: bool = False) -> None:
         self._ids = ids
         self.patient = patient
-        self.no_room: Unstored | None = None  # the last refusal for lack of room, until a block is stored
+        self.no_room: Unstored | None = (
+            None  # the last refusal for lack of room, until a block is stored
+        )
         self._granted = 0
         self.state = _S.DOWN
         self.producer_id = next(ids)
@@ -177,7 +226,10 @@ class ProducerSession:
         if not queue or self.state not in (_S.OPEN, _S.SETTLING):
             return None
         pending = queue[0]
-        if self.window and (self.window_bytes + pending.length > self.credit_bytes or len(self.window) >= WINDOW_BLOCKS_MAX):
+        if self.window and (
+            self.window_bytes + pending.length > self.credit_bytes
+            or len(self.window) >= WINDOW_BLOCKS_MAX
+        ):
             return None
         if pending.sequence < 0:
             if self.state is _S.SETTLING:
@@ -227,10 +279,14 @@ class ProducerSession:
             return Reaction.RENEW
         self._step(_E.WELCOME)
         self._granted = message.credit_bytes
-        self.credit_bytes = 0 if self.no_room else message.credit_bytes  # one block at a time, until one of them finds room
+        self.credit_bytes = (
+            0 if self.no_room else message.credit_bytes
+        )  # one block at a time, until one of them finds room
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         if message.expected > self.next_sequence:
-            self._cut = self.next_sequence  # another producer uses this id: wait for the answers to what is sent, then take another id
+            # Another producer uses this id: wait for the answers to what is sent, then take another
+            # id.
+            self._cut = self.next_sequence
         if self._cut >= 0:
             self._step(_E.SPOILED)
             if self._settled():
@@ -264,7 +320,11 @@ class ProducerSession:
 
     def on_unstored(self, message: Unstored) -> Reaction:
         pending = self.window.get(message.sequence)
-        if message.code == E_HELLO or (pending is not None and message.code in _BEGIN_AGAIN) or message.sequence < 0:
+        if (
+            message.code == E_HELLO
+            or (pending is not None and message.code in _BEGIN_AGAIN)
+            or message.sequence < 0
+        ):
             self._step(_E.AGAIN)
             self._rewind()
             return Reaction.RESTART
@@ -328,7 +388,9 @@ class ProducerSession:
     def _step(self, event: ProducerEvent) -> None:
         after = PRODUCER_TABLE[self.state].get(event)
         if after is None:
-            raise UsageError(E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}")
+            raise UsageError(
+                E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}"
+            )
         self.state = after
 
     def _found_room(self) -> None:

@@ -34,7 +34,10 @@ class Measured(NamedTuple):
 
 def fetch(offset: int, bytes_max: int) -> Question:
     if offset < 0 or bytes_max < 1:
-        raise UsageError(E_BAD_ARGUMENT, f"offset must be at least 0 and bytes_max at least 1, not {offset} and {bytes_max}")
+        raise UsageError(
+            E_BAD_ARGUMENT,
+            f"offset must be at least 0 and bytes_max at least 1, not {offset} and {bytes_max}",
+        )
     return Question(lambda number: Fetch(number, offset, bytes_max))
 
 
@@ -65,13 +68,17 @@ def head() -> Asking[tuple[int, int]]:
 
 
 def offset_at(time_ns: int) -> Asking[int]:
-    found: Ends = yield from ask(Question(lambda number: OffsetAt(number, min(max(time_ns, -END), END))))
+    found: Ends = yield from ask(
+        Question(lambda number: OffsetAt(number, min(max(time_ns, -END), END)))
+    )
     return found["offset"]
 
 
 def newest(count: int) -> Asking[int]:
     if not 1 <= count <= NEWEST_MAX:
-        raise UsageError(E_BAD_ARGUMENT, f"the number of newest messages must be 1 to {NEWEST_MAX}, not {count}")
+        raise UsageError(
+            E_BAD_ARGUMENT, f"the number of newest messages must be 1 to {NEWEST_MAX}, not {count}"
+        )
     found: Ends = yield from ask(Question(lambda number: OffsetAt(number, 0, count)))
     return found["offset"]
 
@@ -82,7 +89,10 @@ def message(topic: str, offset: int) -> Asking[StoredMessage]:
 
 def measure(start: int, end: int, bytes_max: int) -> Asking[Measured]:
     if start < 0 or end < -1 or bytes_max < 1:
-        text = "start must be at least 0, end at least 0 or -1 (the durable end), and bytes_max at least 1"
+        text = (
+            "start must be at least 0, end at least 0 or -1 (the durable end), and bytes_max "
+            "at least 1"
+        )
         raise UsageError(E_BAD_ARGUMENT, f"{text}, not {start}, {end} and {bytes_max}")
     found: Size = yield from ask(Question(lambda number: Measure(number, start, end, bytes_max)))
     return Measured(found["bytes"], found["offset"], found["start"], found["head"])

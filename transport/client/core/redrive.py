@@ -23,14 +23,20 @@ POLL_S: Final = 0.5  # silence after which nothing more is expected
 READY: Final = 1_000  # messages that are taken ahead, and the most in one publish
 ROUTES_MAX: Final = 1_000  # of one run: each forged letter may name a new route
 TOO_MANY: Final = f"they name more than {ROUTES_MAX} different targets; choose one with --to"
-NO_LETTER: Final = "not dead letters of a channel: their headers do not name topic, channel and uuid"
+NO_LETTER: Final = (
+    "not dead letters of a channel: their headers do not name topic, channel and uuid"
+)
 _LEFT_FOR: Final = frozenset(
     {E_BAD_ARGUMENT, E_FORBIDDEN, E_IN_USE, E_NOT_FOUND}
 )  # error codes in the broker's reply that concern one route only
-NOT_COME: Final = f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds them, or it is paused; try again"
+NOT_COME: Final = (
+    f"they did not arrive within the time-out: another consumer of channel {CHANNEL} holds "
+    "them, or it is paused; try again"
+)
 # A letter that cannot be sent stays with the consumer until the end, and takes one place of READY.
 BEHIND: Final = (
-    f"they wait behind {READY:,} that cannot be sent; correct what stops those, or pass over them: zsq seek DEAD_TOPIC {CHANNEL} OFFSET"
+    f"they wait behind {READY:,} that cannot be sent; correct what stops those, or pass over "
+    f"them: zsq seek DEAD_TOPIC {CHANNEL} OFFSET"
 )
 
 
@@ -112,13 +118,17 @@ class Redrive:
 
     def _route(self, letter: Letter) -> LetterRoute | None:
         headers = letter.headers
-        said = [headers.get(name) for name in (dead_letter.TOPIC, dead_letter.UUID, dead_letter.CHANNEL)]
+        said = [
+            headers.get(name) for name in (dead_letter.TOPIC, dead_letter.UUID, dead_letter.CHANNEL)
+        ]
         if not all(isinstance(one, str) for one in said):
             return None
         origin = Origin(*map(str, said))
         if self._to is not None:
             return LetterRoute(ChannelName(self._to, self._channel), origin, True)
-        return LetterRoute(ChannelName(origin.topic, self._channel or origin.channel), origin, False)
+        return LetterRoute(
+            ChannelName(origin.topic, self._channel or origin.channel), origin, False
+        )
 
     def unknown(self, letters: Iterable[Letter]) -> list[LetterRoute]:
         """Return the routes that the broker was not asked about yet.
@@ -169,9 +179,12 @@ class Redrive:
         self.sent[group.place] = self.sent.get(group.place, 0) + len(group.messages)
 
     def waiting(self, row: Backlog) -> int:
-        """Return how many unfinished dead letters this client does not hold, by the channel's statistics.
+        """Return how many unfinished dead letters this client does not hold, by the channel's
+        statistics.
 
         They wait, or another consumer holds them. A consumer that was killed holds them for a
         while, too.
         """
-        return row["depth"] + row["deferred_count"] + row["in_flight_count"] - sum(self.left.values())
+        return (
+            row["depth"] + row["deferred_count"] + row["in_flight_count"] - sum(self.left.values())
+        )

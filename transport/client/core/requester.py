@@ -27,10 +27,14 @@ from .asking import Question, Reply
 from .link import AGAIN, Backoff, Engine, Link, Steps, so_long, until_ns
 from .producer_session import Reaction
 
-IDLE_NS: Final = 20_000_000_000  # after this silence a link is opened again: its other end may have forgotten it
+IDLE_NS: Final = (
+    20_000_000_000  # after this silence a link is opened again: its other end may have forgotten it
+)
 
 BACKOFFS_MAX: Final = 1_000  # topics whose refusals are remembered
-PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})  # refusals of a link that a patient client waits out
+PASSING: Final = frozenset(
+    {E_LIMIT, E_TOPIC_FAILED}
+)  # refusals of a link that a patient client waits out
 
 
 def topic_of(message: Wire) -> str:
@@ -76,7 +80,9 @@ class RequestEngine(Engine):
         self.add(self.link)
         self._requests: dict[int, Request] = {}
         self._number = 0
-        self._backoffs: dict[str, Backoff] = {}  # by topic: a topic in trouble does not delay the others
+        self._backoffs: dict[
+            str, Backoff
+        ] = {}  # by topic: a topic in trouble does not delay the others
         self.link.needed = lambda: bool(self._requests)
 
     def ask(self, number: int, message: Wire, *, repeatable: bool) -> Request:
@@ -101,7 +107,13 @@ class RequestEngine(Engine):
         """Return the reply and its blocks, or raise the error. The time-out begins now."""
         # A forked child has the requests of its parent, but not their replies.
         if not request.done and self._requests.get(request.number) is not request:
-            raise Refused(E_CLOSING, "this client was closed, or the request belongs to another process; send the request again")
+            raise Refused(
+                E_CLOSING,
+                (
+                    "this client was closed, or the request belongs to another process; send the "
+                    "request again"
+                ),
+            )
         if not (yield (lambda: request.done, until_ns(timeout))):
             self.give_up(request)
             raise self.too_late(timeout)
@@ -149,7 +161,10 @@ class RequestEngine(Engine):
         request = self._requests.pop(message.request, None)
         if request is not None:
             request.blocks = blocks
-            request.settle(message, from_wire(message.code, message.text) if isinstance(message, Failed) else None)
+            request.settle(
+                message,
+                from_wire(message.code, message.text) if isinstance(message, Failed) else None,
+            )
             self._note(request, now_ns)
         return Reaction.NOTHING
 
@@ -183,8 +198,14 @@ class RequestEngine(Engine):
     def too_late(self, timeout: float | None) -> ZsqError:
         refusal = self.link.refusal
         if isinstance(refusal, Refused) and refusal.code not in AGAIN:
-            text = f"{self.target} at {self.address.url} could not be reached for {so_long(timeout)}: {refusal.text}"
+            text = (
+                f"{self.target} at {self.address.url} could not be reached for "
+                f"{so_long(timeout)}: {refusal.text}"
+            )
             return from_wire(refusal.code, text)
         why = self.link.trouble or ("no answer" if self.link.up else self.link.state.value)
-        text = f"{self.target} at {self.address.url} did not answer within {so_long(timeout)} ({why}). {advice()}"
+        text = (
+            f"{self.target} at {self.address.url} did not answer within {so_long(timeout)} "
+            f"({why}). {advice()}"
+        )
         return BrokerUnreachable(E_TIMEOUT, text)

@@ -16,7 +16,16 @@ from typing import Any, Final
 import zmq
 
 from ...block.block import Block
-from ...errors import E_BAD_COMMAND, E_TIMEOUT, BrokerUnreachable, NotFound, Refused, UsageError, ZsqError, advice
+from ...errors import (
+    E_BAD_COMMAND,
+    E_TIMEOUT,
+    BrokerUnreachable,
+    NotFound,
+    Refused,
+    UsageError,
+    ZsqError,
+    advice,
+)
 from ...wire import sockets
 from ...wire.address import Address, Target
 from ...wire.codec import encode
@@ -34,12 +43,22 @@ LOCAL_ROUTE: Final = b"-"
 class StageEngine(Engine):
     """The engine of one stage, and the peer of its link."""
 
-    def __init__(self, address: Address, target: Target, session: StageSession, heartbeat_ms: int | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        target: Target,
+        session: StageSession,
+        heartbeat_ms: int | None = None,
+    ) -> None:
         super().__init__()
         self.address = address
         self.session = session
-        self.progress_ns = 0  # the last time at which more blocks had arrived, or were durable, than ever before
-        self.link = Link(self, address, target, self, heartbeat_ms or address.heartbeat_ms, AGAIN | PASSING)
+        self.progress_ns = (
+            0  # the last time at which more blocks had arrived, or were durable, than ever before
+        )
+        self.link = Link(
+            self, address, target, self, heartbeat_ms or address.heartbeat_ms, AGAIN | PASSING
+        )
         self.add(self.link)
         self._push: sockets.Socket | None = None
         self._push_endpoint = ""
@@ -63,7 +82,11 @@ class StageEngine(Engine):
             return
         self.turns += 1  # so that no other thread needs to turn it
         asked = self.pump(now_ns)
-        if asked or session.out_bytes * 2 > session.credit_bytes or now_ns - self._looked_ns > LOOK_NS:
+        if (
+            asked
+            or session.out_bytes * 2 > session.credit_bytes
+            or now_ns - self._looked_ns > LOOK_NS
+        ):
             self._looked_ns = now_ns
             self.link.take_in(now_ns)
             self._end()
@@ -103,7 +126,8 @@ class StageEngine(Engine):
             out_bytes = session.out_bytes
             if session.on_time(now_ns) is Reaction.RENEW:
                 self._stalled = (
-                    f"none of the {out_bytes} bytes that were pushed to {self._push_endpoint} arrived; check that the port is open"
+                    f"none of the {out_bytes} bytes that were pushed to {self._push_endpoint} "
+                    "arrived; check that the port is open"
                 )
                 self.link.restart(now_ns, self._stalled, at_once=True)
             else:
@@ -150,7 +174,9 @@ class StageEngine(Engine):
             self._push = sockets.make_push(str(endpoint), self.address.credentials)
         except zmq.ZMQError as error:
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
-        self.link.target = replace(self.link.target, create=False)  # a topic that is deleted from now on is not created again
+        self.link.target = replace(
+            self.link.target, create=False
+        )  # a topic that is deleted from now on is not created again
         self._push_endpoint = str(endpoint)
         self._head = [route, b"", encode(Push(self.session.stage))]
         self.pump(now_ns)
@@ -175,7 +201,10 @@ class StageEngine(Engine):
     def on_refused(self, error: ZsqError) -> None:
         if isinstance(error, NotFound) and self._push_endpoint:
             topic = self.link.target.topic
-            error = NotFound(error.code, f"topic {topic} was deleted while rows were being written to it: {error.text}")
+            error = NotFound(
+                error.code,
+                f"topic {topic} was deleted while rows were being written to it: {error.text}",
+            )
         self.session.fail(error)
 
     def too_late(self, timeout: float | None) -> ZsqError:
@@ -183,8 +212,15 @@ class StageEngine(Engine):
         session, link = self.session, self.link
         refusal = session.refusal or link.refusal
         where = f"{link.target} at {self.address.url}"
-        have = f"{session.received} of {session.total} blocks have arrived, {session.base} are durable"
+        have = (
+            f"{session.received} of {session.total} blocks have arrived, {session.base} are durable"
+        )
         if refusal is not None and refusal.code in PASSING:
-            return Refused(refusal.code, f"{where} accepted no more blocks for {so_long(timeout)}: {refusal.text} ({have})")
+            return Refused(
+                refusal.code,
+                f"{where} accepted no more blocks for {so_long(timeout)}: {refusal.text} ({have})",
+            )
         why = self._stalled or link.trouble or ("no answer" if link.up else link.state.value)
-        return BrokerUnreachable(E_TIMEOUT, f"{where}: no progress for {so_long(timeout)} ({why}); {have}. {advice()}")
+        return BrokerUnreachable(
+            E_TIMEOUT, f"{where}: no progress for {so_long(timeout)} ({why}); {have}. {advice()}"
+        )

@@ -48,10 +48,29 @@ from ...errors import (
     ZsqError,
     from_wire,
 )
-from ...wire.protocol import Done, Failed, Missing, OpenStage, Seal, Staged, StagePart, Wire, checksum_after
+from ...wire.protocol import (
+    Done,
+    Failed,
+    Missing,
+    OpenStage,
+    Seal,
+    Staged,
+    StagePart,
+    Wire,
+    checksum_after,
+)
 from .producer_session import Reaction
 
-__all__ = ["OUT_BLOCKS_MAX", "PASSING", "PAUSE_NS", "STALL_NS", "WINDOW_BYTES", "StageSession", "StageState", "WindowEntry"]
+__all__ = [
+    "OUT_BLOCKS_MAX",
+    "PASSING",
+    "PAUSE_NS",
+    "STALL_NS",
+    "WINDOW_BYTES",
+    "StageSession",
+    "StageState",
+    "WindowEntry",
+]
 
 
 class StageState(Enum):
@@ -60,7 +79,9 @@ class StageState(Enum):
     OPEN = "open"  # blocks go out as the credit allows
     PAUSED = "paused"  # the broker cannot take more at the moment
     SEALED = "sealed"  # the final seal: all is durable
-    COMMITTED = "committed"  # the transaction is committed, by whichever writer: nothing more is needed
+    COMMITTED = (
+        "committed"  # the transaction is committed, by whichever writer: nothing more is needed
+    )
     FAILED = "failed"  # permanently; `error` has the reason
 
 
@@ -128,7 +149,13 @@ class StageSession:
     """One stage, from its first block to its final seal."""
 
     def __init__(
-        self, stage: bytes, app: str, version: int, kind: str = "app", partition: int = 0, window_bytes_max: int = WINDOW_BYTES
+        self,
+        stage: bytes,
+        app: str,
+        version: int,
+        kind: str = "app",
+        partition: int = 0,
+        window_bytes_max: int = WINDOW_BYTES,
     ) -> None:
         self.stage = stage
         self.app = app
@@ -162,7 +189,9 @@ class StageSession:
         self._step(_E.BEGIN)
         self._request += 1
         self._opening = self._request
-        return OpenStage(self._request, self.stage, self.app, self.version, self.kind, self.partition)
+        return OpenStage(
+            self._request, self.stage, self.app, self.version, self.kind, self.partition
+        )
 
     @property
     def window_bytes(self) -> int:
@@ -174,7 +203,10 @@ class StageSession:
 
     def room(self, length: int) -> bool:
         """Return True if a block of this length may be added. An empty window takes any block."""
-        return self.size_bytes - self._base_bytes + length <= self._window_bytes_max or not self._window
+        return (
+            self.size_bytes - self._base_bytes + length <= self._window_bytes_max
+            or not self._window
+        )
 
     def add(self, block: Block) -> None:
         """Add the next block of the stage. It gets its number here."""
@@ -182,11 +214,15 @@ class StageSession:
         if self.state in ENDED:
             return
         h = block.header
-        header = encode_header(Header(h.columns, 0, h.length, h.count, 0, 0, 0, self.total, h.columns_crc))
+        header = encode_header(
+            Header(h.columns, 0, h.length, h.count, 0, 0, 0, self.total, h.columns_crc)
+        )
         self.checksum = checksum_after(self.checksum, h.columns_crc)
         self.size_bytes += h.length
         self.messages += h.count
-        self._window[self.total] = WindowEntry(header, block.payload, h.length, self.size_bytes, self.checksum)
+        self._window[self.total] = WindowEntry(
+            header, block.payload, h.length, self.size_bytes, self.checksum
+        )
         self.total += 1
 
     def take(self, now_ns: int) -> WindowEntry | None:
@@ -199,7 +235,10 @@ class StageSession:
         entry = self._window[self.sent]
         out = self._sent_bytes - self._received_bytes
         if out:
-            if out + entry.length > self.credit_bytes or self.sent - self.received >= OUT_BLOCKS_MAX:
+            if (
+                out + entry.length > self.credit_bytes
+                or self.sent - self.received >= OUT_BLOCKS_MAX
+            ):
                 return None
         else:
             self._moved_ns = now_ns
@@ -222,11 +261,15 @@ class StageSession:
         final = self.final and self.sent == self.total
         if not final:
             unsealed = self._sent_bytes - self._base_bytes
-            if not unsealed or not (self.pressed or unsealed * SEALS_A_WINDOW >= self._window_bytes_max):
+            if not unsealed or not (
+                self.pressed or unsealed * SEALS_A_WINDOW >= self._window_bytes_max
+            ):
                 return None
         self._request += 1
         checksum = self._window[self.sent - 1].checksum if self.sent > self.base else self.checksum
-        self._sealing = Seal(self._request, self.stage, self.sent, self._sent_bytes, checksum, final)
+        self._sealing = Seal(
+            self._request, self.stage, self.sent, self._sent_bytes, checksum, final
+        )
         return self._sealing
 
     def finish(self) -> None:
@@ -268,7 +311,9 @@ class StageSession:
         return Reaction.NOTHING
 
     def _on_missing(self, message: Missing, now_ns: int) -> Reaction:
-        if message.stage != self.stage or (message.request and (self._sealing is None or message.request != self._sealing.request)):
+        if message.stage != self.stage or (
+            message.request and (self._sealing is None or message.request != self._sealing.request)
+        ):
             return Reaction.NOTHING
         self._step(_E.MISSING)
         if self.ended:
@@ -294,7 +339,13 @@ class StageSession:
             return Reaction.NOTHING
         if sealing.final and message.data.get("messages") != self.messages:
             return self.fail(
-                Refused(E_INTERNAL, f"the stage has {self.messages} messages, but the broker sealed it with {message.data.get('messages')}")
+                Refused(
+                    E_INTERNAL,
+                    (
+                        f"the stage has {self.messages} messages, but the broker sealed it with "
+                        f"{message.data.get('messages')}"
+                    ),
+                )
             )
         self._step(_E.FINISHED if sealing.final else _E.SEALED)
         self._arrived(sealing.blocks, now_ns)
@@ -305,19 +356,30 @@ class StageSession:
         if data.get("committed"):
             self._end(_E.COMMITTED)
             return Reaction.UP
-        expected, sealed, credit_bytes = (data.get(name) for name in ("expected", "sealed", "credit_bytes"))
-        if not (isinstance(expected, int) and isinstance(sealed, int) and isinstance(credit_bytes, int)):
-            raise UsageError(E_BAD_COMMAND, "the reply to OpenStage must contain the numbers expected, sealed and credit_bytes")
+        expected, sealed, credit_bytes = (
+            data.get(name) for name in ("expected", "sealed", "credit_bytes")
+        )
+        if not (
+            isinstance(expected, int) and isinstance(sealed, int) and isinstance(credit_bytes, int)
+        ):
+            raise UsageError(
+                E_BAD_COMMAND,
+                "the reply to OpenStage must contain the numbers expected, sealed and credit_bytes",
+            )
         if expected < self.base:
             text = (f"{self.base} durable blocks of this stage no longer exist (it was aborted, or not used for too long);"
                     " write the partition again as a new stage")  # fmt: skip
             return self.fail(NotFound(E_NOT_FOUND, text))
         if not sealed <= expected <= self.total:
-            text = f"the broker expects block {expected} of a stage of {self.total}, {sealed} sealed; another writer may use this stage"
+            text = (
+                f"the broker expects block {expected} of a stage of {self.total}, {sealed} "
+                "sealed; another writer may use this stage"
+            )
             return self.fail(UsageError(E_BAD_COMMAND, text))
         self._step(_E.OPENED)
         self.credit_bytes = credit_bytes
-        self.received = expected  # may be lower than before: what is not durable is lost when the topic's process ends
+        # May be lower than before: what is not durable is lost when the topic's process ends.
+        self.received = expected
         self._received_bytes = self._bytes_at(expected)
         self._go_back(expected)
         self._arrived(expected, now_ns)
@@ -379,7 +441,9 @@ class StageSession:
     def _step(self, event: StageEvent) -> None:
         after = STAGE_TABLE[self.state].get(event)
         if after is None:
-            raise UsageError(E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}")
+            raise UsageError(
+                E_BAD_COMMAND, f"{event.value} is not allowed in state {self.state.value}"
+            )
         self.state = after
 
     def _end(self, event: StageEvent) -> None:

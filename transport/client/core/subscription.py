@@ -25,8 +25,13 @@ from .producer_session import Reaction
 log = logging.getLogger("zsq")
 
 TELL_NS: Final = 20_000_000  # plain finishes are sent at the latest after this
-TELL_SHARE: Final = 4  # while more messages are at hand, finishes are sent when they are 1/4 of the credit: fewer wake-ups
-CLOSED: Final = "the consumer of this message is closed; the message was returned to the channel and is delivered again"
+# While more messages are at hand, finishes are sent when they are 1/4 of the credit: fewer
+# wake-ups.
+TELL_SHARE: Final = 4
+CLOSED: Final = (
+    "the consumer of this message is closed; the message was returned to the channel and is "
+    "delivered again"
+)
 WORDS_MAX: Final = 5_000  # sent at a time, before the socket is drained
 
 
@@ -34,19 +39,29 @@ class ConsumerEngine(Engine):
     """The engine of one consumer of one channel, and the peer of its link."""
 
     def __init__(
-        self, address: Address, topic: str, channel: str, session: ConsumerSession, heartbeat_ms: int | None, settings: Mapping[str, object]
+        self,
+        address: Address,
+        topic: str,
+        channel: str,
+        session: ConsumerSession,
+        heartbeat_ms: int | None,
+        settings: Mapping[str, object],
     ) -> None:
         super().__init__()
         self.address = address
         self.session = session
         self.heartbeat_ms = heartbeat_ms or address.heartbeat_ms
-        self.target = Target("channel", check_name(topic), check_name(channel, "channel"), settings=settings)
+        self.target = Target(
+            "channel", check_name(topic), check_name(channel, "channel"), settings=settings
+        )
         self.link = Link(self, address, self.target, self, self.heartbeat_ms)
         self.error: ZsqError | None = None  # the broker refused the subscription
         self.down_ns = time.monotonic_ns()  # since when there is no link
         self.closing = False
         self._compared = False
-        self.on_void: Callable[[], object] = lambda: None  # all leases are void: drop the messages that no handler has begun
+        self.on_void: Callable[[], object] = lambda: (
+            None
+        )  # all leases are void: drop the messages that no handler has begun
         self.add(self.link)
 
     def start(self) -> None:
@@ -91,7 +106,9 @@ class ConsumerEngine(Engine):
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.session.node = self.link.opened.get("node", 0)
         self._compare(self.link.opened.get("settings"))
-        self.link.passing = AGAIN | {E_LIMIT}  # this consumer has a place: if none is free later, its own lost link still holds it
+        self.link.passing = AGAIN | {
+            E_LIMIT
+        }  # this consumer has a place: if none is free later, its own lost link still holds it
         self.error = None
 
     def _compare(self, settings: object) -> None:
@@ -99,10 +116,21 @@ class ConsumerEngine(Engine):
         if self._compared or not isinstance(settings, dict):
             return
         self._compared = True
-        asked = [(row.name, self.target.settings.get(row.name)) for row in CHANNEL if row.name in settings and not row.fixed]
-        differ = [f"{name} {settings[name]!r}, not {value!r}" for name, value in asked if value is not None and settings[name] != value]
+        asked = [
+            (row.name, self.target.settings.get(row.name))
+            for row in CHANNEL
+            if row.name in settings and not row.fixed
+        ]
+        differ = [
+            f"{name} {settings[name]!r}, not {value!r}"
+            for name, value in asked
+            if value is not None and settings[name] != value
+        ]
         if differ:
-            text = "channel %s/%s already existed and has %s; the settings of this consumer do not change it (use `zsq channel set`)"
+            text = (
+                "channel %s/%s already existed and has %s; the settings of this consumer do "
+                "not change it (use `zsq channel set`)"
+            )
             log.warning(text, self.target.topic, self.target.channel, ", ".join(differ))
 
     def on_received(self, now_ns: int) -> None:
@@ -159,7 +187,10 @@ class ConsumerEngine(Engine):
 
     def too_late(self, timeout: float | None, what: str) -> BrokerUnreachable:
         why = self.link.trouble or self.link.state.value
-        text = f"{what} {self.target} at {self.address.url} within {so_long(timeout)} ({why}). {advice()}"
+        text = (
+            f"{what} {self.target} at {self.address.url} within {so_long(timeout)} ({why}). "
+            f"{advice()}"
+        )
         return BrokerUnreachable(E_TIMEOUT, text)
 
     # Steps of calls; see `Steps`. `closing`: True if the consumer takes no more messages
@@ -174,7 +205,11 @@ class ConsumerEngine(Engine):
             raise self.too_late(timeout, "could not subscribe to")
 
     def take(
-        self, deadline_ns: int, timeout: float | None, closing: Callable[[], bool], shared: Callable[[], bool]
+        self,
+        deadline_ns: int,
+        timeout: float | None,
+        closing: Callable[[], bool],
+        shared: Callable[[], bool],
     ) -> Steps[LeasedBlock | None]:
         """Return the next delivery.
 
@@ -200,7 +235,9 @@ class ConsumerEngine(Engine):
             self.give_up_at(now, timeout)
         return None
 
-    def finish_sync(self, delivery: LeasedBlock, indexes: Sequence[int], timeout: float) -> Steps[None]:
+    def finish_sync(
+        self, delivery: LeasedBlock, indexes: Sequence[int], timeout: float
+    ) -> Steps[None]:
         yield from self._confirmed(self.session.finish_sync(delivery, indexes), timeout)
 
     def flush(self, timeout: float) -> Steps[None]:
@@ -212,7 +249,13 @@ class ConsumerEngine(Engine):
         with contextlib.suppress(LeaseLost):  # counted by the session, and reported below
             yield from self._confirmed(session.barrier(), timeout)
         if missed := session.take_missed():
-            raise LeaseLost(E_LEASE, f"{missed} finishes were not confirmed or arrived too late; those messages may be delivered again")
+            raise LeaseLost(
+                E_LEASE,
+                (
+                    f"{missed} finishes were not confirmed or arrived too late; those messages may "
+                    "be delivered again"
+                ),
+            )
 
     def _confirmed(self, confirm: Confirm, timeout: float) -> Steps[None]:
         self.tell(time.monotonic_ns())
@@ -221,7 +264,9 @@ class ConsumerEngine(Engine):
         if confirm.error is not None:
             raise confirm.error
 
-    def requeue(self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str) -> None:
+    def requeue(
+        self, delivery: LeasedBlock, indexes: Sequence[int], delay_ms: int, error: str
+    ) -> None:
         self.session.requeue(delivery, indexes, delay_ms, error)
         self.tell(time.monotonic_ns())
 
@@ -243,7 +288,10 @@ class ConsumerEngine(Engine):
             yield (lambda: confirm.done, deadline_ns)
             # Includes finishes that were lost since the last flush: nothing else reports them.
             if missed := session.take_missed() + session.unconfirmed:
-                text = "%s: consumer closed, but %d finishes were not confirmed or arrived too late; those messages may be delivered again"
+                text = (
+                    "%s: consumer closed, but %d finishes were not confirmed or arrived too "
+                    "late; those messages may be delivered again"
+                )
                 log.warning(text, f"{self.target.topic}/{self.target.channel}", missed)
         finally:
             session.over = CLOSED

@@ -22,14 +22,24 @@ from ..web.responses import answer, api_error, text
 from .lookup import LookupNode
 
 _MS: Final = 1_000_000
-LOG_LEVELS: Final = {"debug": 1, "info": 2, "warn": 3, "error": 4, "fatal": 5}  # nsqd's names and numbers
-_ADDRESS: Final = re.compile(r"[A-Za-z0-9_.-]{1,255}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}", re.ASCII)
+LOG_LEVELS: Final = {
+    "debug": 1,
+    "info": 2,
+    "warn": 3,
+    "error": 4,
+    "fatal": 5,
+}  # nsqd's names and numbers
+_ADDRESS: Final = re.compile(
+    r"[A-Za-z0-9_.-]{1,255}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}", re.ASCII
+)
 ADDRESSES_MAX: Final = 64
 Change = Callable[[Any], Awaitable[None]]  # raises ZsqError
 Option = str | int | list[str]
 
 
-def settings(node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: str) -> dict[str, Option]:
+def settings(
+    node: LookupNode, limits: HttpLimits, nsq: NsqOptions, log_level: str
+) -> dict[str, Option]:
     """Return the values of all options, by nsqd's names."""
     return {
         "auth_http_address": list(nsq.auth_http_addresses),
@@ -83,13 +93,22 @@ def log_level(body: bytes) -> str:
     return said
 
 
-_READ: Final[dict[str, Callable[[bytes], Any]]] = {"nsqlookupd_tcp_addresses": lookupd_addresses, "log_level": log_level}
+_READ: Final[dict[str, Callable[[bytes], Any]]] = {
+    "nsqlookupd_tcp_addresses": lookupd_addresses,
+    "log_level": log_level,
+}
 
 
 class Config:
     """The handlers of /config. `changes` has the functions that apply new values, by option."""
 
-    def __init__(self, found: dict[str, Option], limits: HttpLimits, budget: Budget, changes: Mapping[str, Change]) -> None:
+    def __init__(
+        self,
+        found: dict[str, Option],
+        limits: HttpLimits,
+        budget: Budget,
+        changes: Mapping[str, Change],
+    ) -> None:
         self._settings = found
         self._limits = limits
         self._budget = budget
@@ -104,7 +123,9 @@ class Config:
         option = request.path_params["option"]
         with self._budget.share() as share:
             too_big = api_error("INVALID_VALUE", 413)
-            body = await read_body(request, self._limits.max_msg_size, too_big, self._limits.body_s, share)
+            body = await read_body(
+                request, self._limits.max_msg_size, too_big, self._limits.body_s, share
+            )
         if not body:
             raise api_error("INVALID_VALUE", 413)
         if option not in self._changes:

@@ -57,7 +57,11 @@ class LookupNode:
     @property
     def name(self) -> str:
         """The node's name in nsqadmin."""
-        host = f"[{self.broadcast_address}]" if ":" in self.broadcast_address else self.broadcast_address
+        host = (
+            f"[{self.broadcast_address}]"
+            if ":" in self.broadcast_address
+            else self.broadcast_address
+        )
         return f"{host}:{self.http_port}"
 
     def peer(self) -> LookupPeer:
@@ -84,7 +88,9 @@ class Tombstones:
         self._until_s: dict[str, float] = {}
 
     def add(self, topic: str) -> None:
-        self._until_s = {name: until for name, until in self._until_s.items() if until > self._clock_s()}
+        self._until_s = {
+            name: until for name, until in self._until_s.items() if until > self._clock_s()
+        }
         if len(self._until_s) < TOMBSTONES_MAX:
             self._until_s[topic] = self._clock_s() + TOMBSTONE_S
 
@@ -98,7 +104,9 @@ class Tombstones:
 class LookupHandlers:
     """The handlers of nsqlookupd's paths."""
 
-    def __init__(self, node: LookupNode, stats: SharedStats, tombstones: Tombstones, asked: QueryRequest) -> None:
+    def __init__(
+        self, node: LookupNode, stats: SharedStats, tombstones: Tombstones, asked: QueryRequest
+    ) -> None:
         self._node = node
         self._stats = stats
         self._tombstones = tombstones
@@ -109,7 +117,12 @@ class LookupHandlers:
         channels = await self._channels_of(topic)
         if channels is None:
             raise api_error("TOPIC_NOT_FOUND")
-        return answer({"channels": channels, "producers": [] if self._tombstones.hides(topic) else self._producers()})
+        return answer(
+            {
+                "channels": channels,
+                "producers": [] if self._tombstones.hides(topic) else self._producers(),
+            }
+        )
 
     async def channels(self, request: Request) -> Response:
         """Return a topic's channels. As in nsqlookupd, a topic that does not exist has none."""
@@ -125,7 +138,14 @@ class LookupHandlers:
     async def nodes(self, request: Request) -> Response:
         await self._asked(request)
         topics = await self._topics(principal_of(request))
-        rows = [{**peer, "tombstones": [self._tombstones.hides(topic) for topic in topics], "topics": topics} for peer in self._producers()]
+        rows = [
+            {
+                **peer,
+                "tombstones": [self._tombstones.hides(topic) for topic in topics],
+                "topics": topics,
+            }
+            for peer in self._producers()
+        ]
         return answer({"producers": rows})
 
     async def tombstone(self, request: Request) -> Response:

@@ -47,10 +47,14 @@ class ManagementHandlers:
         return await self._of_topic(self._broker.empty, topic)
 
     async def pause_topic(self, request: Request) -> Response:
-        return await self._of_topic(self._broker.pause, (await self._asked(request)).existing_topic())
+        return await self._of_topic(
+            self._broker.pause, (await self._asked(request)).existing_topic()
+        )
 
     async def unpause_topic(self, request: Request) -> Response:
-        return await self._of_topic(self._broker.unpause, (await self._asked(request)).existing_topic())
+        return await self._of_topic(
+            self._broker.unpause, (await self._asked(request)).existing_topic()
+        )
 
     async def create_channel(self, request: Request) -> Response:
         topic, channel = (await self._asked(request)).topic_and_channel()

@@ -27,7 +27,22 @@ Labels = tuple[str, ...]
 Samples = Iterable[tuple[Labels, float | None]]
 
 _BY_NAME: Final = {one.metric: one for one in METRICS}
-_BUCKETS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+_BUCKETS_S: Final = (
+    0.001,
+    0.0025,
+    0.005,
+    0.01,
+    0.025,
+    0.05,
+    0.1,
+    0.25,
+    0.5,
+    1.0,
+    2.5,
+    5.0,
+    10.0,
+    30.0,
+)
 
 
 class RequestMetrics:
@@ -35,9 +50,23 @@ class RequestMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        requests, durations = _BY_NAME["zsq_http_requests_total"], _BY_NAME["zsq_http_request_duration_seconds"]
-        self._requests = Counter(requests.metric.removesuffix("_total"), requests.help, requests.labels, registry=self.registry)
-        self._durations = Histogram(durations.metric, durations.help, durations.labels, registry=self.registry, buckets=_BUCKETS_S)
+        requests, durations = (
+            _BY_NAME["zsq_http_requests_total"],
+            _BY_NAME["zsq_http_request_duration_seconds"],
+        )
+        self._requests = Counter(
+            requests.metric.removesuffix("_total"),
+            requests.help,
+            requests.labels,
+            registry=self.registry,
+        )
+        self._durations = Histogram(
+            durations.metric,
+            durations.help,
+            durations.labels,
+            registry=self.registry,
+            buckets=_BUCKETS_S,
+        )
         self.active, self.connections, self.bodies = (
             Gauge(name, _BY_NAME[name].help, registry=self.registry)
             for name in ("zsq_http_requests_active", "zsq_http_connections", "zsq_http_body_bytes")
@@ -62,22 +91,37 @@ class _Broker(Collector):
             yield _filled(_BY_NAME["zsq_up"], [((), 0.0)])
             return
         topics = [((row["topic_name"],), row) for row in stats["topics"]]
-        channels = [((*labels, row["channel_name"]), row) for labels, topic in topics for row in topic["channels"]]
+        channels = [
+            ((*labels, row["channel_name"]), row)
+            for labels, topic in topics
+            for row in topic["channels"]
+        ]
         special: dict[str, Samples] = {
             "zsq_up": [((), 1.0)],
             "zsq_info": [((str(stats.get("version", "")), str(stats.get("uuid", ""))), 1.0)],
             "zsq_healthy": [((), float(self._healthy))],
             "zsq_scrape_duration_seconds": [((), self._took_s)],
             "zsq_channel_processing_latency_seconds": _latencies(channels),
-            "zsq_topic_healthy": [(labels, 0.0 if row.get("write_trouble") else 1.0) for labels, row in topics],
-            "zsq_channel_healthy": [(labels, 1.0 if row.get("health", "OK") == "OK" else 0.0) for labels, row in channels],
+            "zsq_topic_healthy": [
+                (labels, 0.0 if row.get("write_trouble") else 1.0) for labels, row in topics
+            ],
+            "zsq_channel_healthy": [
+                (labels, 1.0 if row.get("health", "OK") == "OK" else 0.0)
+                for labels, row in channels
+            ],
         }
-        rows: dict[str, Sequence[tuple[Labels, Mapping[str, object]]]] = {**_rows(stats), "topic": topics, "channel": channels}
+        rows: dict[str, Sequence[tuple[Labels, Mapping[str, object]]]] = {
+            **_rows(stats),
+            "topic": topics,
+            "channel": channels,
+        }
         for one in METRICS:
             if one.metric in special:
                 yield _filled(one, special[one.metric])
             elif one.level != "request":
-                yield _filled(one, ((labels, _value(row.get(one.name))) for labels, row in rows[one.level]))
+                yield _filled(
+                    one, ((labels, _value(row.get(one.name))) for labels, row in rows[one.level])
+                )
 
 
 def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, object]]]]:
@@ -86,9 +130,13 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
     The gateway's row is empty if there is no NSQ gateway. Callers without the permission see
     neither gateways nor the disk.
     """
-    gateways: list[Mapping[str, Any]] = [row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"]
+    gateways: list[Mapping[str, Any]] = [
+        row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"
+    ]
     counted = [one.name for one in METRICS if one.level == "gateway"] if gateways else []
-    kinds: dict[str, dict[str, float]] = {}  # by kind; "" is the number of processes, for zsq_processes
+    kinds: dict[
+        str, dict[str, float]
+    ] = {}  # by kind; "" is the number of processes, for zsq_processes
     for row in stats.get("processes", ()):
         own = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})
         own[""] += 1
@@ -123,11 +171,15 @@ def _filled(one: Statistic, samples: Samples) -> Metric:
 
 def _latencies(channels: Iterable[tuple[Labels, ChannelStats]]) -> Iterator[tuple[Labels, float]]:
     for labels, row in channels:
-        for one in row["e2e_processing_latency"]["percentiles"] if "e2e_processing_latency" in row else ():
+        for one in (
+            row["e2e_processing_latency"]["percentiles"] if "e2e_processing_latency" in row else ()
+        ):
             yield (*labels, f"{one['quantile']:g}"), one["value"] / 1e9
 
 
-def render(stats: BrokerStats | None, healthy: bool, took_s: float, own: RequestMetrics, accept: str) -> tuple[bytes, str]:
+def render(
+    stats: BrokerStats | None, healthy: bool, took_s: float, own: RequestMetrics, accept: str
+) -> tuple[bytes, str]:
     """Return the metrics and their content type: text, or OpenMetrics if `accept` asks for it."""
     encoder, content_type = choose_encoder(accept)
     registry = CollectorRegistry()

@@ -27,7 +27,9 @@ from .broker import BrokerClient
 LANES_MAX: Final = 512
 END_S: Final = 35.0  # longer than the time limit of a publish
 FAILURES_MAX: Final = 100
-_FAILS: Final = frozenset({E_DISK_FULL, E_TOPIC_FAILED})  # faults of the broker, not refusals by a rule
+_FAILS: Final = frozenset(
+    {E_DISK_FULL, E_TOPIC_FAILED}
+)  # faults of the broker, not refusals by a rule
 
 
 class TopicPublisher(Protocol):
@@ -67,7 +69,9 @@ class GatheredPublisher:
             raise from_wire(code, said)
 
     def _for(self, topic: str) -> Gatherer:
-        if self._gatherer is None or (topic not in self._names and len(self._names) >= self._lanes_max):
+        if self._gatherer is None or (
+            topic not in self._names and len(self._names) >= self._lanes_max
+        ):
             self._retire()
             self._gatherer = self._make()
             if self._stopping:
@@ -120,7 +124,9 @@ class WriteFailures:
 class Publishing:
     """The handlers of /pub and /mpub."""
 
-    def __init__(self, publisher: TopicPublisher, broker: BrokerClient, limits: HttpLimits, budget: Budget) -> None:
+    def __init__(
+        self, publisher: TopicPublisher, broker: BrokerClient, limits: HttpLimits, budget: Budget
+    ) -> None:
         self._publisher = publisher
         self._broker = broker
         self._limits = limits
@@ -130,7 +136,9 @@ class Publishing:
     async def pub(self, request: Request) -> Response:
         limits = self._limits
         with self._budget.share() as share:
-            body = await read_body(request, limits.max_msg_size, api_error("MSG_TOO_BIG"), limits.body_s, share)
+            body = await read_body(
+                request, limits.max_msg_size, api_error("MSG_TOO_BIG"), limits.body_s, share
+            )
             if not body:
                 raise api_error("MSG_EMPTY")
             parameters = Parameters(request.scope["query_string"])
@@ -146,7 +154,9 @@ class Publishing:
         parameters = Parameters(request.scope["query_string"])
         topic, binary = parameters.topic(), parameters.binary()
         with self._budget.share() as share:
-            body = await read_body(request, limits.max_body_size, api_error("BODY_TOO_BIG"), limits.body_s, share)
+            body = await read_body(
+                request, limits.max_body_size, api_error("BODY_TOO_BIG"), limits.body_s, share
+            )
             if binary:
                 bodies = counted(body, limits.max_msg_size, limits.max_body_size)
             else:

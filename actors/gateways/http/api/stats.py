@@ -119,7 +119,9 @@ def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
     `failures` has the reasons of failed publishes, by topic.
     """
     said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
-    disk_full = stats.get("disk", {}).get("full", "")  # the broker's health has that, and names the topics
+    disk_full = stats.get("disk", {}).get(
+        "full", ""
+    )  # the broker's health has that, and names the topics
     for row in stats["topics"]:
         name = row["topic_name"]
         why = str(row.get("write_trouble", "")) or failures.get(name, "")
@@ -130,7 +132,9 @@ def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
     return f"NOK - {'; '.join(said)}" if said else "OK"
 
 
-def as_nsq(stats: BrokerStats, said: str, topic: str, channel: str, *, clients: bool, memory: bool) -> NsqStats:
+def as_nsq(
+    stats: BrokerStats, said: str, topic: str, channel: str, *, clients: bool, memory: bool
+) -> NsqStats:
     """Return the reply to /stats?format=json.
 
     `topic` and `channel` select rows, and "" selects all. Topics without the channel are left out.
@@ -147,7 +151,9 @@ def as_nsq(stats: BrokerStats, said: str, topic: str, channel: str, *, clients: 
         "start_time": int(stats["start_time"]),
         "topics": rows,
         **used,
-        "producers": [_producer(row, topic) for row in stats.get("producers", ())] if clients else [],
+        "producers": [_producer(row, topic) for row in stats.get("producers", ())]
+        if clients
+        else [],
     }
 
 
@@ -214,12 +220,18 @@ def _latency(row: TopicStats | ChannelStats) -> NsqLatency:
     found: Latency = row.get("e2e_processing_latency") or {"count": 0, "percentiles": ()}
     return {
         "count": found["count"],
-        "percentiles": [{"quantile": one["quantile"], "value": float(one["value"])} for one in found["percentiles"]] or None,
+        "percentiles": [
+            {"quantile": one["quantile"], "value": float(one["value"])}
+            for one in found["percentiles"]
+        ]
+        or None,
     }
 
 
 def _memory(processes: Iterable[ProcessStats]) -> dict[str, int]:
-    return dict.fromkeys(_MEMORY, 0) | {"heap_in_use_bytes": sum(row.get("private_bytes", 0) for row in processes)}
+    return dict.fromkeys(_MEMORY, 0) | {
+        "heap_in_use_bytes": sum(row.get("private_bytes", 0) for row in processes)
+    }
 
 
 # As text
@@ -228,10 +240,19 @@ def _memory(processes: Iterable[ProcessStats]) -> dict[str, int]:
 def as_text(found: NsqStats, uptime_s: float, own_version: str) -> str:
     """Return the result of `as_nsq` as text, in nsqd's layout."""
     began = datetime.fromtimestamp(found["start_time"], UTC)
-    out = [f"zsq v{own_version} (as nsqd v{found['version']})", f"start_time {began:%Y-%m-%dT%H:%M:%SZ}", f"uptime {_span(uptime_s)}", ""]
+    out = [
+        f"zsq v{own_version} (as nsqd v{found['version']})",
+        f"start_time {began:%Y-%m-%dT%H:%M:%SZ}",
+        f"uptime {_span(uptime_s)}",
+        "",
+    ]
     out += [f"Health: {found['health']}"]
     if "memory" in found:
-        out += ["", "Memory:", *(f"   {name:<25}\t{value}" for name, value in found["memory"].items())]
+        out += [
+            "",
+            "Memory:",
+            *(f"   {name:<25}\t{value}" for name, value in found["memory"].items()),
+        ]
     out += ["", "Topics:" if found["topics"] else "Topics: None"]
     for number, row in enumerate(found["topics"]):
         out += [*([""] * bool(number)), _topic_line(row)]
@@ -245,16 +266,20 @@ def as_text(found: NsqStats, uptime_s: float, own_version: str) -> str:
 
 def _topic_line(row: NsqTopic) -> str:
     return (
-        f"{'*P ' if row['paused'] else '   '}[{row['topic_name']:<15}] depth: {row['depth']:<5} be-depth: {row['backend_depth']:<5}"
+        f"{'*P ' if row['paused'] else '   '}[{row['topic_name']:<15}] depth: {row['depth']:<5} "
+        f"be-depth: {row['backend_depth']:<5}"
         f" msgs: {row['message_count']:<8} e2e%: {_quantiles(row)}"
     )
 
 
 def _channel_line(row: NsqChannel) -> str:
     return (
-        f"   {'*P ' if row['paused'] else '   '}[{row['channel_name']:<25}] depth: {row['depth']:<5} be-depth: {row['backend_depth']:<5}"
-        f" inflt: {row['in_flight_count']:<4} def: {row['deferred_count']:<4} re-q: {row['requeue_count']:<5}"
-        f" timeout: {row['timeout_count']:<5} msgs: {row['message_count']:<8} e2e%: {_quantiles(row)}"
+        f"   {'*P ' if row['paused'] else '   '}[{row['channel_name']:<25}] depth: "
+        f"{row['depth']:<5} be-depth: {row['backend_depth']:<5}"
+        f" inflt: {row['in_flight_count']:<4} def: {row['deferred_count']:<4} re-q: "
+        f"{row['requeue_count']:<5}"
+        f" timeout: {row['timeout_count']:<5} msgs: {row['message_count']:<8} e2e%: "
+        f"{_quantiles(row)}"
     )
 
 
@@ -262,14 +287,18 @@ def _client_text(row: NsqClient) -> str:
     return (
         f"[{row.get('version')} {_address(row):<21}] state: {row.get('state')}"
         f" inflt: {row['in_flight_count']:<4} rdy: {row['ready_count']:<4}"
-        f" fin: {row['finish_count']:<8} re-q: {row['requeue_count']:<8} msgs: {row['message_count']:<8} connected: {_when(row)}"
+        f" fin: {row['finish_count']:<8} re-q: {row['requeue_count']:<8} msgs: "
+        f"{row['message_count']:<8} connected: {_when(row)}"
     )
 
 
 def _producer_text(row: NsqClient) -> str:
     counts = row.get("pub_counts", ())
     topics = ",".join(f"{one['topic']}={one['count']}" for one in counts)
-    return f"[{row.get('version')} {_address(row):<21}] msgs: {sum(one['count'] for one in counts):<8} topics: {topics}"
+    return (
+        f"[{row.get('version')} {_address(row):<21}] msgs: "
+        f"{sum(one['count'] for one in counts):<8} topics: {topics}"
+    )
 
 
 def _address(row: NsqClient) -> str:
@@ -291,4 +320,6 @@ def _span(seconds: float) -> str:
         return f"{seconds * 1e3:.3g}ms"
     hours, rest = divmod(seconds, 3600)
     minutes, rest = divmod(rest, 60)
-    return f"{f'{hours:.0f}h' if hours else ''}{f'{minutes:.0f}m' if hours or minutes else ''}{rest:.3f}".rstrip("0").rstrip(".") + "s"
+    front = f"{hours:.0f}h" if hours else ""
+    front += f"{minutes:.0f}m" if hours or minutes else ""
+    return f"{front}{rest:.3f}".rstrip("0").rstrip(".") + "s"

@@ -95,7 +95,11 @@ class Telling:
         said = health(stats, self._failures.by_topic)
         if said == "OK" or principal.may(Action.SEE_ALL):
             return said
-        failures = {topic: why for topic, why in self._failures.by_topic.items() if principal.may(Action.SEE, topic)}
+        failures = {
+            topic: why
+            for topic, why in self._failures.by_topic.items()
+            if principal.may(Action.SEE, topic)
+        }
         partly = health(visible(stats, principal), failures)
         return f"NOK - {UNWELL}" if partly == "OK" else partly
 
@@ -116,7 +120,10 @@ class Telling:
             except NotFound:
                 pass
             else:
-                return {**of_topic, "producers": shown.get("producers", ())}, said  # producers of all topics, as in nsqd
+                return {
+                    **of_topic,
+                    "producers": shown.get("producers", ()),
+                }, said  # producers of all topics, as in nsqd
         return {**shown, "topics": []}, said
 
     async def metrics(self, request: Request) -> Response:
@@ -131,5 +138,7 @@ class Telling:
         if stats is not None:
             stats = visible(stats, principal_of(request))
         accept = request.headers.get("accept", "")
-        body, kind = await asyncio.to_thread(metrics.render, stats, healthy, took_s, self._counted, accept)
+        body, kind = await asyncio.to_thread(
+            metrics.render, stats, healthy, took_s, self._counted, accept
+        )
         return Response(body, 200, {"content-type": kind})

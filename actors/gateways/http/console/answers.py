@@ -24,7 +24,11 @@ from ..web.body import JsonObject, Parameters, read_body
 from ..web.limits import Budget, HttpLimits, Share
 from ..web.responses import ApiError, api_error
 
-HEADERS: Final = {"cache-control": "no-store", "x-content-type-options": "nosniff", "referrer-policy": "no-referrer"}
+HEADERS: Final = {
+    "cache-control": "no-store",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
 JSON: Final = "application/json; charset=utf-8"
 OPTIONS_BYTES_MAX: Final = 128 * 1024
 _NUMBER: Final = re.compile(r"-?[0-9]{1,18}", re.ASCII)
@@ -79,10 +83,24 @@ BODY_BYTES: Final = 4096
 BODY_BYTES_MAX: Final = 1024 * 1024
 ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # of one answer
 KEY_BYTES_MAX: Final = 4096
-_NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # control characters except tab and line ends
+_NO_TEXT: Final = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
+)  # control characters except tab and line ends
 _MS: Final = 1_000_000
 PUBLISHED_MAX: Final = 10_000  # messages of one request
-_PUBLISHED: Final = frozenset({"body", "body_base64", "bodies", "key", "key_base64", "tag", "headers", "headers_base64", "delay_s"})
+_PUBLISHED: Final = frozenset(
+    {
+        "body",
+        "body_base64",
+        "bodies",
+        "key",
+        "key_base64",
+        "tag",
+        "headers",
+        "headers_base64",
+        "delay_s",
+    }
+)
 
 
 class ShownBytes(TypedDict):
@@ -181,7 +199,8 @@ def text_of(data: bytes, *, cut: bool) -> str | None:
 
 def message(found: StoredMessage, node: int, room: Room) -> ShownMessage:
     headers: dict[str, HeaderValue | ShownBytes] = {
-        name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value) for name, value in found.headers.items()
+        name: told(value, KEY_BYTES_MAX) if isinstance(value, bytes) else _header(value)
+        for name, value in found.headers.items()
     }
     return {
         "offset": found.offset,
@@ -233,8 +252,12 @@ def delayed(rows: Sequence[DelayedRow]) -> list[ShownDelayed]:
             "due_ms": row["due_ns"] // _MS,
             "size": row["size"],
             "body": _beginning(bytes(row["body"]), row["size"]),
-            "tag": row["tag"].decode(errors="replace") if isinstance(row["tag"], bytes) else row["tag"],
-            "message_key": None if row["message_key"] is None else told(bytes(row["message_key"]), KEY_BYTES_MAX),
+            "tag": row["tag"].decode(errors="replace")
+            if isinstance(row["tag"], bytes)
+            else row["tag"],
+            "message_key": None
+            if row["message_key"] is None
+            else told(bytes(row["message_key"]), KEY_BYTES_MAX),
         }
         for row in rows
     ]
@@ -270,25 +293,56 @@ def published(options: JsonObject) -> Published:
     """
     unknown = options.keys() - _PUBLISHED
     if unknown:
-        raise _no_message(f"unknown field {min(unknown)[:80]!r}; the fields are {', '.join(sorted(_PUBLISHED))}")
+        raise _no_message(
+            f"unknown field {min(unknown)[:80]!r}; the fields are {', '.join(sorted(_PUBLISHED))}"
+        )
     try:
         bodies = _bodies(options)
         tag, delay_s = options.get("tag"), options.get("delay_s")
         headers, encoded = options.get("headers") or {}, options.get("headers_base64") or {}
         if tag is not None and not isinstance(tag, str):
             raise _no_message("tag must be a string")
-        if not isinstance(headers, dict) or not isinstance(encoded, dict) or headers.keys() & encoded.keys():
-            raise _no_message("headers and headers_base64 must be objects, and a name may be in only one of them")
-        if not all(value is None or isinstance(value, str | int | float) for value in headers.values()):
+        if (
+            not isinstance(headers, dict)
+            or not isinstance(encoded, dict)
+            or headers.keys() & encoded.keys()
+        ):
+            raise _no_message(
+                "headers and headers_base64 must be objects, and a name may be in only one of them"
+            )
+        if not all(
+            value is None or isinstance(value, str | int | float) for value in headers.values()
+        ):
             raise _no_message("a header must be a string, a number, true, false or null")
-        if delay_s is not None and (isinstance(delay_s, bool) or not isinstance(delay_s, int | float) or abs(delay_s) >= 1 << 43):
-            raise _no_message(f"delay_s must be a number of seconds, at most 366 days, not {repr(delay_s)[:40]}")
-        for text in (tag or "", *headers, *encoded, *(value for value in headers.values() if isinstance(value, str))):
+        if delay_s is not None and (
+            isinstance(delay_s, bool)
+            or not isinstance(delay_s, int | float)
+            or abs(delay_s) >= 1 << 43
+        ):
+            raise _no_message(
+                f"delay_s must be a number of seconds, at most 366 days, not {repr(delay_s)[:40]}"
+            )
+        for text in (
+            tag or "",
+            *headers,
+            *encoded,
+            *(value for value in headers.values() if isinstance(value, str)),
+        ):
             text.encode()
-        all_headers = headers | {name: _unpacked(value, "a value of headers_base64") for name, value in encoded.items()}
-        return Published(bodies, _bytes_of(options, "key"), tag, cast("dict[str, HeaderValue]", all_headers) or None, delay_s)
+        all_headers = headers | {
+            name: _unpacked(value, "a value of headers_base64") for name, value in encoded.items()
+        }
+        return Published(
+            bodies,
+            _bytes_of(options, "key"),
+            tag,
+            cast("dict[str, HeaderValue]", all_headers) or None,
+            delay_s,
+        )
     except UnicodeEncodeError:  # JSON permits a lone surrogate
-        raise _no_message("it has a string that is not valid Unicode; send bytes as base64") from None
+        raise _no_message(
+            "it has a string that is not valid Unicode; send bytes as base64"
+        ) from None
 
 
 def _bodies(options: JsonObject) -> list[bytes]:
@@ -298,7 +352,11 @@ def _bodies(options: JsonObject) -> list[bytes]:
         raise _no_message("give exactly one of body, body_base64 and bodies")
     if body is not None:
         return [body]
-    if not isinstance(texts, list) or not 0 < len(texts) <= PUBLISHED_MAX or not all(isinstance(text, str) for text in texts):
+    if (
+        not isinstance(texts, list)
+        or not 0 < len(texts) <= PUBLISHED_MAX
+        or not all(isinstance(text, str) for text in texts)
+    ):
         raise _no_message(f"bodies must be a list of 1 to {PUBLISHED_MAX} strings")
     return [text.encode() for text in cast("list[str]", texts)]
 

@@ -133,11 +133,17 @@ class Row:
         if self.values.get(name, self) != value:
             self.values[name], self.ticks[name], self.changed = value, tick, tick
 
-    def take(self, raw: Sequence[Any], fields: Fields, tick: int, now_ms: int, looked_ms: int) -> None:
+    def take(
+        self, raw: Sequence[Any], fields: Fields, tick: int, now_ms: int, looked_ms: int
+    ) -> None:
         """Take a row of an overview. `looked_ms` is the time of the previous overview."""
         before, self._raw = self._raw, raw
         told = fields.told
-        for at in [at for at, value in enumerate(raw) if value != before[at]] if before else range(len(raw)):
+        for at in (
+            [at for at, value in enumerate(raw) if value != before[at]]
+            if before
+            else range(len(raw))
+        ):
             if (one := told[at]) is not None:
                 name, convert = one
                 self.set(name, raw[at] if convert is None else convert(raw[at]), tick)
@@ -181,7 +187,9 @@ class Board:
         self._moving: set[Row] = set()
         self._gone: deque[tuple[int, str, str]] = deque(maxlen=GONE_KEPT)
 
-    def take(self, found: OverviewAnswer, now_ms: int, steady_ms: int) -> list[tuple[str, str, Row]]:
+    def take(
+        self, found: OverviewAnswer, now_ms: int, steady_ms: int
+    ) -> list[tuple[str, str, Row]]:
         """Take an overview and the time of two clocks: `now_ms` since 1970, `steady_ms` monotonic.
 
         Return the rows that may have changed: (topic, channel or "", row).
@@ -197,9 +205,13 @@ class Board:
             self.broker, self.broker_tick = dict(found["broker"]), self.tick
         told: list[tuple[str, str, Row]] = []
         for name, (raw, channels) in found["topics"].items():
-            topic = self.topics.get(name) or self.topics.setdefault(name, Row(self.tick, TOPIC_RATES))
+            topic = self.topics.get(name) or self.topics.setdefault(
+                name, Row(self.tick, TOPIC_RATES)
+            )
             for channel, values in channels.items():
-                own = topic.channels.get(channel) or topic.channels.setdefault(channel, Row(self.tick, CHANNEL_RATES))
+                own = topic.channels.get(channel) or topic.channels.setdefault(
+                    channel, Row(self.tick, CHANNEL_RATES)
+                )
                 self._take(own, values, self._of_channels)
                 told.append((name, channel, own))
             if raw:
@@ -222,7 +234,9 @@ class Board:
         self._moving -= still
         if still:
             for name, topic in self.topics.items():
-                changed = [(name, channel, row) for channel, row in topic.channels.items() if row in still]
+                changed = [
+                    (name, channel, row) for channel, row in topic.channels.items() if row in still
+                ]
                 yield from changed
                 if changed or topic in still:
                     yield name, "", topic
@@ -256,7 +270,11 @@ class Board:
 
     def rows(self, principal: Principal, only: str = "") -> Iterator[tuple[str, Row]]:
         names = (only,) if only else sorted(self.topics)
-        return ((name, self.topics[name]) for name in names if name in self.topics and principal.may(Action.SEE, name))
+        return (
+            (name, self.topics[name])
+            for name in names
+            if name in self.topics and principal.may(Action.SEE, name)
+        )
 
 
 def _without_ns(row: Mapping[str, object]) -> Mapping[str, object]:
@@ -300,8 +318,16 @@ class BoardView(NamedTuple):
         """Return the overview's alarms for the page, as far as the principal may see them."""
         see = partial(self.principal.may, Action.SEE)
         return {
-            "now": [_without_ns({**row, "raised_ms": row["raised_ns"] // _MS}) for row in found["now"] if see(row["topic"])],
-            "recent": [_without_ns({**row, "time_ms": row["time_ns"] // _MS}) for row in found["recent"] if see(row["topic"])],
+            "now": [
+                _without_ns({**row, "raised_ms": row["raised_ns"] // _MS})
+                for row in found["now"]
+                if see(row["topic"])
+            ],
+            "recent": [
+                _without_ns({**row, "time_ms": row["time_ns"] // _MS})
+                for row in found["recent"]
+                if see(row["topic"])
+            ],
             "receivers": list(found["receivers"]) if self.principal.may(Action.ADMINISTER) else [],
         }
 
@@ -312,7 +338,11 @@ class BoardView(NamedTuple):
             if row.born > tick:
                 told["may"] = self._may(name)
             if self.channels:
-                channels = {channel: self._channel(name, channel, own, tick) for channel, own in row.channels.items() if own.changed > tick}
+                channels = {
+                    channel: self._channel(name, channel, own, tick)
+                    for channel, own in row.channels.items()
+                    if own.changed > tick
+                }
                 if channels or tick < 0:
                     told["channels"] = channels
             if told:
@@ -323,20 +353,31 @@ class BoardView(NamedTuple):
         told = row.since(tick)
         if row.born > tick:
             may = self.principal.may
-            told["may"] = ("a" if may(Action.MANAGE_CHANNEL, topic, name) else "") + ("s" if may(Action.CONSUME, topic, name) else "")
+            told["may"] = ("a" if may(Action.MANAGE_CHANNEL, topic, name) else "") + (
+                "s" if may(Action.CONSUME, topic, name) else ""
+            )
         return told
 
     def _may(self, topic: str) -> str:
         letters = {"a": Action.MANAGE_TOPIC, "s": Action.READ, "p": Action.PUBLISH}
-        return "".join(letter for letter, action in letters.items() if self.principal.may(action, topic))
+        return "".join(
+            letter for letter, action in letters.items() if self.principal.may(action, topic)
+        )
 
     def _broker(self, board: Board) -> BoardBroker:
         told = {name: value for name, value in board.broker.items() if name != "alarmed_ns"}
         sees_all = self.principal.may(Action.SEE_ALL)
         if not sees_all:
-            told = {name: value for name, value in told.items() if name in ("version", "node", "uuid", "start_ms")}
+            told = {
+                name: value
+                for name, value in told.items()
+                if name in ("version", "node", "uuid", "start_ms")
+            }
             told["health"] = "OK" if board.broker["health"] == "OK" else "a topic has a problem"
-        told |= {"user": self.principal.name, "may": {"admin": self.principal.may(Action.ADMINISTER), "all": sees_all}}
+        told |= {
+            "user": self.principal.name,
+            "may": {"admin": self.principal.may(Action.ADMINISTER), "all": sees_all},
+        }
         return cast("BoardBroker", told)
 
     def _gone(self, board: Board, tick: int) -> Gone:

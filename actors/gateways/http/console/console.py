@@ -53,9 +53,15 @@ class Live:
     async def live(self, request: Request) -> Response:
         parameters = Parameters(request.scope["query_string"])
         topic = parameters.get("topic") or ""
-        view = BoardView(principal_of(request), topic, bool(topic) or parameters.flag("channels", False))
+        view = BoardView(
+            principal_of(request), topic, bool(topic) or parameters.flag("channels", False)
+        )
         if self.streams >= STREAMS_MAX:
-            raise ApiError(503, f"E_LIMIT the limit of {STREAMS_MAX} open pages is reached; close some", hint={"retry-after": "5"})
+            raise ApiError(
+                503,
+                f"E_LIMIT the limit of {STREAMS_MAX} open pages is reached; close some",
+                hint={"retry-after": "5"},
+            )
         board = await self._sampler.fresh(topic)
         if topic and topic not in board.topics:
             raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
@@ -91,7 +97,11 @@ class Live:
     def _told(self, view: BoardView, tick: int, jobs: int) -> list[bytes]:
         board = self._sampler.board
         found = view.changes(board, tick)
-        told = [] if found is None else [event("snapshot" if found.pop("whole", False) else "changes", found)]
+        told = (
+            []
+            if found is None
+            else [event("snapshot" if found.pop("whole", False) else "changes", found)]
+        )
         if self._sampler.alarms_tick > tick:
             told.append(event("alarms", view.alarms(self._sampler.alarms)))
         if self._jobs.version > jobs:
@@ -110,7 +120,13 @@ class Console:
     """
 
     def __init__(
-        self, source: Source, open_reader: Open, open_producer: OpenProducer, url: str, limits: HttpLimits, folder: str = ""
+        self,
+        source: Source,
+        open_reader: Open,
+        open_producer: OpenProducer,
+        url: str,
+        limits: HttpLimits,
+        folder: str = "",
     ) -> None:
         stats = SharedStats(source)
         self.sampler = Sampler(source)
@@ -119,7 +135,9 @@ class Console:
         self.jobs.changed = self.sampler.stir
         self.live = Live(self.sampler, self.jobs)
         self._reading = ReadHandlers(source, open_reader, stats, self.sampler, self.jobs)
-        self._doing = Doing(source, open_reader, open_producer, stats, self.jobs, limits, self.sampler.stir)
+        self._doing = Doing(
+            source, open_reader, open_producer, stats, self.jobs, limits, self.sampler.stir
+        )
         self._task: asyncio.Task[None] | None = None
 
     def paths(self) -> dict[str, dict[str, Handler]]:

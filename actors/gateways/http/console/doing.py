@@ -38,7 +38,16 @@ from ..web.body import JsonObject, Parameters
 from ..web.limits import Budget, HttpLimits
 from ..web.responses import ApiError, api_error
 from . import losses
-from .answers import OPTIONS_BYTES_MAX, answer, bad, number, options_of, parameters_of, published, read_options
+from .answers import (
+    OPTIONS_BYTES_MAX,
+    answer,
+    bad,
+    number,
+    options_of,
+    parameters_of,
+    published,
+    read_options,
+)
 from .source import Open, OpenProducer, Source
 
 log = logging.getLogger("zsq")
@@ -80,7 +89,15 @@ class JobRow(TypedDict):
 class Job:
     """A redrive. Its `state` is running, done, stopped or failed."""
 
-    def __init__(self, number: int, topic: str, to: str | None, channel: str | None, count: int | None, principal: Principal) -> None:
+    def __init__(
+        self,
+        number: int,
+        topic: str,
+        to: str | None,
+        channel: str | None,
+        count: int | None,
+        principal: Principal,
+    ) -> None:
         self.number = number
         self.topic = topic
         self.count = count
@@ -129,12 +146,25 @@ class BackgroundJobs:
     def rows(self, principal: Principal) -> list[JobRow]:
         return [job.row() for job in reversed(self._jobs) if principal.may(Action.SEE, job.topic)]
 
-    def start(self, topic: str, to: str | None, channel: str | None, count: int | None, principal: Principal) -> Job:
+    def start(
+        self,
+        topic: str,
+        to: str | None,
+        channel: str | None,
+        count: int | None,
+        principal: Principal,
+    ) -> Job:
         running = [job for job in self._jobs if job.state == "running"]
         if any(job.topic == topic for job in running):
-            raise ApiError(409, f"E_IN_USE a redrive of topic {topic} is running; stop it, or wait until it ends")
+            raise ApiError(
+                409,
+                f"E_IN_USE a redrive of topic {topic} is running; stop it, or wait until it ends",
+            )
         if len(running) >= RUNNING_MAX:
-            raise Refused(E_LIMIT, f"{RUNNING_MAX} redrives are running, which is the limit; wait until one ends")
+            raise Refused(
+                E_LIMIT,
+                f"{RUNNING_MAX} redrives are running, which is the limit; wait until one ends",
+            )
         if len(self._jobs) == KEPT:
             self._jobs.remove(next(job for job in self._jobs if job.state != "running"))
         self._number += 1
@@ -177,7 +207,15 @@ class BackgroundJobs:
         async with AsyncExitStack() as stack:
             producer = await stack.enter_async_context(Producer(url, timeout=TIMEOUT_S))
             label = f"redrive {job.number} (console)"
-            taking = Consumer(topic, CHANNEL, url=url, start="earliest", ready=READY, timeout=TIMEOUT_S, label=label)
+            taking = Consumer(
+                topic,
+                CHANNEL,
+                url=url,
+                start="earliest",
+                ready=READY,
+                timeout=TIMEOUT_S,
+                label=label,
+            )
             consumer = await stack.enter_async_context(taking)
             waiting = await self._waiting(job)
             job.total = waiting if job.count is None else min(waiting, job.count)
@@ -194,7 +232,11 @@ class BackgroundJobs:
         the job is stopped.
         """
         plan, deadline_s = job.plan, time.monotonic() + TIMEOUT_S
-        while not job.stopping.is_set() and not plan.at_end and (job.count is None or plan.total < job.count):
+        while (
+            not job.stopping.is_set()
+            and not plan.at_end
+            and (job.count is None or plan.total < job.count)
+        ):
             batch = await consumer.receive_batch(timeout=POLL_S)
             if batch is not None:
                 deadline_s = time.monotonic() + TIMEOUT_S
@@ -211,8 +253,13 @@ class BackgroundJobs:
     async def _send(self, job: Job, batch: Batch, producer: Producer) -> None:
         plan, messages = job.plan, batch.messages()
         for route in plan.unknown(messages):
-            if not job.principal.may(Action.PUBLISH, route.place.topic):  # any publisher may have written the letter's origin
-                why = f"publishing to topic {route.place.topic!r} is not permitted for {job.principal.name or 'you'}"
+            if not job.principal.may(
+                Action.PUBLISH, route.place.topic
+            ):  # any publisher may have written the letter's origin
+                why = (
+                    f"publishing to topic {route.place.topic!r} is not permitted for "
+                    f"{job.principal.name or 'you'}"
+                )
                 plan.known(route, Refused(E_FORBIDDEN, why))
                 continue
             try:
@@ -281,13 +328,21 @@ class Doing:
         source = self._source
         actions: dict[str, Do] = {
             "/api/topic/create": self._create_topic,
-            "/api/topic/configure": lambda topic, _, options, __: source.configure_topic(topic, **_known(options, RetentionSettings)),
+            "/api/topic/configure": lambda topic, _, options, __: source.configure_topic(
+                topic, **_known(options, RetentionSettings)
+            ),
             "/api/topic/pause": lambda topic, *_: source.pause(topic),
             "/api/topic/unpause": lambda topic, *_: source.unpause(topic),
             "/api/topic/empty": lambda topic, *_: source.empty(topic),
-            "/api/topic/close": lambda topic, _, options, __: source.close_topic(topic, _side(options)),
-            "/api/topic/open": lambda topic, _, options, __: source.open_topic(topic, _side(options)),
-            "/api/topic/delete": lambda topic, _, options, __: source.delete_topic(topic, force=options.get("force") is True),
+            "/api/topic/close": lambda topic, _, options, __: source.close_topic(
+                topic, _side(options)
+            ),
+            "/api/topic/open": lambda topic, _, options, __: source.open_topic(
+                topic, _side(options)
+            ),
+            "/api/topic/delete": lambda topic, _, options, __: source.delete_topic(
+                topic, force=options.get("force") is True
+            ),
             "/api/channel/create": self._create_channel,
             "/api/channel/configure": self._configure_channel,
             "/api/channel/pause": lambda topic, channel, *_: source.pause(topic, channel),
@@ -300,7 +355,10 @@ class Doing:
             "/api/delayed/cancel": self._cancel,
             "/api/redrive": self._redrive,
         }
-        return {path: self._handler(do, with_channel=path.startswith("/api/channel/")) for path, do in actions.items()} | {
+        return {
+            path: self._handler(do, with_channel=path.startswith("/api/channel/"))
+            for path, do in actions.items()
+        } | {
             "/api/job/stop": self._stop,
             "/api/topic/publish": self._publish,
         }
@@ -312,7 +370,9 @@ class Doing:
             topic = check_name(parameters.get("topic") or "")
             channel = check_name(parameters.get("channel") or "", "channel") if with_channel else ""
             try:
-                return answer({"done": True, **await do(topic, channel, options, principal_of(request))})
+                return answer(
+                    {"done": True, **await do(topic, channel, options, principal_of(request))}
+                )
             finally:
                 self._stir()
 
@@ -320,13 +380,21 @@ class Doing:
 
     # Actions that are more than one call
 
-    async def _create_topic(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
+    async def _create_topic(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
         retention = options.get("retention") or {}
         if not isinstance(retention, dict):
             raise bad("retention must be an object of settings")
-        return await self._source.create_topic(topic, cast("str", options.get("sync") or "always"), **_known(retention, RetentionSettings))
+        return await self._source.create_topic(
+            topic,
+            cast("str", options.get("sync") or "always"),
+            **_known(retention, RetentionSettings),
+        )
 
-    async def _create_channel(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
+    async def _create_channel(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
         _check_dead_letters(topic, channel, options, principal)
         settings = _known(options, NewChannelOptions)
         await self._stats.fresh(topic)  # without this check the broker would create the topic
@@ -334,28 +402,44 @@ class Doing:
             settings["start"] = _time_s(settings["start"])
         return await self._source.create_channel(topic, channel, **settings)
 
-    async def _configure_channel(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
+    async def _configure_channel(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
         _check_dead_letters(topic, channel, options, principal)
-        return await self._source.configure_channel(topic, channel, **_known(options, ChannelOptions))
+        return await self._source.configure_channel(
+            topic, channel, **_known(options, ChannelOptions)
+        )
 
-    async def _seek(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
+    async def _seek(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
         to = options.get("to")
         if to is None:
-            raise bad('"to" is missing; give {"to": OFFSET, "earliest", "latest" or {"time_ms": N}}')
+            raise bad(
+                '"to" is missing; give {"to": OFFSET, "earliest", "latest" or {"time_ms": N}}'
+            )
         where = _time_s(to) if isinstance(to, dict) else cast("Place", to)
         forward, clamp = (options.get(name) is True for name in ("forward", "clamp"))
         return await self._source.seek(topic, channel, where, forward=forward, clamp=clamp)
 
-    async def _cancel(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
+    async def _cancel(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
         if options.get("all") is True:
             return {"cancelled": await self._source.delayed_cancel_all(topic), "not_found": 0}
         keys = options.get("keys")
-        if not isinstance(keys, list) or not 1 <= len(keys) <= KEYS_MAX or not all(isinstance(key, str) for key in keys):
+        if (
+            not isinstance(keys, list)
+            or not 1 <= len(keys) <= KEYS_MAX
+            or not all(isinstance(key, str) for key in keys)
+        ):
             raise bad(f'give {{"keys": [1 to {KEYS_MAX} keys]}} or {{"all": true}}')
         found = await self._source.delayed_cancel(topic, cast("list[str]", keys))
         return {"cancelled": sum(found), "not_found": len(found) - sum(found)}
 
-    async def _redrive(self, topic: str, channel: str, options: JsonObject, principal: Principal) -> Mapping[str, object]:
+    async def _redrive(
+        self, topic: str, channel: str, options: JsonObject, principal: Principal
+    ) -> Mapping[str, object]:
         to, only = cast("str | None", options.get("to")), cast("str | None", options.get("channel"))
         count = options.get("count")
         if to is not None:
@@ -367,12 +451,16 @@ class Doing:
         if count is not None and (type(count) is not int or count < 1):
             raise bad(f"count must be a number of dead letters, at least 1, not {repr(count)[:40]}")
         await self._stats.fresh(topic)  # the topic must exist
-        await self._source.create_channel(topic, REDRIVE, start="earliest")  # so that the audit log names the user
+        await self._source.create_channel(
+            topic, REDRIVE, start="earliest"
+        )  # so that the audit log names the user
         return {"job": self._jobs.start(topic, to, only, count, principal).row()}
 
     async def _stop(self, request: Request) -> Response:
         await options_of(request, self._limits, self._budget)
-        job = self._jobs.stop(number(parameters_of(request), "id", 0, 0, 1 << 53), principal_of(request))
+        job = self._jobs.stop(
+            number(parameters_of(request), "id", 0, 0, 1 << 53), principal_of(request)
+        )
         return answer({"done": True, "job": job.row()})
 
     async def _publish(self, request: Request) -> Response:
@@ -381,19 +469,33 @@ class Doing:
         Each request opens a producer, because `Gatherer` has no keys, tags, headers and offsets.
         """
         if self._publishes >= PUBLISHES_MAX:
-            raise Refused(E_LIMIT, f"{PUBLISHES_MAX} publishes of the console are in progress, which is the limit; try again")
+            raise Refused(
+                E_LIMIT,
+                (
+                    f"{PUBLISHES_MAX} publishes of the console are in progress, which is the "
+                    "limit; "
+                    "try again"
+                ),
+            )
         self._publishes += 1
         try:
             with self._budget.share() as share:
                 size_max = self._limits.max_msg_size
-                options = await read_options(request, 2 * size_max + OPTIONS_BYTES_MAX, self._limits.body_s, share)
-                topic, wanted = check_name(parameters_of(request).get("topic") or ""), published(options)
+                options = await read_options(
+                    request, 2 * size_max + OPTIONS_BYTES_MAX, self._limits.body_s, share
+                )
+                topic, wanted = (
+                    check_name(parameters_of(request).get("topic") or ""),
+                    published(options),
+                )
                 if max(map(len, wanted.bodies)) > size_max:
                     raise api_error("MSG_TOO_BIG")
                 bodies, key, tag, headers, delay = wanted
                 producer = self._open_producer()
                 try:
-                    receipt = await producer.publish_many(topic, bodies, key=key, tag=tag, headers=headers, delay=delay)
+                    receipt = await producer.publish_many(
+                        topic, bodies, key=key, tag=tag, headers=headers, delay=delay
+                    )
                 finally:
                     with contextlib.suppress(ZsqError):  # the publish already raised the error
                         await producer.close(END_S)
@@ -402,7 +504,14 @@ class Doing:
             self._stir()
         offset, keys = receipt.offset, receipt.delayed_keys()
         known = offset is not None and offset >= 0
-        return answer({"done": True, "count": len(bodies), "offset": offset if known else None, "keys": keys[:KEYS_MAX]})
+        return answer(
+            {
+                "done": True,
+                "count": len(bodies),
+                "offset": offset if known else None,
+                "keys": keys[:KEYS_MAX],
+            }
+        )
 
     # Previews
 
@@ -445,11 +554,16 @@ def _known(options: JsonObject, kind: Any) -> Any:
     known: frozenset[str] = kind.__optional_keys__
     unknown = options.keys() - known
     if unknown:
-        raise bad(f"unknown setting {', '.join(sorted(unknown))[:80]}; the settings are {', '.join(sorted(known))}")
+        raise bad(
+            f"unknown setting {', '.join(sorted(unknown))[:80]}; the settings are "
+            f"{', '.join(sorted(known))}"
+        )
     return options
 
 
-def _check_dead_letters(topic: str, channel: str, options: JsonObject, principal: Principal) -> None:
+def _check_dead_letters(
+    topic: str, channel: str, options: JsonObject, principal: Principal
+) -> None:
     """Check the permissions for a channel's dead-letter topic. Raises `ApiError` without them.
 
     The channel copies bodies to that topic on behalf of the user that sets it. So the user must be

@@ -40,10 +40,14 @@ SCRIPT: Final = "all.js"
 STYLE: Final = "all.css"
 
 _IMPORT: Final = re.compile(r'^import \{([^}]*)\} from "(\.[^"]+)";$', re.MULTILINE)
-_EXPORT: Final = re.compile(r"^export (?=(?:async function|function|class|const) ([A-Za-z_$][\w$]*))", re.MULTILINE)
+_EXPORT: Final = re.compile(
+    r"^export (?=(?:async function|function|class|const) ([A-Za-z_$][\w$]*))", re.MULTILINE
+)
 _OTHER: Final = re.compile(r"^(?:import|export)\b.*$|\bimport\s*\(|\bimport\.meta\b", re.MULTILINE)
 _SHEET: Final = re.compile(r'^<link rel="stylesheet" href="/console/([^"]+)">\n', re.MULTILINE)
-_SCRIPT: Final = re.compile(rf'^(<script type="module" src="/console/){re.escape(FIRST)}(")', re.MULTILINE)
+_SCRIPT: Final = re.compile(
+    rf'^(<script type="module" src="/console/){re.escape(FIRST)}(")', re.MULTILINE
+)
 
 
 class CannotJoin(ValueError):
@@ -55,9 +59,22 @@ class CannotJoin(ValueError):
 
 def settings_module() -> str:
     """Return the module with the settings of channels and topics for the pages."""
-    columns = ("name", "kind", "label", "hint", "none_label", "no_bound", "fixed", "choices", "default")
+    columns = (
+        "name",
+        "kind",
+        "label",
+        "hint",
+        "none_label",
+        "no_bound",
+        "fixed",
+        "choices",
+        "default",
+    )
     tables = {"CHANNEL": CHANNEL, "TOPIC": TOPIC}
-    told: dict[str, object] = {name: [{one: getattr(row, one) for one in columns} for row in rows] for name, rows in tables.items()}
+    told: dict[str, object] = {
+        name: [{one: getattr(row, one) for one in columns} for row in rows]
+        for name, rows in tables.items()
+    }
     told["SYNC_MODES"] = SYNC_MODES
     lines = [f"export const {name} = {json.dumps(value)};\n" for name, value in told.items()]
     return "// Made from transport/settings.py.\n" + "".join(lines)
@@ -83,7 +100,10 @@ def join_sheets(page: str, sources: Mapping[str, str]) -> tuple[str, str]:
     named = _SHEET.findall(page)
     missing = [name for name in named if name not in sources]
     if missing or not named or not _SCRIPT.search(page):
-        raise CannotJoin(f"the page does not name a style sheet or {FIRST}, or names missing style sheets: {missing}")
+        raise CannotJoin(
+            f"the page does not name a style sheet or {FIRST}, or names missing style sheets: "
+            f"{missing}"
+        )
     first = True
 
     def once(_: re.Match[str]) -> str:
@@ -91,10 +111,18 @@ def join_sheets(page: str, sources: Mapping[str, str]) -> tuple[str, str]:
         link, first = f'<link rel="stylesheet" href="/console/{STYLE}">\n' if first else "", False
         return link
 
-    return _SCRIPT.sub(rf"\g<1>{SCRIPT}\g<2>", _SHEET.sub(once, page)), "\n".join(sources[name] for name in named)
+    return _SCRIPT.sub(rf"\g<1>{SCRIPT}\g<2>", _SHEET.sub(once, page)), "\n".join(
+        sources[name] for name in named
+    )
 
 
-def _join(name: str, sources: Mapping[str, str], above: tuple[str, ...], done: dict[str, str], parts: list[str]) -> str:
+def _join(
+    name: str,
+    sources: Mapping[str, str],
+    above: tuple[str, ...],
+    done: dict[str, str],
+    parts: list[str],
+) -> str:
     """Add a module and its imports to `parts`. Return the variable that holds its exports."""
     if name in above:
         raise CannotJoin(f"{name} imports itself: {' > '.join([*above, name])}")
@@ -102,18 +130,28 @@ def _join(name: str, sources: Mapping[str, str], above: tuple[str, ...], done: d
         return done[name]
     source = sources.get(name)
     if source is None:
-        raise CannotJoin(f"{above[-1] if above else 'the page'} imports {name}, which does not exist")
+        raise CannotJoin(
+            f"{above[-1] if above else 'the page'} imports {name}, which does not exist"
+        )
 
     def imported(found: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(name), found[2]))
-        return f"const {{{found[1].replace(' as ', ': ')}}} = {_join(target, sources, (*above, name), done, parts)};"
+        return (
+            f"const {{{found[1].replace(' as ', ': ')}}} = "
+            f"{_join(target, sources, (*above, name), done, parts)};"
+        )
 
     exports: list[str] = _EXPORT.findall(source)
     body = _EXPORT.sub("", _IMPORT.sub(imported, source))
     if other := _OTHER.search(body):
-        raise CannotJoin(f"{name} has an import or export that cannot be joined: {other[0].strip()[:100]}")
+        raise CannotJoin(
+            f"{name} has an import or export that cannot be joined: {other[0].strip()[:100]}"
+        )
     done[name] = f"module{len(done)}"
-    parts.append(f"// {name}\nconst {done[name]} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} }};\n}})();\n")
+    parts.append(
+        f"// {name}\nconst {done[name]} = (() => {{\n{body}\nreturn {{ {', '.join(exports)} "
+        f"}};\n}})();\n"
+    )
     return done[name]
 
 
@@ -129,7 +167,8 @@ KINDS: Final = {
 }  # fmt: skip
 _PACKED: Final = frozenset({".html", ".js", ".css", ".svg", ".json", ".webmanifest"})
 POLICY: Final = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src 'self'; connect-src 'self';"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; font-src "
+    "'self'; connect-src 'self';"
     " manifest-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS: Final = {
@@ -161,7 +200,10 @@ class ConsoleFiles:
             body = path.read_bytes()
             size += len(body)
             if len(self._files) >= FILES_MAX or size > BYTES_MAX:
-                text = "the console's folder %s has more than %d files or %d bytes; the other files are not served"
+                text = (
+                    "the console's folder %s has more than %d files or %d bytes; the other "
+                    "files are not served"
+                )
                 log.error(text, folder, FILES_MAX, BYTES_MAX)
                 break
             self._add(path.relative_to(root).as_posix(), body)
@@ -173,15 +215,27 @@ class ConsoleFiles:
         suffix = name[name.rindex(".") :]
         packed = gzip.compress(body, 9, mtime=0) if suffix in _PACKED else b""
         etag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
-        self._files[name] = _File(body, packed if len(packed) < len(body) else b"", KINDS[suffix], etag)
+        self._files[name] = _File(
+            body, packed if len(packed) < len(body) else b"", KINDS[suffix], etag
+        )
 
     def _join(self) -> None:
         try:
-            text = {name: self.read(name).decode() for name in self._files if name.endswith((".js", ".css", INDEX))}
+            text = {
+                name: self.read(name).decode()
+                for name in self._files
+                if name.endswith((".js", ".css", INDEX))
+            }
             page, sheet = join_sheets(text[INDEX], text)
             script = join_modules(text)
         except ValueError as error:  # also if a file is not UTF-8
-            log.warning("the console's files cannot be joined and are served one by one, which is slower: %s", error)
+            log.warning(
+                (
+                    "the console's files cannot be joined and are served one by one, which is "
+                    "slower: %s"
+                ),
+                error,
+            )
             return
         for name, made in ((INDEX, page), (SCRIPT, script), (STYLE, sheet)):
             self._add(name, made.encode())
@@ -204,9 +258,15 @@ class ConsoleFiles:
         if found is None:
             raise api_error("NOT_FOUND")
         headers = {**HEADERS, "etag": found.etag, "vary": "accept-encoding"}
-        if found.etag in [tag.strip().removeprefix("W/") for tag in request.headers.get("if-none-match", "").split(",")]:
+        if found.etag in [
+            tag.strip().removeprefix("W/")
+            for tag in request.headers.get("if-none-match", "").split(",")
+        ]:
             return Response(b"", 304, headers)
         body = found.body
-        if found.packed and "gzip" in [one.partition(";")[0].strip() for one in request.headers.get("accept-encoding", "").split(",")]:
+        if found.packed and "gzip" in [
+            one.partition(";")[0].strip()
+            for one in request.headers.get("accept-encoding", "").split(",")
+        ]:
             body, headers["content-encoding"] = found.packed, "gzip"
         return Response(body, 200, headers, media_type=found.kind)

@@ -92,7 +92,11 @@ class Figure:
                 self._sum += value * (upto - at)
                 self._top = value if not self._top >= value else self._top
             if upto == border:
-                self._coarse[at // STEP_S % COARSE] = (self._sum / STEP_S if self._top == self._top else _NAN) if self._mean else self._top
+                self._coarse[at // STEP_S % COARSE] = (
+                    (self._sum / STEP_S if self._top == self._top else _NAN)
+                    if self._mean
+                    else self._top
+                )
                 self._sum, self._top = 0.0, _NAN
             at = upto
         self._at = second
@@ -137,7 +141,9 @@ class History:
             if track is None:
                 if len(self._tracks) >= TRACKS_MAX:
                     continue
-                track = self._tracks[topic, channel] = Track(CHANNEL_FIGURES if channel else TOPIC_FIGURES, second)
+                track = self._tracks[topic, channel] = Track(
+                    CHANNEL_FIGURES if channel else TOPIC_FIGURES, second
+                )
             values = row.values
             own = [(name, values.get(name)) for name in track.figures if name != "again"]
             if channel:
@@ -159,7 +165,9 @@ class History:
             for figure in track.figures.values():
                 figure.note(_NAN, second)
 
-    def series(self, topic: str, channel: str, span: str, names: Sequence[str], points: int, second: int) -> dict[str, list[float | None]]:
+    def series(
+        self, topic: str, channel: str, span: str, names: Sequence[str], points: int, second: int
+    ) -> dict[str, list[float | None]]:
         """Return the named series, with at most `points` values each."""
         track = self._tracks.get((topic, channel))
         count = SPANS[span][0]
@@ -168,7 +176,9 @@ class History:
             figure = track.figures.get(name) if track is not None else None
             values = figure.last(span, second) if figure is not None else [_NAN] * count
             mean = (CHANNEL_FIGURES if channel else TOPIC_FIGURES).get(name, False)
-            found[name] = [_shown(value) for value in thinned(values, stride(span, points), mean=mean)]
+            found[name] = [
+                _shown(value) for value in thinned(values, stride(span, points), mean=mean)
+            ]
         return found
 
 

@@ -11,7 +11,15 @@ from typing import Any, Final, NamedTuple, TypedDict, cast
 
 from .....transport.client.core.redrive import CHANNEL as REDRIVE
 from .....transport.draining import remaining
-from .....transport.reports import BrokerStats, ChannelStats, ConsumerStats, Latency, ProducerStats, PublisherStats, TopicStats
+from .....transport.reports import (
+    BrokerStats,
+    ChannelStats,
+    ConsumerStats,
+    Latency,
+    ProducerStats,
+    PublisherStats,
+    TopicStats,
+)
 from .....transport.wire.answers import ChunkRow, Chunks
 from ....statistics.schema import rows_of
 from ..web.responses import ApiError
@@ -128,28 +136,68 @@ def _topic_delete(asked: ActionRequest) -> LossReport:
         ActionLoss("messages in the log", stored), ActionLoss("delayed messages", row.get("delayed_count", 0)),
         ActionLoss("channels", len(row["channels"])), ActionLoss("uncommitted stages", row.get("stages", 0)),
     ]  # fmt: skip
-    removed = f"{stored:,} messages in {row['log_bytes']:,} bytes of log are removed and cannot be read any more."
+    removed = (
+        f"{stored:,} messages in {row['log_bytes']:,} bytes of log are removed and cannot be "
+        "read any more."
+    )
     says = [removed if stored else "The topic is empty."]
     says += [f"Unfinished: {'; '.join(left)}."] if left else []
-    return LossReport(losses, says + _people(row["channels"], "They receive no more messages"), {"unfinished": left})
+    return LossReport(
+        losses,
+        says + _people(row["channels"], "They receive no more messages"),
+        {"unfinished": left},
+    )
 
 
 def _topic_empty(asked: ActionRequest) -> LossReport:
     losses = [ActionLoss("messages waiting", asked.topic["depth"])]
     where = "for the topic to be unpaused" if asked.topic["channels"] else "for a first channel"
-    says = _sentence(losses, f"{where} will not go to any channel. They can be read by offset until retention removes them.")
-    return LossReport(losses, says or ["Nothing waits in the topic itself. To remove messages of its channels, empty the channels."], {})
+    says = _sentence(
+        losses,
+        (
+            f"{where} will not go to any channel. They can be read by offset until retention "
+            "removes them."
+        ),
+    )
+    return LossReport(
+        losses,
+        says
+        or [
+            (
+                "Nothing waits in the topic itself. To remove messages of its channels, empty the "
+                "channels."
+            )
+        ],
+        {},
+    )
 
 
 def _topic_pause(asked: ActionRequest) -> LossReport:
-    return LossReport([], ["Publishers can continue. Channels get no new messages until the topic is unpaused. Nothing is lost."], {})
+    return LossReport(
+        [],
+        [
+            (
+                "Publishers can continue. Channels get no new messages until the topic is "
+                "unpaused. Nothing is lost."
+            )
+        ],
+        {},
+    )
 
 
 def _topic_close(asked: ActionRequest) -> LossReport:
-    says = ["Publishers are refused from now on. Consumers continue and drain the topic. It can be opened again."]
+    says = [
+        (
+            "Publishers are refused from now on. Consumers continue and drain the topic. It can be "
+            "opened again."
+        )
+    ]
     left = remaining(asked.topic)
     return LossReport(
-        [], says + ([f"Still to be drained: {'; '.join(left)}."] if left else ["It is already drained."]), {"unfinished": left}
+        [],
+        says
+        + ([f"Still to be drained: {'; '.join(left)}."] if left else ["It is already drained."]),
+        {"unfinished": left},
     )
 
 
@@ -157,24 +205,38 @@ def _topic_close_consumers(asked: ActionRequest) -> LossReport:
     left = remaining(asked.topic)
     says = ["Publishers and consumers are refused from now on. It can be opened again."]
     says += [f"Not finished: {'; '.join(left)}. This stays in the topic."] if left else []
-    return LossReport([], says + _people(asked.topic["channels"], "Their subscriptions end"), {"unfinished": left})
+    return LossReport(
+        [], says + _people(asked.topic["channels"], "Their subscriptions end"), {"unfinished": left}
+    )
 
 
 def _channel_delete(asked: ActionRequest) -> LossReport:
     losses = _held(asked.own)
-    says = _sentence(losses, "are not finished. They are removed with the channel.") or ["The channel has no unfinished messages."]
-    says.append("Its settings and counters are removed too. The topic's log and its other channels do not change.")
+    says = _sentence(losses, "are not finished. They are removed with the channel.") or [
+        "The channel has no unfinished messages."
+    ]
+    says.append(
+        "Its settings and counters are removed too. The topic's log and its other channels do "
+        "not change."
+    )
     return LossReport(losses, says + _people([asked.own], "They receive no more messages"), {})
 
 
 def _channel_empty(asked: ActionRequest) -> LossReport:
     losses = _held(asked.own)
-    says = _sentence(losses, "will not be delivered to this channel (again). Other channels keep their messages.")
+    says = _sentence(
+        losses, "will not be delivered to this channel (again). Other channels keep their messages."
+    )
     return LossReport(losses, says or ["The channel has no unfinished messages."], {})
 
 
 def _channel_pause(asked: ActionRequest) -> LossReport:
-    says = ["Nothing is delivered until the channel is unpaused. Messages in flight can still be finished. Nothing is lost."]
+    says = [
+        (
+            "Nothing is delivered until the channel is unpaused. Messages in flight can still be "
+            "finished. Nothing is lost."
+        )
+    ]
     return LossReport([], says, {})
 
 
@@ -195,14 +257,22 @@ def _channel_seek(asked: ActionRequest) -> LossReport:
     says = [f"From offset {at:,} to {to:,}."]
     says += [f"{skipped:,} messages are skipped for this channel."] if skipped else []
     says += [f"{again:,} messages are delivered again, including finished ones."] if again else []
-    says += _sentence(cleared, "are taken back. Only those at or after the new offset are delivered again.")
-    return LossReport(losses, says, {"seek": {"from": at, "to": to, "again": again, "skipped": skipped}})
+    says += _sentence(
+        cleared, "are taken back. Only those at or after the new offset are delivered again."
+    )
+    return LossReport(
+        losses, says, {"seek": {"from": at, "to": to, "again": again, "skipped": skipped}}
+    )
 
 
 def _delayed_cancel(asked: ActionRequest) -> LossReport:
     waiting = asked.topic.get("delayed_count", 0)
     count = waiting if asked.keys is None else min(asked.keys, waiting)
-    return LossReport([ActionLoss("delayed messages", count)], [f"{count:,} delayed messages are removed and never delivered."], {})
+    return LossReport(
+        [ActionLoss("delayed messages", count)],
+        [f"{count:,} delayed messages are removed and never delivered."],
+        {},
+    )
 
 
 def _redrive(asked: ActionRequest) -> LossReport:
@@ -213,10 +283,15 @@ def _redrive(asked: ActionRequest) -> LossReport:
     else:
         count = max(0, row["head"] - row["start"])
     says = [
-        f"{count:,} dead letters are sent back as new messages, each to the channel that it came from.",
+        (
+            f"{count:,} dead letters are sent back as new messages, each to the channel that it "
+            "came from."
+        ),
         "Other channels of this topic keep them.",
     ]
-    return LossReport([], says if count else ["No dead letters wait to be sent back."], {"count": count})
+    return LossReport(
+        [], says if count else ["No dead letters wait to be sent back."], {"count": count}
+    )
 
 
 _ACTIONS: Final[dict[str, Callable[[ActionRequest], LossReport]]] = {
@@ -229,7 +304,15 @@ _ACTIONS: Final[dict[str, Callable[[ActionRequest], LossReport]]] = {
 _MS: Final = 1_000_000
 _NO_LATENCY: Final[Latency] = {"count": 0, "percentiles": ()}
 _QUANTILES: Final = {0.5: "p50_ms", 0.9: "p90_ms", 0.95: "p95_ms", 0.99: "p99_ms", 1.0: "max_ms"}
-_OF_TOPIC: Final = ("uuid", "retention", "finished_bytes", "removed_bytes", "recovery", "delayed_lost", "transactions")
+_OF_TOPIC: Final = (
+    "uuid",
+    "retention",
+    "finished_bytes",
+    "removed_bytes",
+    "recovery",
+    "delayed_lost",
+    "transactions",
+)
 
 
 class ShownLatency(TypedDict):
@@ -308,10 +391,17 @@ def topic_details(stats: BrokerStats, known: Mapping[str, object]) -> TopicPage:
     """Return the page of a topic from its current statistics and its row on the board."""
     row = stats["topics"][0]
     left, values = remaining(row), cast("Mapping[str, object]", row)
-    more = {"closed": row["closed"], "rates": row["rates"], "latency": latency(row.get("e2e_processing_latency"))}
+    more = {
+        "closed": row["closed"],
+        "rates": row["rates"],
+        "latency": latency(row.get("e2e_processing_latency")),
+    }
     return {
         "topic": {**known, **{name: values.get(name) for name in _OF_TOPIC}, **more},
-        "producers": [*map(_publisher, row.get("publishers", ())), *(_nsq_producer(one, row["topic_name"]) for one in stats["producers"])],
+        "producers": [
+            *map(_publisher, row.get("publishers", ())),
+            *(_nsq_producer(one, row["topic_name"]) for one in stats["producers"]),
+        ],
         "retire": {"state": row["closed"], "left": left, "drained": not left},
     }
 
@@ -332,17 +422,32 @@ def _nsq_producer(one: ProducerStats, topic: str) -> ShownPublisher:
 
 
 def channel_details(row: ChannelStats, known: Mapping[str, object]) -> ChannelPage:
-    counters = {name: value for name, value in row.items() if name.endswith(("_count", "_bytes")) and name != "client_count"}
-    more = {"settings": row.get("settings", {}), "counters": counters, "rates": row["rates"], "drain_s": row["drain_s"]}
+    counters = {
+        name: value
+        for name, value in row.items()
+        if name.endswith(("_count", "_bytes")) and name != "client_count"
+    }
+    more = {
+        "settings": row.get("settings", {}),
+        "counters": counters,
+        "rates": row["rates"],
+        "drain_s": row["drain_s"],
+    }
     latencies = {"latency": latency(row.get("e2e_processing_latency"))}
-    return {"channel": {**known, **more, **latencies}, "clients": [_client(one) for one in row["clients"]]}
+    return {
+        "channel": {**known, **more, **latencies},
+        "clients": [_client(one) for one in row["clients"]],
+    }
 
 
 _OF_CLIENT: Final = {row.view: (row.name, row.default) for row in rows_of("consumer") if row.view}
 
 
 def _client(one: ConsumerStats) -> ShownClient:
-    percentiles, values = latency(one.get("e2e_processing_latency")), cast("Mapping[str, object]", one)
+    percentiles, values = (
+        latency(one.get("e2e_processing_latency")),
+        cast("Mapping[str, object]", one),
+    )
     told = {name: values.get(theirs, otherwise) for name, (theirs, otherwise) in _OF_CLIENT.items()}
     more = {
         "connected_ms": one.get("connect_ts", 0) * 1000,
@@ -357,8 +462,12 @@ def _client(one: ConsumerStats) -> ShownClient:
 
 def latency(found: Latency | None) -> ShownLatency:
     found = found or _NO_LATENCY
-    told = {_QUANTILES[one["quantile"]]: round(one["value"] / _MS, 3) for one in found["percentiles"]}
-    return cast("ShownLatency", {"count": found["count"], **dict.fromkeys(_QUANTILES.values()), **told})
+    told = {
+        _QUANTILES[one["quantile"]]: round(one["value"] / _MS, 3) for one in found["percentiles"]
+    }
+    return cast(
+        "ShownLatency", {"count": found["count"], **dict.fromkeys(_QUANTILES.values()), **told}
+    )
 
 
 def chunk_rows(found: Chunks) -> dict[str, object]:

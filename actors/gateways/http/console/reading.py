@@ -38,7 +38,14 @@ MEMORY_AGE_S: Final = 5.0
 class ReadHandlers:
     """The handlers of GET paths."""
 
-    def __init__(self, source: Source, open_reader: Open, stats: SharedStats, sampler: Sampler, jobs: BackgroundJobs) -> None:
+    def __init__(
+        self,
+        source: Source,
+        open_reader: Open,
+        stats: SharedStats,
+        sampler: Sampler,
+        jobs: BackgroundJobs,
+    ) -> None:
         self._source = source
         self._open = open_reader
         self._stats = stats
@@ -56,7 +63,11 @@ class ReadHandlers:
         board = await self._sampler.fresh(topic)
         if topic and topic not in board.topics:
             raise ApiError(404, f"E_NOT_FOUND topic {topic!r} does not exist")
-        return answer(BoardView(principal_of(request), topic, bool(topic) or parameters.flag("channels", False)).whole(board))
+        return answer(
+            BoardView(
+                principal_of(request), topic, bool(topic) or parameters.flag("channels", False)
+            ).whole(board)
+        )
 
     async def history(self, request: Request) -> Response:
         parameters = parameters_of(request)
@@ -66,7 +77,9 @@ class ReadHandlers:
         await self._sampler.fresh()
         span, points = _span(parameters, FINE * 4)
         names = _series(parameters, [*(CHANNEL_FIGURES if channel else TOPIC_FIGURES)])
-        series = self._sampler.history.series(topic, channel, span, names, points, self._sampler.second())
+        series = self._sampler.history.series(
+            topic, channel, span, names, points, self._sampler.second()
+        )
         return answer(self._times(span, points) | {"series": series})
 
     async def histories(self, request: Request) -> Response:
@@ -74,23 +87,40 @@ class ReadHandlers:
         topic = parameters.get("topic") or ""
         board, history = await self._sampler.fresh(), self._sampler.history
         span, points = _span(parameters, SPARK_POINTS)
-        names = _series(parameters, [*(CHANNEL_FIGURES if topic else TOPIC_FIGURES)], ["depth", "out"] if topic else ["in", "backlog"])
+        names = _series(
+            parameters,
+            [*(CHANNEL_FIGURES if topic else TOPIC_FIGURES)],
+            ["depth", "out"] if topic else ["in", "backlog"],
+        )
         second = self._sampler.second()
         if topic:
             row = board.topics.get(topic)
-            found = {one: history.series(topic, one, span, names, points, second) for one in (row.channels if row is not None else ())}
+            found = {
+                one: history.series(topic, one, span, names, points, second)
+                for one in (row.channels if row is not None else ())
+            }
         else:
-            found = {name: history.series(name, "", span, names, points, second) for name, _ in board.rows(principal)}
+            found = {
+                name: history.series(name, "", span, names, points, second)
+                for name, _ in board.rows(principal)
+            }
         return answer(self._times(span, points) | {"channels" if topic else "topics": found})
 
     def _times(self, span: str, points: int) -> dict[str, object]:
         step_s = SPANS[span][1]
-        late_ms = (self._sampler.second() % step_s) * 1000  # the time since the last complete 10 seconds
-        return {"step_s": step_s * stride(span, points), "end_ms": self._sampler.board.now_ms - late_ms}
+        late_ms = (
+            self._sampler.second() % step_s
+        ) * 1000  # the time since the last complete 10 seconds
+        return {
+            "step_s": step_s * stride(span, points),
+            "end_ms": self._sampler.board.now_ms - late_ms,
+        }
 
     async def alarms(self, request: Request) -> Response:
         found = await self._source.overview(self._sampler.board.version, alarms=True)
-        return answer(BoardView(principal_of(request)).alarms(found.get("alarms", self._sampler.alarms)))
+        return answer(
+            BoardView(principal_of(request)).alarms(found.get("alarms", self._sampler.alarms))
+        )
 
     async def jobs(self, request: Request) -> Response:
         return answer({"jobs": self._jobs.rows(principal_of(request))})
@@ -99,7 +129,10 @@ class ReadHandlers:
 
     async def topic(self, request: Request) -> Response:
         topic = _topic(parameters_of(request))
-        board, stats = await self._sampler.fresh(topic), visible(await self._stats.fresh(topic), principal_of(request))
+        board, stats = (
+            await self._sampler.fresh(topic),
+            visible(await self._stats.fresh(topic), principal_of(request)),
+        )
         known = BoardView(principal_of(request), topic, True).whole(board)["topics"].get(topic, {})
         return answer({"now_ms": board.now_ms, **topic_details(stats, known)})
 
@@ -107,17 +140,30 @@ class ReadHandlers:
         parameters = parameters_of(request)
         topic, channel = _topic(parameters), parameters.get("channel") or ""
         board, stats = await self._sampler.fresh(topic), await self._stats.fresh(topic)
-        row = next((row for row in stats["topics"][0]["channels"] if row["channel_name"] == channel), None)
+        row = next(
+            (row for row in stats["topics"][0]["channels"] if row["channel_name"] == channel), None
+        )
         if row is None:
-            raise ApiError(404, f"E_NOT_FOUND channel {channel!r} of topic {topic!r} does not exist")
-        channels = BoardView(principal_of(request), topic, True).whole(board)["topics"].get(topic, {}).get("channels")
+            raise ApiError(
+                404, f"E_NOT_FOUND channel {channel!r} of topic {topic!r} does not exist"
+            )
+        channels = (
+            BoardView(principal_of(request), topic, True)
+            .whole(board)["topics"]
+            .get(topic, {})
+            .get("channels")
+        )
         known = channels.get(channel, {}) if isinstance(channels, dict) else {}
         return answer({"now_ms": board.now_ms, **channel_details(row, known)})
 
     async def chunks(self, request: Request) -> Response:
         topic = _topic(parameters_of(request))
         board = await self._sampler.fresh(topic)
-        cursors = {name: row.values["next_offset"] for name, row in board.topics[topic].channels.items()} if topic in board.topics else {}
+        cursors = (
+            {name: row.values["next_offset"] for name, row in board.topics[topic].channels.items()}
+            if topic in board.topics
+            else {}
+        )
         return answer(chunk_rows(await self._source.chunks(topic)) | {"cursors": cursors})
 
     async def processes(self, request: Request) -> Response:
@@ -129,7 +175,13 @@ class ReadHandlers:
         return answer({"processes": rows, "memory_bytes": sum(memory.values())})
 
     async def audit(self, request: Request) -> Response:
-        return answer({"entries": await self._source.audit(number(parameters_of(request), "count", 100, 1, 1_000))})
+        return answer(
+            {
+                "entries": await self._source.audit(
+                    number(parameters_of(request), "count", 100, 1, 1_000)
+                )
+            }
+        )
 
     async def _memory_of(self, pids: list[int]) -> dict[int, int]:
         """Return the memory of processes in bytes, by pid, at most MEMORY_AGE_S old.
@@ -162,7 +214,9 @@ class ReadHandlers:
             first = max(await self._first(parameters, reader, node, count), start)
             found, after = await _read(topic, reader, first, head, count)
             told = [bodies.message(one, node, room) for one in found]
-        return answer({"start": start, "head": head, "from": first, "next_offset": after, "messages": told})
+        return answer(
+            {"start": start, "head": head, "from": first, "next_offset": after, "messages": told}
+        )
 
     async def body(self, request: Request) -> Response:
         parameters = parameters_of(request)
@@ -172,7 +226,10 @@ class ReadHandlers:
             found, _ = await _read(topic, reader, offset, head, 1)
         if offset < 0 or not found or found[0].offset != offset:
             raise ApiError(404, f"E_NOT_FOUND topic {topic} has no message {offset}")
-        headers = {**HEADERS, "content-disposition": f'attachment; filename="{topic.partition("#")[0]}-{offset}"'}
+        headers = {
+            **HEADERS,
+            "content-disposition": f'attachment; filename="{topic.partition("#")[0]}-{offset}"',
+        }
         headers["content-security-policy"] = "sandbox; default-src 'none'"
         return Response(found[0].body, 200, headers, media_type="application/octet-stream")
 
@@ -195,22 +252,36 @@ class ReadHandlers:
     @staticmethod
     async def _first(parameters: Parameters, reader: TopicReader, node: int, count: int) -> int:
         """Return the first offset to show, from the one parameter that gives it."""
-        given = [name for name in ("offset", "id", "time_ms", "latest") if parameters.get(name) is not None]
+        given = [
+            name
+            for name in ("offset", "id", "time_ms", "latest")
+            if parameters.get(name) is not None
+        ]
         if len(given) > 1:
             raise bad(f"give only one of offset, id, time_ms and latest, not {' and '.join(given)}")
         if given == ["offset"]:
             return number(parameters, "offset", 0, 0, 1 << 62)
         if given == ["time_ms"]:
-            return await reader.offset_at(number(parameters, "time_ms", 0, -(1 << 42), 1 << 42) * 1_000_000)
+            return await reader.offset_at(
+                number(parameters, "time_ms", 0, -(1 << 42), 1 << 42) * 1_000_000
+            )
         if given == ["id"]:
             of, offset = parse_id(parameters.get("id") or "")
             if of is not None and of != node:
-                raise ApiError(404, f"E_NOT_FOUND this message id is from node {of}, but this broker is node {node}")
+                raise ApiError(
+                    404,
+                    (
+                        f"E_NOT_FOUND this message id is from node {of}, but this broker is node "
+                        f"{node}"
+                    ),
+                )
             return offset
         return await reader.newest(count)
 
 
-async def _read(topic: str, reader: TopicReader, first: int, head: int, count: int) -> tuple[list[StoredMessage], int]:
+async def _read(
+    topic: str, reader: TopicReader, first: int, head: int, count: int
+) -> tuple[list[StoredMessage], int]:
     """Return messages from `first` on, and the offset to continue at. Damaged parts are skipped."""
     found: list[StoredMessage] = []
     at, size = first, 0
@@ -254,7 +325,9 @@ def _span(parameters: Parameters, points: int) -> tuple[str, int]:
     return span, number(parameters, "points", points, 1, 1_000)
 
 
-def _series(parameters: Parameters, known: list[str], otherwise: list[str] | None = None) -> list[str]:
+def _series(
+    parameters: Parameters, known: list[str], otherwise: list[str] | None = None
+) -> list[str]:
     said = parameters.get("series")
     if not said:
         return otherwise or known

@@ -32,7 +32,9 @@ PATIENCE_S: Final = 10.0
 
 
 class Glancing(Protocol):
-    async def overview(self, since: int = 0, *, processes: bool = False, alarms: bool = False) -> OverviewAnswer: ...
+    async def overview(
+        self, since: int = 0, *, processes: bool = False, alarms: bool = False
+    ) -> OverviewAnswer: ...
 
 
 class Sampler:
@@ -127,7 +129,9 @@ class Sampler:
                     self.history.lost(self.second())
             except Exception as error:  # it must be logged, and the pages must continue
                 log.exception("the console cannot read the overview of the broker")
-                self._error = ZsqError(E_TIMEOUT, f"the console cannot read the overview of the broker: {error!r}")
+                self._error = ZsqError(
+                    E_TIMEOUT, f"the console cannot read the overview of the broker: {error!r}"
+                )
             done, self._round = self._round, asyncio.Event()
             done.set()
             await self._rest(begun_s)
@@ -136,7 +140,11 @@ class Sampler:
         """Wait until the next overview is due. A new watcher shortens the wait."""
         while not self.closing:
             watched = self._watchers > 0 or time.monotonic() - self._watched_s < LINGERS_S
-            rest_s = begun_s + (HURRIED_S if self._hurry else self._watched_each_s if watched else UNWATCHED_S) - time.monotonic()
+            rest_s = (
+                begun_s
+                + (HURRIED_S if self._hurry else self._watched_each_s if watched else UNWATCHED_S)
+                - time.monotonic()
+            )
             if rest_s <= 0:
                 return
             self._wake.clear()
@@ -153,11 +161,16 @@ class Sampler:
         before = board.broker
         changed = board.take(found, int(time.time() * 1000), int(now_s * 1000))
         self.history.note(changed, int(now_s))
-        self._watched_each_s = min(max(WATCHED_S, sum(row.changed == board.tick for _, _, row in changed) / ROWS_A_S), WATCHED_S_MAX)
+        self._watched_each_s = min(
+            max(WATCHED_S, sum(row.changed == board.tick for _, _, row in changed) / ROWS_A_S),
+            WATCHED_S_MAX,
+        )
         if found["whole"]:
             self.history.keep_only(board.topics)
         if any(board.broker[name] != before.get(name) for name in ("alarms", "alarmed_ns")):
-            self.alarms = (await self._broker.overview(board.version, alarms=True)).get("alarms", self.alarms)
+            self.alarms = (await self._broker.overview(board.version, alarms=True)).get(
+                "alarms", self.alarms
+            )
             self.alarms_tick = board.tick
         self._sampled_s, self._error = now_s, None
 

@@ -19,7 +19,16 @@ from typing import Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ....security.policy import EVERYBODY, LOOKING, NOBODY, RULES, AccessPolicy, Action, Actions, Principal
+from ....security.policy import (
+    EVERYBODY,
+    LOOKING,
+    NOBODY,
+    RULES,
+    AccessPolicy,
+    Action,
+    Actions,
+    Principal,
+)
 from ...acting import ACTING, FirstUse
 from ...nsq.auth import Authenticator, AuthFailed, Who
 from .body import Parameters, legal
@@ -40,7 +49,10 @@ class HttpAuthority:
     """
 
     def __init__(
-        self, authenticator: Authenticator | None = None, policy: AccessPolicy | None = None, first_use: FirstUse | None = None
+        self,
+        authenticator: Authenticator | None = None,
+        policy: AccessPolicy | None = None,
+        first_use: FirstUse | None = None,
     ) -> None:
         self._first_use = first_use
         self._authenticator = authenticator
@@ -62,7 +74,10 @@ class HttpAuthority:
             except ApiError as error:
                 if error.status in (401, 403):
                     needs = " and ".join(action.value for action in actions)
-                    self._warn(request, f"{principal.name or 'an unknown user'} needs the permission {needs}")
+                    self._warn(
+                        request,
+                        f"{principal.name or 'an unknown user'} needs the permission {needs}",
+                    )
                 raise
             give(request, principal)
             ACTING.set({"user": principal.name, "from": _remote(request), "via": "http"})
@@ -70,7 +85,9 @@ class HttpAuthority:
 
         return handle
 
-    async def _check_first_use(self, actions: Actions, principal: Principal, request: Request) -> None:
+    async def _check_first_use(
+        self, actions: Actions, principal: Principal, request: Request
+    ) -> None:
         """Refuse a publish that would create a topic that the principal may not create.
 
         The other paths that create something require `admin`, which includes that permission.
@@ -101,7 +118,13 @@ class HttpAuthority:
     async def _known(self, request: Request) -> Principal:
         token = _token(request)
         if self.policy is not None:
-            found = self.policy.by_token(token) if token else None if _shows_something(request) else self.policy.anonymous
+            found = (
+                self.policy.by_token(token)
+                if token
+                else None
+                if _shows_something(request)
+                else self.policy.anonymous
+            )
             if found is not None:
                 return found
             if token:
@@ -124,7 +147,14 @@ class HttpAuthority:
             return
         self._warned_s, count, self._refused = time.monotonic(), self._refused, 0
         more = f" ({count - 1} more refused requests were not logged)" if count > 1 else ""
-        log.warning("%s %s from %s refused: %s%s", request.method, repr(request.scope["path"][:100]), _remote(request), why, more)
+        log.warning(
+            "%s %s from %s refused: %s%s",
+            request.method,
+            repr(request.scope["path"][:100]),
+            _remote(request),
+            why,
+            more,
+        )
 
 
 def check(actions: Actions, principal: Principal, request: Request) -> None:

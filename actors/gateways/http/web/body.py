@@ -47,7 +47,12 @@ class Parameters:
         if _BROKEN.search(query):
             raise api_error("INVALID_REQUEST")
         try:
-            pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True, errors="replace", max_num_fields=FIELDS_MAX)
+            pairs = parse_qsl(
+                query.decode("latin-1"),
+                keep_blank_values=True,
+                errors="replace",
+                max_num_fields=FIELDS_MAX,
+            )
         except ValueError:
             raise api_error("INVALID_REQUEST") from None
         self._values: dict[str, str] = {}
@@ -73,7 +78,9 @@ class Parameters:
         return self._name("topic", "MISSING_ARG_TOPIC", "TOPIC_NOT_FOUND")
 
     def topic_and_channel(self) -> tuple[str, str]:
-        return self.topic("INVALID_ARG_TOPIC"), self._name("channel", "MISSING_ARG_CHANNEL", "INVALID_ARG_CHANNEL")
+        return self.topic("INVALID_ARG_TOPIC"), self._name(
+            "channel", "MISSING_ARG_CHANNEL", "INVALID_ARG_CHANNEL"
+        )
 
     def _name(self, parameter: str, missing: str, invalid: str) -> str:
         value = self._values.get(parameter)
@@ -106,7 +113,9 @@ class Parameters:
 _COUNT: Final = struct.Struct(">i")
 
 
-async def read_body(request: Request, bytes_max: int, too_big: ApiError, body_s: float, share: Share) -> bytes:
+async def read_body(
+    request: Request, bytes_max: int, too_big: ApiError, body_s: float, share: Share
+) -> bytes:
     """Return the complete body. Raises `too_big` if it has more than `bytes_max` bytes."""
     length = announced(request)
     if length is not None and length > bytes_max:

@@ -25,7 +25,9 @@ class HttpLimits:
     max_msg_size: int = MESSAGE_BYTES_MAX
     max_body_size: int = 5 * MIB
     max_req_timeout_ms: int = 3_600_000
-    connections_max: int = 1_024  # above it, an idle connection is closed, or the new one if none is idle
+    connections_max: int = (
+        1_024  # above it, an idle connection is closed, or the new one if none is idle
+    )
     requests_max: int = 256  # at the same time; more are answered with 503
     bodies_bytes_max: int = 64 * MIB  # of all requests together
     head_bytes_max: int = 32 * KIB  # request line and headers
@@ -41,7 +43,10 @@ class HttpLimits:
 
     def __post_init__(self) -> None:
         if self.max_msg_size > MESSAGE_BYTES_LARGEST:
-            raise ValueError(f"max_msg_size must be at most {MESSAGE_BYTES_LARGEST}, which fills a block, not {self.max_msg_size}")
+            raise ValueError(
+                f"max_msg_size must be at most {MESSAGE_BYTES_LARGEST}, which fills a block, "
+                f"not {self.max_msg_size}"
+            )
 
 
 class Budget:
@@ -72,7 +77,10 @@ class Share:
 
     def take(self, size: int) -> None:
         if self.budget.held + size > self.budget.bytes_max:
-            text = f"E_LIMIT the bodies of all requests together would be over {self.budget.bytes_max} bytes; try again"
+            text = (
+                "E_LIMIT the bodies of all requests together would be over "
+                f"{self.budget.bytes_max} bytes; try again"
+            )
             raise ApiError(503, text, hint={"retry-after": "1"})
         self.budget.held += size
         self.held += size

@@ -54,7 +54,9 @@ class Origins:
 
     def __init__(self, names: Iterable[str] = (), told: Iterable[str] = ()) -> None:
         self._told = frozenset(name.strip().lower() for name in told)
-        self.names = frozenset({host_of(name) for name in (*names, *self._told)} | {"localhost"}) - {""}
+        self.names = frozenset(
+            {host_of(name) for name in (*names, *self._told)} | {"localhost"}
+        ) - {""}
 
     def knows(self, host: str) -> bool:
         return host in self.names or is_address(host)
@@ -68,7 +70,13 @@ class Origins:
         place = headers.get(b"host", b"").decode("latin-1")
         if not any_name and place and not self.knows(host_of(place)):
             shown = repr((host_of(place) or place)[:_SHOWN_CHARS])
-            return ApiError(421, f"E_HOST {shown} is not a known name of this broker; to allow it, use --http-allowed-host")
+            return ApiError(
+                421,
+                (
+                    f"E_HOST {shown} is not a known name of this broker; to allow it, use "
+                    "--http-allowed-host"
+                ),
+            )
         if scope["method"] in SAFE and not scope["path"].startswith("/api/"):
             return None
         site = headers.get(b"sec-fetch-site")
@@ -76,11 +84,19 @@ class Origins:
             own = site.decode("latin-1").strip().lower() in OWN_PAGES
         else:
             origin = headers.get(b"origin")
-            own = origin is None or self._is_own(origin.decode("latin-1"), place, scope.get("scheme") == "https")
+            own = origin is None or self._is_own(
+                origin.decode("latin-1"), place, scope.get("scheme") == "https"
+            )
         return (
             None
             if own
-            else ApiError(403, "E_ORIGIN the request came from a page of another site, which may not do this; use the broker's console")
+            else ApiError(
+                403,
+                (
+                    "E_ORIGIN the request came from a page of another site, which may not do this; "
+                    "use the broker's console"
+                ),
+            )
         )
 
     def _is_own(self, origin: str, place: str, secure: bool) -> bool:

@@ -19,7 +19,14 @@ from .....transport.errors import E_BAD_NAME, E_CLOSING, E_TOO_BIG, NotFound, Us
 class ApiError(Exception):
     """An error that is sent to the client, with a status and a message."""
 
-    def __init__(self, status: int, message: str, *, hint: dict[str, str] | None = None, more: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        hint: dict[str, str] | None = None,
+        more: dict[str, Any] | None = None,
+    ) -> None:
         super().__init__(message)
         self.more = more or {}  # other fields of the body
         self.status = status
@@ -30,10 +37,25 @@ class ApiError(Exception):
 # All errors with their meanings. docs/http.md lists them, and a test compares the two.
 ANSWERS: Final[dict[str, tuple[int, str]]] = {
     "MSG_TOO_BIG": (413, "the message is larger than max-msg-size"),
-    "BODY_TOO_BIG": (413, "the body is larger than max-body-size (64 KiB for a request that needs no body)"),
+    "BODY_TOO_BIG": (
+        413,
+        "the body is larger than max-body-size (64 KiB for a request that needs no body)",
+    ),
     "BAD_BODY": (413, "`/mpub?binary=true`: the count is missing or invalid"),
-    "BAD_MESSAGE": (413, "`/mpub?binary=true`: a size is missing, invalid, or larger than max-msg-size; or the body ends early"),
-    "INVALID_VALUE": (400, "`PUT /config`: the value has the wrong type for the option (413 if it is empty or too big)"),
+    "BAD_MESSAGE": (
+        413,
+        (
+            "`/mpub?binary=true`: a size is missing, invalid, or larger than max-msg-size; or the "
+            "body ends early"
+        ),
+    ),
+    "INVALID_VALUE": (
+        400,
+        (
+            "`PUT /config`: the value has the wrong type for the option (413 if it is empty or too "
+            "big)"
+        ),
+    ),
     "MSG_EMPTY": (400, "`/pub` without a body"),
     "INVALID_DEFER": (400, "`defer` is not a number of milliseconds from 0 to max-req-timeout"),
     "INVALID_REQUEST": (400, "the query cannot be parsed"),
@@ -46,11 +68,20 @@ ANSWERS: Final[dict[str, tuple[int, str]]] = {
     "MISSING_ARG_NODE": (400, "`/topic/tombstone` without `node`"),
     "AUTH_FIRST": (
         401,
-        "the broker needs authentication (`--access`, or an auth server), and the request has no `Authorization: Bearer TOKEN`",
+        (
+            "the broker needs authentication (`--access`, or an auth server), and the request has "
+            "no `Authorization: Bearer TOKEN`"
+        ),
     ),
-    "AUTH_FAILED": (403, "no user has this token; or no auth server accepts it; or no auth server answers"),
+    "AUTH_FAILED": (
+        403,
+        "no user has this token; or no auth server accepts it; or no auth server answers",
+    ),
     "UNAUTHORIZED": (403, "the user of the token has no permission for this request"),
-    "TLS_REQUIRED": (403, "the broker was started with `--nsq-tls-required true` and without `--http-tls-cert`"),
+    "TLS_REQUIRED": (
+        403,
+        "the broker was started with `--nsq-tls-required true` and without `--http-tls-cert`",
+    ),
     "TOPIC_NOT_FOUND": (404, "the topic does not exist"),
     "CHANNEL_NOT_FOUND": (404, "the topic has no such channel"),
     "NOT_FOUND": (404, "the path does not exist"),
@@ -102,7 +133,9 @@ def nothing() -> Response:
 
 
 def answer(data: Any, status: int = 200) -> Response:
-    return Response(json.dumps(data, separators=(",", ":")).encode(), status, NSQ_HEADER, media_type=JSON)
+    return Response(
+        json.dumps(data, separators=(",", ":")).encode(), status, NSQ_HEADER, media_type=JSON
+    )
 
 
 def refusal(error: ApiError) -> Response:

@@ -65,8 +65,12 @@ class StrictConnection(h11.Connection):
         elif isinstance(event, h11.Request):
             self._chunks = self._body_bytes = 0
             names = {bytes(name) for name, _ in event.headers}  # h11 has made them lower case
-            if b"transfer-encoding" in names and (b"content-length" in names or event.http_version < b"1.1"):
-                raise h11.RemoteProtocolError("Transfer-Encoding is not allowed together with Content-Length, or in HTTP/1.0")
+            if b"transfer-encoding" in names and (
+                b"content-length" in names or event.http_version < b"1.1"
+            ):
+                raise h11.RemoteProtocolError(
+                    "Transfer-Encoding is not allowed together with Content-Length, or in HTTP/1.0"
+                )
         return event
 
 
@@ -78,7 +82,9 @@ class BoundedProtocol(H11Protocol):
         self.conn = StrictConnection(server.limits.head_bytes_max)
         self._server = server
         self._head_since_s: float | None = None  # start of waiting for a complete head
-        self._idle_since_s = 0.0  # by time.monotonic: uvloop's clock counts only milliseconds, and two clients can come in one
+        # By time.monotonic: uvloop's clock counts only milliseconds, and two clients can come in
+        # one.
+        self._idle_since_s = 0.0
         self._served = False  # it has received an answer
         self._unsent = 0
         self._unsent_since_s = 0.0
@@ -127,9 +133,17 @@ class BoundedProtocol(H11Protocol):
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()
-        headers = [("content-type", JSON), ("content-length", str(len(_INVALID))), ("connection", "close")]
+        headers = [
+            ("content-type", JSON),
+            ("content-length", str(len(_INVALID))),
+            ("connection", "close"),
+        ]
         try:
-            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=_INVALID), h11.EndOfMessage()):
+            for event in (
+                h11.Response(status_code=400, headers=headers),
+                h11.Data(data=_INVALID),
+                h11.EndOfMessage(),
+            ):
                 self.transport.write(self.conn.send(event) or b"")
         except h11.LocalProtocolError:  # an answer had begun
             self.transport.abort()
@@ -147,7 +161,10 @@ class BoundedProtocol(H11Protocol):
         if unsent != self._unsent:
             self._stalled_since_s = now_s
         self._unsent = unsent
-        if unsent and (now_s - self._stalled_since_s > limits.stalled_s or now_s - self._unsent_since_s > limits.request_s):
+        if unsent and (
+            now_s - self._stalled_since_s > limits.stalled_s
+            or now_s - self._unsent_since_s > limits.request_s
+        ):
             self.transport.abort()
 
 
@@ -155,7 +172,9 @@ class HttpServer:
     """The server, in the running event loop, on a socket that is already listening."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
-        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)  # clients get their errors as answers, not in the log
+        logging.getLogger("uvicorn").setLevel(
+            logging.CRITICAL
+        )  # clients get their errors as answers, not in the log
         self.limits = limits
         self.state = ServerState()
         self.config = Config(
@@ -180,10 +199,16 @@ class HttpServer:
     async def listen(self, sock: socket.socket, context: ssl.SSLContext | None = None) -> None:
         """Accept connections. With a `context`, only TLS is accepted."""
         if context is None:
-            self._listener = await self._loop.create_server(lambda: BoundedProtocol(self), sock=sock, backlog=BACKLOG)
+            self._listener = await self._loop.create_server(
+                lambda: BoundedProtocol(self), sock=sock, backlog=BACKLOG
+            )
         else:
             self._listener = TlsListener(
-                sock, context, lambda: BoundedProtocol(self), lambda: self.full and not self.make_room(), self.limits.head_s
+                sock,
+                context,
+                lambda: BoundedProtocol(self),
+                lambda: self.full and not self.make_room(),
+                self.limits.head_s,
             )
 
     @property
@@ -193,7 +218,9 @@ class HttpServer:
 
     @property
     def connections(self) -> list[BoundedProtocol]:
-        return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]  # /metrics counts them in a thread
+        return [
+            one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)
+        ]  # /metrics counts them in a thread
 
     def make_room(self) -> bool:
         """Close the most dispensable idle connection, so that silent clients cannot block others.
@@ -201,8 +228,16 @@ class HttpServer:
         Return False if all connections are at work. HTTP lets a server close an idle connection at
         any time, and the client then repeats its request on a new one.
         """
-        idle = min((one for one in self.connections if not one.at_work), key=lambda one: one.dispensable, default=None)
-        if (idle is None or idle.dispensable[0]) and isinstance(self._listener, TlsListener) and self._listener.drop_oldest():
+        idle = min(
+            (one for one in self.connections if not one.at_work),
+            key=lambda one: one.dispensable,
+            default=None,
+        )
+        if (
+            (idle is None or idle.dispensable[0])
+            and isinstance(self._listener, TlsListener)
+            and self._listener.drop_oldest()
+        ):
             return True
         if idle is not None:
             self.state.connections.discard(idle)  # at once, because connection_lost is called later
@@ -223,7 +258,9 @@ class HttpServer:
         self.state.default_headers = [(b"date", formatdate(usegmt=True).encode())]
         for connection in self.connections:
             connection.sweep(now_s)
-        self._timer = self._loop.call_later(SWEEP_S, self._sweep) if self.state.connections else None
+        self._timer = (
+            self._loop.call_later(SWEEP_S, self._sweep) if self.state.connections else None
+        )
 
     async def close(self, timeout_s: float) -> None:
         """Stop accepting connections. Running requests have `timeout_s` to finish."""

@@ -102,14 +102,20 @@ class TlsListener:
             return False
         task = next(iter(self._tasks))
         sock = self._tasks.pop(task)
-        task.add_done_callback(lambda _: sock.close())  # a task that had not begun does not close it
+        task.add_done_callback(
+            lambda _: sock.close()
+        )  # a task that had not begun does not close it
         task.cancel()
         return True
 
     async def _lead_in(self, one: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(
-                self._inside, one, ssl=self._context, ssl_handshake_timeout=self._handshake_s, ssl_shutdown_timeout=SHUTDOWN_S
+                self._inside,
+                one,
+                ssl=self._context,
+                ssl_handshake_timeout=self._handshake_s,
+                ssl_shutdown_timeout=SHUTDOWN_S,
             )
         except OSError:  # no TLS, too slow, or gone; ssl.SSLError is an OSError
             one.close()

@@ -10,7 +10,13 @@ from typing import Any, cast
 import pytest
 
 from zsq.actors.gateways.http.api.publish import FAILURES_MAX, GatheredPublisher, WriteFailures
-from zsq.actors.gateways.http.gateway import first_tcp_port, http_limits, make_node, open_listener, split_address
+from zsq.actors.gateways.http.gateway import (
+    first_tcp_port,
+    http_limits,
+    make_node,
+    open_listener,
+    split_address,
+)
 from zsq.actors.gateways.http.web.limits import Budget, HttpLimits
 from zsq.actors.gateways.http.web.responses import ApiError
 from zsq.actors.gateways.nsq.publishing import Gatherer
@@ -31,7 +37,9 @@ def test_listen_addresses_are_split_and_bad_ones_are_refused() -> None:
 def test_an_address_that_cannot_be_listened_on_is_reported() -> None:
     with open_listener("127.0.0.1:0") as first:
         port = first.getsockname()[1]
-        with pytest.raises(StartFailed, match=rf"cannot listen on http://127.0.0.1:{port}: Address already in use"):
+        with pytest.raises(
+            StartFailed, match=rf"cannot listen on http://127.0.0.1:{port}: Address already in use"
+        ):
             open_listener(f"127.0.0.1:{port}")
     with pytest.raises(StartFailed, match=r"cannot listen on http://no\.invalid:4151: "):
         open_listener("no.invalid:4151")
@@ -40,8 +48,17 @@ def test_an_address_that_cannot_be_listened_on_is_reported() -> None:
 def test_the_node_shows_the_given_addresses_or_its_hostname() -> None:
     nsq = NsqOptions(listen=("unix:/run/nsq", "127.0.0.1:4150"))
     node = make_node(nsq, "127.0.0.1", 4151)
-    assert (node.broadcast_address, node.tcp_port, node.http_port, node.name) == ("127.0.0.1", 4150, 4151, "127.0.0.1:4151")
-    assert make_node(nsq, "", 1).broadcast_address == make_node(nsq, "0.0.0.0", 1).broadcast_address == socket.gethostname()
+    assert (node.broadcast_address, node.tcp_port, node.http_port, node.name) == (
+        "127.0.0.1",
+        4150,
+        4151,
+        "127.0.0.1:4151",
+    )
+    assert (
+        make_node(nsq, "", 1).broadcast_address
+        == make_node(nsq, "0.0.0.0", 1).broadcast_address
+        == socket.gethostname()
+    )
     assert make_node(nsq, "::", 1).broadcast_address == socket.gethostname()
     assert make_node(nsq, "queue.example", 1).broadcast_address == "queue.example"
     assert make_node(nsq, "::1", 1).name == "[::1]:1"
@@ -66,7 +83,9 @@ class FakeGatherer:
         self.answers: list[Callable[[str], None]] = []
         self.finished = asyncio.Event()
 
-    def publish(self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Callable[[str], None]) -> None:
+    def publish(
+        self, topic: str, bodies: Sequence[bytes], delay_ms: int, answer: Callable[[str], None]
+    ) -> None:
         self.given.append((topic, list(bodies), delay_ms))
         self.answers.append(answer)
 
@@ -118,7 +137,10 @@ def test_lanes_to_many_topics_are_given_up() -> None:
             return cast("Gatherer", made[-1])
 
         publisher = GatheredPublisher(make, lanes_max=3)
-        waiting = [asyncio.ensure_future(publisher.publish(f"t{number % 7}", [b""], 0)) for number in range(14)]
+        waiting = [
+            asyncio.ensure_future(publisher.publish(f"t{number % 7}", [b""], 0))
+            for number in range(14)
+        ]
         await asyncio.wait(waiting, timeout=0.01)
         assert [len({topic for topic, _, _ in one.given}) for one in made] == [3, 3, 3, 3, 2]
         assert [one.finished.is_set() for one in made] == [True] * 4 + [False]
@@ -134,7 +156,9 @@ def test_lanes_to_many_topics_are_given_up() -> None:
 
 
 def test_all_gatherers_hear_that_the_broker_stops() -> None:
-    """Those that are retired, the one that is used, and one that is made for a request that comes late."""
+    """Those that are retired, the one that is used, and one that is made for a request that comes
+    late.
+    """
 
     async def run() -> None:
         made: list[FakeGatherer] = []
@@ -145,7 +169,9 @@ def test_all_gatherers_hear_that_the_broker_stops() -> None:
             return cast("Gatherer", made[-1])
 
         publisher = GatheredPublisher(make, lanes_max=1)
-        waiting = [asyncio.ensure_future(publisher.publish(f"t{number}", [b""], 0)) for number in range(2)]
+        waiting = [
+            asyncio.ensure_future(publisher.publish(f"t{number}", [b""], 0)) for number in range(2)
+        ]
         await asyncio.wait(waiting, timeout=0.01)
         assert [one.stopping for one in made] == [False, False]
         publisher.stop_waiting()

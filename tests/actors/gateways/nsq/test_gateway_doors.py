@@ -1,4 +1,6 @@
-"""The ZeroMQ gateway's doors, with sockets that only note: whose a link is, whose a push, and what a change of the rules ends."""
+"""The ZeroMQ gateway's doors, with sockets that only note: whose a link is, whose a push, and what
+a change of the rules ends.
+"""
 
 from __future__ import annotations
 
@@ -91,7 +93,9 @@ class Gate:
         key.write_text(f'public = "{public.decode()}"\nsecret = "{secret.decode()}"\n')
         key.chmod(0o600)
         self.front, self.pushes, self.actor, self.asking = Wire(), Wire(), Wire(), Wire()
-        self.gateway = ZeroMqGateway(7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push=""))
+        self.gateway = ZeroMqGateway(
+            7, "gateway", ZeroMqStart(supervisor="ipc://supervisor", listen="", push="")
+        )
         parts: dict[str, Any] = {
             "front": self.front, "pushes": self.pushes, "asking": self.asking, "routes": {}, "links": {}, "actors": {}, "_seen": {},
             "_opens": {}, "run_directory": {"run": "/run", "run_id": "r"},
@@ -109,8 +113,12 @@ class Gate:
     def found(self) -> None:
         """The supervisor answers what was asked."""
         for asked in self.asking.words():
-            data = {kind: f"ipc://{kind}" for kind in ("topic", "reader", "stage", "push")} | {"uuid": "u"}
-            self.gateway.on_done(cast("Any", self.asking), cast("Any", None), p.Done(asked.request, data))
+            data = {kind: f"ipc://{kind}" for kind in ("topic", "reader", "stage", "push")} | {
+                "uuid": "u"
+            }
+            self.gateway.on_done(
+                cast("Any", self.asking), cast("Any", None), p.Done(asked.request, data)
+            )
 
     def open(self, client: bytes, key: bytes, kind: str = "reader") -> Any:
         self.hear(client, key, p.Open(1, kind, "t", "", False))
@@ -126,7 +134,12 @@ class Gate:
     def push(self, key: bytes, stage: bytes = STAGE, route: bytes = b"r") -> int:
         wire = Wire()
         self.gateway.routes[b"r"] = PushRoute("ipc://r", cast("Any", wire))
-        self.pushes.frames.append([Frame(part, key) for part in (route, b"", encode(p.Push(stage)), b"header", b"columns")])
+        self.pushes.frames.append(
+            [
+                Frame(part, key)
+                for part in (route, b"", encode(p.Push(stage)), b"header", b"columns")
+            ]
+        )
         self.gateway._forward_pushes()
         return len(wire.sent)
 
@@ -140,7 +153,9 @@ def test_a_client_with_anothers_routing_id_does_not_get_its_link(gate: Gate) -> 
     assert isinstance(gate.open(A, ETL[0]), p.Done)
     gate.actor.sent.clear()
     gate.hear(A, OTHER[0], p.Fetch(2, 0, 1))
-    assert gate.front.words() == [p.Failed(0, E_HELLO, "this connection has no open link: send Open first")]
+    assert gate.front.words() == [
+        p.Failed(0, E_HELLO, "this connection has no open link: send Open first")
+    ]
     assert gate.actor.words() == [p.Bye()], "the reader's actor hears that its client is gone"
     assert gate.answer(A, p.Done(2, {"what": "was etl's"})) == []
 
@@ -175,14 +190,18 @@ def test_a_push_that_is_no_push_is_dropped(gate: Gate) -> None:
     gate.hear(A, ETL[0], p.OpenStage(2, STAGE, "app", 1, "app", 0))
     gate.gateway.routes[b"r"] = PushRoute("ipc://r", cast("Any", wire := Wire()))
     for control in (b"", b"\xc1", encode(p.Beat()), encode(p.Abort(1, "", 0, ()))):
-        gate.pushes.frames.append([Frame(part, ETL[0]) for part in (b"r", b"", control, b"header", b"columns")])
+        gate.pushes.frames.append(
+            [Frame(part, ETL[0]) for part in (b"r", b"", control, b"header", b"columns")]
+        )
     gate.gateway._forward_pushes()
     assert wire.sent == []
     whole = (b"r", b"", encode(p.Push(STAGE)), b"header", b"columns", b"more")
     for count in (1, 2, 3, 4, 6):
         gate.pushes.frames.append([Frame(part, ETL[0]) for part in whole[:count]])
     gate.gateway._forward_pushes()
-    assert (wire.sent, gate.gateway.pushes_dropped) == ([], 9), "nor does one without a word end the gateway"
+    assert (wire.sent, gate.gateway.pushes_dropped) == ([], 9), (
+        "nor does one without a word end the gateway"
+    )
 
 
 def test_stages_of_a_link_are_bounded() -> None:
@@ -238,7 +257,9 @@ def test_the_gateway_and_not_the_client_names_the_user_of_an_order(gate: Gate) -
     gate.open(A, ETL[0], "supervisor")
     gate.actor.sent.clear()
     gate.hear(A, ETL[0], p.Manage(2, "pause", "t", "", {}, {"user": "root", "more": "x"}))
-    assert gate.actor.words() == [p.Manage(2, "pause", "t", "", {}, {"user": "etl", "from": "10.0.0.9", "via": "zeromq"})]
+    assert gate.actor.words() == [
+        p.Manage(2, "pause", "t", "", {}, {"user": "etl", "from": "10.0.0.9", "via": "zeromq"})
+    ]
     gate.hear(A, ETL[0], p.Manage(3, "pause", "u", "", {}))
     assert gate.actor.words() == []
     (told,) = gate.front.words()
@@ -269,7 +290,9 @@ def test_without_rules_all_is_permitted_and_without_keys_all_are_anonymous(tmp_p
     assert doors.principal("") is NOBODY
 
 
-def test_refused_requests_do_not_fill_the_log(gate: Gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_requests_do_not_fill_the_log(
+    gate: Gate, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 100.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
     for _ in range(50):
@@ -283,7 +306,9 @@ def test_refused_requests_do_not_fill_the_log(gate: Gate, caplog: pytest.LogCapt
     assert gate.gateway.doors.refused == 51
 
 
-def test_a_client_that_does_not_read_its_answers_loses_its_link(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_does_not_read_its_answers_loses_its_link(
+    gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gate.open(A, ETL[0])
     monkeypatch.setattr(gate.gateway.unread, "full", lambda client: client == A)
     gate.actor.sent.clear()
@@ -295,7 +320,9 @@ def test_a_client_that_does_not_read_its_answers_loses_its_link(gate: Gate, monk
 
 
 def opened_with(*properties: bytes) -> list[Any]:
-    """The frames that a ROUTER gets from a peer that says these in its handshake, byte by byte, beside its type."""
+    """The frames that a ROUTER gets from a peer that says these in its handshake, byte by byte,
+    beside its type.
+    """
     greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL".ljust(64, b"\0")
     body = b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER" + b"".join(properties)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -320,14 +347,20 @@ def identity(name: bytes) -> bytes:
 
 
 def test_a_client_without_an_identity_chose_no_routing_id(gate: Gate) -> None:
-    """libzmq's clients always name one, if an empty one. Others need not; asking for what is not there raises, which ended the gateway."""
+    """libzmq's clients always name one, if an empty one. Others need not; asking for what is not
+    there raises, which ended the gateway.
+    """
     for said in ((), (identity(b""),)):
         frames = opened_with(*said)
         assert not gate.gateway.doors.chose_its_name(frames[0].bytes, frames[2])
 
 
-@pytest.mark.parametrize("names", [(b"victim",), (b"", b"victim"), (b"victim", b""), (b"", b"\0victim"), (b"", b"four")])
-def test_a_client_that_chooses_a_routing_id_is_detected(gate: Gate, names: tuple[bytes, ...]) -> None:
+@pytest.mark.parametrize(
+    "names", [(b"victim",), (b"", b"victim"), (b"victim", b""), (b"", b"\0victim"), (b"", b"four")]
+)
+def test_a_client_that_chooses_a_routing_id_is_detected(
+    gate: Gate, names: tuple[bytes, ...]
+) -> None:
     """Also by saying it twice: libzmq goes by the last, and tells the first."""
     frames = opened_with(*map(identity, names))
     assert gate.gateway.doors.chose_its_name(frames[0].bytes, frames[2])
@@ -338,7 +371,10 @@ def test_a_port_is_guarded_before_it_is_bound(gate: Gate) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     port = Port(context, zmq.PULL)
     gate.gateway.doors.guard(port)
-    found = [port.socket.getsockopt(option) for option in (zmq.HANDSHAKE_IVL, zmq.CURVE_SERVER, zmq.ZAP_DOMAIN)]
+    found = [
+        port.socket.getsockopt(option)
+        for option in (zmq.HANDSHAKE_IVL, zmq.CURVE_SERVER, zmq.ZAP_DOMAIN)
+    ]
     port.close()
     context.destroy(linger=0)
     assert found == [5_000, 1, b"zsq"]

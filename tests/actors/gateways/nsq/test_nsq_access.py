@@ -1,4 +1,6 @@
-"""NSQ clients by the access file: tokens, [anonymous], what is told of AUTH, and how many may connect at all."""
+"""NSQ clients by the access file: tokens, [anonymous], what is told of AUTH, and how many may
+connect at all.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,18 @@ def test_a_token_is_a_user() -> None:
         them = AccessAuthenticator(AccessPolicy(Access.parse(USERS)))
         etl = await them.state(who("secret"), fresh=True)
         assert (etl.identity, etl.permission_count) == ("etl", 2)
-        asked = [("publish", "clicks", ""), ("publish", "other", ""), ("subscribe", "clicks", "ab"), ("subscribe", "clicks", "b")]
+        asked = [
+            ("publish", "clicks", ""),
+            ("publish", "other", ""),
+            ("subscribe", "clicks", "ab"),
+            ("subscribe", "clicks", "b"),
+        ]
         assert [may_command(etl, *one) for one in asked] == [True, False, True, False]
         assert not may_command(etl, "subscribe", "clicks", "")
         assert not may_command(etl, "publish", "clicks", "ab")
-        assert (await them.state(who("look"))).permission_count == 0, "AUTH is refused: there is nothing that NSQ could do"
+        assert (await them.state(who("look"))).permission_count == 0, (
+            "AUTH is refused: there is nothing that NSQ could do"
+        )
         for wrong in ("", "other", token_hash("secret"), "\udcff"):
             with pytest.raises(AuthFailed):
                 await them.state(who(wrong))
@@ -61,10 +70,20 @@ def test_new_rules_hold_for_who_is_there() -> None:
 
 @pytest.mark.parametrize(
     ("anonymous", "required", "offered"),
-    [("", True, False), ('[anonymous]\nview = ["*"]', True, False), ('[anonymous]\npublish = ["open"]', False, True)],
+    [
+        ("", True, False),
+        ('[anonymous]\nview = ["*"]', True, False),
+        ('[anonymous]\npublish = ["open"]', False, True),
+    ],
 )
-def test_auth_is_only_offered_when_anonymous_clients_may_publish(anonymous: str, required: bool, offered: bool) -> None:
-    limits = limits_of(NsqOptions(), snappy=False, access=AccessAuthenticator(AccessPolicy(Access.parse(USERS + anonymous))))
+def test_auth_is_only_offered_when_anonymous_clients_may_publish(
+    anonymous: str, required: bool, offered: bool
+) -> None:
+    limits = limits_of(
+        NsqOptions(),
+        snappy=False,
+        access=AccessAuthenticator(AccessPolicy(Access.parse(USERS + anonymous))),
+    )
     assert (limits.auth_required, limits.auth_offered) == (required, offered)
 
 
@@ -84,14 +103,20 @@ def test_with_required_auth_no_permission_is_asked_for_before_auth() -> None:
 
 
 def test_auth_is_accepted_where_it_is_offered() -> None:
-    assert b'"identity":"bob"' in Client(NsqLimits(auth_offered=True)).send(b"AUTH\n" + sized(b"secret"))
+    assert b'"identity":"bob"' in Client(NsqLimits(auth_offered=True)).send(
+        b"AUTH\n" + sized(b"secret")
+    )
     assert b"E_AUTH_DISABLED" in Client(NsqLimits()).send(b"AUTH\n" + sized(b"secret"))
 
 
 def test_certificates_of_clients_are_asked_for_on_every_connection() -> None:
     """As nsqd does: a policy that a client could leave out by not asking for TLS would be none."""
-    assert limits_of(NsqOptions(tls=TlsOptions("c", "k", "ca", "require-verify")), snappy=False).tls_required
-    assert limits_of(NsqOptions(tls=TlsOptions("c", "k", required="true")), snappy=False).tls_required
+    assert limits_of(
+        NsqOptions(tls=TlsOptions("c", "k", "ca", "require-verify")), snappy=False
+    ).tls_required
+    assert limits_of(
+        NsqOptions(tls=TlsOptions("c", "k", required="true")), snappy=False
+    ).tls_required
     assert not limits_of(NsqOptions(tls=TlsOptions("c", "k")), snappy=False).tls_required
 
 
@@ -119,7 +144,9 @@ def test_a_full_gateway_disconnects_only_unauthenticated_clients() -> None:
 
     def dial(number: int) -> Connection:
         transport = SimpleNamespace(
-            set_write_buffer_limits=lambda _: None, get_extra_info=lambda _: ("10.0.0.1", number), abort=lambda: cut.append(number)
+            set_write_buffer_limits=lambda _: None,
+            get_extra_info=lambda _: ("10.0.0.1", number),
+            abort=lambda: cut.append(number),
         )
         connection = Connection(gateway)
         connection._on_time = lambda: None  # type: ignore[method-assign]
@@ -136,5 +163,9 @@ def test_a_full_gateway_disconnects_only_unauthenticated_clients() -> None:
         known.look()
     dial(4)
     assert cut == [2, 4], "the new one is turned away, for the others have authenticated"
-    assert (list(gateway.connections), gateway.turned_away, gateway.intake.cut_off) == ([first, third], 1, 1)
+    assert (list(gateway.connections), gateway.turned_away, gateway.intake.cut_off) == (
+        [first, third],
+        1,
+        1,
+    )
     assert second not in gateway.intake.strangers

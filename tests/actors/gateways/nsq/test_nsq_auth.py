@@ -1,4 +1,6 @@
-"""The client of auth servers: what it asks, what it remembers and for how long, several servers, and servers that fail."""
+"""The client of auth servers: what it asks, what it remembers and for how long, several servers,
+and servers that fail.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,14 @@ from support.small_web import Question, SmallWeb, said
 
 import zsq.aio
 from zsq.actors.gateways.nsq import auth
-from zsq.actors.gateways.nsq.auth import ASKED_BY_ADDRESS_MAX, ASKED_MAX, SECRET_MAX, Authenticator, AuthFailed, Who
+from zsq.actors.gateways.nsq.auth import (
+    ASKED_BY_ADDRESS_MAX,
+    ASKED_MAX,
+    SECRET_MAX,
+    Authenticator,
+    AuthFailed,
+    Who,
+)
 from zsq.actors.gateways.nsq.permits import Permits
 from zsq.actors.security.policy import Action
 from zsq.transport.errors import UsageError
@@ -30,7 +39,14 @@ class Clock:
 
 
 def state(*authorizations: Any, ttl: int = 60, identity: str = "worker") -> bytes:
-    return said({"ttl": ttl, "identity": identity, "identity_url": "http://x", "authorizations": list(authorizations)})
+    return said(
+        {
+            "ttl": ttl,
+            "identity": identity,
+            "identity_url": "http://x",
+            "authorizations": list(authorizations),
+        }
+    )
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -43,12 +59,26 @@ def test_the_auth_server_gets_address_tls_secret_and_common_name(method: str) ->
         async with SmallWeb(lambda _: state(ALL)) as web:
             them = Authenticator([web.address], method)
             found = await them.state(Who("::1", True, "orders-worker", "a&b=c \udcff"))
-            assert (found.identity, found.identity_url, found.permission_count) == ("worker", "http://x", 1)
+            assert (found.identity, found.identity_url, found.permission_count) == (
+                "worker",
+                "http://x",
+                1,
+            )
             await them.state(Who("", False, "", ""))
         first, second = web.asked
         assert (first.method, first.path) == (method.upper(), "/auth")
-        assert first.parameters == {"remote_ip": "::1", "tls": "true", "secret": "a&b=c \udcff", "common_name": "orders-worker"}
-        assert second.parameters == {"remote_ip": "", "tls": "false", "secret": "", "common_name": ""}
+        assert first.parameters == {
+            "remote_ip": "::1",
+            "tls": "true",
+            "secret": "a&b=c \udcff",
+            "common_name": "orders-worker",
+        }
+        assert second.parameters == {
+            "remote_ip": "",
+            "tls": "false",
+            "secret": "",
+            "common_name": "",
+        }
 
     run(main())
 
@@ -67,7 +97,9 @@ def test_an_authorization_is_remembered_for_its_ttl() -> None:
             clock.now += 0.1
             assert them.known(WHO) is None
             web.answer = lambda _: state()
-            assert not (await them.state(WHO)).may(Action.PUBLISH, "t")  # asked again, and taken back
+            assert not (await them.state(WHO)).may(
+                Action.PUBLISH, "t"
+            )  # asked again, and taken back
             assert len(web.asked) == 2
 
     run(main())
@@ -75,10 +107,17 @@ def test_an_authorization_is_remembered_for_its_ttl() -> None:
 
 def test_each_different_client_has_its_own_authorization() -> None:
     async def main() -> None:
-        async with SmallWeb(lambda question: state(ALL) if question.parameters["secret"] == "s3cret" else state()) as web:
+        async with SmallWeb(
+            lambda question: state(ALL) if question.parameters["secret"] == "s3cret" else state()
+        ) as web:
             them = Authenticator([web.address])
             assert (await them.state(WHO)).may(Action.PUBLISH, "t")
-            for other in (WHO._replace(secret="x"), WHO._replace(tls=True), WHO._replace(remote_ip="::1"), WHO._replace(common_name="n")):
+            for other in (
+                WHO._replace(secret="x"),
+                WHO._replace(tls=True),
+                WHO._replace(remote_ip="::1"),
+                WHO._replace(common_name="n"),
+            ):
                 assert them.known(other) is None
             assert not (await them.state(WHO._replace(secret="x"))).may(Action.PUBLISH, "t")
 
@@ -97,7 +136,9 @@ def test_auth_asks_whatever_is_known() -> None:
             web.answer = lambda _: said(b"", "500 Oh")
             with pytest.raises(AuthFailed):
                 await them.state(WHO, fresh=True)
-            assert (await them.state(WHO)).permission_count == 1  # for others it holds as long as was said
+            assert (
+                await them.state(WHO)
+            ).permission_count == 1  # for others it holds as long as was said
             them.forget()
             assert them.known(WHO) is None
 
@@ -108,12 +149,16 @@ def test_many_wait_for_one_question() -> None:
     async def main() -> None:
         async with SmallWeb(lambda _: state(ALL)) as web:
             them = Authenticator([web.address])
-            waiting = [asyncio.create_task(them.state(WHO, fresh=bool(number % 2))) for number in range(50)]
+            waiting = [
+                asyncio.create_task(them.state(WHO, fresh=bool(number % 2))) for number in range(50)
+            ]
             await asyncio.wait(waiting, timeout=0)  # they have asked
             waiting[0].cancel()  # who gives up takes nobody along
             found = await asyncio.gather(*waiting, return_exceptions=True)
             assert isinstance(found[0], asyncio.CancelledError)
-            assert {one.identity for one in found[1:] if not isinstance(one, BaseException)} == {"worker"}
+            assert {one.identity for one in found[1:] if not isinstance(one, BaseException)} == {
+                "worker"
+            }
             assert len(web.asked) == 1
             assert them.statistics() == {"known": 1, "asking": 0, "asked": 1, "failed": 0}
 
@@ -122,7 +167,10 @@ def test_many_wait_for_one_question() -> None:
 
 def test_the_second_auth_server_is_asked_only_when_the_first_fails() -> None:
     async def main() -> None:
-        async with SmallWeb(lambda _: state(ALL, identity="a")) as near, SmallWeb(lambda _: state(ALL, identity="b")) as far:
+        async with (
+            SmallWeb(lambda _: state(ALL, identity="a")) as near,
+            SmallWeb(lambda _: state(ALL, identity="b")) as far,
+        ):
             them = Authenticator([near.address, f"http://{far.address}/other/path"])
             for number in range(5):
                 assert (await them.state(WHO._replace(secret=str(number)))).identity == "a"
@@ -164,7 +212,9 @@ def test_secrets_have_a_largest_size() -> None:
     async def main() -> None:
         async with SmallWeb(lambda _: state(ALL)) as web:
             them = Authenticator([web.address])
-            assert (await them.state(WHO._replace(secret="é" * (SECRET_MAX // 2)))).permission_count == 1
+            assert (
+                await them.state(WHO._replace(secret="é" * (SECRET_MAX // 2)))
+            ).permission_count == 1
             with pytest.raises(AuthFailed, match=r"the secret has \d+ bytes; the limit is 4096"):
                 await them.state(WHO._replace(secret="é" * (SECRET_MAX // 2) + "x"))
             assert len(web.asked) == 1
@@ -172,7 +222,9 @@ def test_secrets_have_a_largest_size() -> None:
     run(main())
 
 
-def test_the_number_of_remembered_authorizations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_authorizations_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(auth, "KNOWN_MAX", 3)
 
     async def main() -> None:
@@ -182,7 +234,11 @@ def test_the_number_of_remembered_authorizations_is_bounded(monkeypatch: pytest.
                 await them.state(WHO._replace(secret=secret))
             assert them.known(WHO._replace(secret="a"))  # used last, so it stays
             await them.state(WHO._replace(secret="d"))
-            assert [secret for secret in "abcd" if them.known(WHO._replace(secret=secret))] == ["a", "c", "d"]
+            assert [secret for secret in "abcd" if them.known(WHO._replace(secret=secret))] == [
+                "a",
+                "c",
+                "d",
+            ]
 
     run(main())
 
@@ -199,7 +255,10 @@ def test_questions_at_a_time_are_bounded(monkeypatch: pytest.MonkeyPatch) -> Non
 
         async with SmallWeb(answer) as web:
             them = Authenticator([web.address])
-            waiting = [asyncio.create_task(them.state(who_from(number))) for number in range(ASKED_MAX + 10)]
+            waiting = [
+                asyncio.create_task(them.state(who_from(number)))
+                for number in range(ASKED_MAX + 10)
+            ]
             await full.wait()
             assert them.statistics()["asked"] == ASKED_MAX
             with pytest.raises(AuthFailed, match="waiting already"):
@@ -217,8 +276,12 @@ def who_from(number: int, address: str = "") -> Who:
     return WHO._replace(secret=str(number), remote_ip=address or f"10.0.1.{number}")
 
 
-def test_one_address_and_what_auth_asks_leave_slots_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Strangers at one address wait for a server that hangs: clients elsewhere, and those that authenticated before, are asked for."""
+def test_one_address_and_what_auth_asks_leave_slots_for_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Strangers at one address wait for a server that hangs: clients elsewhere, and those that
+    authenticated before, are asked for.
+    """
 
     async def main() -> None:
         here, elsewhere = asyncio.Event(), asyncio.Event()
@@ -232,14 +295,24 @@ def test_one_address_and_what_auth_asks_leave_slots_for_others(monkeypatch: pyte
 
         async with SmallWeb(answer) as web:
             them = Authenticator([web.address])
-            waiting = [asyncio.create_task(them.state(who_from(number, "10.6.6.6"), fresh=True)) for number in range(200)]
+            waiting = [
+                asyncio.create_task(them.state(who_from(number, "10.6.6.6"), fresh=True))
+                for number in range(200)
+            ]
             await here.wait()
             assert (await them.state(WHO, fresh=True)).permission_count == 1
             assert len(web.asked) == ASKED_BY_ADDRESS_MAX + 1
-            more = [asyncio.create_task(them.state(who_from(number), fresh=True)) for number in range(200)]
+            more = [
+                asyncio.create_task(them.state(who_from(number), fresh=True))
+                for number in range(200)
+            ]
             await elsewhere.wait()
-            again = asyncio.create_task(them.state(WHO._replace(tls=True), fresh=True))  # AUTH of the same client elsewhere
-            assert (await them.state(WHO._replace(tls=True))).may(Action.PUBLISH, "t"), "asked again for who authenticated before"
+            again = asyncio.create_task(
+                them.state(WHO._replace(tls=True), fresh=True)
+            )  # AUTH of the same client elsewhere
+            assert (await them.state(WHO._replace(tls=True))).may(Action.PUBLISH, "t"), (
+                "asked again for who authenticated before"
+            )
             assert len(web.asked) == ASKED_MAX + 2
             assert not again.done()
             await them.close()
@@ -260,7 +333,10 @@ def test_a_client_that_gets_no_slot_in_time_is_refused(monkeypatch: pytest.Monke
 
         async with SmallWeb(answer) as web:
             them = Authenticator([web.address])
-            waiting = [asyncio.create_task(them.state(who_from(number), fresh=True)) for number in range(ASKED_MAX)]
+            waiting = [
+                asyncio.create_task(them.state(who_from(number), fresh=True))
+                for number in range(ASKED_MAX)
+            ]
             await full.wait()
             with pytest.raises(AuthFailed, match=r"not answered within 0\.1 s"):
                 await them.state(WHO, fresh=True)
@@ -271,11 +347,15 @@ def test_a_client_that_gets_no_slot_in_time_is_refused(monkeypatch: pytest.Monke
     run(main())
 
 
-def test_answers_that_permit_nothing_do_not_push_out_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_that_permit_nothing_do_not_push_out_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(auth, "DENIED_MAX", 3)
 
     async def main() -> None:
-        async with SmallWeb(lambda question: state(ALL) if question.parameters["secret"] == "s3cret" else state()) as web:
+        async with SmallWeb(
+            lambda question: state(ALL) if question.parameters["secret"] == "s3cret" else state()
+        ) as web:
             them = Authenticator([web.address])
             assert (await them.state(WHO)).permission_count == 1
             for number in range(10):
@@ -292,7 +372,9 @@ def test_answers_that_permit_nothing_do_not_push_out_the_others(monkeypatch: pyt
     run(main())
 
 
-def test_large_answers_are_remembered_up_to_a_number_of_authorizations(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_answers_are_remembered_up_to_a_number_of_authorizations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(auth, "AUTHORIZATIONS_KNOWN_MAX", 25)
 
     async def main() -> None:
@@ -335,6 +417,11 @@ def test_a_client_that_left_during_its_authorization_is_not_remembered() -> None
 
 
 def test_a_bad_method_or_address_is_refused() -> None:
-    for addresses, method in ((["127.0.0.1:4181"], "put"), (["ftp://host"], "get"), (["host:99999"], "get"), ([""], "get")):
+    for addresses, method in (
+        (["127.0.0.1:4181"], "put"),
+        (["ftp://host"], "get"),
+        (["host:99999"], "get"),
+        ([""], "get"),
+    ):
         with pytest.raises(UsageError):
             Authenticator(addresses, method)

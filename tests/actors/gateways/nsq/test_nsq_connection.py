@@ -1,4 +1,6 @@
-"""One NSQ connection's way out, on a transport that only notes: what is gathered of a turn, and how much of it at most."""
+"""One NSQ connection's way out, on a transport that only notes: what is gathered of a turn, and how
+much of it at most.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,13 @@ class Way:
         self.out: list[bytes] = []
         loop = SimpleNamespace(call_soon=self.later.append)
         intake = Intake(cast("Any", loop), {})
-        gateway = SimpleNamespace(loop=loop, limits=NsqLimits(), publishing=SimpleNamespace(full=False), paused={}, intake=intake)
+        gateway = SimpleNamespace(
+            loop=loop,
+            limits=NsqLimits(),
+            publishing=SimpleNamespace(full=False),
+            paused={},
+            intake=intake,
+        )
         self.connection = Connection(cast("Any", gateway))
         self.connection._transport = cast("Any", SimpleNamespace(write=self.out.append))
 
@@ -57,7 +65,9 @@ def test_without_layers_all_is_written_at_once(way: Way) -> None:
 
 
 def test_the_output_of_a_turn_is_packed_together_up_to_one_write(way: Way) -> None:
-    """Beyond that it goes out, packed, while the turn lasts: a thousand deliveries in one turn are not held twice."""
+    """Beyond that it goes out, packed, while the turn lasts: a thousand deliveries in one turn are
+    not held twice.
+    """
     way.connection.layers.push(Layer())
     way.connection._bare = False
     for part in (b"a", b"b"):
@@ -72,7 +82,9 @@ def test_the_output_of_a_turn_is_packed_together_up_to_one_write(way: Way) -> No
     assert way.turn() == []
 
 
-def test_a_stranger_is_disconnected_when_it_has_sent_too_much(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stranger_is_disconnected_when_it_has_sent_too_much(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "_GUEST_BYTES_MAX", 10)
     failed: list[str] = []
     monkeypatch.setattr(way.connection, "fail", failed.append)

@@ -1,4 +1,6 @@
-"""One NSQ consumer's part in a channel, on deliveries that come by hand: what it keeps of them, and for how long."""
+"""One NSQ consumer's part in a channel, on deliveries that come by hand: what it keeps of them, and
+for how long.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +63,12 @@ def consuming_with(folder: Path, work: Callable[[Consumer], None]) -> None:
     uvloop.run(run())
 
 
-def test_messages_whose_lease_ended_are_no_longer_in_flight(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The channel gives it to others; a moment is left for its scan to say so first. A client that never answers keeps nothing."""
+def test_messages_whose_lease_ended_are_no_longer_in_flight(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The channel gives it to others; a moment is left for its scan to say so first. A client that
+    never answers keeps nothing.
+    """
     now = begun = time.monotonic_ns()
     monkeypatch.setattr(time, "monotonic_ns", lambda: now)
 
@@ -76,14 +82,20 @@ def test_messages_whose_lease_ended_are_no_longer_in_flight(tmp_path: Path, monk
         now += 1
         consumer.sweep()
         assert consumer.subscription.in_flight == 0
-        assert consumer.subscription.finish(ids[1:]) == ids[1:], "the client is told that they are not in flight"
+        assert consumer.subscription.finish(ids[1:]) == ids[1:], (
+            "the client is told that they are not in flight"
+        )
         assert not consumer.session.held
 
     consuming_with(tmp_path, work)
 
 
-def test_the_number_of_remembered_answers_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They name what a refusal is about; a client that gives all back again and again must not fill the memory with them."""
+def test_the_number_of_remembered_answers_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They name what a refusal is about; a client that gives all back again and again must not fill
+    the memory with them.
+    """
     monkeypatch.setattr(consuming, "_ASKED_MAX", 3)
 
     def work(consumer: Consumer) -> None:
@@ -91,18 +103,27 @@ def test_the_number_of_remembered_answers_is_bounded(tmp_path: Path, monkeypatch
         assert all(consumer.subscription.requeue(one, 0) for one in ids)
         assert len(consumer.subscription._asked) == 3
         consumer.session.on_word(Answer(0, 7, ((0, 5),)), [], 0)
-        assert consumer.refused == [(verb, one) for verb, one in zip(("FIN", "FIN", "REQ", "REQ", "REQ"), ids, strict=True)]
+        assert consumer.refused == [
+            (verb, one) for verb, one in zip(("FIN", "FIN", "REQ", "REQ", "REQ"), ids, strict=True)
+        ]
         assert not consumer.subscription._asked
 
     consuming_with(tmp_path, work)
 
 
-def test_the_number_of_deliveries_remembered_as_answered_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_deliveries_remembered_as_answered_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(consuming, "_ANSWERED_MAX", 2)
 
     def work(consumer: Consumer) -> None:
         for token in (7, 8, 9):
-            assert consumer.subscription.finish(consumer.deliver(token, 10 * token, 2, time.monotonic_ns())) == []
+            assert (
+                consumer.subscription.finish(
+                    consumer.deliver(token, 10 * token, 2, time.monotonic_ns())
+                )
+                == []
+            )
             consumer.session.collect()
         assert list(consumer.session.answered) == [8, 9]
 
@@ -111,11 +132,15 @@ def test_the_number_of_deliveries_remembered_as_answered_is_bounded(tmp_path: Pa
 
 def test_a_refused_delivery_is_the_one_whose_token_it_names(tmp_path: Path) -> None:
     def work(consumer: Consumer) -> None:
-        first, second = (consumer.deliver(token, 10 * token, 2, time.monotonic_ns()) for token in (7, 8))
+        first, second = (
+            consumer.deliver(token, 10 * token, 2, time.monotonic_ns()) for token in (7, 8)
+        )
         for one in (first[0], second[0]):
             assert consumer.subscription.touch(one)
         consumer.session.on_word(Answer(0, 8, ((ALL, 0),)), [], 0)
         assert consumer.refused == [("TOUCH", second[0])]
-        assert consumer.subscription.finish([*first, *second]) == second, "only the messages of the other one are still in flight"
+        assert consumer.subscription.finish([*first, *second]) == second, (
+            "only the messages of the other one are still in flight"
+        )
 
     consuming_with(tmp_path, work)

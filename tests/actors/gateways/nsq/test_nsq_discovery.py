@@ -1,4 +1,6 @@
-"""A new topic begins with the channels that it has elsewhere, whichever way it came to be; and a SUB that nobody answers ends."""
+"""A new topic begins with the channels that it has elsewhere, whichever way it came to be; and a
+SUB that nobody answers ends.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,9 @@ class Slow(Elsewhere):
         return await super().channels_of(topic)
 
 
-def test_a_topic_that_is_deleted_meanwhile_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_topic_that_is_deleted_meanwhile_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(discovery, "ActingAdmin", Here)
     monkeypatch.setattr(discovery, "LOOK_S", 0.01)
 
@@ -88,7 +92,9 @@ def test_a_topic_that_is_deleted_meanwhile_does_not_come_back(monkeypatch: pytes
     uvloop.run(run())
 
 
-def test_a_new_topic_gets_the_channels_that_it_has_on_other_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_topic_gets_the_channels_that_it_has_on_other_nodes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(discovery, "ActingAdmin", Here)
     monkeypatch.setattr(discovery, "LOOK_S", 0.01)
 
@@ -99,7 +105,9 @@ def test_a_new_topic_gets_the_channels_that_it_has_on_other_nodes(monkeypatch: p
         assert here.made == [], "what was here at the start is as it was left"
         here.there["by-http"] = ("mail",)
         await here.look()
-        assert here.made == [("by-http", "archive", "earliest")], "also what was published before it was seen"
+        assert here.made == [("by-http", "archive", "earliest")], (
+            "also what was published before it was seen"
+        )
         prepared = asyncio.Event()
         found.prepare("by-tcp", prepared.set)
         await asyncio.wait_for(prepared.wait(), 10)
@@ -116,15 +124,29 @@ def test_a_sub_without_an_answer_times_out(tmp_path: Path, monkeypatch: pytest.M
     async def run() -> None:
         said: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         one = Subscription(
-            f"ipc://{tmp_path}", "t", "c", "label", 60_000, 900_000, 0, lambda *_: None, said.set_result, lambda *_: None, lambda *_: None
+            f"ipc://{tmp_path}",
+            "t",
+            "c",
+            "label",
+            60_000,
+            900_000,
+            0,
+            lambda *_: None,
+            said.set_result,
+            lambda *_: None,
+            lambda *_: None,
         )
-        assert (await asyncio.wait_for(said, 10)).startswith("E_TIMEOUT channel t/c was not ready within 0.05 s")
+        assert (await asyncio.wait_for(said, 10)).startswith(
+            "E_TIMEOUT channel t/c was not ready within 0.05 s"
+        )
         one.stop()
 
     uvloop.run(run())
 
 
-def test_changed_names_are_read_at_once_and_not_only_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_changed_names_are_read_at_once_and_not_only_once_a_second(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(discovery, "ActingAdmin", Here)
     monkeypatch.setattr(discovery, "LOOK_S", 3_600.0)
 

@@ -17,7 +17,9 @@ from zsq.transport.nsq.limits import NsqLimits
 
 class Connection:
     def __init__(self, place: tuple[str, str] | None) -> None:
-        self.subscription = None if place is None else SimpleNamespace(topic=place[0], channel=place[1])
+        self.subscription = (
+            None if place is None else SimpleNamespace(topic=place[0], channel=place[1])
+        )
 
 
 def gateway_with(limits: NsqLimits, *consumers: tuple[str, str] | None) -> NsqGateway:
@@ -40,21 +42,30 @@ def _few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_more_consumers_than_there_are_sockets_are_refused() -> None:
     """A SUB that finds no socket would wait for ever."""
     assert gateway_with(NsqLimits(), ("t", "c"), ("t", "c"), None, None).refuses("t", "c") == ""
-    assert "3 consumers already" in gateway_with(NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c")).refuses("t", "c")
+    assert "3 consumers already" in gateway_with(
+        NsqLimits(), ("t", "c"), ("t", "d"), ("u", "c")
+    ).refuses("t", "c")
 
 
 def test_a_consumer_over_the_limit_of_its_channel_is_refused() -> None:
     limits = NsqLimits(max_channel_consumers=1)
     assert gateway_with(limits, ("t", "other"), None).refuses("t", "c") == ""
-    assert gateway_with(limits, ("t", "c")).refuses("t", "c") == "channel consumers for t:c exceeds limit of 1"
+    assert (
+        gateway_with(limits, ("t", "c")).refuses("t", "c")
+        == "channel consumers for t:c exceeds limit of 1"
+    )
 
 
 def test_a_client_that_reads_no_answers_is_no_longer_read_from() -> None:
     """Else each publish would add an answer to what lies there."""
     said: list[str] = []
-    transport = SimpleNamespace(pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume"))
+    transport = SimpleNamespace(
+        pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume")
+    )
     publishing = SimpleNamespace(full=False)
-    gateway = SimpleNamespace(loop=None, limits=NsqLimits(), publishing=publishing, paused={}, intake=Intake(loop(), {}))
+    gateway = SimpleNamespace(
+        loop=None, limits=NsqLimits(), publishing=publishing, paused={}, intake=Intake(loop(), {})
+    )
     connection = RealConnection(cast("Any", gateway))
     connection._transport = cast("Any", transport)
     connection.data_received(b"  V2")
@@ -66,9 +77,13 @@ def test_a_client_that_reads_no_answers_is_no_longer_read_from() -> None:
 
 def test_no_client_is_read_from_while_too_many_publishes_are_unanswered() -> None:
     said: list[str] = []
-    transport = SimpleNamespace(pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume"))
+    transport = SimpleNamespace(
+        pause_reading=lambda: said.append("pause"), resume_reading=lambda: said.append("resume")
+    )
     publishing = SimpleNamespace(full=True)
-    gateway = SimpleNamespace(loop=None, limits=NsqLimits(), publishing=publishing, paused={}, intake=Intake(loop(), {}))
+    gateway = SimpleNamespace(
+        loop=None, limits=NsqLimits(), publishing=publishing, paused={}, intake=Intake(loop(), {})
+    )
     connection = RealConnection(cast("Any", gateway))
     connection._transport = cast("Any", transport)
     connection.data_received(b"  V2")

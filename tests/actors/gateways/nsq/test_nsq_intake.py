@@ -1,4 +1,6 @@
-"""What NSQ connections may use together: turns, bytes, slots, lines of the log; and the ends of connections that are not read from."""
+"""What NSQ connections may use together: turns, bytes, slots, lines of the log; and the ends of
+connections that are not read from.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ HEARTBEAT = b"\0\0\0\x0f\0\0\0\0_heartbeat_"
 class Connection:
     """Holds what it is told to, and notes what is done with it."""
 
-    def __init__(self, room: Room, name: str, *, strange: bool = False, heard_ns: int = 0, slow: bool = False) -> None:
+    def __init__(
+        self, room: Room, name: str, *, strange: bool = False, heard_ns: int = 0, slow: bool = False
+    ) -> None:
         self.room, self.remote, self.strange = room, name, strange
         self.held_bytes = 0
         self.session = SimpleNamespace(heard_ns=heard_ns)
@@ -61,7 +65,9 @@ class Room:
     def __init__(self) -> None:
         self.later: list[Callable[[], None]] = []
         self.connections: dict[Any, None] = {}
-        self.intake = Intake(cast("Any", SimpleNamespace(call_soon=self.later.append)), self.connections)
+        self.intake = Intake(
+            cast("Any", SimpleNamespace(call_soon=self.later.append)), self.connections
+        )
         self.done: list[str] = []
         self.gone: list[str] = []
 
@@ -79,7 +85,9 @@ def room() -> Room:
     return Room()
 
 
-def test_unauthenticated_connections_do_not_delay_the_others(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthenticated_connections_do_not_delay_the_others(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "TURN_NS", 0)  # one piece a turn
     strangers = [Connection(room, f"stranger {number}", strange=True) for number in range(3)]
     for one in strangers:
@@ -89,7 +97,17 @@ def test_unauthenticated_connections_do_not_delay_the_others(room: Room, monkeyp
     for user in users:
         user.work(2)
     done = [name for _ in range(9) for name in room.turn()]
-    assert done == ["a", "stranger 1", "b", "stranger 2", "a", "stranger 0", "b", "stranger 1", "stranger 2"]
+    assert done == [
+        "a",
+        "stranger 1",
+        "b",
+        "stranger 2",
+        "a",
+        "stranger 0",
+        "b",
+        "stranger 1",
+        "stranger 2",
+    ]
 
 
 def test_a_turn_does_as_much_as_there_is_time_for(room: Room) -> None:
@@ -98,7 +116,9 @@ def test_a_turn_does_as_much_as_there_is_time_for(room: Room) -> None:
     assert room.later == [], "nothing is planned where nothing waits"
 
 
-def test_the_time_for_reading_in_one_turn_is_bounded(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_for_reading_in_one_turn_is_bounded(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert not room.intake.spent
     monkeypatch.setattr(module, "TURN_NS", -1)
     assert room.intake.spent
@@ -106,11 +126,15 @@ def test_the_time_for_reading_in_one_turn_is_bounded(room: Room, monkeypatch: py
     assert not room.intake.spent, "the next turn has time again"
 
 
-def test_unauthenticated_clients_that_hold_too_much_are_closed_idle_first(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unauthenticated_clients_that_hold_too_much_are_closed_idle_first(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "STRANGERS_BYTES_MAX", 100)
     user = Connection(room, "user")
     user.hold(1_000)
-    empty, first, second, third = (Connection(room, name, strange=True) for name in ("empty", "first", "second", "third"))
+    empty, first, second, third = (
+        Connection(room, name, strange=True) for name in ("empty", "first", "second", "third")
+    )
     for one in (first, second, third):
         one.hold(33)
     first.hold(34)  # it has said something, so the second has been idle for longer
@@ -123,17 +147,23 @@ def test_unauthenticated_clients_that_hold_too_much_are_closed_idle_first(room: 
     assert [one.remote for one in room.intake.strangers] == [empty.remote, first.remote]
 
 
-def test_slow_connections_may_hold_half_of_the_memory_for_input(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_connections_may_hold_half_of_the_memory_for_input(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "HELD_BYTES_MAX", 1_000)
     waiting = Connection(room, "waits for us")
-    slow = [Connection(room, f"slow {number}", slow=True, heard_ns=10 - number) for number in range(4)]
+    slow = [
+        Connection(room, f"slow {number}", slow=True, heard_ns=10 - number) for number in range(4)
+    ]
     for one in slow:
         one.hold(200)
     assert room.gone == []
     waiting.hold(190)
     assert room.gone == []
     waiting.hold(250)
-    assert room.gone == ["slow 3", "slow 2"], "those whose last command is oldest, until the others hold half of it"
+    assert room.gone == ["slow 3", "slow 2"], (
+        "those whose last command is oldest, until the others hold half of it"
+    )
     assert (room.intake.full, room.intake.held_bytes) == (False, 650)
     waiting.hold(700)
     assert room.intake.full
@@ -143,17 +173,24 @@ def test_slow_connections_may_hold_half_of_the_memory_for_input(room: Room, monk
     waiting.hold(300)
     assert not room.intake.full
     assert waiting.looks == slow[0].looks == 2
-    assert room.gone == ["slow 3", "slow 2"], "who waits for us is not cut off, nor who holds little"
+    assert room.gone == ["slow 3", "slow 2"], (
+        "who waits for us is not cut off, nor who holds little"
+    )
 
 
-def test_lines_of_the_log_about_clients_are_few(room: Room, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_of_the_log_about_clients_are_few(
+    room: Room, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     caplog.set_level(logging.WARNING, "zsq")
     for number in range(1_000):
         room.intake.complain("%s is bad", number)
     assert [record.getMessage() for record in caplog.records] == ["nsq gateway: 0 is bad"]
     monkeypatch.setattr(module, "COMPLAINT_S", 0.0)
     room.intake.complain("%s is bad", "the last")
-    assert caplog.records[-1].getMessage() == "nsq gateway: the last is bad (999 more warnings were not logged)"
+    assert (
+        caplog.records[-1].getMessage()
+        == "nsq gateway: the last is bad (999 more warnings were not logged)"
+    )
 
 
 # On a real loop
@@ -174,7 +211,9 @@ class Gateway:
         self.published: list[Callable[[str], None]] = []
 
     async def __aenter__(self) -> Self:
-        self.server = await self.loop.create_server(lambda: RealConnection(cast("Any", self)), "127.0.0.1", 0)
+        self.server = await self.loop.create_server(
+            lambda: RealConnection(cast("Any", self)), "127.0.0.1", 0
+        )
         self.port = self.server.sockets[0].getsockname()[1]
         return self
 
@@ -198,7 +237,9 @@ class Gateway:
         self.paused.pop(connection, None)
         self.intake.forget(connection)
 
-    def publish(self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]) -> None:
+    def publish(
+        self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]
+    ) -> None:
         self.published.append(answer)
 
     async def dial(self) -> socket.socket:
@@ -221,21 +262,29 @@ def pub(size: int) -> bytes:
 
 
 @pytest.mark.parametrize("how", ["reset", "closed"])
-def test_the_end_of_a_client_is_noticed_while_it_is_not_read_from(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_end_of_a_client_is_noticed_while_it_is_not_read_from(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What it left to be done is dropped, and its bytes are free."""
     monkeypatch.setattr(module, "LOOK_S", 0.01)
 
     async def main() -> None:
         async with Gateway(NsqLimits()) as gateway:
             client = await gateway.dial()
-            await gateway.loop.sock_sendall(client, b"  V2" + pub(1) * 1_500)  # more than may wait for their answers
+            await gateway.loop.sock_sendall(
+                client, b"  V2" + pub(1) * 1_500
+            )  # more than may wait for their answers
             await gateway.until(lambda: gateway.intake.unread)
             await gateway.until(lambda: gateway.intake.held_bytes)
             if how == "reset":
                 client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
             client.close()
             await gateway.until(lambda: not gateway.connections)
-            assert (gateway.intake.held_bytes, len(gateway.intake.unread), len(gateway.paused)) == (0, 0, 0)
+            assert (gateway.intake.held_bytes, len(gateway.intake.unread), len(gateway.paused)) == (
+                0,
+                0,
+                0,
+            )
 
     run(main())
 
@@ -271,7 +320,9 @@ def test_work_that_is_left_over_is_done_later_and_in_order() -> None:
         async with Gateway(NsqLimits()) as gateway:
             client = await gateway.dial()
             many = 50_000
-            await gateway.loop.sock_sendall(client, b"  V2" + b"NOP x\n" * many + pub(1) + b"NOP x\n" * many + b"WHAT\n")
+            await gateway.loop.sock_sendall(
+                client, b"  V2" + b"NOP x\n" * many + pub(1) + b"NOP x\n" * many + b"WHAT\n"
+            )
             await gateway.until(lambda: gateway.published)
             gateway.published.pop()("")
             got = b""

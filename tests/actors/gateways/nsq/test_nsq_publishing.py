@@ -1,4 +1,6 @@
-"""The gatherer by itself, on a topic that does not answer: what goes at once, and what is gathered."""
+"""The gatherer by itself, on a topic that does not answer: what goes at once, and what is
+gathered.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,11 @@ def test_small_publishes_are_gathered_while_enough_blocks_are_out(tmp_path: Path
     async def work(gatherer: Counting) -> None:
         for _ in range(5):
             await publish(gatherer, b"body")
-        assert (gatherer.blocks, gatherer.messages, gatherer.pending_bytes) == (AHEAD_MAX, AHEAD_MAX, 20)
+        assert (gatherer.blocks, gatherer.messages, gatherer.pending_bytes) == (
+            AHEAD_MAX,
+            AHEAD_MAX,
+            20,
+        )
 
     gathered(tmp_path, work)
 
@@ -112,7 +118,9 @@ def test_a_publish_of_several_blocks_has_one_answer(tmp_path: Path) -> None:
     async def work(gatherer: Counting) -> None:
         gatherer.publish("topic", [b"body"] * (2 * BLOCK_COUNT_MAX + 1), 0, answers.append)
         await turns(5)
-        assert (gatherer.blocks, gatherer.messages) == (2, 2 * BLOCK_COUNT_MAX), "the rest is gathered"
+        assert (gatherer.blocks, gatherer.messages) == (2, 2 * BLOCK_COUNT_MAX), (
+            "the rest is gathered"
+        )
         assert answers == []
         for out in [*gatherer._out["topic"]]:
             gatherer.engine.lanes["topic"].session.withdraw(out.pending)
@@ -125,8 +133,12 @@ def test_a_publish_of_several_blocks_has_one_answer(tmp_path: Path) -> None:
     gathered(tmp_path, work)
 
 
-def test_the_bytes_of_unanswered_publishes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all connections together: while it is full none of them is read, and with the answers they are."""
+def test_the_bytes_of_unanswered_publishes_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all connections together: while it is full none of them is read, and with the answers they
+    are.
+    """
     monkeypatch.setattr(publishing, "PENDING_BYTES_MAX", 3 * BLOCK_BYTES)
 
     async def work(gatherer: Counting) -> None:
@@ -162,7 +174,9 @@ def test_gathered_messages_that_must_wait_cause_no_repeated_work(tmp_path: Path)
     gathered(tmp_path, work)
 
 
-def test_lanes_that_are_not_used_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lanes_that_are_not_used_are_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Names come from outside; each lane is a link and a socket."""
     monkeypatch.setattr(publishing, "LANES_MAX", 5)
 

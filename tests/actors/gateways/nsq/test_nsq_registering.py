@@ -1,4 +1,6 @@
-"""Registration with nsqlookupd: what it is told and when, lookupds that go, come back or talk nonsense, and channels of new topics."""
+"""Registration with nsqlookupd: what it is told and when, lookupds that go, come back or talk
+nonsense, and channels of new topics.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +60,20 @@ def test_a_node_registers_new_topics_and_unregisters_removed_ones() -> None:
         await lookupd.until(lambda: lookupd.here() == TOLD)
         assert list(lookupd.nodes.values()) == [asdict(NODE)]
         assert lookupd.lines[0] == "IDENTIFY"
-        assert lookupd.lines[1:4] == ["REGISTER clicks", "REGISTER orders", "REGISTER orders billing"]
+        assert lookupd.lines[1:4] == [
+            "REGISTER clicks",
+            "REGISTER orders",
+            "REGISTER orders billing",
+        ]
         registrar.update(TOPICS)  # nothing new
         registrar.update({"orders": ["mail", "audit"], "clicks": []})
         await lookupd.until(lambda: lookupd.lines[-1] == "REGISTER orders audit")
-        assert lookupd.here() == {("orders", ""), ("orders", "mail"), ("orders", "audit"), ("clicks", "")}
+        assert lookupd.here() == {
+            ("orders", ""),
+            ("orders", "mail"),
+            ("orders", "audit"),
+            ("clicks", ""),
+        }
         before = len(lookupd.lines)
         assert lookupd.lines[7:before] == [
             "UNREGISTER t#ephemeral c#ephemeral",
@@ -72,7 +83,12 @@ def test_a_node_registers_new_topics_and_unregisters_removed_ones() -> None:
         ]
         registrar.update({})
         await lookupd.until(lambda: lookupd.here() == set())
-        assert lookupd.lines[before:] == ["UNREGISTER orders mail", "UNREGISTER orders audit", "UNREGISTER orders", "UNREGISTER clicks"]
+        assert lookupd.lines[before:] == [
+            "UNREGISTER orders mail",
+            "UNREGISTER orders audit",
+            "UNREGISTER orders",
+            "UNREGISTER clicks",
+        ]
         assert lookupd.connections == 1
 
     with_registrar(test)
@@ -92,7 +108,9 @@ def test_hundreds_of_topics_are_registered_and_unregistered() -> None:
 
 def test_names_that_nsq_does_not_allow_are_not_registered() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
-        registrar.update({"good": ["c", "bad channel", "x" * 65], "two\nlines": ["c"], "": [], "é": []})
+        registrar.update(
+            {"good": ["c", "bad channel", "x" * 65], "two\nlines": ["c"], "": [], "é": []}
+        )
         await lookupd.until(lambda: lookupd.here() == {("good", ""), ("good", "c")})
         assert lookupd.connections == 1
 
@@ -146,9 +164,13 @@ def test_a_lookupd_that_is_away_does_not_affect_another_one() -> None:
     run(main())
 
 
-@pytest.mark.parametrize("answer", [b"garbage", b"[]", b"{" * 5000, b"\xff" * 70_000, b"E_INVALID", b"OKOK"])
+@pytest.mark.parametrize(
+    "answer", [b"garbage", b"[]", b"{" * 5000, b"\xff" * 70_000, b"E_INVALID", b"OKOK"]
+)
 @pytest.mark.parametrize("command", ["IDENTIFY", "REGISTER orders", "PING"])
-def test_a_wrong_reply_of_a_lookupd_ends_only_its_connection(answer: bytes, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_reply_of_a_lookupd_ends_only_its_connection(
+    answer: bytes, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lookup, "PING_NS", 20_000_000)
 
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
@@ -165,11 +187,17 @@ def test_a_wrong_reply_of_a_lookupd_ends_only_its_connection(answer: bytes, comm
 def test_a_registration_that_a_lookupd_refused_is_not_repeated() -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
         def answer(line: str) -> bytes | None:
-            return b"E_BAD_TOPIC REGISTER topic name 'b' is not valid" if line == "REGISTER b" else None
+            return (
+                b"E_BAD_TOPIC REGISTER topic name 'b' is not valid"
+                if line == "REGISTER b"
+                else None
+            )
 
         lookupd.answer = answer
         registrar.update({"a": [], "b": [], "c": []})
-        await lookupd.until(lambda: lookupd.connections == 2 and {("a", ""), ("c", "")} <= lookupd.here())
+        await lookupd.until(
+            lambda: lookupd.connections == 2 and {("a", ""), ("c", "")} <= lookupd.here()
+        )
         await lookupd.until(lambda: "REGISTER c" in lookupd.lines)
         assert lookupd.lines.count("REGISTER b") == 1
         assert registrar.statistics()[0]["refused"] == 1
@@ -193,7 +221,9 @@ def test_pings_are_sent_while_there_is_nothing_to_register(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("silent", ["IDENTIFY", "PING", "REGISTER a"])
-def test_a_lookupd_that_does_not_reply_is_disconnected(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lookupd_that_does_not_reply_is_disconnected(
+    silent: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(lookup, "PING_NS", 30_000_000)
     monkeypatch.setattr(lookup, "ANSWER_NS", 100_000_000)
 
@@ -210,9 +240,16 @@ def test_a_lookupd_that_does_not_reply_is_disconnected(silent: str, monkeypatch:
 def test_the_durable_channels_of_all_lookupds_are_merged() -> None:
     async def main() -> None:
         async with FakeLookupd() as one, FakeLookupd() as two, FakeLookupd() as three:
-            one.names |= {("orders", ""), ("orders", "billing"), ("orders", "tail#ephemeral"), ("clicks", "x")}
+            one.names |= {
+                ("orders", ""),
+                ("orders", "billing"),
+                ("orders", "tail#ephemeral"),
+                ("clicks", "x"),
+            }
             two.names |= {("orders", ""), ("orders", "billing"), ("orders", "mail")}
-            two.broadcast_address = "no-such-host.invalid"  # as of a container: then where it is registered
+            two.broadcast_address = (
+                "no-such-host.invalid"  # as of a container: then where it is registered
+            )
             three.web.answer = lambda _: said(b"garbage")
             registrar = Registrar([one.address, two.address, three.address], NODE)
             assert await registrar.channels_of("orders") == []  # it has not begun
@@ -220,7 +257,10 @@ def test_the_durable_channels_of_all_lookupds_are_merged() -> None:
             assert await registrar.channels_of("orders") == ["billing", "mail"]
             assert await registrar.channels_of("unknown") == []
             assert await registrar.channels_of("not a topic&x=y") == []
-            assert [question.parameters for question in one.web.asked] == [{"topic": "orders"}, {"topic": "unknown"}]
+            assert [question.parameters for question in one.web.asked] == [
+                {"topic": "orders"},
+                {"topic": "unknown"},
+            ]
             await registrar.close()
 
     run(main())
@@ -228,7 +268,13 @@ def test_the_durable_channels_of_all_lookupds_are_merged() -> None:
 
 @pytest.mark.parametrize(
     "peer",
-    [{"http_port": "4161"}, {"http_port": 0}, {"http_port": 99_999}, {}, {"http_port": 1, "broadcast_address": "a\r\nX: y/?"}],
+    [
+        {"http_port": "4161"},
+        {"http_port": 0},
+        {"http_port": 99_999},
+        {},
+        {"http_port": 1, "broadcast_address": "a\r\nX: y/?"},
+    ],
 )
 def test_a_lookupd_with_a_wrong_description_of_itself_is_not_asked(peer: dict[str, Any]) -> None:
     async def test(registrar: Registrar, lookupd: FakeLookupd) -> None:
@@ -266,7 +312,20 @@ def test_a_lookupd_that_is_too_slow_returns_no_channels(monkeypatch: pytest.Monk
     with_registrar(test)
 
 
-@pytest.mark.parametrize("address", ["", "host", "host:", ":4160", "host:x", "http://host:4160", "host:4160/", "host:70000", "ho st:1"])
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "host",
+        "host:",
+        ":4160",
+        "host:x",
+        "http://host:4160",
+        "host:4160/",
+        "host:70000",
+        "ho st:1",
+    ],
+)
 def test_each_bad_lookupd_address_is_refused(address: str) -> None:
     with pytest.raises(UsageError, match="HOST:PORT"):
         Registrar([address], NODE)
@@ -277,7 +336,9 @@ class Enough(Exception):
     pass
 
 
-@pytest.mark.parametrize(("steady", "expected"), [(False, [1, 2, 4, 8, 15, 15]), (True, [1, 1, 1, 1, 1, 1])])
+@pytest.mark.parametrize(
+    ("steady", "expected"), [(False, [1, 2, 4, 8, 15, 15]), (True, [1, 1, 1, 1, 1, 1])]
+)
 def test_pauses_grow_up_to_a_limit_and_start_again_after_a_steady_time(
     steady: bool, expected: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +367,9 @@ def test_pauses_grow_up_to_a_limit_and_start_again_after_a_steady_time(
     assert pauses == expected
 
 
-def test_the_number_of_remembered_refused_registrations_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_remembered_refused_registrations_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(registering, "REFUSED_MAX", 2)
 
     async def main() -> None:

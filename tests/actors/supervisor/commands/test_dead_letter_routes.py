@@ -1,4 +1,6 @@
-"""Who owns a dead-letter topic, and where its letters may go: by the uuid of the topic, not only by its name."""
+"""Who owns a dead-letter topic, and where its letters may go: by the uuid of the topic, not only by
+its name.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,17 @@ class Topics:
         self.broker = SimpleNamespace(
             groups={"t": self.group(NEW), "t.c.dead": self.group(OTHER, owner)},
             registry=SimpleNamespace(
-                topics={"t.c.dead": SimpleNamespace(dead_letters_of=owner)}, own=lambda topic, one: self.owned.append(one)
+                topics={"t.c.dead": SimpleNamespace(dead_letters_of=owner)},
+                own=lambda topic, one: self.owned.append(one),
             ),
         )
 
     @staticmethod
     def group(uuid: str, owner: dict[str, str] | None = None) -> Any:
         row = SimpleNamespace(uuid=uuid, dead_letters_of=owner or {})
-        return SimpleNamespace(row=row, state=GroupState.UP, channels={"c": None}, want=lambda _, then: then(None))
+        return SimpleNamespace(
+            row=row, state=GroupState.UP, channels={"c": None}, want=lambda _, then: then(None)
+        )
 
     def claim(self, uuid: str) -> None:
         by = {"dead_topic": "t", "dead_uuid": uuid, "dead_channel": "c"}
@@ -38,17 +43,33 @@ class Topics:
 
     def redrive(self, uuid: str) -> ZsqError | None:
         answers: list[ZsqError | None] = []
-        requests: Any = SimpleNamespace(broker=self.broker, settle=lambda _, error: answers.append(error))
-        redrive(requests, p.Manage(1, "redrive", "t.c.dead", "", {"to": "t", "channel": "", "origin": ("t", uuid, "c")}, {}))
+        requests: Any = SimpleNamespace(
+            broker=self.broker, settle=lambda _, error: answers.append(error)
+        )
+        redrive(
+            requests,
+            p.Manage(
+                1,
+                "redrive",
+                "t.c.dead",
+                "",
+                {"to": "t", "channel": "", "origin": ("t", uuid, "c")},
+                {},
+            ),
+        )
         (answer,) = answers
         return answer
 
 
-def test_a_channel_of_a_deleted_topic_does_not_take_the_letters_of_the_new_one_of_its_name() -> None:
+def test_a_channel_of_a_deleted_topic_does_not_take_the_letters_of_the_new_one_of_its_name() -> (
+    None
+):
     """Its process may still run while the topic is created again."""
     topics = Topics({"uuid": NEW, "channel": "c"})
     topics.claim(NEW)
-    with pytest.raises(Refused, match=r"already takes the dead letters of channel 'c' of topic 't'"):
+    with pytest.raises(
+        Refused, match=r"already takes the dead letters of channel 'c' of topic 't'"
+    ):
         topics.claim(OLD)
     assert topics.owned == [{"uuid": NEW, "channel": "c"}]
 

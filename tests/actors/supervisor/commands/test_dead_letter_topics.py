@@ -14,14 +14,21 @@ IN_MEMORY: dict[str, Any] = {"dead_letter_topic": "d#ephemeral"}
 
 def test_a_durable_channel_cannot_have_a_dead_letter_topic_in_memory() -> None:
     for check in (lambda: made(IN_MEMORY, "t", "c"), lambda: changed({}, IN_MEMORY, "t", "c")):
-        with pytest.raises(UsageError, match=r"E_BAD_ARGUMENT.*'d#ephemeral' is in memory.*name a topic on disk"):
+        with pytest.raises(
+            UsageError, match=r"E_BAD_ARGUMENT.*'d#ephemeral' is in memory.*name a topic on disk"
+        ):
             check()
     with pytest.raises(UsageError, match="name a topic on disk"):  # of one that was made with it
         dead_letter_topic("t", "c", resolve(IN_MEMORY))
 
 
-@pytest.mark.parametrize(("topic", "channel"), [("t#ephemeral", "c"), ("t", "c#ephemeral"), ("t#ephemeral", "c#ephemeral")])
-def test_an_ephemeral_channel_may_have_a_dead_letter_topic_in_memory(topic: str, channel: str) -> None:
+@pytest.mark.parametrize(
+    ("topic", "channel"),
+    [("t#ephemeral", "c"), ("t", "c#ephemeral"), ("t#ephemeral", "c#ephemeral")],
+)
+def test_an_ephemeral_channel_may_have_a_dead_letter_topic_in_memory(
+    topic: str, channel: str
+) -> None:
     assert made(IN_MEMORY, topic, channel) == (IN_MEMORY, None)
     assert changed({}, IN_MEMORY, topic, channel) == IN_MEMORY
     assert dead_letter_topic(topic, channel, resolve(IN_MEMORY)) == "d#ephemeral"
@@ -35,7 +42,9 @@ def test_the_default_dead_letter_topic_is_on_disk() -> None:
     ("t", {"dead_letter_topic": "t"}, "cannot go to itself: name another topic as dead_letter_topic"),
     ("t" * 60, {"max_attempts": 5}, "use 1 to 64 of the characters.*set dead_letter_topic of channel 'c'"),
 ])  # fmt: skip
-def test_a_dead_letter_topic_that_cannot_work_is_refused_at_once(topic: str, asked: dict[str, Any], what: str) -> None:
+def test_a_dead_letter_topic_that_cannot_work_is_refused_at_once(
+    topic: str, asked: dict[str, Any], what: str
+) -> None:
     for check in (lambda: made(asked, topic, "c"), lambda: changed({}, asked, topic, "c")):
         with pytest.raises(UsageError, match=f"E_BAD_ARGUMENT.*{what}"):
             check()
@@ -43,7 +52,12 @@ def test_a_dead_letter_topic_that_cannot_work_is_refused_at_once(topic: str, ask
     assert made(named, topic, "c") == (named, None)
     assert changed(named, {"max_attempts": 7}, topic, "c")["max_attempts"] == 7
     with pytest.raises(UsageError, match="dead_letter_topic"):
-        changed({"max_attempts": 5, "dead_letter_topic": "d"}, {"dead_letter_topic": topic if topic == "t" else None}, topic, "c")
+        changed(
+            {"max_attempts": 5, "dead_letter_topic": "d"},
+            {"dead_letter_topic": topic if topic == "t" else None},
+            topic,
+            "c",
+        )
 
 
 def test_a_long_name_is_accepted_if_attempts_are_not_limited() -> None:

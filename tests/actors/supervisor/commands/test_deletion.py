@@ -1,4 +1,6 @@
-"""Deleting unforced: who is asked what it holds, and what is said when they do not answer in time. Forced: nobody is asked."""
+"""Deleting unforced: who is asked what it holds, and what is said when they do not answer in time.
+Forced: nobody is asked.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ class DeletionHarness(Broker):
         self.asked: list[tuple[list[str], Any, bool]] = []
         self.refused: list[ZsqError] = []
         self.requests.gatherings = SimpleNamespace(
-            gather=lambda children, then, detailed=False: self.asked.append(([one.spec.title for one in children], then, detailed))
+            gather=lambda children, then, detailed=False: self.asked.append(
+                ([one.spec.title for one in children], then, detailed)
+            )
         )
         self.requests.fail = lambda request, error: self.refused.append(error)
         self.requests.scope = lambda group: group.children()
@@ -34,7 +38,9 @@ class DeletionHarness(Broker):
             child.stats = {"next_offset": 0}
 
     def delete(self, channel: str = "", *, force: bool = False) -> None:
-        deletion.delete(self.requests, p.Manage(1, "delete", "t", channel, {"force": force}), self.group)
+        deletion.delete(
+            self.requests, p.Manage(1, "delete", "t", channel, {"force": force}), self.group
+        )
         if not channel:
             _, answer = self.orders.pop()
             answer(p.Position(1, 0), None)
@@ -58,7 +64,9 @@ def test_a_deletion_is_refused_if_the_statistics_do_not_come_in_time(channel: st
     assert type(from_wire(error.code, error.text)) is Refused
     assert "try again" in error.text
     assert harness.stopped == []
-    assert [order for order, _ in harness.orders] == ([] if channel else [p.SetSealed(1, is_sealed=False)])
+    assert [order for order, _ in harness.orders] == (
+        [] if channel else [p.SetSealed(1, is_sealed=False)]
+    )
 
 
 def test_deleting_a_topic_asks_the_topic_and_all_its_channels() -> None:

@@ -1,4 +1,6 @@
-"""A topic's group and its ephemeral channels: who comes while one ends gets a new one, and who may say that one has ended."""
+"""A topic's group and its ephemeral channels: who comes while one ends gets a new one, and who may
+say that one has ended.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,10 @@ def test_a_consumer_that_waits_while_the_topic_ends_gets_an_error(broker: Broker
     assert C not in broker.group.channels, "and nothing is made any more"
 
 
-@pytest.mark.parametrize("who", ["a stranger", "its process, being stopped", "a durable channel", "while the topic starts"])
+@pytest.mark.parametrize(
+    "who",
+    ["a stranger", "its process, being stopped", "a durable channel", "while the topic starts"],
+)
 def test_only_a_running_ephemeral_channel_can_report_its_end(broker: Broker, who: str) -> None:
     name = "durable" if who == "a durable channel" else C
     broker.want(name)
@@ -111,7 +116,9 @@ def test_a_topic_stays_if_a_consumer_comes_while_its_last_channel_ends() -> None
 
 
 @pytest.mark.parametrize("returns", [True, False])
-def test_an_ephemeral_topic_waits_for_its_consumers_after_a_crash(returns: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ephemeral_topic_waits_for_its_consumers_after_a_crash(
+    returns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     broker = Broker("t#ephemeral")
     broker.want()
     child = broker.up()

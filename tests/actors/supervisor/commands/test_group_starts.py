@@ -73,9 +73,17 @@ def test_a_channel_that_does_not_come_up_makes_room_for_the_next(broker: Broker,
         deletion.remove_channel(broker.requests, broker.group, name, lambda error: None)
     broker.group.tick()
     assert len(started) == options.STARTS_MAX + (not how.endswith("start"))
-    while (waiting := [one for one in broker.group.channels.values() if one is not None and one.state == "starting"]) != []:
+    while (
+        waiting := [
+            one
+            for one in broker.group.channels.values()
+            if one is not None and one.state == "starting"
+        ]
+    ) != []:
         broker.up(channel_of(waiting[0].spec.start))
-    assert sorted(set(started)) == sorted({*broker.group.channels, *(["c0"] if how == "deleted" else [])})
+    assert sorted(set(started)) == sorted(
+        {*broker.group.channels, *(["c0"] if how == "deleted" else [])}
+    )
     assert broker.group.settled()
 
 
@@ -106,7 +114,9 @@ def test_a_turn_starts_as_many_channels_as_its_time_allows(broker: Broker) -> No
     broker.time_for = 5
     broker.group.tick()
     broker.group.tick()
-    assert (len(started), broker.time_for) == (options.STARTS_MAX + 2, 3), "time is asked for only where something waits"
+    assert (len(started), broker.time_for) == (options.STARTS_MAX + 2, 3), (
+        "time is asked for only where something waits"
+    )
 
 
 def test_a_topic_that_ends_starts_no_channels(broker: Broker) -> None:
@@ -123,7 +133,9 @@ def refuse(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(broker, "start", start)
 
 
-def test_a_new_channel_that_cannot_start_is_removed_and_refused_once(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_new_channel_that_cannot_start_is_removed_and_refused_once(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(broker)
     broker.want("new")
     refuse(broker, monkeypatch)
@@ -135,7 +147,9 @@ def test_a_new_channel_that_cannot_start_is_removed_and_refused_once(broker: Bro
     assert "new" not in broker.group.channels
 
 
-def test_an_old_channel_that_cannot_start_fails_its_topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_channel_that_cannot_start_fails_its_topic(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     begin(broker)
     refuse(broker, monkeypatch)
     broker.up("c0")
@@ -165,7 +179,9 @@ def test_a_channel_created_again_has_no_earlier_restarts_counted(broker: Broker)
     assert "c" not in broker.group.failed_channels()
 
 
-def test_an_ephemeral_channel_that_dies_too_often_fails_for_a_while(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_ephemeral_channel_that_dies_too_often_fails_for_a_while(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(options.RESTARTS_MAX):
         broker.want()
         broker.up()

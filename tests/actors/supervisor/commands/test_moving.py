@@ -11,7 +11,9 @@ from zsq.transport.errors import UsageError
 from zsq.transport.wire.protocol import Manage
 
 
-def test_a_seek_to_a_time_ahead_of_the_clock_is_refused_unless_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_seek_to_a_time_ahead_of_the_clock_is_refused_unless_it_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """It would skip all waiting messages."""
     monkeypatch.setattr(time, "time_ns", lambda: 1_000)
     latest_ns = 1_000 + int(moving.CLOCKS_DIFFER_S * 1e9)

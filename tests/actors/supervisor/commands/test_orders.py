@@ -1,4 +1,6 @@
-"""Orders of the supervisor: answered once, by who was asked, and by nobody else who has found the door."""
+"""Orders of the supervisor: answered once, by who was asked, and by nobody else who has found the
+door.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,11 @@ def asked() -> tuple[Any, list[tuple[p.Position | None, ZsqError | None]], p.Set
     harness = cast("Any", Commands(cast("Any", requests), broker.view()))
     answers: list[tuple[p.Position | None, ZsqError | None]] = []
     assert broker.group.topic is not None
-    orders.send(broker.group.topic, partial(p.SetSealed, is_sealed=True), lambda end, error: answers.append((end, error)))
+    orders.send(
+        broker.group.topic,
+        partial(p.SetSealed, is_sealed=True),
+        lambda end, error: answers.append((end, error)),
+    )
     ((envelope, order),) = sent
     assert envelope == broker.group.topic.envelope
     harness.asked = envelope
@@ -40,7 +46,9 @@ def asked() -> tuple[Any, list[tuple[p.Position | None, ZsqError | None]], p.Set
 
 @pytest.mark.parametrize("who", [(), (b"stranger",), (b"stranger", b"behind")])
 def test_an_answer_from_another_process_is_ignored(asked: Any, who: tuple[bytes, ...]) -> None:
-    """It would say where a topic ends, and with that which offsets the next one of its name begins at."""
+    """It would say where a topic ends, and with that which offsets the next one of its name begins
+    at.
+    """
     harness, answers, order = asked
     for message in (p.Position(order.request, 0), p.Failed(order.request, "E_X", "no")):
         harness.on_mail(Mail(who, message, []))

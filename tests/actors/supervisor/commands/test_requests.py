@@ -16,7 +16,9 @@ class NoAudit:
     def note(self, *_: Any, **__: Any) -> None: ...
 
 
-def test_the_number_of_requests_that_wait_for_an_answer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_requests_that_wait_for_an_answer_is_bounded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(options, "ASKED_MAX", 2)
     sent: list[Any] = []
 

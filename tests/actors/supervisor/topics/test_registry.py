@@ -28,9 +28,14 @@ def test_an_empty_directory_gets_a_registry(tmp_path: Path) -> None:
     assert (again.uuid, again.node, again.topics, again.ended) == (registry.uuid, 3, {}, {})
 
 
-@pytest.mark.parametrize("name", ["lock", "run", "run.json", "memory.json", "memory", "topics", "trash", "registry.json.tmp"])
+@pytest.mark.parametrize(
+    "name",
+    ["lock", "run", "run.json", "memory.json", "memory", "topics", "trash", "registry.json.tmp"],
+)
 def test_files_left_by_an_interrupted_start_are_accepted(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).mkdir() if name in ("run", "memory", "topics", "trash") else (tmp_path / name).write_text("")
+    (tmp_path / name).mkdir() if name in ("run", "memory", "topics", "trash") else (
+        tmp_path / name
+    ).write_text("")
     assert opened(tmp_path).uuid == opened(tmp_path).uuid
 
 
@@ -44,9 +49,23 @@ def test_a_foreign_directory_is_refused_and_not_changed(tmp_path: Path, name: st
 
 
 @pytest.mark.parametrize(
-    "damage", [b"", b"{", b"[]", b"7", b"null", b"{}", b"\xff", '{"topics": []}', '{"topics": {"a": {}}}', '{"version": 2}']
+    "damage",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"7",
+        b"null",
+        b"{}",
+        b"\xff",
+        '{"topics": []}',
+        '{"topics": {"a": {}}}',
+        '{"version": 2}',
+    ],
 )
-def test_a_registry_that_cannot_be_read_is_refused_and_not_changed(tmp_path: Path, damage: bytes | str) -> None:
+def test_a_registry_that_cannot_be_read_is_refused_and_not_changed(
+    tmp_path: Path, damage: bytes | str
+) -> None:
     opened(tmp_path)
     path = tmp_path / "registry.json"
     if isinstance(damage, str):
@@ -147,7 +166,12 @@ def test_a_save_is_complete_or_has_no_effect(tmp_path: Path) -> None:
     registry.open()
     registry.add("clicks", "always")
     spare = ["write registry.json.old.tmp", "rename registry.json.old.tmp registry.json.old"]
-    assert steps == [*spare, "write registry.json.tmp", "rename registry.json.tmp registry.json", f"sync {tmp_path.name}"]
+    assert steps == [
+        *spare,
+        "write registry.json.tmp",
+        "rename registry.json.tmp registry.json",
+        f"sync {tmp_path.name}",
+    ]
     assert list(opened(tmp_path).topics) == ["clicks"]
 
 
@@ -159,7 +183,9 @@ class FullDisk(Files):
 
 
 def test_a_change_is_refused_on_a_full_disk_and_has_no_effect(tmp_path: Path) -> None:
-    """Any client may name a new topic: that must not end the supervisor, nor leave a topic that only memory knows."""
+    """Any client may name a new topic: that must not end the supervisor, nor leave a topic that
+    only memory knows.
+    """
     good = Registry(Files(), tmp_path, 0)
     good.open()
     good.add("old", "always")
@@ -194,8 +220,12 @@ class _FailingSync(Files):
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_refused_deletion_is_not_carried_out_by_the_next_start(tmp_path: Path, failing: int) -> None:
-    """Its row was renamed into place, and the sync of the name failed: what publishers were told since would go with the topic."""
+def test_a_refused_deletion_is_not_carried_out_by_the_next_start(
+    tmp_path: Path, failing: int
+) -> None:
+    """Its row was renamed into place, and the sync of the name failed: what publishers were told
+    since would go with the topic.
+    """
     files = _FailingSync()
     registry = Registry(files, tmp_path, 3)
     registry.open()
@@ -212,7 +242,9 @@ def test_a_refused_deletion_is_not_carried_out_by_the_next_start(tmp_path: Path,
 
 
 def test_files_that_cannot_be_removed_yet_are_removed_later(tmp_path: Path) -> None:
-    """However often the registry is written meanwhile; and a topic of that name is made once they can."""
+    """However often the registry is written meanwhile; and a topic of that name is made once they
+    can.
+    """
     files = _FailingSync()
     registry = Registry(files, tmp_path, 3)
     registry.open()
@@ -240,7 +272,9 @@ def test_the_retention_of_a_topic_is_kept_over_a_restart(tmp_path: Path) -> None
     assert again.topics["views"].retention == {"keep_bytes": -1, "when_full": "drop-oldest"}
 
 
-def test_settings_that_cannot_be_written_have_no_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_cannot_be_written_have_no_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     registry = opened(tmp_path)
     registry.add("clicks", "always", {"keep_s": 60})
 
@@ -250,7 +284,11 @@ def test_settings_that_cannot_be_written_have_no_effect(tmp_path: Path, monkeypa
     monkeypatch.setattr(registry._files, "write_file", full)
     with pytest.raises(Refused):
         registry.configure("clicks", {})
-    assert registry.topics["clicks"].retention == opened(tmp_path).topics["clicks"].retention == {"keep_s": 60}
+    assert (
+        registry.topics["clicks"].retention
+        == opened(tmp_path).topics["clicks"].retention
+        == {"keep_s": 60}
+    )
 
 
 def test_the_content_before_the_last_change_is_kept_as_a_copy(tmp_path: Path) -> None:
@@ -267,7 +305,9 @@ def test_the_content_before_the_last_change_is_kept_as_a_copy(tmp_path: Path) ->
     assert not (tmp_path / "registry.json").exists(), "never taken by itself, nor begun anew"
 
 
-def test_a_registry_without_a_checksum_is_accepted_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_registry_without_a_checksum_is_accepted_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     opened(tmp_path).add("clicks", "always")
     path = tmp_path / "registry.json"
     data = json.loads(path.read_text())
@@ -285,7 +325,9 @@ def test_a_registry_without_a_checksum_is_accepted_once(tmp_path: Path, caplog: 
 
 @pytest.mark.parametrize("state", ["none", "new", "live"])
 def test_missing_folders_without_live_topics_are_created_again(tmp_path: Path, state: str) -> None:
-    """As after a copy that leaves out empty folders. What held a topic is lost, and stays so until a person has looked."""
+    """As after a copy that leaves out empty folders. What held a topic is lost, and stays so until
+    a person has looked.
+    """
     registry = opened(tmp_path)
     if state != "none":
         registry.add("clicks", "always")
@@ -298,7 +340,9 @@ def test_missing_folders_without_live_topics_are_created_again(tmp_path: Path, s
     assert (tmp_path / "topics").is_dir() == (state != "live")
 
 
-def test_a_trash_that_cannot_be_emptied_does_not_prevent_a_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trash_that_cannot_be_emptied_does_not_prevent_a_start(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     registry = opened(tmp_path)
     Path(registry.folder(registry.add("clicks", "always"))).mkdir()
     registry.set_state("clicks", "deleting", 9)
@@ -335,6 +379,8 @@ def test_a_removed_topic_in_memory_leaves_no_files_and_no_row(tmp_path: Path) ->
     registry.set_state("t#ephemeral", "deleting", 500)
     registry.remove("t#ephemeral")
     assert not folder.exists()
-    assert (registry.ended, registry.topics) == ({}, {}), "names of reply topics may be without number"
+    assert (registry.ended, registry.topics) == ({}, {}), (
+        "names of reply topics may be without number"
+    )
     assert not list((tmp_path / "trash").iterdir())
     registry.memory.close()

@@ -1,4 +1,6 @@
-"""The registry's bytes: what is written is read, and everything else is refused with the key that is wrong."""
+"""The registry's bytes: what is written is read, and everything else is refused with the key that
+is wrong.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,10 @@ def content() -> Content:
         "clicks": TopicRow(1, UUID, "always", 0, "live", {"keep_s": 60.5}),
         "views": TopicRow(3, OTHER, "interval", 2**53, "deleting"),
     }
-    imports: dict[str, ImportRecord] = {"d1": {"state": "begun", "numbers": [4, 5], "from": "/ä"}, "d2": {"state": "done"}}
+    imports: dict[str, ImportRecord] = {
+        "d1": {"state": "begun", "numbers": [4, 5], "from": "/ä"},
+        "d2": {"state": "done"},
+    }
     return Content(UUID, 1023, 6, topics, {"old": 1234}, imports)
 
 
@@ -38,7 +43,9 @@ def test_an_encoded_registry_decodes_to_the_same_content() -> None:
 
 
 def test_a_registry_with_another_json_layout_has_the_same_content() -> None:
-    assert decode(json.dumps(json.loads(encode(content())), sort_keys=True).encode(), "r") == content()
+    assert (
+        decode(json.dumps(json.loads(encode(content())), sort_keys=True).encode(), "r") == content()
+    )
 
 
 def test_every_flipped_bit_is_found_or_has_no_effect() -> None:
@@ -81,10 +88,26 @@ def spoilt(path: str, value: Any) -> bytes:
 WRONG: list[tuple[str, Any]] = [
     *((key, ...) for key in ("version", "uuid", "node", "next_number", "topics", "ended")),
     *((f"topics.clicks.{key}", ...) for key in ("number", "uuid", "sync", "base_offset", "state")),
-    *((key, value) for key in ("version", "node", "next_number", "ended.old") for value in ("1", 1.0, True, None, -1)),
-    *((key, value) for key in ("uuid", "topics.clicks.uuid") for value in (5, None, "ab", UUID.upper(), "g" * 32)),
-    *((f"topics.clicks.{key}", value) for key in ("number", "base_offset") for value in ("1", 1.0, True, None, -1, 2**60)),
-    *((key, value) for key in ("topics", "ended", "imports", "topics.clicks", "topics.clicks.retention") for value in (5, "x")),
+    *(
+        (key, value)
+        for key in ("version", "node", "next_number", "ended.old")
+        for value in ("1", 1.0, True, None, -1)
+    ),
+    *(
+        (key, value)
+        for key in ("uuid", "topics.clicks.uuid")
+        for value in (5, None, "ab", UUID.upper(), "g" * 32)
+    ),
+    *(
+        (f"topics.clicks.{key}", value)
+        for key in ("number", "base_offset")
+        for value in ("1", 1.0, True, None, -1, 2**60)
+    ),
+    *(
+        (key, value)
+        for key in ("topics", "ended", "imports", "topics.clicks", "topics.clicks.retention")
+        for value in (5, "x")
+    ),
     ("node", 1024),
     ("next_number", 3),
     ("topics.clicks.number", 0),
@@ -112,7 +135,9 @@ def test_a_wrong_value_is_refused_with_its_key(key: str, value: Any) -> None:
 
 def test_a_registry_without_a_checksum_is_accepted_as_not_checked() -> None:
     lines = encode(content()).splitlines()
-    assert not decode(b"\n".join(line for line in lines if b"checksum" not in line), "r").checked, "an editor takes out one line"
+    assert not decode(b"\n".join(line for line in lines if b"checksum" not in line), "r").checked, (
+        "an editor takes out one line"
+    )
     read = decode(spoilt("node", 7), "r")
     assert (read.node, read.checked) == (7, False)
     assert not decode(spoilt("imports", ...), "r").imports

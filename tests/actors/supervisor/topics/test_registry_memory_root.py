@@ -73,7 +73,9 @@ def test_the_next_start_removes_the_memory_folder_of_a_killed_broker(machine: Ma
     assert not list(machine.data_dir.iterdir())
 
 
-def test_a_copy_of_the_data_directory_removes_nothing_that_is_in_use(machine: Machine, tmp_path: Path) -> None:
+def test_a_copy_of_the_data_directory_removes_nothing_that_is_in_use(
+    machine: Machine, tmp_path: Path
+) -> None:
     root = machine.root()
     folder = Path(root.folder("abc"))
     folder.mkdir()
@@ -91,16 +93,22 @@ def test_a_copy_of_the_data_directory_removes_nothing_that_is_in_use(machine: Ma
     ["", "[]", "{}", '{"memory": 5}', '{"memory": "HERE/victim"}', '{"memory": "SHM/other"}', '{"memory": "SHM/../victim"}',
      f'{{"memory": "HERE/zsq-{"0" * 32}"}}'],
 )  # fmt: skip
-def test_a_foreign_pointer_file_removes_nothing(machine: Machine, tmp_path: Path, text: str) -> None:
+def test_a_foreign_pointer_file_removes_nothing(
+    machine: Machine, tmp_path: Path, text: str
+) -> None:
     for path in (tmp_path / "victim", tmp_path / f"zsq-{'0' * 32}", machine.shm / "other"):
         path.mkdir()
         (path / "x").write_text("x")
-    (machine.data_dir / "memory.json").write_text(text.replace("HERE", str(tmp_path)).replace("SHM", str(machine.shm)))
+    (machine.data_dir / "memory.json").write_text(
+        text.replace("HERE", str(tmp_path)).replace("SHM", str(machine.shm))
+    )
     machine.root().clear()
     assert len([path for path in tmp_path.glob("**/x") if path.exists()]) == 3
 
 
-def test_a_symbolic_link_in_place_of_the_folder_is_not_followed(machine: Machine, tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_the_folder_is_not_followed(
+    machine: Machine, tmp_path: Path
+) -> None:
     (tmp_path / "victim").mkdir()
     (tmp_path / "victim" / "x").write_text("x")
     path = left(machine)
@@ -111,7 +119,9 @@ def test_a_symbolic_link_in_place_of_the_folder_is_not_followed(machine: Machine
 
 
 @pytest.mark.parametrize("why", ["not there", "a disk", "small"])
-def test_without_memory_files_topics_are_stored_in_the_data_directory(machine: Machine, why: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_memory_files_topics_are_stored_in_the_data_directory(
+    machine: Machine, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
     if why == "not there":
         machine.shm.rmdir()
     elif why == "a disk":
@@ -129,14 +139,18 @@ def test_without_memory_files_topics_are_stored_in_the_data_directory(machine: M
 
 
 @pytest.mark.parametrize(("size", "bound"), [(8192, 64), (512, 64), (256, 32), (64, 8), (33, 8)])
-def test_the_bound_is_lower_on_a_small_memory_file_system(machine: Machine, size: int, bound: int) -> None:
+def test_the_bound_is_lower_on_a_small_memory_file_system(
+    machine: Machine, size: int, bound: int
+) -> None:
     machine.files.shm_bytes = size * MIB
     root = machine.root()
     assert root.bytes_max() == bound * MIB
     root.close()
 
 
-def test_the_pointer_is_written_before_the_folder_is_made(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pointer_is_written_before_the_folder_is_made(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(path: Path, mode: int = 0o777) -> None:
         assert json.loads((machine.data_dir / "memory.json").read_text()) == {"memory": str(path)}
         raise OSError("killed here")

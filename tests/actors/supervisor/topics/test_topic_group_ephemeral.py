@@ -19,14 +19,24 @@ def test_by_default_a_topic_in_memory_drops_finished_and_oldest_messages() -> No
 
 
 def test_a_topic_in_memory_takes_other_bounds_within_the_maximum() -> None:
-    found = retention_in_memory({"keep_bytes": MAX, "max_bytes": 8 * MIB, "when_full": "reject", "keep_s": 5}, MAX)
-    assert (found.keep_bytes, found.max_bytes, found.when_full, found.keep_s) == (MAX, 8 * MIB, "reject", 5)
+    found = retention_in_memory(
+        {"keep_bytes": MAX, "max_bytes": 8 * MIB, "when_full": "reject", "keep_s": 5}, MAX
+    )
+    assert (found.keep_bytes, found.max_bytes, found.when_full, found.keep_s) == (
+        MAX,
+        8 * MIB,
+        "reject",
+        5,
+    )
 
 
 @pytest.mark.parametrize(
     ("own", "said"),
     [
-        ({"max_bytes": -1}, "max_bytes of a topic in memory is at most 67108864 [(]64 MiB[)], not no bound"),
+        (
+            {"max_bytes": -1},
+            "max_bytes of a topic in memory is at most 67108864 [(]64 MiB[)], not no bound",
+        ),
         ({"max_bytes": MAX + 1}, "not 67108865 bytes; use a topic on disk"),
         ({"keep_bytes": -1}, "keep_bytes of a topic in memory"),
         ({"keep_bytes": MAX + 1}, "keep_bytes of a topic in memory"),

@@ -56,7 +56,18 @@ class House:
             (folder / "state/data.mdb").write_bytes(topic.encode())
             (folder / NEWEST).write_bytes(self.grows)
         self.then(f"{do} {topic}")
-        return {"folder": str(folder), "start": 0, "end": 4, "missing": 0, "newest": NEWEST, "newest_bytes": 4} if do == "log" else {}
+        return (
+            {
+                "folder": str(folder),
+                "start": 0,
+                "end": 4,
+                "missing": 0,
+                "newest": NEWEST,
+                "newest_bytes": 4,
+            }
+            if do == "log"
+            else {}
+        )
 
 
 @pytest.fixture
@@ -82,12 +93,16 @@ def registry(folder: Path) -> Content:
     return decode((folder / "data/registry.json").read_bytes(), "r")
 
 
-def test_a_backup_takes_all_states_then_all_logs_then_the_copies(house: House, tmp_path: Path) -> None:
+def test_a_backup_takes_all_states_then_all_logs_then_the_copies(
+    house: House, tmp_path: Path
+) -> None:
     manifest = back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
     states, logs, ends = ([f"{do} {topic}" for topic in "abc"] for do in ("state", "log", "end"))
     assert house.asked == states + logs + ends
     assert sorted(manifest.topics) == ["a", "b", "c"]
-    assert (tmp_path / f"one/data/topics/000001/{NEWEST}").read_bytes() == b"1234", "what was not synced does not count"
+    assert (tmp_path / f"one/data/topics/000001/{NEWEST}").read_bytes() == b"1234", (
+        "what was not synced does not count"
+    )
     assert (tmp_path / "one/data/topics/000002/state/data.mdb").read_bytes() == b"b"
     assert registry(tmp_path / "one").topics == house.content.topics
     assert check(FILES, str(tmp_path / "one"))[1] == []
@@ -107,11 +122,17 @@ def test_a_topic_that_is_made_meanwhile_is_in_it(house: House, tmp_path: Path) -
     house.then = then
     manifest = back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
     assert house.asked[:5] == ["state a", "state b", "state c", "state late", "log a"]
-    assert sorted(manifest.topics) == ["a", "b", "c", "late"] == sorted(registry(tmp_path / "one").topics)
+    assert (
+        sorted(manifest.topics)
+        == ["a", "b", "c", "late"]
+        == sorted(registry(tmp_path / "one").topics)
+    )
 
 
 @pytest.mark.parametrize("when", ["state a", "state c", "log a", "log c"])
-def test_a_topic_that_is_deleted_meanwhile_is_not_in_it(house: House, tmp_path: Path, when: str) -> None:
+def test_a_topic_that_is_deleted_meanwhile_is_not_in_it(
+    house: House, tmp_path: Path, when: str
+) -> None:
     def then(what: str) -> None:
         if what == when and "b" in house.content.topics:
             row = house.content.topics.pop("b")
@@ -142,7 +163,9 @@ def test_a_failing_topic_fails_the_backup_and_can_be_left_out(house: House, tmp_
 
 
 def test_a_backup_fails_if_copied_files_vanish(house: House, tmp_path: Path) -> None:
-    """A topic that was started again removed the copies. The topic still exists, and the backup would lack it."""
+    """A topic that was started again removed the copies. The topic still exists, and the backup
+    would lack it.
+    """
 
     def then(what: str) -> None:
         if what == "log c":
@@ -159,7 +182,9 @@ def test_a_backup_fails_if_copied_files_vanish(house: House, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["one", "one.partial"])
-def test_a_backup_does_not_overwrite_a_foreign_directory(house: House, tmp_path: Path, name: str) -> None:
+def test_a_backup_does_not_overwrite_a_foreign_directory(
+    house: House, tmp_path: Path, name: str
+) -> None:
     (tmp_path / name).mkdir()
     (tmp_path / name / "holiday.jpg").write_bytes(b"x")
     with pytest.raises(UsageError):
@@ -179,7 +204,9 @@ def test_files_left_by_a_killed_backup_are_removed(house: House, tmp_path: Path)
     assert not (tmp_path / "one.partial").exists()
 
 
-def test_a_second_backup_at_the_same_time_is_refused(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_backup_at_the_same_time_is_refused(
+    house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(backup, "LOCK_WAIT_S", 0.0)
     held = FILES.lock(str(house.path / "backup.lock"))
     with pytest.raises(Refused, match="another backup"):
@@ -191,13 +218,19 @@ def test_a_damaged_backup_is_not_restored(house: House, tmp_path: Path) -> None:
     back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
     damaged = tmp_path / "one/data/topics/000001/state/data.mdb"
     damaged.write_bytes(b"x")
-    assert [problem.split(" ")[0] for problem in check(FILES, str(tmp_path / "one"))[1]] == ["topics/000001/state/data.mdb"]
+    assert [problem.split(" ")[0] for problem in check(FILES, str(tmp_path / "one"))[1]] == [
+        "topics/000001/state/data.mdb"
+    ]
     with pytest.raises(ZsqError, match="is damaged"):
         restore(FILES, str(tmp_path / "one"), tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "one"]
     damaged.write_bytes(b"a")
     restore(FILES, str(tmp_path / "one"), tmp_path / "new")
-    assert json.loads((tmp_path / "new/registry.json").read_bytes())["topics"].keys() == {"a", "b", "c"}
+    assert json.loads((tmp_path / "new/registry.json").read_bytes())["topics"].keys() == {
+        "a",
+        "b",
+        "c",
+    }
 
 
 def test_a_backup_is_no_faster_than_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:

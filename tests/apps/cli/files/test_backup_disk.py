@@ -1,4 +1,6 @@
-"""A backup, and what is restored from one, is on disk when the command returns, and has its name not before."""
+"""A backup, and what is restored from one, is on disk when the command returns, and has its name
+not before.
+"""
 
 from __future__ import annotations
 
@@ -29,22 +31,36 @@ def test_a_backup_is_on_disk_when_it_is_made(house: House, disk: HastyFiles) -> 
     assert registry(Path(disk.root) / "one").topics == house.content.topics
 
 
-def test_a_restored_directory_is_on_disk_when_restore_returns(house: House, disk: HastyFiles, tmp_path: Path) -> None:  # noqa: F811
+def test_a_restored_directory_is_on_disk_when_restore_returns(
+    house: House,  # noqa: F811
+    disk: HastyFiles,
+    tmp_path: Path,
+) -> None:
     made = back_up(FILES, BackupPlan(house.path, tmp_path / "one"))
     restore(disk, str(tmp_path / "one"), Path(disk.root) / "new")
     assert disk.hasty == []
     disk.crash(keep_none)
     for row in made.files:
-        restored, kept = Path(f"{disk.root}/new/{row.path}").read_bytes(), (tmp_path / "one/data" / row.path).read_bytes()
+        restored, kept = (
+            Path(f"{disk.root}/new/{row.path}").read_bytes(),
+            (tmp_path / "one/data" / row.path).read_bytes(),
+        )
         if row.path == "registry.json":
-            assert decode(restored, "").uuid != decode(kept, "").uuid, "another broker: the original may still run"
+            assert decode(restored, "").uuid != decode(kept, "").uuid, (
+                "another broker: the original may still run"
+            )
             assert decode(restored, "").topics == decode(kept, "").topics
         else:
             assert restored == kept
 
 
-def test_a_topic_created_again_during_a_backup_is_copied_again(house: House, tmp_path: Path) -> None:  # noqa: F811
-    """Its state was taken before that: the new one's must be, or the registry would name what is not there."""
+def test_a_topic_created_again_during_a_backup_is_copied_again(
+    house: House,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    """Its state was taken before that: the new one's must be, or the registry would name what is
+    not there.
+    """
     done: list[str] = []
 
     def then(what: str) -> None:
@@ -60,7 +76,10 @@ def test_a_topic_created_again_during_a_backup_is_copied_again(house: House, tmp
     assert registry(tmp_path / "one").topics["b"] == house.content.topics["b"]
 
 
-def test_a_topic_created_again_too_late_does_not_fail_the_backup(house: House, tmp_path: Path) -> None:  # noqa: F811
+def test_a_topic_created_again_too_late_does_not_fail_the_backup(
+    house: House,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     def then(what: str) -> None:
         if what == "log b":
             del house.content.topics["b"]
@@ -72,7 +91,10 @@ def test_a_topic_created_again_too_late_does_not_fail_the_backup(house: House, t
     assert registry(tmp_path / "one").topics.keys() == {"a", "c"}
 
 
-def test_a_topic_created_again_during_the_copy_of_its_log_is_left_out(house: House, tmp_path: Path) -> None:  # noqa: F811
+def test_a_topic_created_again_during_the_copy_of_its_log_is_left_out(
+    house: House,  # noqa: F811
+    tmp_path: Path,
+) -> None:
     def then(what: str) -> None:
         if what == "end b" and house.content.topics["b"].number == 2:
             del house.content.topics["b"]

@@ -1,4 +1,6 @@
-"""zsq dump: every kind of file is known by its content, told whole, and its damage is shown and walked past."""
+"""zsq dump: every kind of file is known by its content, told whole, and its damage is shown and
+walked past.
+"""
 
 from __future__ import annotations
 
@@ -45,14 +47,18 @@ def only(found: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def topic(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A store with a sealed and an ongoing chunk, a channel, holes, deferred ones, a producer, delayed messages."""
+    """A store with a sealed and an ongoing chunk, a channel, holes, deferred ones, a producer,
+    delayed messages.
+    """
     folder = tmp_path_factory.mktemp("dump") / "topic"
     create_store(Files(), str(folder), TopicIdentity("clicks", UUID, 1000), OPTIONS)
     store = open_store(Files(), str(folder), OPTIONS, TopicIdentity("clicks", UUID, 1000))
     headers = [pack_headers({"a": 1}), None]
     for sequence in range(5):
         columns: dict[str, Any] = {"keys": [b"k", None], "tags": [b"t", b"u"], "headers": headers}
-        block = pack([b"body %d" % sequence, b"\xff\xfe"], **columns, producer_id=7, sequence=sequence)
+        block = pack(
+            [b"body %d" % sequence, b"\xff\xfe"], **columns, producer_id=7, sequence=sequence
+        )
         store.log.append([block], TIME_NS + sequence)
     store.log.append([pack([b"x" * 500_000])] * 2, TIME_NS + 9)
     store.log.append([pack([b"x" * 500_000])], TIME_NS + 10)
@@ -65,7 +71,9 @@ def topic(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.state.commit(batch)
     store.close()
     (folder / "delayed").mkdir()
-    delayed = DelayedStore(str(folder / "delayed"), bytes.fromhex(UUID), create=True, first_serial=50)
+    delayed = DelayedStore(
+        str(folder / "delayed"), bytes.fromhex(UUID), create=True, first_serial=50
+    )
     delayed.put([(pack([b"later", b"then"], producer_id=7, sequence=6), TIME_NS)], 1)
     delayed.close()
     return folder
@@ -83,7 +91,9 @@ def test_a_chunk_is_shown_with_its_blocks_and_footer(topic: Path) -> None:
     assert found[0]["kind"] == "chunk"
     assert (found[0]["base_offset"], found[0]["uuid"]) == (1000, UUID)
     blocks = only(found, "block")
-    assert [(one["offset"], one["count"], one["sequence"]) for one in blocks[:5]] == [(1000 + 2 * n, 2, n) for n in range(5)]
+    assert [(one["offset"], one["count"], one["sequence"]) for one in blocks[:5]] == [
+        (1000 + 2 * n, 2, n) for n in range(5)
+    ]
     assert (blocks[0]["time_ns"], blocks[0]["producer"]) == (TIME_NS, f"{7:016x}")
     assert blocks[0]["columns"] == ["body", "key", "tag", "headers"]
     assert found[-1]["kind"] == "footer"
@@ -96,13 +106,23 @@ def test_bodies_are_shown_as_text_or_hex(topic: Path) -> None:
     assert first == {
         "kind": "message", "offset": 1000, "time_ns": TIME_NS, "key": "k", "tag": "t", "headers": {"a": 1}, "body": "body 0",
     }  # fmt: skip
-    assert second == {"kind": "message", "offset": 1001, "time_ns": TIME_NS, "tag": "u", "headers": {}, "body_hex": "fffe"}
+    assert second == {
+        "kind": "message",
+        "offset": 1001,
+        "time_ns": TIME_NS,
+        "tag": "u",
+        "headers": {},
+        "body_hex": "fffe",
+    }
 
 
 def test_damage_in_a_chunk_is_shown_and_walked_past(topic: Path, tmp_path: Path) -> None:
     whole = show(chunks(topic)[0])
     blocks = only(whole, "block")
-    for at, why in ((blocks[2]["position"] + 70, "checksum"), (blocks[2]["position"] + 9, "no block")):
+    for at, why in (
+        (blocks[2]["position"] + 70, "checksum"),
+        (blocks[2]["position"] + 9, "no block"),
+    ):
         path = tmp_path / "renamed"
         data = bytearray(chunks(topic)[0].read_bytes())
         data[at] ^= 1
@@ -111,7 +131,9 @@ def test_damage_in_a_chunk_is_shown_and_walked_past(topic: Path, tmp_path: Path)
         [bad] = only(found, "damaged")
         assert (bad["position"], bad["bytes"]) == (blocks[2]["position"], blocks[2]["bytes"])
         assert why in bad["why"]
-        assert [one for one in found if one["kind"] != "damaged"] == [one for one in whole if one is not blocks[2]]
+        assert [one for one in found if one["kind"] != "damaged"] == [
+            one for one in whole if one is not blocks[2]
+        ]
 
 
 def test_blocks_are_shown_although_headers_are_damaged(topic: Path, tmp_path: Path) -> None:
@@ -120,14 +142,18 @@ def test_blocks_are_shown_although_headers_are_damaged(topic: Path, tmp_path: Pa
     data[10] ^= 1
     path.write_bytes(data)
     found = show(path)
-    assert (found[0]["base_offset"], found[1]["kind"]) == (1000, "damaged"), "the other copy is good"
+    assert (found[0]["base_offset"], found[1]["kind"]) == (1000, "damaged"), (
+        "the other copy is good"
+    )
     assert len(only(found, "block")) == 7
     data[70] ^= 1
     path.write_bytes(data)
     found = show(path)
     assert found[0]["kind"] == "damaged"
     blocks = only(show(chunks(topic)[0]), "block")
-    assert [one["position"] for one in only(found, "unchecked block")] == [one["position"] for one in blocks]
+    assert [one["position"] for one in only(found, "unchecked block")] == [
+        one["position"] for one in blocks
+    ]
 
 
 def test_an_index_is_shown_and_a_cut_one_is_damaged(topic: Path, tmp_path: Path) -> None:
@@ -160,9 +186,17 @@ def test_a_group_and_its_staged_part_are_shown(tmp_path: Path) -> None:
     found = show(chunks(folder)[0])
     assert [one["kind"] for one in found] == ["chunk", "block", "mark"]
     assert found[1]["flags"] == ["group"]
-    assert (found[2]["app"], found[2]["version"], found[2]["messages"], found[2]["parts"]) == ("app", 3, 1, [name.hex()])
+    assert (found[2]["app"], found[2]["version"], found[2]["messages"], found[2]["parts"]) == (
+        "app",
+        3,
+        1,
+        [name.hex()],
+    )
     addressed = pack([b"x"])
-    store.log.append([Block(addressed.header._replace(flags=ADDRESSED), addressed.payload, addressed.columns)], TIME_NS + 12)
+    store.log.append(
+        [Block(addressed.header._replace(flags=ADDRESSED), addressed.payload, addressed.columns)],
+        TIME_NS + 12,
+    )
     assert only(show(chunks(folder)[0]), "block")[-1]["flags"] == ["addressed"]
     store.close()
 
@@ -217,13 +251,22 @@ def test_a_damaged_row_is_shown_and_the_others_too(topic: Path, tmp_path: Path) 
 
 def test_each_small_file_is_known_by_its_content(topic: Path, tmp_path: Path) -> None:
     [identity] = show(topic / "topic")
-    assert (identity["kind"], identity["name"], identity["base_offset"]) == ("topic identity", "clicks", 1000)
+    assert (identity["kind"], identity["name"], identity["base_offset"]) == (
+        "topic identity",
+        "clicks",
+        1000,
+    )
     (tmp_path / "topic").write_bytes((topic / "topic").read_bytes().replace(b"clicks", b"clacks"))
     assert [one["kind"] for one in show(tmp_path / "topic")] == ["damaged", "topic identity"]
     parts = {"topics": {"t": {"number": 1}}, "ended": {"o": 9}, "imports": {"d": {"state": "done"}}}
     registry = {"version": 1, "uuid": "u", "node": 0, "next_number": 2, **parts}
     (tmp_path / "any").write_text(json.dumps(registry, indent=1))
-    assert [one["kind"] for one in show(tmp_path / "any")] == ["registry", "topic", "ended topic", "import"]
+    assert [one["kind"] for one in show(tmp_path / "any")] == [
+        "registry",
+        "topic",
+        "ended topic",
+        "import",
+    ]
     (tmp_path / "any").write_text(json.dumps(registry | {"checksum": "00000000"}, indent=1))
     assert [one["kind"] for one in show(tmp_path / "any")][:2] == ["damaged", "registry"]
     (tmp_path / "registry.json").write_text("{")
@@ -238,7 +281,13 @@ def test_a_bad_file_is_shown_and_a_changed_one_is_damaged(topic: Path, tmp_path:
     bad = Bad(1000, 128, 100, 1000, 2, "a test")
     keep_bytes(Files(), str(folder), bad, TIME_NS)
     [found] = show(folder / bad.name)
-    assert (found["position"], found["bytes"], found["first_offset"], found["count"], found["why"]) == (128, 100, 1000, 2, "a test")
+    assert (
+        found["position"],
+        found["bytes"],
+        found["first_offset"],
+        found["count"],
+        found["why"],
+    ) == (128, 100, 1000, 2, "a test")
     data = bytearray((folder / bad.name).read_bytes())
     data[-1] ^= 1
     (folder / "x.bad").write_bytes(data)
@@ -252,7 +301,11 @@ def test_a_bad_file_is_shown_and_a_changed_one_is_damaged(topic: Path, tmp_path:
 
 def test_files_of_a_real_nsqd_are_shown() -> None:
     clean = FIXTURES / "clean"
-    assert [one["name"] for one in only(show(clean / "nsqd.dat"), "nsqd topic")] == ["waiting", "clicks", "frozen"]
+    assert [one["name"] for one in only(show(clean / "nsqd.dat"), "nsqd topic")] == [
+        "waiting",
+        "clicks",
+        "frozen",
+    ]
     [meta] = show(clean / "clicks:archive.diskqueue.meta.dat")
     assert (meta["depth"], meta["read_file"], meta["read_position"]) == (500, 1, 13716)
     found = show(clean / "waiting.diskqueue.000000.dat", bodies=True)
@@ -268,7 +321,13 @@ def test_a_damaged_file_of_nsqds_is_known_and_walked_past(tmp_path: Path) -> Non
     data[2 * size : 3 * size] = b"\xff" * size
     (tmp_path / "anything").write_bytes(data)
     found = show(tmp_path / "anything")
-    assert [one["kind"] for one in found] == ["nsqd message", "nsqd message", "damaged", "nsqd message", "nsqd message"]
+    assert [one["kind"] for one in found] == [
+        "nsqd message",
+        "nsqd message",
+        "damaged",
+        "nsqd message",
+        "nsqd message",
+    ]
     assert (found[2]["position"], found[2]["bytes"]) == (2 * size, size)
     (source / "t.diskqueue.meta.dat").write_text("?")
     assert [one["kind"] for one in show(source / "t.diskqueue.meta.dat")] == ["damaged"]
@@ -282,7 +341,9 @@ def test_a_dump_is_written_as_lines_or_json(topic: Path, tmp_path: Path) -> None
     assert shown.return_value == 0
     assert shown.output.splitlines()[0].startswith("chunk base_offset=1000 base_time_ns=")
     assert len(shown.output.splitlines()) == 3
-    shown = CliRunner().invoke(command, [str(chunks(topic)[0]), "--json", "--bodies"], standalone_mode=False)
+    shown = CliRunner().invoke(
+        command, [str(chunks(topic)[0]), "--json", "--bodies"], standalone_mode=False
+    )
     kinds = [json.loads(line)["kind"] for line in shown.output.splitlines()]
     assert kinds.count("message") == 12
     (tmp_path / "unknown").write_bytes(b"what is this")
@@ -292,7 +353,9 @@ def test_a_dump_is_written_as_lines_or_json(topic: Path, tmp_path: Path) -> None
 
 
 def test_the_command_reports_damage_instead_of_crashing(topic: Path, tmp_path: Path) -> None:
-    """LMDB's environment is read in a process of its own: whatever a flipped bit does to it, the command says so and ends."""
+    """LMDB's environment is read in a process of its own: whatever a flipped bit does to it, the
+    command says so and ends.
+    """
 
     def run(path: Path) -> subprocess.CompletedProcess[str]:
         line = [sys.executable, "-m", "zsq", "dump", "--json", str(path)]
@@ -304,7 +367,9 @@ def test_the_command_reports_damage_instead_of_crashing(topic: Path, tmp_path: P
     assert run(tmp_path / "state").returncode == 2
     data = (topic / "state" / "data.mdb").read_bytes()
     path = tmp_path / "data.mdb"
-    path.write_bytes(data[: len(data) // 2 // 4096 * 4096])  # pages that are not there: a SIGBUS, or an error
+    path.write_bytes(
+        data[: len(data) // 2 // 4096 * 4096]
+    )  # pages that are not there: a SIGBUS, or an error
     ended = run(path)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr
@@ -312,8 +377,16 @@ def test_the_command_reports_damage_instead_of_crashing(topic: Path, tmp_path: P
 
 
 def test_records_are_written_as_lines_and_as_json() -> None:
-    found = with_bytes(record("a", due_ns=TIME_NS, text="two words", none=None, empty=""), body=b"ok", tag=None, key=b"\xff")
-    assert as_line(found) == 'a due_ns=2023-11-14T22:13:20.000000000Z text="two words" none=null empty="" body=ok key_hex=ff'
+    found = with_bytes(
+        record("a", due_ns=TIME_NS, text="two words", none=None, empty=""),
+        body=b"ok",
+        tag=None,
+        key=b"\xff",
+    )
+    assert as_line(found) == (
+        'a due_ns=2023-11-14T22:13:20.000000000Z text="two words" none=null empty="" '
+        "body=ok key_hex=ff"
+    )
     assert json.loads(as_json(found))["due_ns"] == TIME_NS
     assert as_line(damaged("why", x="y" * 300)).count("y") == 202
     assert plain({b"\xff": (b"\x01", [1])}) == {"ff": ["01", [1]]}
@@ -327,7 +400,15 @@ def test_a_document_nested_too_deeply_is_damage(tmp_path: Path) -> None:
 
 def test_a_row_that_was_set_aside(tmp_path: Path) -> None:
     value = b"its bytes"
-    head = json.dumps({"zsq": "delayed row", "key": "6400", "bytes": len(value), "crc": crc32c(value), "why": "a test"}).encode()
+    head = json.dumps(
+        {
+            "zsq": "delayed row",
+            "key": "6400",
+            "bytes": len(value),
+            "crc": crc32c(value),
+            "why": "a test",
+        }
+    ).encode()
     path = tmp_path / "delayed-00.bad"
     for line, kept, kinds in (
         (head + b" %08x\n" % crc32c(head), value, ["set aside"]),
@@ -339,10 +420,14 @@ def test_a_row_that_was_set_aside(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_queues_are_known_by_their_records_also_where_there_is_one(tmp_path: Path, count: int) -> None:
+def test_queues_are_known_by_their_records_also_where_there_is_one(
+    tmp_path: Path, count: int
+) -> None:
     """Nobody gave the file its name."""
     path = tmp_path / "what"
-    path.write_bytes(b"".join(encode_record(encode_message(message(number))) for number in range(count)))
+    path.write_bytes(
+        b"".join(encode_record(encode_message(message(number))) for number in range(count))
+    )
     assert [one["kind"] for one in show(path)] == ["nsqd message"] * count
 
 

@@ -1,4 +1,6 @@
-"""zsq top: the picture that overviews make, what keys do to the screen, and the whole of it in a terminal."""
+"""zsq top: the picture that overviews make, what keys do to the screen, and the whole of it in a
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -16,27 +18,70 @@ import pytest
 
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 from zsq.apps.cli.inspect.top import named
-from zsq.apps.top import COLUMNS, FILTER_MAX, FIRST, VIEWS, Picture, Screen, Usage, age, count, rate, size
+from zsq.apps.top import (
+    COLUMNS,
+    FILTER_MAX,
+    FIRST,
+    VIEWS,
+    Picture,
+    Screen,
+    Usage,
+    age,
+    count,
+    rate,
+    size,
+)
 
 
 def row(fields: tuple[str, ...], **values: Any) -> tuple[Any, ...]:
-    usual: dict[str, Any] = {"state": "up", "health": "OK", "sync": "always", "closed": "", "paused": False}
+    usual: dict[str, Any] = {
+        "state": "up",
+        "health": "OK",
+        "sync": "always",
+        "closed": "",
+        "paused": False,
+    }
     return tuple(values.get(name, usual.get(name, 0)) for name in fields)
 
 
 def told(since: int = 0) -> Any:
     channels = {
-        "archive": row(CHANNEL_FIELDS, depth=5, in_rate=10.0, out_rate=2.5, drain_s=-1, oldest_ns=1_000_000_000),
+        "archive": row(
+            CHANNEL_FIELDS, depth=5, in_rate=10.0, out_rate=2.5, drain_s=-1, oldest_ns=1_000_000_000
+        ),
         "mail": row(CHANNEL_FIELDS, depth=70_000, paused=True, health="failed"),
     }
     topics = {
         "clicks": (row(TOPIC_FIELDS, in_rate=10.0, backlog=70_000, log_bytes=4096), channels),
         "orders": (row(TOPIC_FIELDS, state="failed", closed="publishers"), {}),
     }
-    processes = [{"name": "supervisor", "kind": "supervisor", "pid": 7, "state": "up", "restarts": 0, "uptime_s": 1.0}]
-    broker = {"version": "1.0", "start_ms": 0, "health": "OK", "alarms": 2, "processes": 5, "restarts": 0}
+    processes = [
+        {
+            "name": "supervisor",
+            "kind": "supervisor",
+            "pid": 7,
+            "state": "up",
+            "restarts": 0,
+            "uptime_s": 1.0,
+        }
+    ]
+    broker = {
+        "version": "1.0",
+        "start_ms": 0,
+        "health": "OK",
+        "alarms": 2,
+        "processes": 5,
+        "restarts": 0,
+    }
     fields = {"topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS}
-    return {"version": 5, "whole": True, "topics": topics, "broker": broker, "processes": processes, **fields}
+    return {
+        "version": 5,
+        "whole": True,
+        "topics": topics,
+        "broker": broker,
+        "processes": processes,
+        **fields,
+    }
 
 
 @pytest.mark.parametrize(
@@ -170,8 +215,14 @@ def test_zsq_top_restores_the_settings_of_the_terminal() -> None:
     before = termios.tcgetattr(slave)
     line = [sys.executable, "-c", PROGRAM, json.dumps(told()), "--interval", "0.2"]
     # pytest-xdist sets COLUMNS, which rich believes more than the terminal; so with the others.
-    env = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")}
-    process = subprocess.Popen(line, stdin=slave, stdout=slave, stderr=slave, env={**env, "TERM": "xterm"})
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE")
+    }
+    process = subprocess.Popen(
+        line, stdin=slave, stdout=slave, stderr=slave, env={**env, "TERM": "xterm"}
+    )
     said = b""
 
     def until(text: bytes) -> None:

@@ -27,20 +27,45 @@ TOPIC: dict[str, Any] = {"depth": 0, "delayed_count": 0, "channels": [CHANNEL]}
     [
         (TOPIC, []),
         (TOPIC | {"channels": []}, []),
-        (TOPIC | {"channels": [CHANNEL | {"depth": 1_234, "in_flight_count": 2}]}, ["channel c (1,234 waiting, 2 in flight)"]),
-        (TOPIC | {"channels": [CHANNEL | {"deferred_count": 1, "client_count": 0}]}, ["channel c (1 deferred, no consumer)"]),
-        (TOPIC | {"channels": [CHANNEL | {"depth": 1, "paused": True}]}, ["channel c (1 waiting, paused)"]),
+        (
+            TOPIC | {"channels": [CHANNEL | {"depth": 1_234, "in_flight_count": 2}]},
+            ["channel c (1,234 waiting, 2 in flight)"],
+        ),
+        (
+            TOPIC | {"channels": [CHANNEL | {"deferred_count": 1, "client_count": 0}]},
+            ["channel c (1 deferred, no consumer)"],
+        ),
+        (
+            TOPIC | {"channels": [CHANNEL | {"depth": 1, "paused": True}]},
+            ["channel c (1 waiting, paused)"],
+        ),
         (TOPIC | {"channels": [CHANNEL | {"dying_count": 1}]}, ["channel c (1 dying)"]),
-        (TOPIC | {"channels": [CHANNEL | {"health": "starting"}]}, ["channel c (it is starting, so its messages cannot be counted)"]),
+        (
+            TOPIC | {"channels": [CHANNEL | {"health": "starting"}]},
+            ["channel c (it is starting, so its messages cannot be counted)"],
+        ),
         (
             TOPIC | {"channels": [], "depth": 3},
-            ["3 messages that wait for a first channel (create one and consume them, or run `zsq topic empty`)"],
+            [
+                (
+                    "3 messages that wait for a first channel (create one and consume them, or run "
+                    "`zsq topic empty`)"
+                )
+            ],
         ),
-        (TOPIC | {"depth": 3}, ["3 messages that wait because the topic is paused (run `zsq topic unpause`)"]),
-        (TOPIC | {"delayed_count": 2}, ["2 delayed messages that are not due yet (or run `zsq delayed cancel`)"]),
+        (
+            TOPIC | {"depth": 3},
+            ["3 messages that wait because the topic is paused (run `zsq topic unpause`)"],
+        ),
+        (
+            TOPIC | {"delayed_count": 2},
+            ["2 delayed messages that are not due yet (or run `zsq delayed cancel`)"],
+        ),
     ],
 )
-def test_the_text_lists_what_a_topic_must_still_be_drained_of(topic: dict[str, Any], left: list[str]) -> None:
+def test_the_text_lists_what_a_topic_must_still_be_drained_of(
+    topic: dict[str, Any], left: list[str]
+) -> None:
     assert remaining(topic) == left
 
 
@@ -66,13 +91,19 @@ def closed(broker: Broker, topic: str) -> str:
 def test_a_topic_is_closed_and_opened_by_command(broker: Broker) -> None:
     with zsq.Producer(broker.ipc) as producer:
         producer.publish("a", b"1")
-    for arguments, state in ((["close"], "publishers"), (["close", "--consumers"], "consumers"), (["open", "--consumers"], "publishers")):
+    for arguments, state in (
+        (["close"], "publishers"),
+        (["close", "--consumers"], "consumers"),
+        (["open", "--consumers"], "publishers"),
+    ):
         assert cli(broker, "topic", arguments[0], "a", *arguments[1:]).returncode == 0
         assert closed(broker, "a") == state
     found = cli(broker, "pub", "a", "--timeout", "5")
     assert found.returncode == 0, "nothing to publish"
     line = [sys.executable, "-m", "zsq", "--url", broker.ipc, "pub", "a"]
-    refused = subprocess.run(line, input="x\n", capture_output=True, text=True, timeout=60, check=False)
+    refused = subprocess.run(
+        line, input="x\n", capture_output=True, text=True, timeout=60, check=False
+    )
     assert refused.returncode == 1
     assert "E_CLOSED the topic is closed to publishers" in refused.stderr
     assert "closed     to publishers" in cli(broker, "topic", "show", "a").stdout
@@ -94,7 +125,10 @@ def test_retiring_waits_until_all_is_drained_and_says_what_for(broker: Broker) -
         said = [retiring.stderr.readline() for _ in range(2)]
         assert said == [
             "zsq: b is closed to publishers\n",
-            "zsq: waiting for channel c (3 waiting, no consumer); 1 delayed messages that are not due yet (or run `zsq delayed cancel`)\n",
+            (
+                "zsq: waiting for channel c (3 waiting, no consumer); 1 delayed messages that are "
+                "not due yet (or run `zsq delayed cancel`)\n"
+            ),
         ]
         assert closed(broker, "b") == "publishers"
         with zsq.Consumer("b", "c", url=broker.ipc) as consumer:
@@ -117,9 +151,9 @@ def test_a_retire_that_gives_up_leaves_the_topic_closed_to_publishers(broker: Br
     assert found.returncode == 1
     assert found.stderr.splitlines()[-1].startswith("zsq: E_TIMEOUT d is not drained")
     assert (
-        "d is not drained: waiting for channel c (1 waiting, no consumer). It stays closed to publishers; zsq topic open d opens it"
-        in found.stderr
-    )
+        "d is not drained: waiting for channel c (1 waiting, no consumer). It stays closed to "
+        "publishers; zsq topic open d opens it"
+    ) in found.stderr
     assert closed(broker, "d") == "publishers"
 
 
@@ -137,8 +171,12 @@ def test_a_signal_ends_the_waiting(broker: Broker) -> None:
         assert retiring.wait(30) == 1
 
 
-def test_retire_waits_for_messages_that_come_back_at_the_last_moment(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A seek back between the last look and the deletion: it is opened to consumers again, and the rest drained."""
+def test_retire_waits_for_messages_that_come_back_at_the_last_moment(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A seek back between the last look and the deletion: it is opened to consumers again, and the
+    rest drained.
+    """
     from click.testing import CliRunner
 
     from zsq.apps.cli.manage.topic import topic_retire
@@ -173,5 +211,7 @@ def take(broker: Broker) -> None:
 
 def test_help_names_close_open_and_retire() -> None:
     line = [sys.executable, "-m", "zsq", "topic", "--help"]
-    text = subprocess.run(line, capture_output=True, text=True, timeout=60, check=True, cwd=Path("/")).stdout
+    text = subprocess.run(
+        line, capture_output=True, text=True, timeout=60, check=True, cwd=Path("/")
+    ).stdout
     assert all(f"\n  {name} " in text for name in ("close", "open", "retire"))

@@ -35,11 +35,19 @@ class Listing(Closing):
     def delayed_list(self, topic: str, after: str, limit: int) -> list[dict[str, Any]]:
         self.asked.append(limit)
         first = int(after, 16) + 1 if after else 0
-        return [{"key": f"{number:032x}", "due_ns": 0, "size": 1, "body": b"x"} for number in range(first, min(first + limit, 2_500))]
+        return [
+            {"key": f"{number:032x}", "due_ns": 0, "size": 1, "body": b"x"}
+            for number in range(first, min(first + limit, 2_500))
+        ]
 
 
-@pytest.mark.parametrize(("wanted", "asked"), [(10, [10]), (1_500, [1_000, 500]), (9_999, [1_000, 1_000, 1_000]), (2_000, [1_000, 1_000])])
-def test_a_list_is_asked_for_in_turns(monkeypatch: pytest.MonkeyPatch, wanted: int, asked: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("wanted", "asked"),
+    [(10, [10]), (1_500, [1_000, 500]), (9_999, [1_000, 1_000, 1_000]), (2_000, [1_000, 1_000])],
+)
+def test_a_list_is_asked_for_in_turns(
+    monkeypatch: pytest.MonkeyPatch, wanted: int, asked: list[int]
+) -> None:
     Listing.asked = []
     monkeypatch.setattr(client, "Admin", Listing)
     done = CliRunner().invoke(app, ["delayed", "list", "t", "--json", "-n", str(wanted)])
@@ -49,9 +57,20 @@ def test_a_list_is_asked_for_in_turns(monkeypatch: pytest.MonkeyPatch, wanted: i
     assert Listing.asked == asked
 
 
-@pytest.mark.parametrize(("size", "shown"), [(delayed.BODY_CHARACTERS, False), (delayed.BODY_CHARACTERS + 1, True)])
+@pytest.mark.parametrize(
+    ("size", "shown"), [(delayed.BODY_CHARACTERS, False), (delayed.BODY_CHARACTERS + 1, True)]
+)
 def test_a_long_body_is_shown_by_its_beginning(size: int, shown: bool) -> None:
-    line = delayed._line({"key": "k", "due_ns": 0, "size": size, "body": b"x" * size, "tag": None, "message_key": None})
+    line = delayed._line(
+        {
+            "key": "k",
+            "due_ns": 0,
+            "size": size,
+            "body": b"x" * size,
+            "tag": None,
+            "message_key": None,
+        }
+    )
     assert line.endswith("...") == shown
     assert line.count("x") == delayed.BODY_CHARACTERS
 
@@ -74,17 +93,23 @@ class Silent(Closing):
         return Silent.Receipt()
 
 
-def test_a_file_is_published_with_a_bounded_number_of_unanswered_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_is_published_with_a_bounded_number_of_unanswered_blocks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "Producer", Silent)
     (tmp_path / "lines").write_bytes(b"line\n" * 500)
-    done = CliRunner().invoke(app, ["pub", "t", "--batch", "1", "--file", str(tmp_path / "lines"), "--json"])
+    done = CliRunner().invoke(
+        app, ["pub", "t", "--batch", "1", "--file", str(tmp_path / "lines"), "--json"]
+    )
     assert done.exit_code == 0, done.output
     assert json.loads(done.output)["messages"] == 500
     assert (Silent.out, Silent.out_max) == (0, publish.RECEIPTS_MAX + 1)
 
 
 @pytest.mark.parametrize(("say_s", "said"), [(-1.0, 5), (1_000.0, 1)])
-def test_a_waiting_command_repeats_its_reason_but_not_at_each_look(monkeypatch: pytest.MonkeyPatch, say_s: float, said: int) -> None:
+def test_a_waiting_command_repeats_its_reason_but_not_at_each_look(
+    monkeypatch: pytest.MonkeyPatch, say_s: float, said: int
+) -> None:
     channel = {
         "channel_name": "c",
         "depth": 7,
@@ -94,18 +119,24 @@ def test_a_waiting_command_repeats_its_reason_but_not_at_each_look(monkeypatch: 
         "paused": False,
         "health": "OK",
     }
-    looks = [{"depth": 0, "delayed_count": 0, "channels": channels} for channels in ([channel],) * 5]
+    looks = [
+        {"depth": 0, "delayed_count": 0, "channels": channels} for channels in ([channel],) * 5
+    ]
     looks.append({"depth": 0, "delayed_count": 0, "channels": []})
     told: list[str] = []
     monkeypatch.setattr(closing, "SAY_S", say_s)
     monkeypatch.setattr(closing, "_say", told.append)
     admin = SimpleNamespace(stats=lambda topic: {"topics": [looks.pop(0)]})
-    closing._drain(cast("Any", admin), "t", cast("Any", SimpleNamespace(wait=lambda seconds: False)), None)
+    closing._drain(
+        cast("Any", admin), "t", cast("Any", SimpleNamespace(wait=lambda seconds: False)), None
+    )
     assert told == ["waiting for channel c (7 waiting)"] * said
 
 
 def test_a_python_with_an_unsafe_forkserver_runs_no_broker() -> None:
-    with pytest.raises(UsageError, match=r"Python 3\.11\.0 is not safe for a broker: .*CVE-2022-42919.*3\.11\.1"):
+    with pytest.raises(
+        UsageError, match=r"Python 3\.11\.0 is not safe for a broker: .*CVE-2022-42919.*3\.11\.1"
+    ):
         check_python((3, 11, 0))
     check_python((3, 11, 1))
     check_python((3, 13, 0))

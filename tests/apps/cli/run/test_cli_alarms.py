@@ -1,4 +1,6 @@
-"""What `zsq serve` is told about alarms: refused at the start where it cannot work; secrets; what `zsq alarms` shows."""
+"""What `zsq serve` is told about alarms: refused at the start where it cannot work; secrets; what
+`zsq alarms` shows.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ def test_every_alarm_option_is_taken_and_no_secret_shown() -> None:
         alarm_command=(f"{sys.executable} -c 'a b' $HOME",),
     )  # fmt: skip
     assert (found.depth, found.age_s, found.hold_s) == (5, 60.0, 0.0)
-    assert found.commands == ((sys.executable, "-c", "a b", "$HOME"),), "no shell: words as they are"
+    assert found.commands == ((sys.executable, "-c", "a b", "$HOME"),), (
+        "no shell: words as they are"
+    )
     assert found.webhook_token == "t0ken"
     assert found.tells
     assert "t0ken" not in repr(found)
@@ -59,20 +63,26 @@ def test_every_alarm_option_is_taken_and_no_secret_shown() -> None:
         ({"alarm_webhook": ("http://x/",) * (RECEIVERS_MAX + 1)}, "at most 16 receivers"),
     ],
 )
-def test_alarm_options_that_cannot_work_are_refused_at_the_start(options: dict[str, Any], why: str) -> None:
+def test_alarm_options_that_cannot_work_are_refused_at_the_start(
+    options: dict[str, Any], why: str
+) -> None:
     with pytest.raises(UsageError, match=why) as caught:
         given(**options)
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["alarm-mail", "alarm-mail-from", "alarm-smtp", "alarm-smtp-tls", "alarm-smtp-user"])
+@pytest.mark.parametrize(
+    "name", ["alarm-mail", "alarm-mail-from", "alarm-smtp", "alarm-smtp-tls", "alarm-smtp-user"]
+)
 def test_the_options_of_mail_are_refused_and_say_what_to_use(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def refused(where: str, *arguments: str) -> None:
         assert run(["serve", "--data-dir", str(tmp_path / "data"), *arguments]) == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"zsq: E_BAD_ARGUMENT {where}: zsq no longer sends mail. Use Alertmanager")
+        assert error.startswith(
+            f"zsq: E_BAD_ARGUMENT {where}: zsq no longer sends mail. Use Alertmanager"
+        )
         assert "--alarm-command" in error
         assert not (tmp_path / "data").exists()
 
@@ -81,7 +91,11 @@ def test_the_options_of_mail_are_refused_and_say_what_to_use(
     path = tmp_path / "zsq.toml"
     path.write_text(f"[alarm]\n{name.removeprefix('alarm-')} = 'x'\n")
     refused(f"{path}: {name}", "--config", str(path))
-    for variable in (f"ZSQ_SERVE_{name.upper().replace('-', '_')}", "ZSQ_ALARM_SMTP_PASSWORD", "ZSQ_ALARM_SMTP_PASSWORD_FILE"):
+    for variable in (
+        f"ZSQ_SERVE_{name.upper().replace('-', '_')}",
+        "ZSQ_ALARM_SMTP_PASSWORD",
+        "ZSQ_ALARM_SMTP_PASSWORD_FILE",
+    ):
         with monkeypatch.context() as environment:
             environment.setenv(variable, "s3cret")
             refused(variable)
@@ -106,7 +120,9 @@ def test_a_secret_is_read_from_a_file_once(tmp_path: Path) -> None:
         (b"x", {TOKEN: "y"}, "unset one of them"),
     ],
 )
-def test_each_bad_secret_is_refused(tmp_path: Path, content: bytes | None, environment: dict[str, str], why: str) -> None:
+def test_each_bad_secret_is_refused(
+    tmp_path: Path, content: bytes | None, environment: dict[str, str], why: str
+) -> None:
     path = tmp_path / "token"
     if content is not None:
         path.write_bytes(content)
@@ -114,7 +130,9 @@ def test_each_bad_secret_is_refused(tmp_path: Path, content: bytes | None, envir
         secret(TOKEN, environment | {f"{TOKEN}_FILE": str(path)})
 
 
-def test_serve_refuses_wrong_options_before_it_creates_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_serve_refuses_wrong_options_before_it_creates_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(["serve", "--data-dir", str(tmp_path / "data"), "--alarm-webhook", "nonsense"]) == 2
     assert "the URL of a webhook must be http" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
@@ -129,24 +147,58 @@ def test_a_webhook_is_shown_by_its_host() -> None:
 
 
 @pytest.mark.parametrize("form", [[], ["--json"]])
-def test_the_configuration_shows_no_secret(form: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_configuration_shows_no_secret(
+    form: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     url, command = "https://hooks.example.org?token=s3cret", f"{sys.executable}\ts3cret"
-    assert run(["config", *form, "--alarm-webhook", url, "--alarm-command", command, "--data-dir", "data"]) == 0
+    assert (
+        run(
+            [
+                "config",
+                *form,
+                "--alarm-webhook",
+                url,
+                "--alarm-command",
+                command,
+                "--data-dir",
+                "data",
+            ]
+        )
+        == 0
+    )
     shown = capsys.readouterr().out
     assert "s3cret" not in shown
     assert "https://hooks.example.org/..." in shown
 
 
 def test_alarms_events_and_receivers_are_shown_one_a_line() -> None:
-    raised: Any = {"topic": "t", "channel": "c", "figure": "depth", "value": 1_234, "threshold": 1_000, "raised_ns": 10**18}
+    raised: Any = {
+        "topic": "t",
+        "channel": "c",
+        "figure": "depth",
+        "value": 1_234,
+        "threshold": 1_000,
+        "raised_ns": 10**18,
+    }
     age = raised | {"figure": "age_s", "value": 90.4, "threshold": 60.0}
     event: Any = {"time_ns": 10**18, "text": "raised: t/c: depth 1,234 (alarm above 1,000)"}
-    receiver: Any = {"name": "command tee", "told_count": 3, "waiting": 2, "given_up_count": 1, "trouble": "ended with exit code 1"}
-    lines = describe_alarms({"raised": [raised, age], "recent": [event], "receivers": [receiver]}).splitlines()
+    receiver: Any = {
+        "name": "command tee",
+        "told_count": 3,
+        "waiting": 2,
+        "given_up_count": 1,
+        "trouble": "ended with exit code 1",
+    }
+    lines = describe_alarms(
+        {"raised": [raised, age], "recent": [event], "receivers": [receiver]}
+    ).splitlines()
     assert lines[0].endswith("t/c: depth 1,234 (alarm above 1,000)")
     assert lines[1].endswith("t/c: oldest message 90 s old (alarm above 60 s)")
     assert lines[4].endswith("raised: t/c: depth 1,234 (alarm above 1,000)")
-    assert lines[-1] == "command tee: sent 3, 2 waiting, 1 given up; last error: ended with exit code 1"
+    assert (
+        lines[-1]
+        == "command tee: sent 3, 2 waiting, 1 given up; last error: ended with exit code 1"
+    )
     assert describe_alarms({"raised": [], "recent": [], "receivers": []}) == "no alarm is raised"
 
 
@@ -160,7 +212,9 @@ def test_an_alarm_about_a_full_disk_is_shown_with_its_own_text() -> None:
         "raised_ns": 0,
         "text": "the disk is full: /data",
     }
-    assert "the disk is full: /data" in describe_alarms({"raised": [row], "recent": [], "receivers": []})
+    assert "the disk is full: /data" in describe_alarms(
+        {"raised": [row], "recent": [], "receivers": []}
+    )
 
 
 def test_every_option_is_in_the_help() -> None:

@@ -1,4 +1,6 @@
-"""Where options of `zsq serve` come from: file, environment, flag; what is refused, and what `zsq config` shows."""
+"""Where options of `zsq serve` come from: file, environment, flag; what is refused, and what `zsq
+config` shows.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,15 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "zsq.toml"
-    lines = ('data-dir = "there"', "node-id = 1", 'log-level = "debug"', "[alarm]", "depth = 5", 'age = "1h"', 'command = "true"')
+    lines = (
+        'data-dir = "there"',
+        "node-id = 1",
+        'log-level = "debug"',
+        "[alarm]",
+        "depth = 5",
+        'age = "1h"',
+        'command = "true"',
+    )
     file.write_text("\n".join([*lines, "[nsq]", "msg-timeout = 90"]))
     monkeypatch.setenv("ZSQ_SERVE_NODE_ID", "2")
     monkeypatch.setenv("ZSQ_SERVE_ALARM_DEPTH", "6")
@@ -47,13 +57,19 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert found["config_file"] == "zsq.toml"
     assert options["alarm-depth"] == {"value": 7, "from": "flag"}
     assert options["node-id"] == {"value": 2, "from": "environment variable ZSQ_SERVE_NODE_ID"}
-    assert options["alarm-webhook"] == {"value": ["http://a/...", "http://b/..."], "from": "environment variable ZSQ_ALARM_WEBHOOK"}
+    assert options["alarm-webhook"] == {
+        "value": ["http://a/...", "http://b/..."],
+        "from": "environment variable ZSQ_ALARM_WEBHOOK",
+    }
     assert options["log-level"] == {"value": "debug", "from": "file zsq.toml"}
     assert options["alarm-age"] == {"value": 3600, "from": "file zsq.toml"}
     assert options["alarm-command"] == {"value": ["true"], "from": "file zsq.toml"}
     assert options["nsq-msg-timeout"] == {"value": 90, "from": "file zsq.toml"}
     assert options["nsq-max-msg-timeout"] == {"value": 900, "from": "default"}
-    assert options["data-dir"] == {"value": str(tmp_path / "there"), "from": "file zsq.toml"}  # from the file's folder
+    assert options["data-dir"] == {
+        "value": str(tmp_path / "there"),
+        "from": "file zsq.toml",
+    }  # from the file's folder
 
 
 def test_the_environment_names_the_file_and_the_older_names_still_do(
@@ -66,15 +82,24 @@ def test_the_environment_names_the_file_and_the_older_names_still_do(
     monkeypatch.setenv("ZSQ_SERVE_ALARM_COMMAND", "true a b\nfalse c")
     options = config(capsys=capsys)["options"]
     assert options["data-dir"] == {"value": "/d", "from": "environment variable ZSQ_DATA_DIR"}
-    assert (options["no-nsq"]["value"], options["no-http"]["value"], options["no-listen"]["value"]) == (True, True, False)
+    assert (
+        options["no-nsq"]["value"],
+        options["no-http"]["value"],
+        options["no-listen"]["value"],
+    ) == (True, True, False)
     assert options["alarm-command"]["value"] == ["true ...", "false ..."]
 
 
-def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_secret_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("ZSQ_ALARM_WEBHOOK_TOKEN", SECRET)
     arguments = ["--alarm-webhook", f"https://h/{SECRET}", "--alarm-command", f"true {SECRET}"]
     found = config(*arguments, capsys=capsys)["secrets"]
-    assert found["ZSQ_ALARM_WEBHOOK_TOKEN"] == {"set": True, "from": "environment variable ZSQ_ALARM_WEBHOOK_TOKEN"}
+    assert found["ZSQ_ALARM_WEBHOOK_TOKEN"] == {
+        "set": True,
+        "from": "environment variable ZSQ_ALARM_WEBHOOK_TOKEN",
+    }
     monkeypatch.delenv("ZSQ_ALARM_WEBHOOK_TOKEN")
     (tmp_path / "token").write_text(f"{SECRET}\n")
     monkeypatch.setenv("ZSQ_ALARM_WEBHOOK_TOKEN_FILE", str(tmp_path / "token"))
@@ -111,14 +136,19 @@ def test_no_secret_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cap
         ("keep-bytes = ['1MB']", "keep-bytes: ['1MB'] is not allowed"),
         ("nsq-listen = ['a:1', 5]", "nsq-listen: 5 is not allowed"),
         ("nsq-tls-cert = 'none.pem'", "nsq-tls-cert"),
-        (f"alarm-webhook-token = '{SECRET}'", "secrets are not allowed in this file; set the variable ZSQ_ALARM_WEBHOOK_TOKEN"),
+        (
+            f"alarm-webhook-token = '{SECRET}'",
+            "secrets are not allowed in this file; set the variable ZSQ_ALARM_WEBHOOK_TOKEN",
+        ),
         ("= 1", "not TOML"),
         ("a = " + "[" * 5000, "not TOML"),
         ("\udcff", "not TOML"),
         ("#" * (1 << 20) + "\n#", "larger than 1 MiB"),
     ],
 )
-def test_a_wrong_configuration_file_is_refused(text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_configuration_file_is_refused(
+    text: str, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "zsq.toml"
     path.write_bytes(text.encode(errors="surrogateescape"))
     assert app.run(["config", "--config", str(path)]) == 2
@@ -132,14 +162,23 @@ def test_a_wrong_value_is_reported_with_its_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "bad").write_text("node_id = 1")
-    assert app.run(["serve", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path / "bad")]) == 2
+    assert (
+        app.run(["serve", "--data-dir", str(tmp_path / "data"), "--config", str(tmp_path / "bad")])
+        == 2
+    )
     assert "node_id: no such option" in capsys.readouterr().err
     assert not (tmp_path / "data").exists()
     assert app.run(["serve", "--config", str(tmp_path / "none")]) == 2
-    assert f"{tmp_path}/none: No such file or directory; check --config or ZSQ_CONFIG" in capsys.readouterr().err
+    assert (
+        f"{tmp_path}/none: No such file or directory; check --config or ZSQ_CONFIG"
+        in capsys.readouterr().err
+    )
     monkeypatch.setenv("ZSQ_SERVE_NODE_IDS", "1")
     assert app.run(["config"]) == 0
-    assert "ZSQ_SERVE_NODE_IDS is set, but zsq serve has no such option; did you mean ZSQ_SERVE_NODE_ID?" in capsys.readouterr().err
+    assert (
+        "ZSQ_SERVE_NODE_IDS is set, but zsq serve has no such option; did you mean "
+        "ZSQ_SERVE_NODE_ID?"
+    ) in capsys.readouterr().err
     monkeypatch.setenv("ZSQ_SERVE_NODE_ID", "many")
     assert app.run(["config"]) == 2
     assert "zsq: E_BAD_ARGUMENT ZSQ_SERVE_NODE_ID: 'many'" in capsys.readouterr().err
@@ -149,13 +188,22 @@ def test_reading_again_says_what_changed_and_what_needs_a_restart(tmp_path: Path
     path = tmp_path / "zsq.toml"
     path.write_text("node-id = 1\n[alarm]\ndepth = 1\n")
     environment = {"ZSQ_ALARM_WEBHOOK_TOKEN": SECRET, "ZSQ_SERVE_NODE_ID": "5"}
-    with serve.make_context("serve", ["--data-dir", "d", "--config", str(path), "--no-http", "--alarm-hold", "3s"]) as context:
+    with serve.make_context(
+        "serve", ["--data-dir", "d", "--config", str(path), "--no-http", "--alarm-hold", "3s"]
+    ) as context:
         again = ConfigReload(context, environment)
     path.write_text("node-id = 2\nlog-level = 'warning'\n[alarm]\ndepth = 2\nhold = '9s'\n")
     fresh = again.read()
-    assert set(fresh.changed) == {"--log-level", "--alarm-depth"}  # the flag goes before the file's hold
+    assert set(fresh.changed) == {
+        "--log-level",
+        "--alarm-depth",
+    }  # the flag goes before the file's hold
     assert fresh.restart == ("--node-id",)
-    assert (fresh.options.log_level, fresh.options.alarms.depth, fresh.options.alarms.hold_s) == ("warning", 2, 3)
+    assert (fresh.options.log_level, fresh.options.alarms.depth, fresh.options.alarms.hold_s) == (
+        "warning",
+        2,
+        3,
+    )
     assert fresh.options.alarms.webhook_token == SECRET
     path.write_text("node-id = 'x'")
     with pytest.raises(UsageError, match="node-id"):

@@ -31,15 +31,24 @@ def taken(*arguments: str) -> GivenOptions:
 
 def test_defaults_are_the_actors() -> None:
     assert given() == actors.NsqOptions()
-    assert (option_table.NSQ_LISTEN, option_table.HTTP_LISTEN) == (actors.NSQ_LISTEN, actors.HTTP_LISTEN)
+    assert (option_table.NSQ_LISTEN, option_table.HTTP_LISTEN) == (
+        actors.NSQ_LISTEN,
+        actors.HTTP_LISTEN,
+    )
     assert actors.NsqOptions().msg_timeout_ms == nsq_options.MSG_TIMEOUT_S * 1000
-    assert nsq_options.MSG_TIMEOUT_S_MAX * 1000 == actors.NsqOptions().max_msg_timeout_ms == MESSAGE_TIMEOUT_MS_MAX
+    assert (
+        nsq_options.MSG_TIMEOUT_S_MAX * 1000
+        == actors.NsqOptions().max_msg_timeout_ms
+        == MESSAGE_TIMEOUT_MS_MAX
+    )
 
 
 def test_each_nsq_option_reaches_the_gateway() -> None:
     arguments = (
-        "--nsq-msg-timeout 2s --nsq-max-msg-timeout 5m --nsq-max-req-timeout 2h --nsq-max-heartbeat-interval 90s --nsq-max-rdy-count 7"
-        " --nsq-max-output-buffer-timeout 1s --nsq-no-deflate --nsq-auth-http-address a:1 --nsq-lookupd-tcp-address b:2"
+        "--nsq-msg-timeout 2s --nsq-max-msg-timeout 5m --nsq-max-req-timeout 2h "
+        "--nsq-max-heartbeat-interval 90s --nsq-max-rdy-count 7"
+        " --nsq-max-output-buffer-timeout 1s --nsq-no-deflate --nsq-auth-http-address a:1 "
+        "--nsq-lookupd-tcp-address b:2"
         " --nsq-topology-zone z --nsq-listen 127.0.0.1:5 --nsq-listen unix:/tmp/s"
     )
     assert given(*arguments.split()) == replace(
@@ -63,7 +72,10 @@ def test_each_nsq_option_reaches_the_gateway() -> None:
         "--nsq-listen 5",
         "--nsq-tls-required true",
         "--nsq-tls-cert /dev/null",
-        "--nsq-tls-cert /dev/null --nsq-tls-key /dev/null --nsq-tls-client-auth-policy require-verify",
+        (
+            "--nsq-tls-cert /dev/null --nsq-tls-key /dev/null --nsq-tls-client-auth-policy "
+            "require-verify"
+        ),
         "--nsq-auth-http-address host",
         "--nsq-lookupd-tcp-address host:0",
     ],
@@ -90,7 +102,9 @@ def test_auth_servers_without_re2_are_refused_at_the_start(monkeypatch: pytest.M
     ],
 )
 def test_a_node_that_no_nsqlookupd_takes_is_refused_at_the_start(arguments: str, said: str) -> None:
-    """A real nsqlookupd answers IDENTIFY without a port with E_BAD_BODY: nobody would find this node, and the broker would seem well."""
+    """A real nsqlookupd answers IDENTIFY without a port with E_BAD_BODY: nobody would find this
+    node, and the broker would seem well.
+    """
     assert gateways(*arguments.split())
     with pytest.raises(click.UsageError, match=said):
         gateways("--nsq-lookupd-tcp-address", "b:2", *arguments.split())
@@ -100,7 +114,9 @@ def test_the_ports_that_nsqlookupd_is_told_are_of_the_gateways_or_given() -> Non
     nsq = gateways("--nsq-lookupd-tcp-address", "b:2", "--http-listen", "127.0.0.1:7")[0]
     assert nsq is not None
     assert (nsq.http_port, nsq.broadcast_http_port) == (7, 0)
-    given = "--no-http --nsq-broadcast-http-port 8 --nsq-listen unix:/tmp/s --nsq-broadcast-tcp-port 9"
+    given = (
+        "--no-http --nsq-broadcast-http-port 8 --nsq-listen unix:/tmp/s --nsq-broadcast-tcp-port 9"
+    )
     nsq = gateways("--nsq-lookupd-tcp-address", "b:2", *given.split())[0]
     assert nsq is not None
     assert (nsq.http_port, nsq.broadcast_http_port, nsq.broadcast_tcp_port) == (0, 8, 9)

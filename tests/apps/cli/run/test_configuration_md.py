@@ -1,4 +1,5 @@
-"""docs/configuration.md says what the command line does: its table is drawn from click's parameters, its examples are read.
+"""docs/configuration.md says what the command line does: its table is drawn from click's
+parameters, its examples are read.
 
 Run this file to write the table anew: python tests/apps/cli/run/test_configuration_md.py
 """
@@ -27,7 +28,10 @@ def table() -> str:
         variables = ", ".join(f"`{name}`" for name in option.envvar or ())
         live = "live" if option.name in RELOADABLE else ""
         help_text = " ".join((option.help or "").split()).replace("|", "\\|")
-        lines.append(f"| `{option.opts[0]}` | {variables} | {_value(option)} | {_default(option)} | {live} | {help_text} |")
+        lines.append(
+            f"| `{option.opts[0]}` | {variables} | {_value(option)} | {_default(option)} | "
+            f"{live} | {help_text} |"
+        )
     return "\n".join(lines)
 
 
@@ -51,7 +55,9 @@ def _default(option: click.Option) -> str:
     value = option.get_default(click.Context(serve))
     if option.is_flag:
         return "false"
-    value = value if isinstance(value, (str, int, float)) and value != "" else usual(str(option.name))  # a mark of click's is none
+    value = (
+        value if isinstance(value, (str, int, float)) and value != "" else usual(str(option.name))
+    )  # a mark of click's is none
     return "" if value is None else as_text(option, value)
 
 

@@ -42,13 +42,21 @@ def levels(found: Iterator[CheckResult]) -> list[str]:
         ("5", "anything", True),
     ],
 )
-def test_each_version_is_checked_against_its_requirement(version: str, requirement: str, right: bool) -> None:
+def test_each_version_is_checked_against_its_requirement(
+    version: str, requirement: str, right: bool
+) -> None:
     assert doctor.satisfies(version, requirement) is right
 
 
 def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> None:
     there = {"pyzmq": "26.1", "click": "7.0", "starlette": "0.50", "setuptools": "65.5"}
-    required = ["pyzmq>=26", "click>=8.1", "lmdb>=1.6", 'cramjam>=2.9; extra == "nsq"', 'setuptools>=77; extra == "test"']
+    required = [
+        "pyzmq>=26",
+        "click>=8.1",
+        "lmdb>=1.6",
+        'cramjam>=2.9; extra == "nsq"',
+        'setuptools>=77; extra == "test"',
+    ]
     monkeypatch.setattr(metadata, "requires", lambda _: required)
 
     def version(name: str) -> str:
@@ -68,7 +76,9 @@ def test_a_library_that_is_missing_or_old(monkeypatch: pytest.MonkeyPatch) -> No
     ]
 
 
-@pytest.mark.parametrize(("version", "level"), [((4, 3, 4), PROBLEM), ((4, 3, 5), OK), ((4, 4, 0), OK), ((5, 0, 0), OK)])
+@pytest.mark.parametrize(
+    ("version", "level"), [((4, 3, 4), PROBLEM), ((4, 3, 5), OK), ((4, 4, 0), OK), ((5, 0, 0), OK)]
+)
 def test_an_old_libzmq_is_a_problem_and_a_missing_curve_is_advice(
     version: tuple[int, int, int], level: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,13 +90,19 @@ def test_an_old_libzmq_is_a_problem_and_a_missing_curve_is_advice(
     assert levels(doctor.libzmq()) == [PROBLEM if level == PROBLEM else ADVICE]
 
 
-@pytest.mark.parametrize(("hard", "level"), [(1024, PROBLEM), (4096, ADVICE), (65_536, OK), (-1, OK)])
-def test_a_low_limit_of_open_files_is_reported(hard: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("hard", "level"), [(1024, PROBLEM), (4096, ADVICE), (65_536, OK), (-1, OK)]
+)
+def test_a_low_limit_of_open_files_is_reported(
+    hard: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (512, hard))
     assert levels(doctor.open_files()) == [level]
 
 
-def test_low_limits_of_processes_and_memory_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_low_limits_of_processes_and_memory_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (-1, -1))
     assert [finding.text for finding in doctor.processes(tmp_path)] == ["no limit is set"]
     for path, text in {
@@ -148,7 +164,9 @@ overlay /mnt/layer overlay rw 0 0
         ("/mnt/layer", "overlay", ADVICE),
     ],
 )
-def test_each_file_system_is_judged_by_its_mount(path: str, kind: str, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_file_system_is_judged_by_its_mount(
+    path: str, kind: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mount = doctor_disk.mount_of(path, doctor_disk.mounts(TABLE))
     assert mount is not None
     assert mount.kind == kind
@@ -173,7 +191,14 @@ def test_each_fault_of_a_data_directory_is_reported(tmp_path: Path) -> None:
     (data / "registry.json").write_text("{}")
     assert said(data)[0] == PROBLEM
     row = {"number": 1, "uuid": "a" * 32, "sync": "always", "base_offset": 0, "state": "live"}
-    content: dict[str, Any] = {"version": 1, "uuid": "b" * 32, "node": 0, "next_number": 2, "topics": {"clicks": row}, "ended": {}}
+    content: dict[str, Any] = {
+        "version": 1,
+        "uuid": "b" * 32,
+        "node": 0,
+        "next_number": 2,
+        "topics": {"clicks": row},
+        "ended": {},
+    }
     (data / "registry.json").write_text(json.dumps(content))
     assert "clicks are missing" in said(data)[1]
     (data / "topics/000001").mkdir(parents=True)
@@ -183,7 +208,9 @@ def test_each_fault_of_a_data_directory_is_reported(tmp_path: Path) -> None:
     Files().close(lock)
 
 
-def test_little_space_and_unusual_sync_times_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_little_space_and_unusual_sync_times_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     times = doctor_disk.sync_times(tmp_path, 5)
     assert len(times) == 5
     assert list(tmp_path.iterdir()) == []
@@ -217,7 +244,13 @@ def test_a_taken_or_unusable_port_is_reported() -> None:
 
 def test_each_fault_of_a_running_broker_is_reported() -> None:
     topic = {"topic_name": "t", "health": "OK"}
-    answer: Any = {"version": zsq.__version__, "pid": 1, "topics": [topic], "processes": [], "alarms": []}
+    answer: Any = {
+        "version": zsq.__version__,
+        "pid": 1,
+        "topics": [topic],
+        "processes": [],
+        "alarms": [],
+    }
     assert levels(doctor_net.health(answer)) == [OK]
     answer |= {"version": "0.0.1", "alarms": [{"topic": "t", "channel": "c", "text": "depth 3"}]}
     answer["processes"] = [{"name": "topic t", "restarts": 7}]
@@ -240,17 +273,47 @@ def test_the_command_reports_all_findings_as_json(tmp_path: Path) -> None:
     assert ended.returncode == 1, "nobody can listen there"
     assert found["well"] is False
     seen = {finding["what"] for finding in found["findings"]}
-    assert {"python", "libzmq", "libraries", "open files", "processes", "memory", "clock", "file system", "sync latency", "ports"} <= seen
+    assert {
+        "python",
+        "libzmq",
+        "libraries",
+        "open files",
+        "processes",
+        "memory",
+        "clock",
+        "file system",
+        "sync latency",
+        "ports",
+    } <= seen
     assert not (tmp_path / "data").exists()
 
 
 def test_a_full_disk_is_one_finding() -> None:
-    why = "the disk is full: publishes to topic big are refused: /data is on a file system with 2.0 MiB free"
-    alarms = [{"topic": "", "channel": "", "text": why}, {"topic": "mail", "channel": "c", "text": "depth 7"}]
-    topics = [{"topic_name": "big", "health": REFUSED_TEXT}, {"topic_name": "mail", "health": "failed"}]
-    answer: Any = {"version": zsq.__version__, "pid": 1, "topics": topics, "alarms": alarms, "disk": {"full": why}}
+    why = (
+        "the disk is full: publishes to topic big are refused: /data is on a file system with "
+        "2.0 MiB free"
+    )
+    alarms = [
+        {"topic": "", "channel": "", "text": why},
+        {"topic": "mail", "channel": "c", "text": "depth 7"},
+    ]
+    topics = [
+        {"topic_name": "big", "health": REFUSED_TEXT},
+        {"topic_name": "mail", "health": "failed"},
+    ]
+    answer: Any = {
+        "version": zsq.__version__,
+        "pid": 1,
+        "topics": topics,
+        "alarms": alarms,
+        "disk": {"full": why},
+    }
     found = list(doctor_net.health(answer))
-    assert [finding.text for finding in found[1:]] == [why, "topic mail: failed", "alarm: mail/c depth 7"]
+    assert [finding.text for finding in found[1:]] == [
+        why,
+        "topic mail: failed",
+        "alarm: mail/c depth 7",
+    ]
     answer = {"version": zsq.__version__, "pid": 1, "topics": [], "alarms": alarms[:1]}
     [_, alarm] = doctor_net.health(answer)
     assert alarm.text == f"alarm: {why}"

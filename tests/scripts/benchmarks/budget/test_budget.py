@@ -10,7 +10,17 @@ import pytest
 from click.testing import CliRunner
 
 from benchmarks.budget import command, costs
-from benchmarks.budget.lines import Goal, Line, Lines, Verdict, by_round, markdown, number, ratios, tally
+from benchmarks.budget.lines import (
+    Goal,
+    Line,
+    Lines,
+    Verdict,
+    by_round,
+    markdown,
+    number,
+    ratios,
+    tally,
+)
 from benchmarks.budget.work import Work, found
 from benchmarks.harness import marked
 from benchmarks.harness.crew import MemberFailed
@@ -35,13 +45,23 @@ LEAST, MOST = Goal(4.0), Goal(1.5, at_least=False)
         ((4.0,), None, Verdict.NO_BUDGET),
     ],
 )
-def test_the_median_is_held_against_the_budget(values: tuple[float, ...], goal: Goal | None, verdict: Verdict) -> None:
+def test_the_median_is_held_against_the_budget(
+    values: tuple[float, ...], goal: Goal | None, verdict: Verdict
+) -> None:
     assert Line("group", "what", "times", values, goal).verdict is verdict
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.1234, "0.123"), (12.34, "12.3"), (999.4, "999"), (1234.5, "1,230"), (1_234_567, "1,230,000"), (1015.6, "1,020")],
+    [
+        (0, "0"),
+        (0.1234, "0.123"),
+        (12.34, "12.3"),
+        (999.4, "999"),
+        (1234.5, "1,230"),
+        (1_234_567, "1,230,000"),
+        (1015.6, "1,020"),
+    ],
 )
 def test_a_number_has_three_digits_that_count(value: float, text: str) -> None:
     assert number(value) == text
@@ -80,7 +100,11 @@ def test_a_report_gives_rates_ratios_and_what_is_not_compared() -> None:
 
 
 def test_the_table_for_the_documentation_shows_each_line_and_verdict() -> None:
-    lines = [Line("rates", "a|b", "times", (2.0,), LEAST), Line("rates", "c", "ms", (1.0,), MOST), Line("costs", "d", "MB", (1.0,))]
+    lines = [
+        Line("rates", "a|b", "times", (2.0,), LEAST),
+        Line("rates", "c", "ms", (1.0,), MOST),
+        Line("costs", "d", "MB", (1.0,)),
+    ]
     text = markdown(lines, {"cpu": "one\nand two"}, ["a note"])
     assert "- cpu: one and two\n" in text
     assert "| a\\|b | 2 times | at least 4 times | **unmet** |" in text
@@ -95,7 +119,9 @@ def test_the_table_for_the_documentation_shows_each_line_and_verdict() -> None:
 def test_the_text_between_the_marks_is_replaced() -> None:
     document = "# Title\n\n<!-- bench all: begin -->\nold\n<!-- bench all: end -->\n\nbehind\n"
     written = marked.replaced(document, "all", "new\n")
-    assert written == "# Title\n\n<!-- bench all: begin -->\nnew\n<!-- bench all: end -->\n\nbehind\n"
+    assert (
+        written == "# Title\n\n<!-- bench all: begin -->\nnew\n<!-- bench all: end -->\n\nbehind\n"
+    )
     assert marked.between(written, "all") == "new"
     assert marked.replaced(written, "all", "new") == written
 
@@ -133,7 +159,9 @@ def test_loads_are_scaled() -> None:
         ),
     ],
 )
-def test_the_command_that_does_it_again(only: tuple[str, ...], options: dict[str, Any], line: str) -> None:
+def test_the_command_that_does_it_again(
+    only: tuple[str, ...], options: dict[str, Any], line: str
+) -> None:
     assert command_line("all", only, options, command.DEFAULTS) == line
 
 
@@ -159,7 +187,18 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_an_unmet_budget_is_a_report_and_no_error(tmp_path: Path) -> None:
     docs, table = tmp_path / "docs.md", tmp_path / "table.md"
     docs.write_text("".join(marked.marks("all")))
-    options = ["--only", "quick", "--rounds", "2", "--docs", str(docs), "--markdown", str(table), "--folder", str(tmp_path)]
+    options = [
+        "--only",
+        "quick",
+        "--rounds",
+        "2",
+        "--docs",
+        str(docs),
+        "--markdown",
+        str(table),
+        "--folder",
+        str(tmp_path),
+    ]
     ended = CliRunner().invoke(bench, ["all", *options, "--json"])
     assert ended.exit_code == 0, ended.output
     answer = json.loads(ended.stdout)
@@ -177,7 +216,10 @@ def test_a_part_that_fails_is_reported_and_the_others_are_measured() -> None:
     assert ended.exit_code == 1
     assert "not measured: broken: in the middle" in ended.stderr
     answer = json.loads(ended.stdout)
-    assert ([row["group"] for row in answer["rows"]], answer["failed"]) == (["quick"], ["broken: in the middle"])
+    assert ([row["group"] for row in answer["rows"]], answer["failed"]) == (
+        ["quick"],
+        ["broken: in the middle"],
+    )
 
 
 @pytest.mark.usefixtures("groups")
@@ -187,7 +229,14 @@ def test_nothing_begins_when_the_time_is_over() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [("--only", "nothing"), ("--rounds", "0"), ("--scale", "0"), ("--waiting", "1"), ("--docs", "/nowhere")]
+    "options",
+    [
+        ("--only", "nothing"),
+        ("--rounds", "0"),
+        ("--scale", "0"),
+        ("--waiting", "1"),
+        ("--docs", "/nowhere"),
+    ],
 )
 def test_each_senseless_option_is_refused(options: tuple[str, str]) -> None:
     assert CliRunner().invoke(bench, ["all", *options]).exit_code == 2

@@ -1,4 +1,6 @@
-"""The plots of the benchmarks: what a sentence says, that a picture is well-formed, and what the documentation gets."""
+"""The plots of the benchmarks: what a sentence says, that a picture is well-formed, and what the
+documentation gets.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,12 @@ SVG = "{http://www.w3.org/2000/svg}"
 
 
 def made(*, x_log: bool = True, y_log: bool = True) -> Plot:
-    plot = Plot("size", "Sizes & <rates>", Axis("bytes", "B", x_log), Axis("messages a second", "a second", y_log))
+    plot = Plot(
+        "size",
+        "Sizes & <rates>",
+        Axis("bytes", "B", x_log),
+        Axis("messages a second", "a second", y_log),
+    )
     for x, values in ((10, (5.0, 7.0)), (1_000, (900.0,)), (100_000, (300.0, 100.0, 200.0))):
         for value in values:
             plot.add("ours", x, value)
@@ -34,7 +41,16 @@ def made(*, x_log: bool = True, y_log: bool = True) -> Plot:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0"), (0.1, "0.1"), (12.34, "12.3"), (999, "999"), (999.9, "1k"), (1_048_576, "1.05M"), (123_456, "123k"), (2.5e9, "2.5G")],
+    [
+        (0, "0"),
+        (0.1, "0.1"),
+        (12.34, "12.3"),
+        (999, "999"),
+        (999.9, "1k"),
+        (1_048_576, "1.05M"),
+        (123_456, "123k"),
+        (2.5e9, "2.5G"),
+    ],
 )
 def test_each_number_is_shortened(value: float, text: str) -> None:
     assert short(value) == text
@@ -42,7 +58,8 @@ def test_each_number_is_shortened(value: float, text: str) -> None:
 
 def test_a_sentence_has_both_ends_and_the_top() -> None:
     assert made().sentence() == (
-        "Ours: 6 a second at 10 B, 200 a second at 100k B; most 900 a second at 1k B. A limit: 50 a second at 10 B, 4k a second at 100k B."
+        "Ours: 6 a second at 10 B, 200 a second at 100k B; most 900 a second at 1k B. A limit: "
+        "50 a second at 10 B, 4k a second at 100k B."
     )
 
 
@@ -58,9 +75,16 @@ def texts(picture: str) -> list[str]:
 
 def lines(picture: str, colour: int) -> list[list[tuple[float, float]]]:
     """The points of each line of this colour that is not a mark, in the picture's units."""
-    paths = [path for path in ElementTree.fromstring(picture).iter(f"{SVG}path") if f"stroke: {LINES[colour][0]}" in path.get("style", "")]
+    paths = [
+        path
+        for path in ElementTree.fromstring(picture).iter(f"{SVG}path")
+        if f"stroke: {LINES[colour][0]}" in path.get("style", "")
+    ]
     return [
-        [(float(x), float(y)) for x, y in re.findall(r"[ML] (-?[\d.]+) (-?[\d.]+)", path.get("d", ""))]
+        [
+            (float(x), float(y))
+            for x, y in re.findall(r"[ML] (-?[\d.]+) (-?[\d.]+)", path.get("d", ""))
+        ]
         for path in paths
         if "fill: none" in path.get("style", "") or "clip-path" in path.attrib
     ]
@@ -120,7 +144,12 @@ def test_the_same_plot_is_the_same_picture() -> None:
 
 
 @pytest.mark.parametrize(
-    ("most", "found"), [(1_000_000, (0, 10_000, 100_000, 1_000_000)), (20_000, (0, 10_000, 20_000)), (10_000, (0, 10_000))]
+    ("most", "found"),
+    [
+        (1_000_000, (0, 10_000, 100_000, 1_000_000)),
+        (20_000, (0, 10_000, 20_000)),
+        (10_000, (0, 10_000)),
+    ],
 )
 def test_a_pile_grows_in_fixed_steps_to_its_size(most: int, found: tuple[int, ...]) -> None:
     assert piles.steps(most) == found
@@ -133,7 +162,11 @@ def test_work_is_shared_evenly_by_at_most_two_processes(count: int, found: list[
 
 def test_every_second_round_goes_back() -> None:
     assert list(Load(None, 2).turns((1, 2))) == [(0, 1), (0, 2), (1, 2), (1, 1)]
-    assert (Load(None, scale=0.001).count(1_000_000, 1000), Load(None).count(2_500, 1000), Load(None).count(10, 10)) == (2000, 2000, 20)
+    assert (
+        Load(None, scale=0.001).count(1_000_000, 1000),
+        Load(None).count(2_500, 1000),
+        Load(None).count(10, 10),
+    ) == (2000, 2000, 20)
 
 
 def sweep(load: Load) -> list[Plot]:
@@ -154,7 +187,10 @@ def test_the_documentation_gets_pictures_and_figures(tmp_path: Path) -> None:
     docs = tmp_path / "performance.md"
     names = ["scaling", "scaling size", "scaling block"]
     docs.write_text("# Title\n" + "\n".join("\n".join(marked.marks(name)) for name in names))
-    ended = CliRunner().invoke(bench, ["scaling", "--only", "size", "--docs", str(docs), "--folder", str(tmp_path), "--json"])
+    ended = CliRunner().invoke(
+        bench,
+        ["scaling", "--only", "size", "--docs", str(docs), "--folder", str(tmp_path), "--json"],
+    )
     assert ended.exit_code == 0, ended.output
     assert [plot["name"] for plot in json.loads(ended.stdout)["plots"]] == ["size"]
     text = docs.read_text()
@@ -173,6 +209,9 @@ def test_a_sweep_that_fails_is_told_and_the_others_are_measured(tmp_path: Path) 
     assert [path.name for path in tmp_path.iterdir()] == ["performance-size.svg"]
 
 
-@pytest.mark.parametrize("options", [("--only", "nothing"), ("--waiting", "1"), ("--pictures", "/nowhere"), ("--rounds", "0")])
+@pytest.mark.parametrize(
+    "options",
+    [("--only", "nothing"), ("--waiting", "1"), ("--pictures", "/nowhere"), ("--rounds", "0")],
+)
 def test_each_senseless_option_is_refused(options: tuple[str, str]) -> None:
     assert CliRunner().invoke(bench, ["scaling", *options]).exit_code == 2

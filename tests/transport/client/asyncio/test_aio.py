@@ -132,7 +132,9 @@ def test_run_drains_on_a_signal(broker: Broker, run: Run) -> None:
                 os.kill(os.getpid(), signal.SIGTERM)
 
         consumer = zsq.aio.Consumer("t", "c", url=broker.url)
-        await consumer.run(handle, concurrency=4, requeue_delay=0, on_error=lambda m, e: failed.append(m.offset))
+        await consumer.run(
+            handle, concurrency=4, requeue_delay=0, on_error=lambda m, e: failed.append(m.offset)
+        )
         with pytest.raises(zsq.Refused):
             await consumer.run(handle)
 
@@ -200,16 +202,24 @@ def test_the_blocking_and_the_asyncio_client_have_the_same_face() -> None:
             if method.startswith("_") and method != "__init__":
                 continue
             other = getattr(waiting, method)
-            assert list(inspect.signature(other).parameters) == list(inspect.signature(function).parameters) or method == "close", method
+            assert (
+                list(inspect.signature(other).parameters)
+                == list(inspect.signature(function).parameters)
+                or method == "close"
+            ), method
 
 
-def test_publishing_waits_while_too_much_is_not_sent(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_publishing_waits_while_too_much_is_not_sent(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for module in (zsq.transport.client.asyncio.aio, zsq.transport.client.core.lane):
         monkeypatch.setattr(module, "QUEUE_BYTES_MAX", 1_000)
 
     async def main() -> None:
         broker.silent = True
-        async with zsq.aio.Producer(broker.url, timeout=0.2, linger_ms=60_000, batch_bytes=2_000) as producer:
+        async with zsq.aio.Producer(
+            broker.url, timeout=0.2, linger_ms=60_000, batch_bytes=2_000
+        ) as producer:
             await producer.publish_many("t", [bytes(2_000)], wait=False)
             with pytest.raises(zsq.BrokerUnreachable, match="did not confirm"):
                 await producer.publish_many("t", [b"x"], wait=False)
@@ -228,7 +238,9 @@ class Asked(Exception):
     """The producer asks the broker for its limit."""
 
 
-def test_a_body_over_the_largest_limit_is_refused_before_a_broker_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_over_the_largest_limit_is_refused_before_a_broker_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Below it only the broker knows its limit."""
     monkeypatch.setattr(lane, "MESSAGE_BYTES_LARGEST", 20)
     for module in (producer, aio):

@@ -32,7 +32,9 @@ def test_a_time_out_of_hours_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
             return loop.call_soon(act)
 
         turner = Turner(Engine())
-        turner.loop = cast("Any", SimpleNamespace(create_future=loop.create_future, call_later=call_later))
+        turner.loop = cast(
+            "Any", SimpleNamespace(create_future=loop.create_future, call_later=call_later)
+        )
         assert not await asyncio.wait_for(turner.wait(lambda: False, 7_200 * S), 5)
         assert now_ns == 7_200 * S
         turner.loop = loop

@@ -30,8 +30,12 @@ def numbers(n: int, start: int = 0) -> list[bytes]:
     return [b"%d" % i for i in range(start, start + n)]
 
 
-def test_a_link_that_was_idle_for_long_may_lead_nowhere(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its other end forgets it without a word, as a connection that breaks on one side only: it is opened anew before it is asked."""
+def test_a_link_that_was_idle_for_long_may_lead_nowhere(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its other end forgets it without a word, as a connection that breaks on one side only: it is
+    opened anew before it is asked.
+    """
     with zsq.Admin(broker.url, timeout=1) as admin:
         assert admin.ping() == "OK"
         broker.forgotten = set(broker.known)
@@ -65,13 +69,17 @@ def test_admin_when_the_link_is_lost(broker: Broker) -> None:
     with zsq.Admin(broker.url, timeout=5) as admin:
         admin.ping()
         broker.deaf_to |= {p.Manage, p.Stats}
-        killer = threading.Thread(target=lambda: (broker.wait_for(lambda: broker.count(p.Manage) == 1), broker.die()))
+        killer = threading.Thread(
+            target=lambda: (broker.wait_for(lambda: broker.count(p.Manage) == 1), broker.die())
+        )
         killer.start()
         with pytest.raises(zsq.BrokerUnreachable, match="check whether the request took effect"):
             admin.create_topic("t")
         killer.join(5)
         broker.start()
-        killer = threading.Thread(target=lambda: (broker.wait_for(lambda: broker.count(p.Stats) >= 2), broker.die()))
+        killer = threading.Thread(
+            target=lambda: (broker.wait_for(lambda: broker.count(p.Stats) >= 2), broker.die())
+        )
         killer.start()
 
         def start_again() -> None:
@@ -90,7 +98,11 @@ def test_reader_reads_from_an_offset_to_the_end(broker: Broker) -> None:
     put(broker, *numbers(5, 10))
     with zsq.Reader("t", url=broker.url) as reader:
         found = reader.read(12)
-        assert (found.start, found.head, [block.first_offset for block in found.blocks]) == (0, 15, [10])
+        assert (found.start, found.head, [block.first_offset for block in found.blocks]) == (
+            0,
+            15,
+            [10],
+        )
         assert reader.read(15).blocks == []
         with pytest.raises(zsq.UsageError):
             reader.read(-1)
@@ -104,4 +116,7 @@ def test_settings_that_do_not_fit_into_a_message_are_refused(broker: Broker, val
         for call in (admin.configure_topic, admin.create_topic):
             with pytest.raises(zsq.UsageError, match="keep_bytes must be a number up to"):
                 call("t", keep_bytes=value)
-        assert admin.configure_topic("t", keep_bytes=2**62, keep_s=1.5, when_full=None) == broker.manage_data
+        assert (
+            admin.configure_topic("t", keep_bytes=2**62, keep_s=1.5, when_full=None)
+            == broker.manage_data
+        )

@@ -39,8 +39,18 @@ def test_a_message_has_its_body_key_tag_and_other_attributes(broker: Broker) -> 
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
         message = consumer.receive()
         assert message is not None
-        assert (message.body, message.key, message.tag, message.headers) == (b"body", b"k", "g", {"a": 1})
-        assert (message.offset, message.attempts, message.topic, message.channel) == (0, 1, "t", "c")
+        assert (message.body, message.key, message.tag, message.headers) == (
+            b"body",
+            b"k",
+            "g",
+            {"a": 1},
+        )
+        assert (message.offset, message.attempts, message.topic, message.channel) == (
+            0,
+            1,
+            "t",
+            "c",
+        )
         assert message.timestamp_ns == 1_700_000_000_000_000_000
         message.finish(sync=True)
         assert broker.finished == [0]
@@ -185,7 +195,9 @@ def test_finishes_told_and_not_confirmed_when_the_link_was_lost(broker: Broker) 
     consumer.close()
 
 
-def test_close_logs_how_many_finishes_were_not_confirmed(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_close_logs_how_many_finishes_were_not_confirmed(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     put(broker, *numbers(2))
     consumer = zsq.Consumer("t", "c", url=broker.url)
     message = consumer.receive(5)
@@ -200,7 +212,9 @@ def test_close_logs_how_many_finishes_were_not_confirmed(broker: Broker, caplog:
     assert "t/c: consumer closed, but 1 finishes were not confirmed" in caplog.text
 
 
-def test_close_logs_nothing_when_all_finishes_were_confirmed(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_close_logs_nothing_when_all_finishes_were_confirmed(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     put(broker, *numbers(2))
     consumer = zsq.Consumer("t", "c", url=broker.url)
     message = consumer.receive(5)
@@ -260,7 +274,9 @@ def test_a_refused_subscription_is_raised_and_can_be_tried_again(broker: Broker)
 
 def test_an_unreachable_broker_is_reported(tmp_path: Path) -> None:
     consumer = zsq.Consumer("t", "c", url=f"ipc://{tmp_path}/none", timeout=0.2)
-    with pytest.raises(zsq.BrokerUnreachable, match=r"no link to channel t/c .* within 0.2 s .*zsq serve"):
+    with pytest.raises(
+        zsq.BrokerUnreachable, match=r"no link to channel t/c .* within 0.2 s .*zsq serve"
+    ):
         consumer.receive()
     with pytest.raises(zsq.BrokerUnreachable, match="could not subscribe"), consumer:
         pass
@@ -269,7 +285,13 @@ def test_an_unreachable_broker_is_reported(tmp_path: Path) -> None:
 
 
 def test_each_wrong_argument_is_refused() -> None:
-    for more in ({"ready": 0}, {"ready": 1_000_000}, {"message_timeout": 0.5}, {"timeout": -1}, {"heartbeat_ms": 1}):
+    for more in (
+        {"ready": 0},
+        {"ready": 1_000_000},
+        {"message_timeout": 0.5},
+        {"timeout": -1},
+        {"heartbeat_ms": 1},
+    ):
         with pytest.raises(zsq.UsageError):
             zsq.Consumer("t", "c", **more)
     with pytest.raises(zsq.UsageError, match="E_BAD_NAME channel name"):
@@ -293,7 +315,12 @@ def test_run_finishes_and_requeues(broker: Broker, concurrency: int) -> None:
         if len(handled) == 200:
             consumer._stop_taking()
 
-    consumer.run(handle, concurrency=concurrency, requeue_delay=0, on_error=lambda m, e: failed.append((m.offset, str(e))))
+    consumer.run(
+        handle,
+        concurrency=concurrency,
+        requeue_delay=0,
+        on_error=lambda m, e: failed.append((m.offset, str(e))),
+    )
     assert sorted(handled) == list(range(200))
     assert sorted(failed) == [(offset, "at random") for offset in (7, 57, 107, 157)]
     assert sorted(broker.finished) == list(range(200))

@@ -1,4 +1,6 @@
-"""Threads that turn an engine: when there is a keeper, that it does not end, and that anybody may wait for as long as he likes."""
+"""Threads that turn an engine: when there is a keeper, that it does not end, and that anybody may
+wait for as long as he likes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def make_due(drive: Drive[_Timed]) -> bool:
 
 
 def test_no_thread_is_started_before_something_is_due() -> None:
-    """A client that was only made, or waits for nothing, costs its process no thread, and does not make `fork` a risk."""
+    """A client that was only made, or waits for nothing, costs its process no thread, and does not
+    make `fork` a risk.
+    """
     with driven() as drive:
         with drive.lock:
             drive.settle()
@@ -64,19 +68,28 @@ def test_no_thread_is_started_before_something_is_due() -> None:
 
 
 def test_the_keeper_outlives_having_nothing_to_do() -> None:
-    """There is one for the whole life: without it nobody would send heartbeats any more, and the broker would give the client up."""
+    """There is one for the whole life: without it nobody would send heartbeats any more, and the
+    broker would give the client up.
+    """
     with driven() as drive:
         assert make_due(drive)
         [keeper] = keepers()
-        keeper.join(0.2)  # by then it has looked twice that nobody turns the engine, and waits without a limit
+        keeper.join(
+            0.2
+        )  # by then it has looked twice that nobody turns the engine, and waits without a limit
         assert keeper.is_alive()
         assert make_due(drive)
 
 
 def test_a_time_out_may_be_longer_than_the_system_allows(broker: Any) -> None:
-    """A time-out of weeks is a way to say "for ever"; the system's calls take no more than 24 days (of milliseconds), or 292 years."""
+    """A time-out of weeks is a way to say "for ever"; the system's calls take no more than 24 days
+    (of milliseconds), or 292 years.
+    """
     broker.deaf_to = {p.Manage}
-    with concurrent.futures.ThreadPoolExecutor(2) as pool, zsq.Admin(broker.url, timeout=1e10) as admin:
+    with (
+        concurrent.futures.ThreadPoolExecutor(2) as pool,
+        zsq.Admin(broker.url, timeout=1e10) as admin,
+    ):
         admin.ping()  # the link is there, and nothing is due on it
         asked = [pool.submit(admin.pause, "t", "c") for _ in range(2)]  # one drives, one follows
         broker.wait_for(lambda: broker.count(p.Manage) == 2)
@@ -85,16 +98,24 @@ def test_a_time_out_may_be_longer_than_the_system_allows(broker: Any) -> None:
         broker.deaf_to = set()
         broker.die()
         broker.start()
-        with pytest.raises(zsq.BrokerUnreachable):  # the link was lost, and a pause is not asked twice by itself
+        with pytest.raises(
+            zsq.BrokerUnreachable
+        ):  # the link was lost, and a pause is not asked twice by itself
             asked[0].result(10)
         assert isinstance(asked[1].exception(10), zsq.BrokerUnreachable)
 
 
 def test_messages_may_linger_for_longer_than_the_system_can_wait(broker: Any) -> None:
-    before = set(threading.enumerate())  # a thread that another test's producer leaves to end is not this one's keeper
+    before = set(
+        threading.enumerate()
+    )  # a thread that another test's producer leaves to end is not this one's keeper
     with zsq.Producer(broker.url, linger_ms=1e10, heartbeat_ms=p.HEARTBEAT_MS_MAX) as producer:
         receipt = producer.publish("t", b"a")
-        [keeper] = [thread for thread in set(threading.enumerate()) - before if thread.name == "zsq producer"]
+        [keeper] = [
+            thread
+            for thread in set(threading.enumerate()) - before
+            if thread.name == "zsq producer"
+        ]
         keeper.join(0.2)
         assert keeper.is_alive()
         assert receipt.wait(5) == 0

@@ -1,4 +1,6 @@
-"""The blocking producer against a small broker: what is confirmed is stored once, in order, whatever happens in between."""
+"""The blocking producer against a small broker: what is confirmed is stored once, in order,
+whatever happens in between.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,13 @@ def test_a_message_is_stored_when_publish_returns(broker: Broker) -> None:
     with zsq.Producer(broker.url) as producer:
         first = producer.publish("t", b"a", key="k", tag="g", headers={"n": 1})
         second = producer.publish("t", bytearray(b"b"))
-    assert (first.offset, second.offset, first.count, first.ranges, first.error) == (0, 1, 1, ((0, 1),), None)
+    assert (first.offset, second.offset, first.count, first.ranges, first.error) == (
+        0,
+        1,
+        1,
+        ((0, 1),),
+        None,
+    )
     assert broker.bodies() == [b"a", b"b"]
     assert broker.log[0].key.values() == [b"k"]
     assert broker.log[0].tag.values() == [b"g"]
@@ -33,10 +41,15 @@ def test_publish_many_is_cut_into_blocks(broker: Broker) -> None:
     with zsq.Producer(broker.url) as producer:
         receipt = producer.publish_many("t", bodies, keys=["k"] * len(bodies))
         assert receipt.ranges == ((0, 10_000), (10_000, 10_000), (20_000, 5_001))
-        assert producer.publish_many("t", [bytes(900_000)] * 13).ranges == ((25_001, 5), (25_006, 5), (25_011, 3))
-        assert producer.publish_many("t", [bytes(700_000)] * 10).ranges == ((25_014, 7), (25_021, 3)), (
-            "about 5 MiB, not what a block can hold"
+        assert producer.publish_many("t", [bytes(900_000)] * 13).ranges == (
+            (25_001, 5),
+            (25_006, 5),
+            (25_011, 3),
         )
+        assert producer.publish_many("t", [bytes(700_000)] * 10).ranges == (
+            (25_014, 7),
+            (25_021, 3),
+        ), "about 5 MiB, not what a block can hold"
     assert broker.bodies()[:25_001] == bodies
 
 
@@ -52,16 +65,25 @@ def test_publish_many_is_cut_into_blocks(broker: Broker) -> None:
         (lambda p: p.publish("../t", b""), zsq.UsageError, "E_BAD_NAME"),
         (lambda p: p.publish("t", b"", delay=-1.0), zsq.UsageError, E_BAD_ARGUMENT),
         (lambda p: p.publish("t", b"", delay=float("nan")), zsq.UsageError, E_BAD_ARGUMENT),
-        (lambda p: p.publish_many("t", [b""], delay=366 * 86_400 + 0.001), zsq.UsageError, E_BAD_ARGUMENT),
+        (
+            lambda p: p.publish_many("t", [b""], delay=366 * 86_400 + 0.001),
+            zsq.UsageError,
+            E_BAD_ARGUMENT,
+        ),
         (lambda p: p.publish_many("t", []), zsq.UsageError, "E_BAD_ARGUMENT"),
         (lambda p: p.publish_many("t", [b"a"], keys=[]), zsq.UsageError, "E_BAD_ARGUMENT"),
         (lambda p: p.publish_many("t", [b"a", "b"]), zsq.UsageError, "E_BAD_BLOCK"),
         (lambda p: p.publish_many("t", [b"a", bytes(1 << 21)]), zsq.UsageError, "E_TOO_BIG"),
     ],
 )
-def test_wrong_calls_are_told_before_anything_is_sent(broker: Broker, call: Callable[[Any], Any], error: Any, code: str) -> None:
+def test_wrong_calls_are_told_before_anything_is_sent(
+    broker: Broker, call: Callable[[Any], Any], error: Any, code: str
+) -> None:
     for linger_ms in (0, 1):
-        with zsq.Producer(broker.url, linger_ms=linger_ms) as producer, pytest.raises(error, match=code):
+        with (
+            zsq.Producer(broker.url, linger_ms=linger_ms) as producer,
+            pytest.raises(error, match=code),
+        ):
             call(producer)
     assert not broker.log
 
@@ -112,7 +134,13 @@ def test_lingering_messages_keep_their_own_attributes(broker: Broker) -> None:
     [block] = broker.log
     assert block.key.values() == [None, b"k1", None, b"k3", None]
     assert block.tag.values() == [None, None, b"t2", None, None]
-    assert [value is not None for value in block.headers.values()] == [False, False, True, False, False]
+    assert [value is not None for value in block.headers.values()] == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
 
 
 def test_order_is_kept_between_lingering_and_many(broker: Broker) -> None:
@@ -215,7 +243,9 @@ def test_a_gap_restarts_the_link(broker: Broker) -> None:
     assert broker.count(p.Hello) == 2
 
 
-def test_a_topic_that_lost_messages_is_reported_in_the_log(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_that_lost_messages_is_reported_in_the_log(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     with zsq.Producer(broker.url) as producer:
         for _ in range(3):
             producer.publish("t", b"a")
@@ -227,7 +257,9 @@ def test_a_topic_that_lost_messages_is_reported_in_the_log(broker: Broker, caplo
     assert len({message.producer_id for message in broker.heard if type(message) is p.Hello}) == 2
 
 
-def test_a_topic_created_again_is_logged_and_is_no_data_loss(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_created_again_is_logged_and_is_no_data_loss(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     """It has another uuid: nothing was lost, it was deleted."""
     with zsq.Producer(broker.url) as producer:
         producer.publish("t", b"a")
@@ -251,7 +283,9 @@ def test_refused_lookup_is_an_error_now_and_tried_again_later(broker: Broker) ->
 
 def test_an_unreachable_broker_is_reported_with_nothing_sent(tmp_path: Path) -> None:
     producer = zsq.Producer(f"ipc://{tmp_path}/none", timeout=0.3)
-    with pytest.raises(zsq.BrokerUnreachable, match=r"E_TIMEOUT ipc://.*/none .*nothing was sent.*zsq serve"):
+    with pytest.raises(
+        zsq.BrokerUnreachable, match=r"E_TIMEOUT ipc://.*/none .*nothing was sent.*zsq serve"
+    ):
         producer.publish("t", b"a")
     producer.close()
 
@@ -354,7 +388,9 @@ def test_an_idle_producer_does_not_bring_a_deleted_topic_back(broker: Broker) ->
         assert lookups[-1].create, "now there is something to publish"
 
 
-def test_a_publish_during_the_lookup_of_an_idle_link_creates_the_topic(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_during_the_lookup_of_an_idle_link_creates_the_topic(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     published = threading.Event()
     found = broker.on_lookup
 

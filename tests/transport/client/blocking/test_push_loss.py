@@ -1,4 +1,6 @@
-"""Why there are stages: a PUSH socket alone loses rows while its sender sees success. A stage's writer on the same ways does not."""
+"""Why there are stages: a PUSH socket alone loses rows while its sender sees success. A stage's
+writer on the same ways does not.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ ROWS: Final = 200_000
 A_MESSAGE: Final = 100
 MESSAGES: Final = ROWS // A_MESSAGE
 
-# What a naive sink does in a task: push all, close, say how many. LINGER -1 is ZeroMQ's own default: wait until all is sent.
+# What a naive sink does in a task: push all, close, say how many. LINGER -1 is ZeroMQ's own
+# default: wait until all is sent.
 PUSHER: Final = f"""
 import sys, zmq
 context = zmq.Context()
@@ -40,7 +43,9 @@ def context() -> Iterator[zmq.Context[Any]]:
     made.destroy(linger=0)
 
 
-def test_push_reports_success_for_what_never_arrives(tmp_path: Path, context: zmq.Context[Any]) -> None:
+def test_push_reports_success_for_what_never_arrives(
+    tmp_path: Path, context: zmq.Context[Any]
+) -> None:
     """The receiver is slow and restarts once: what lay in its pipe is gone, and nobody is told."""
     endpoint = f"ipc://{tmp_path}/pull"
     received = 0

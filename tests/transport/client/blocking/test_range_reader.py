@@ -1,4 +1,6 @@
-"""A range is read whole, in order, one request ahead; what is lost is told, and never taken for what is there."""
+"""A range is read whole, in order, one request ahead; what is lost is told, and never taken for
+what is there.
+"""
 
 from __future__ import annotations
 
@@ -82,18 +84,32 @@ def test_nothing_is_asked_beyond_the_range(broker: Broker) -> None:
 
 
 def lose(broker: Broker, first: int, stop: int) -> None:
-    in_broker(broker, lambda: setattr(broker, "log", [b for b in broker.log if not first <= b.first_offset < stop]))
+    in_broker(
+        broker,
+        lambda: setattr(
+            broker, "log", [b for b in broker.log if not first <= b.first_offset < stop]
+        ),
+    )
 
 
 @pytest.mark.parametrize(
     ("first", "stop", "text"),
-    [(0, 100, "offsets 0 to 99 of topic t"), (50, 80, "offsets 50 to 79"), (300, 350, "offsets 300 to 349")],
+    [
+        (0, 100, "offsets 0 to 99 of topic t"),
+        (50, 80, "offsets 50 to 79"),
+        (300, 350, "offsets 300 to 349"),
+    ],
 )
-def test_lost_offsets_are_an_error_or_a_counted_gap(broker: Broker, first: int, stop: int, text: str) -> None:
+def test_lost_offsets_are_an_error_or_a_counted_gap(
+    broker: Broker, first: int, stop: int, text: str
+) -> None:
     fill(broker, 35)
     lose(broker, first, stop)
     rest = [offset for offset in range(350) if not first <= offset < stop]
-    with RangeReader(broker.url, "t", 0, 350) as reader, pytest.raises(DataLoss, match=text) as caught:
+    with (
+        RangeReader(broker.url, "t", 0, 350) as reader,
+        pytest.raises(DataLoss, match=text) as caught,
+    ):
         offsets(reader)
     assert caught.value.code == E_DATA_LOSS
     with RangeReader(broker.url, "t", 0, 350, fail_on_data_loss=False) as reader:
@@ -101,7 +117,9 @@ def test_lost_offsets_are_an_error_or_a_counted_gap(broker: Broker, first: int, 
         assert (reader.gaps, reader.lost) == ([(first, stop - first)], stop - first)
 
 
-def test_the_first_gaps_are_listed_and_all_are_counted(broker: Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_gaps_are_listed_and_all_are_counted(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(broker, 35)
     for first in range(20, 340, 20):
         lose(broker, first, first + 10)
@@ -113,7 +131,10 @@ def test_the_first_gaps_are_listed_and_all_are_counted(broker: Broker, monkeypat
 
 def test_offsets_beyond_the_end_are_data_loss(broker: Broker) -> None:
     fill(broker, 3)
-    with RangeReader(broker.url, "t", 10, 40) as reader, pytest.raises(DataLoss, match=r"offsets 30 to 39 .* now ends at offset 30"):
+    with (
+        RangeReader(broker.url, "t", 10, 40) as reader,
+        pytest.raises(DataLoss, match=r"offsets 30 to 39 .* now ends at offset 30"),
+    ):
         offsets(reader)
     with RangeReader(broker.url, "t", 40, 50, fail_on_data_loss=False) as reader:
         assert offsets(reader) == []
@@ -124,7 +145,10 @@ def test_a_topic_with_another_uuid_is_data_loss(broker: Broker) -> None:
     fill(broker, 3)
     with RangeReader(broker.url, "t", 0, 30, uuid="0") as reader:
         assert len(offsets(reader)) == 30
-    with RangeReader(broker.url, "t", 0, 30, uuid="1", fail_on_data_loss=False) as reader, pytest.raises(DataLoss, match="created again"):
+    with (
+        RangeReader(broker.url, "t", 0, 30, uuid="1", fail_on_data_loss=False) as reader,
+        pytest.raises(DataLoss, match="created again"),
+    ):
         offsets(reader)
 
 
@@ -139,8 +163,16 @@ def test_a_range_is_read_whole_although_the_broker_restarts(broker: Broker) -> N
     assert found == list(range(0, 350, 10))
 
 
-@pytest.mark.parametrize("make", [lambda url: RangeReader(url, "t", 0, 10), lambda url: zsq.Reader("t", url=url, timeout=5, patient=True)])
-def test_a_topic_that_is_started_again_is_waited_for(broker: Broker, make: Callable[[str], Any]) -> None:
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda url: RangeReader(url, "t", 0, 10),
+        lambda url: zsq.Reader("t", url=url, timeout=5, patient=True),
+    ],
+)
+def test_a_topic_that_is_started_again_is_waited_for(
+    broker: Broker, make: Callable[[str], Any]
+) -> None:
     fill(broker, 1)
     broker.lookup_error = (E_TOPIC_FAILED, "cannot start; it is tried again")
 
@@ -159,11 +191,17 @@ def test_a_patient_reader_gives_up_after_its_timeout(broker: Broker) -> None:
     fill(broker, 1)
     broker.lookup_error = (E_TOPIC_FAILED, "its disk is full")
     text = r"E_TOPIC_FAILED reader t at .* could not be reached for 0\.3 s: its disk is full"
-    with RangeReader(broker.url, "t", 0, 10, timeout=0.3) as reader, pytest.raises(zsq.Refused, match=text):
+    with (
+        RangeReader(broker.url, "t", 0, 10, timeout=0.3) as reader,
+        pytest.raises(zsq.Refused, match=text),
+    ):
         offsets(reader)
     before = broker.count(p.Lookup)
     assert before > 1
-    with zsq.Reader("t", url=broker.url) as impatient, pytest.raises(zsq.Refused, match=r"E_TOPIC_FAILED its disk is full"):
+    with (
+        zsq.Reader("t", url=broker.url) as impatient,
+        pytest.raises(zsq.Refused, match=r"E_TOPIC_FAILED its disk is full"),
+    ):
         impatient.head()
     assert broker.count(p.Lookup) == before + 1
 
@@ -196,4 +234,7 @@ def test_seek_sends_offset_and_direction(broker: Broker) -> None:
         with pytest.raises(zsq.UsageError):
             admin.seek("t", "c", -1)
     words = [(w.action, w.topic, w.channel, w.options) for w in broker.heard if type(w) is p.Manage]
-    assert words == [("seek", "t", "c", {"offset": 5, "forward": False}), ("seek", "t", "c", {"offset": 7, "forward": True})]
+    assert words == [
+        ("seek", "t", "c", {"offset": 5, "forward": False}),
+        ("seek", "t", "c", {"offset": 7, "forward": True}),
+    ]

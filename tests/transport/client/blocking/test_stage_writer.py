@@ -1,4 +1,6 @@
-"""The stage's writer against a small storage: whatever is lost in between, what was pushed is sealed once, whole, in order."""
+"""The stage's writer against a small storage: whatever is lost in between, what was pushed is
+sealed once, whole, in order.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def push(writer: StageWriter, blocks: int, first: int = 0, size: int = 20_000) -
 
 def test_a_topic_in_memory_is_refused_before_anything_is_sent() -> None:
     nowhere, topic = "tcp://127.0.0.1:1", "t#ephemeral"
-    for made in (lambda: StageWriter(nowhere, topic, "app", 1), lambda: StageCommitter(nowhere, topic)):
+    for made in (
+        lambda: StageWriter(nowhere, topic, "app", 1),
+        lambda: StageCommitter(nowhere, topic),
+    ):
         with pytest.raises(zsq.UsageError, match=r"E_UNSUPPORTED.*use one on disk"):
             made()
 
@@ -55,7 +60,11 @@ def test_pushed_blocks_are_sealed_once_and_committed_once(storage: FakeStages) -
     storage.wait_for(lambda: storage.count(p.Bye) == 1)
     assert storage.count(p.Abort) == 0
     with StageCommitter(storage.url, "t") as committer:
-        assert committer.commit("app", 3, [part, None], kind="job") == {"first_offset": 0, "messages": 100, "repeated": False}
+        assert committer.commit("app", 3, [part, None], kind="job") == {
+            "first_offset": 0,
+            "messages": 100,
+            "repeated": False,
+        }
         assert committer.commit("app", 3, [part], kind="job")["repeated"]
         assert committer.abort("app", 3, [stage]) == {"dropped": 1, "committed": False}
     with StageWriter(storage.url, "t", "app", 3) as writer:
@@ -89,8 +98,12 @@ def test_memory_is_bounded_by_the_window(storage: FakeStages) -> None:
 
 
 @pytest.mark.parametrize("lost", [{1}, {3, 4, 5}, {100}, {7, 20, 21, 60, 99}, set(range(10, 60))])
-def test_lost_pushes_are_pushed_again(storage: FakeStages, lost: set[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(session_stage, "STALL_NS", 200_000_000)  # where the last ones are lost nobody sees a gap
+def test_lost_pushes_are_pushed_again(
+    storage: FakeStages, lost: set[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        session_stage, "STALL_NS", 200_000_000
+    )  # where the last ones are lost nobody sees a gap
     storage.lose = lost
     with StageWriter(storage.url, "t", "app", 1) as writer:
         push(writer, 100)
@@ -140,7 +153,9 @@ def test_a_sealed_stage_can_be_committed_after_storage_died(storage: FakeStages)
 def test_credit_holds_the_writer_back(storage: FakeStages) -> None:
     storage.hold = True
     writer = StageWriter(storage.url, "t", "app", 1, window_bytes=1 << 20, timeout=0.5)
-    with pytest.raises(zsq.BrokerUnreachable, match=r"no progress for 0.5 s .*0 of 52 blocks have arrived"):
+    with pytest.raises(
+        zsq.BrokerUnreachable, match=r"no progress for 0.5 s .*0 of 52 blocks have arrived"
+    ):
         push(writer, 100)
     drive = writer._made
     assert drive is not None
@@ -154,8 +169,12 @@ def test_credit_holds_the_writer_back(storage: FakeStages) -> None:
     writer.close()
 
 
-def test_a_link_that_comes_and_goes_is_no_progress(storage: FakeStages, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing that is pushed arrives, so the link is opened anew again and again: the time-out still counts."""
+def test_a_link_that_comes_and_goes_is_no_progress(
+    storage: FakeStages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing that is pushed arrives, so the link is opened anew again and again: the time-out
+    still counts.
+    """
     monkeypatch.setattr(session_stage, "STALL_NS", 100_000_000)
     storage.hold = True
     over = threading.Event()
@@ -208,7 +227,10 @@ def test_no_credit_left_is_waited_out(storage: FakeStages) -> None:
         push(writer, 10)
         assert writer.seal() is not None
     storage.refuse_open.extend([E_LIMIT] * 1000)
-    with StageWriter(storage.url, "t", "app", 1, timeout=0.3) as writer, pytest.raises(zsq.Refused, match="E_LIMIT"):
+    with (
+        StageWriter(storage.url, "t", "app", 1, timeout=0.3) as writer,
+        pytest.raises(zsq.Refused, match="E_LIMIT"),
+    ):
         writer.push(block(0))
 
 
@@ -237,7 +259,10 @@ def test_a_final_refusal_is_raised_and_ends_the_stage(storage: FakeStages) -> No
         push(writer, 5)
         writer.seal()
 
-    with StageWriter(storage.url, "t", "app", 1) as writer, pytest.raises(zsq.UsageError, match=E_BAD_BLOCK):
+    with (
+        StageWriter(storage.url, "t", "app", 1) as writer,
+        pytest.raises(zsq.UsageError, match=E_BAD_BLOCK),
+    ):
         push_and_seal(writer)  # the answer comes while it does either
     storage.wait_for(lambda: storage.count(p.Abort) == 1)
 
@@ -259,7 +284,10 @@ def test_a_topic_that_is_deleted_is_not_made_again(storage: FakeStages) -> None:
         storage.die()
         storage.refuse_open.append(E_NOT_FOUND)
         storage.start()
-        with pytest.raises(zsq.NotFound, match="topic t was deleted while rows were being written to it: as the test wants it"):
+        with pytest.raises(
+            zsq.NotFound,
+            match="topic t was deleted while rows were being written to it: as the test wants it",
+        ):
             writer.seal()
     looked = [message.create for message in storage.heard if isinstance(message, p.Lookup)]
     assert looked[0]
@@ -281,11 +309,17 @@ def test_closing_without_a_seal_gives_the_stage_up(storage: FakeStages) -> None:
 
 def test_writer_and_committer_report_an_unreachable_broker(tmp_path: Path) -> None:
     with StageWriter(f"ipc://{tmp_path}/none", "t", "app", 1, timeout=0.3) as writer:
-        with pytest.raises(zsq.BrokerUnreachable, match=r"E_TIMEOUT stage t at ipc://.*/none: no progress for 0.3 s .*zsq serve"):
+        with pytest.raises(
+            zsq.BrokerUnreachable,
+            match=r"E_TIMEOUT stage t at ipc://.*/none: no progress for 0.3 s .*zsq serve",
+        ):
             writer.push(block(0))
         with pytest.raises(zsq.BrokerUnreachable):
             writer.push(block(0))
-    with StageCommitter(f"ipc://{tmp_path}/none", "t", timeout=0.3) as committer, pytest.raises(zsq.BrokerUnreachable):
+    with (
+        StageCommitter(f"ipc://{tmp_path}/none", "t", timeout=0.3) as committer,
+        pytest.raises(zsq.BrokerUnreachable),
+    ):
         committer.commit("app", 1, [])
 
 
@@ -342,6 +376,8 @@ def test_a_forked_process_breaks_no_writer_of_its_parent(storage: FakeStages) ->
     push(begun, 5, 5)
     parts = [early.seal(), begun.seal()]
     assert [part and len(storage.bodies(part[0])) for part in parts] == [5, 10]
-    assert len(storage.stages) == 4, "a writer that was copied before its first push names a stage in each process"
+    assert len(storage.stages) == 4, (
+        "a writer that was copied before its first push names a stage in each process"
+    )
     early.close()
     begun.close()

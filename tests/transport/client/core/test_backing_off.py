@@ -1,4 +1,6 @@
-"""Refusals are not answered by asking at once again: each client pauses, on a simulated clock and beside a broker that refuses."""
+"""Refusals are not answered by asking at once again: each client pauses, on a simulated clock and
+beside a broker that refuses.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,23 @@ from typing import Any
 import pytest
 
 import zsq
-from zsq.transport.client.core.link import MS, REFUSED_FORGOTTEN_MS, REFUSED_MS, REFUSED_MS_MAX, Backoff
+from zsq.transport.client.core.link import (
+    MS,
+    REFUSED_FORGOTTEN_MS,
+    REFUSED_MS,
+    REFUSED_MS_MAX,
+    Backoff,
+)
 from zsq.transport.client.core.requester import BACKOFFS_MAX, RequestEngine
-from zsq.transport.errors import E_CLOSED, E_DISK_FULL, E_LIMIT, E_NOT_FOUND, E_TOPIC_FAILED, NotFound, Refused
+from zsq.transport.errors import (
+    E_CLOSED,
+    E_DISK_FULL,
+    E_LIMIT,
+    E_NOT_FOUND,
+    E_TOPIC_FAILED,
+    NotFound,
+    Refused,
+)
 from zsq.transport.wire import protocol as p
 from zsq.transport.wire.address import Target, parse
 
@@ -86,7 +102,11 @@ def test_a_refused_lookup_is_not_repeated_at_once_with_asyncio(broker: Broker) -
     async def main() -> None:
         producer, reader = zsq.aio.Producer(broker.url), zsq.aio.Reader("t", url=broker.url)
         consumer = zsq.aio.Consumer("t", "c", url=broker.url)
-        calls: list[Callable[[], Any]] = [lambda: producer.publish("t", b"body"), reader.head, consumer.receive]
+        calls: list[Callable[[], Any]] = [
+            lambda: producer.publish("t", b"body"),
+            reader.head,
+            consumer.receive,
+        ]
         for call in calls:
             before, found, end = broker.count(p.Lookup), 0, time.monotonic() + TRIED_S
             while time.monotonic() < end:
@@ -132,7 +152,9 @@ def test_a_stream_of_blocks_is_not_poured_into_a_topic_that_refuses(broker: Brok
 @pytest.mark.parametrize("code", [E_TOPIC_FAILED, E_LIMIT])
 def test_a_refused_request_is_not_repeated_at_once(code: str, broker: Broker) -> None:
     broker.on_manage = lambda _, message, __: (
-        p.Failed(message.request, code, "not now") if message.topic == "sick" else p.Done(message.request, {})
+        p.Failed(message.request, code, "not now")
+        if message.topic == "sick"
+        else p.Done(message.request, {})
     )
     with zsq.Admin(broker.url) as admin:
         pausing(broker, p.Manage, lambda: admin.pause("sick"))
@@ -144,7 +166,9 @@ def test_a_refused_request_is_not_repeated_at_once(code: str, broker: Broker) ->
 
 def test_an_answer_that_blames_the_call_brings_no_pause(broker: Broker) -> None:
     """Who waits for a topic to be there may ask as often as he likes."""
-    broker.on_manage = lambda _, message, __: p.Failed(message.request, E_NOT_FOUND, "no such topic")
+    broker.on_manage = lambda _, message, __: p.Failed(
+        message.request, E_NOT_FOUND, "no such topic"
+    )
     with zsq.Admin(broker.url) as admin:
         assert tries(lambda: admin.pause("absent"), NotFound) > 2 * TRIES_MAX
 

@@ -1,4 +1,6 @@
-"""A consumer's session: its table, its ranges, and that nothing is finished twice, or under a lease that is not its own."""
+"""A consumer's session: its table, its ranges, and that nothing is finished twice, or under a lease
+that is not its own.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,18 @@ from zsq.transport.client.core.consumer_session import (
 )
 from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.errors import E_DISK_FULL, E_LEASE, CorruptBlock, LeaseLost, UsageError
-from zsq.transport.wire.protocol import Answer, Beat, Deliver, Failed, Fin, Ready, Req, Stored, Subscribed, Touch
+from zsq.transport.wire.protocol import (
+    Answer,
+    Beat,
+    Deliver,
+    Failed,
+    Fin,
+    Ready,
+    Req,
+    Stored,
+    Subscribed,
+    Touch,
+)
 
 
 def block(first: int, count: int) -> Block:
@@ -213,7 +226,12 @@ def test_a_lost_link_voids_everything() -> None:
     assert delivery.live
     session.lost()
     assert isinstance(confirm.error, LeaseLost)
-    assert (len(session.arrived), len(session.held), session.unconfirmed, session.unconfirmed_lost) == (0, 0, 0, 1)
+    assert (
+        len(session.arrived),
+        len(session.held),
+        session.unconfirmed,
+        session.unconfirmed_lost,
+    ) == (0, 0, 0, 1)
     assert not delivery.live
     session.begin(1000)
     session.on_word(Subscribed(1, 1, 1, 1), [], 0)
@@ -251,13 +269,32 @@ def test_a_new_ready_count_is_sent_and_a_wrong_one_is_refused() -> None:
 
 # Any order of answers and losses
 
-ACTIONS = ("deliver", "deliver", "finish", "finish", "finish", "whole", "requeue", "sync", "tell", "tell", "barrier", "lose")
+ACTIONS = (
+    "deliver",
+    "deliver",
+    "finish",
+    "finish",
+    "finish",
+    "whole",
+    "requeue",
+    "sync",
+    "tell",
+    "tell",
+    "barrier",
+    "lose",
+)
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7), st.integers(0, 5)), max_size=50))
-def test_each_message_is_answered_at_most_once_and_under_its_lease(script: list[tuple[str, int, int]]) -> None:
-    """Against a channel that keeps a book of leases: an answer names only messages that are held under that token on this link."""
+@given(
+    st.lists(st.tuples(st.sampled_from(ACTIONS), st.integers(0, 7), st.integers(0, 5)), max_size=50)
+)
+def test_each_message_is_answered_at_most_once_and_under_its_lease(
+    script: list[tuple[str, int, int]],
+) -> None:
+    """Against a channel that keeps a book of leases: an answer names only messages that are held
+    under that token on this link.
+    """
     session = opened()
     deliveries: list[LeasedBlock] = []
     leases: dict[int, set[int]] = {}
@@ -269,7 +306,11 @@ def test_each_message_is_answered_at_most_once_and_under_its_lease(script: list[
         for message in told(session):
             if isinstance(message, Fin | Req) and message.token:
                 held = leases[message.token]
-                offsets = {o for first, n in message.ranges for o in range(first, first + n)} if message.ranges else set(held)
+                offsets = (
+                    {o for first, n in message.ranges for o in range(first, first + n)}
+                    if message.ranges
+                    else set(held)
+                )
                 assert offsets
                 assert offsets <= held, "not ours, or answered before"
                 held -= offsets

@@ -1,4 +1,6 @@
-"""What makes a client pleasant: the order of arguments, one key for all, timedeltas, ids, JSON, and settings that do not hold."""
+"""What makes a client pleasant: the order of arguments, one key for all, timedeltas, ids, JSON, and
+settings that do not hold.
+"""
 
 from __future__ import annotations
 
@@ -24,18 +26,31 @@ Broker = Any
 def test_a_consumer_takes_topic_and_channel_first_and_still_the_old_order(made: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for consumer in (made("orders", "billing", url="tcp://h:1"), made(topic="orders", channel="billing", url="tcp://h:1")):
-            assert (consumer.topic, consumer.channel, consumer._address.url) == ("orders", "billing", "tcp://h:1")
+        for consumer in (
+            made("orders", "billing", url="tcp://h:1"),
+            made(topic="orders", channel="billing", url="tcp://h:1"),
+        ):
+            assert (consumer.topic, consumer.channel, consumer._address.url) == (
+                "orders",
+                "billing",
+                "tcp://h:1",
+            )
         assert made("orders", "billing")._address.url == "tcp://127.0.0.1:4153"
     for arguments, options in (
         (("tcp://h:1", "orders", "billing"), {}),
         (("tcp://h:1", "orders"), {"channel": "billing"}),
         (("tcp://h:1",), {"topic": "orders", "channel": "billing"}),
     ):
-        with pytest.warns(DeprecationWarning, match=r"write Consumer\(topic, channel, url=url\)") as found:
+        with pytest.warns(
+            DeprecationWarning, match=r"write Consumer\(topic, channel, url=url\)"
+        ) as found:
             consumer = made(*arguments, **options)
         assert found[0].filename == __file__
-        assert (consumer.topic, consumer.channel, consumer._address.url) == ("orders", "billing", "tcp://h:1")
+        assert (consumer.topic, consumer.channel, consumer._address.url) == (
+            "orders",
+            "billing",
+            "tcp://h:1",
+        )
     with pytest.warns(DeprecationWarning, match="is deprecated"):
         assert made(None, "orders", "billing")._address.url == "tcp://127.0.0.1:4153"
     with pytest.raises(TypeError):
@@ -66,7 +81,10 @@ def test_one_key_tag_and_headers_apply_to_all_messages(broker: Broker) -> None:
 
 def test_conveniences_work_with_asyncio(broker: Broker) -> None:
     async def main() -> None:
-        async with zsq.aio.Producer(broker.url) as producer, zsq.aio.Consumer("t", "c", url=broker.url) as consumer:
+        async with (
+            zsq.aio.Producer(broker.url) as producer,
+            zsq.aio.Consumer("t", "c", url=broker.url) as consumer,
+        ):
             await producer.publish_many("t", [b"[1]"], key="k", tag="urgent")
             message = await consumer.receive(5)
             assert message is not None
@@ -92,7 +110,13 @@ def test_a_delay_is_seconds_or_a_timedelta() -> None:
 
 def test_a_message_has_an_id_and_reads_json(broker: Broker) -> None:
     broker.on_lookup = lambda _, message, __: p.Done(
-        message.request, {"topic": f"ipc://{broker.run}/1", "channel": f"ipc://{broker.run}/3", "uuid": "0", "node": 5}
+        message.request,
+        {
+            "topic": f"ipc://{broker.run}/1",
+            "channel": f"ipc://{broker.run}/3",
+            "uuid": "0",
+            "node": 5,
+        },
     )
     broker.put(b'{"a": [1, 2]}', b"no json")
     with zsq.Consumer("t", "c", url=broker.url) as consumer:
@@ -105,12 +129,22 @@ def test_a_message_has_an_id_and_reads_json(broker: Broker) -> None:
             second.json()
 
 
-def test_settings_that_do_not_hold_are_warned_of_once(broker: Broker, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_do_not_hold_are_warned_of_once(
+    broker: Broker, caplog: pytest.LogCaptureFixture
+) -> None:
     has = {"max_attempts": 5, "backoff_s": 1.0, "tags": "a||b", "ordered": False}
     broker.on_lookup = lambda _, message, __: p.Done(
-        message.request, {"topic": f"ipc://{broker.run}/1", "channel": f"ipc://{broker.run}/3", "uuid": "0", "settings": has}
+        message.request,
+        {
+            "topic": f"ipc://{broker.run}/1",
+            "channel": f"ipc://{broker.run}/3",
+            "uuid": "0",
+            "settings": has,
+        },
     )
-    with zsq.Consumer("t", "c", url=broker.url, max_attempts=7, backoff_s=1, max_age_s=None, tags="b||a") as consumer:
+    with zsq.Consumer(
+        "t", "c", url=broker.url, max_attempts=7, backoff_s=1, max_age_s=None, tags="b||a"
+    ) as consumer:
         consumer.subscribe()
         broker.die()
         broker.start()
@@ -133,12 +167,19 @@ def test_the_error_for_a_url_after_the_names_shows_the_right_form(kind: Any) -> 
 
 @pytest.mark.parametrize("bodies", [b"abc", bytearray(b"abc"), memoryview(b"abc"), "abc"])
 def test_one_body_where_many_are_expected_is_refused(bodies: Any) -> None:
-    with pytest.raises(UsageError, match=f"needs a list of messages, not {type(bodies).__name__}; for one message use publish"):
+    with pytest.raises(
+        UsageError,
+        match=f"needs a list of messages, not {type(bodies).__name__}; for one message use publish",
+    ):
         pack_many(bodies, None, None, None)
 
 
 def test_a_body_that_is_not_bytes_is_refused_with_what_to_do() -> None:
-    with pytest.raises(UsageError, match=r"a body must be bytes, not dict; encode it first, such as json.dumps\(...\).encode\(\)"):
+    with pytest.raises(
+        UsageError,
+        match=r"a body must be bytes, not dict; "
+        r"encode it first, such as json.dumps\(...\).encode\(\)",
+    ):
         as_body({"a": 1})
 
 

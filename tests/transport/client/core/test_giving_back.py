@@ -1,4 +1,6 @@
-"""Messages that are given back: when they may come again, why, and never again; blocking and asyncio alike."""
+"""Messages that are given back: when they may come again, why, and never again; blocking and
+asyncio alike.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ class Unspeakable(Exception):
 
 
 def told(broker: Broker) -> list[tuple[tuple[p.Range, ...], int, str]]:
-    return [(message.ranges, message.delay_ms, message.error) for message in broker.heard if type(message) is p.Req]
+    return [
+        (message.ranges, message.delay_ms, message.error)
+        for message in broker.heard
+        if type(message) is p.Req
+    ]
 
 
 def heard(broker: Broker, expected: list[tuple[tuple[p.Range, ...], int, str]]) -> None:
@@ -59,7 +65,12 @@ def test_a_reason_is_a_text_or_an_exception() -> None:
 
 
 def test_a_delay_is_taken_in_milliseconds_within_its_limits() -> None:
-    assert [when_again(0, False), when_again(1.5, False), when_again(3600, False), when_again(0, True)] == [0, 1500, 3_600_000, p.BACKOFF]
+    assert [
+        when_again(0, False),
+        when_again(1.5, False),
+        when_again(3600, False),
+        when_again(0, True),
+    ] == [0, 1500, 3_600_000, p.BACKOFF]
     for delay in (-0.1, 3600.1, float("nan")):
         with pytest.raises(UsageError, match="must be 0 to 3600 s, not"):
             when_again(delay, False)
@@ -105,8 +116,13 @@ def test_a_batch_whose_body_raises_says_what(broker: Broker) -> None:
     heard(broker, [((), 0, "ZeroDivisionError('division by zero')")])
 
 
-@pytest.mark.parametrize(("delay", "sent"), [(None, p.BACKOFF), (0.25, 250), (lambda message: message.attempts + 1, 2000)])
-def test_run_requeues_with_the_channels_backoff_and_the_exception(broker: Broker, delay: Any, sent: int) -> None:
+@pytest.mark.parametrize(
+    ("delay", "sent"),
+    [(None, p.BACKOFF), (0.25, 250), (lambda message: message.attempts + 1, 2000)],
+)
+def test_run_requeues_with_the_channels_backoff_and_the_exception(
+    broker: Broker, delay: Any, sent: int
+) -> None:
     put(broker, 3)
     consumer = zsq.Consumer("t", "c", url=broker.url)
 
@@ -124,7 +140,9 @@ def test_run_requeues_with_the_channels_backoff_and_the_exception(broker: Broker
 
 
 @pytest.mark.parametrize(("delay", "sent"), [(None, p.BACKOFF), (0.25, 250)])
-def test_asyncio_requeues_send_the_same_delays_and_errors(broker: Broker, delay: Any, sent: int) -> None:
+def test_asyncio_requeues_send_the_same_delays_and_errors(
+    broker: Broker, delay: Any, sent: int
+) -> None:
     put(broker, 6)
 
     async def main() -> None:

@@ -1,4 +1,6 @@
-"""One link on a clock of the test's own: what it does when nothing comes, and when too much does."""
+"""One link on a clock of the test's own: what it does when nothing comes, and when too much
+does.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +68,15 @@ def begun(engine: Engine, address: Address, target: Target) -> Link:
 
 
 @pytest.mark.parametrize("kind", ["ipc", "tcp"])
-def test_an_attempt_without_an_answer_ends_and_another_one_follows(kind: str, engine: Engine, tmp_path: Path) -> None:
-    """A peer that takes the connection and never says a word may have forgotten it: ZeroMQ would wait for ever."""
-    silent = sockets.make_router(f"ipc://{tmp_path}/supervisor" if kind == "ipc" else "tcp://127.0.0.1:*")
+def test_an_attempt_without_an_answer_ends_and_another_one_follows(
+    kind: str, engine: Engine, tmp_path: Path
+) -> None:
+    """A peer that takes the connection and never says a word may have forgotten it: ZeroMQ would
+    wait for ever.
+    """
+    silent = sockets.make_router(
+        f"ipc://{tmp_path}/supervisor" if kind == "ipc" else "tcp://127.0.0.1:*"
+    )
     try:
         url = f"ipc://{tmp_path}" if kind == "ipc" else silent.getsockopt_string(zmq.LAST_ENDPOINT)
         link = begun(engine, parse(url), Target("topic", "t"))
@@ -85,7 +93,9 @@ def test_an_attempt_without_an_answer_ends_and_another_one_follows(kind: str, en
         silent.close(linger=0)
 
 
-def test_one_turn_reads_a_bounded_number_of_messages(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_turn_reads_a_bounded_number_of_messages(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """So many words a turn; what is left over is due at once."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
     assert link.up
@@ -105,8 +115,12 @@ def hears(monkeypatch: pytest.MonkeyPatch, link: Link, now_ns: int, *words: Wire
     link.receive(now_ns)
 
 
-def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A peer that ends in order is there again soon; one that ends as soon as it is met would be met without end."""
+def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer that ends in order is there again soon; one that ends as soon as it is met would be
+    met without end.
+    """
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("supervisor"))
     hears(monkeypatch, link, 1 * MS, Bye())
     link.on_time(1 * MS)
@@ -121,7 +135,9 @@ def test_a_goodbye_costs_no_pause_but_of_who_says_nothing_else(engine: Engine, t
     assert link.up
 
 
-def test_an_answer_to_another_request_does_not_open_the_link(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_to_another_request_does_not_open_the_link(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Only the answer to this attempt says where the target is now."""
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
     request = link._request
@@ -135,18 +151,26 @@ def told_of(run_dir: str) -> dict[str, str]:
     return {"uuid": "u", "run": run_dir, "run_id": read_run_id(run_dir)}
 
 
-def test_a_link_that_goes_direct_says_goodbye_to_the_gateway(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_link_that_goes_direct_says_goodbye_to_the_gateway(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_dir = rundir.make(tmp_path)
     monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
     link = begun(engine, parse("tcp://127.0.0.1:1"), Target("topic", "t"))
     sent: list[bytes] = []
-    monkeypatch.setattr(sockets, "send_frames", lambda _, frames: not sent.append(bytes(frames[-1])))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(
+        sockets,
+        "send_frames",
+        lambda _, frames: not sent.append(bytes(frames[-1])),  # type: ignore[func-returns-value]
+    )
     hears(monkeypatch, link, 1, Done(link._request, told_of(run_dir)))
     assert [type(decode(message)) for message in sent] == [Bye, Lookup]
     assert (link.state, link.address.url) == (LinkState.LOOKING, f"ipc://{run_dir}")
 
 
-def test_a_run_directory_over_which_nothing_answers_is_tried_once(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_directory_over_which_nothing_answers_is_tried_once(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else the link would go from the gateway to the directory and back without end."""
     run_dir = rundir.make(tmp_path)
     monkeypatch.setenv("ZSQ_TRANSPORT", "auto")
@@ -173,7 +197,9 @@ def test_links_of_one_client_go_direct_without_the_gateway_after_the_first(
     assert (third.state, third.address.url) == (LinkState.OPENING, "tcp://127.0.0.1:1")
 
 
-def test_the_answer_of_a_probed_port_is_looked_for_soon(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_answer_of_a_probed_port_is_looked_for_soon(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     link = begun(engine, parse(f"ipc://{tmp_path}"), Target("topic", "t"))
     link.wanted_ns = 0
     monkeypatch.setattr(engine, "_ask_what_answers", lambda *_: None)

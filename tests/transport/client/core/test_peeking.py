@@ -21,14 +21,18 @@ SETTINGS = {"tags": "", "max_age_s": -1}
 
 
 class Topic:
-    """Blocks of ten, each stored a second after the one before; large reads give two of them at a time."""
+    """Blocks of ten, each stored a second after the one before; large reads give two of them at a
+    time.
+    """
 
     def __init__(self, blocks: int = 10, gap: range = range(0)) -> None:
         self.blocks: list[Block] = []
         for number in range(blocks):
             first = number * 10
             tags = [b"a" if index % 5 == 0 else b"b" if index % 2 else None for index in range(10)]
-            headers = [pack_headers({"zsq-channel": "d"}) if index == 9 else None for index in range(10)]
+            headers = [
+                pack_headers({"zsq-channel": "d"}) if index == 9 else None for index in range(10)
+            ]
             bodies = [b"%d" % (first + index) for index in range(10)]
             block = pack(bodies, tags=tags, headers=headers)
             if number not in gap:
@@ -38,7 +42,9 @@ class Topic:
 
     def read(self, offset: int, bytes_max: int) -> Fetched:
         self.reads.append(offset)
-        found = [block for block in self.blocks if block.next_offset > offset][: 1 if bytes_max == peeking.ONE_BLOCK else 2]
+        found = [block for block in self.blocks if block.next_offset > offset][
+            : 1 if bytes_max == peeking.ONE_BLOCK else 2
+        ]
         return Fetched(0, self.head, found, found[-1].next_offset if found else self.head)
 
     def run(self, look: Asking[Peek]) -> Peek:
@@ -53,7 +59,15 @@ class Topic:
             found: Peek = end.value
             return found
 
-    def channel(self, count: int, at: int = 0, held: Any = (), head: int = -1, wall_ns: int = 0, **settings: Any) -> Peek:
+    def channel(
+        self,
+        count: int,
+        at: int = 0,
+        held: Any = (),
+        head: int = -1,
+        wall_ns: int = 0,
+        **settings: Any,
+    ) -> Peek:
         data: Any = {
             "next_offset": at, "start": 0, "head": self.head if head < 0 else head, "wall_ns": wall_ns, "paused": False,
             "settings": SETTINGS | settings, "held": held, "counts": {"requeued": 3},
@@ -77,7 +91,9 @@ def offsets(found: Peek) -> list[int]:
         (100, 100, 5, range(0)),
     ],
 )
-def test_a_look_at_a_topic_shows_the_stored_messages(first: int, head: int, count: int, expected: range) -> None:
+def test_a_look_at_a_topic_shows_the_stored_messages(
+    first: int, head: int, count: int, expected: range
+) -> None:
     found = Topic().run(look_at_newest("t", first, head, count))
     assert offsets(found) == list(expected)
     assert all(one.state == "stored" for one in found.messages)
@@ -85,12 +101,21 @@ def test_a_look_at_a_topic_shows_the_stored_messages(first: int, head: int, coun
 
 
 def test_the_newest_where_some_are_lost() -> None:
-    assert offsets(Topic(gap=range(4, 6)).run(look_at_newest("t", 38, 100, 6))) == [38, 39, 60, 61, 62, 63]
+    assert offsets(Topic(gap=range(4, 6)).run(look_at_newest("t", 38, 100, 6))) == [
+        38,
+        39,
+        60,
+        61,
+        62,
+        63,
+    ]
     assert offsets(Topic(gap=range(8, 10)).run(look_at_newest("t", 78, 100, 6))) == [78, 79]
 
 
 def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
-    """What tells the head and what is read from are two processes: the one may know of more than the other has."""
+    """What tells the head and what is read from are two processes: the one may know of more than
+    the other has.
+    """
 
     class Behind(Topic):
         def read(self, offset: int, bytes_max: int) -> Fetched:
@@ -100,7 +125,9 @@ def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
 
     assert offsets(Behind(3, gap=range(2, 3)).run(look_at_newest("t", 17, 30, 20))) == [17, 18, 19]
     found = Behind(3, gap=range(2, 3)).channel(20, at=17)
-    assert (offsets(found), found.looked_to) == ([17, 18], 20), "what was not read was not looked at"
+    assert (offsets(found), found.looked_to) == ([17, 18], 20), (
+        "what was not read was not looked at"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,11 +137,16 @@ def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
         ({"tags": "a"}, [15, 20, 25, 30, 35, 40, 45]),
         ({"tags": "a||b"}, [13, 15, 17, 20, 21, 23, 25]),
         ({"tags": "z"}, []),
-        ({"max_age_s": 5.5}, [50, 51, 52, 53, 54, 55, 56]),  # it is now second 11: block 5 was stored at second 6
+        (
+            {"max_age_s": 5.5},
+            [50, 51, 52, 53, 54, 55, 56],
+        ),  # it is now second 11: block 5 was stored at second 6
         ({"max_age_s": 5.5, "tags": "a"}, [50, 55, 60, 65, 70, 75, 80]),
     ],
 )
-def test_a_look_shows_what_a_channel_would_deliver_next(settings: dict[str, Any], expected: list[int]) -> None:
+def test_a_look_shows_what_a_channel_would_deliver_next(
+    settings: dict[str, Any], expected: list[int]
+) -> None:
     found = Topic().channel(7, at=13, wall_ns=11 * S, **settings)
     assert offsets(found) == expected
     assert all((one.state, one.attempts) == ("new", 0) for one in found.messages)
@@ -124,12 +156,23 @@ def test_a_look_shows_what_a_channel_would_deliver_next(settings: dict[str, Any]
 
 def test_a_message_for_this_channel_only_is_shown() -> None:
     topic = Topic()
-    data: Any = {"next_offset": 8, "start": 0, "head": 12, "wall_ns": 0, "paused": True, "settings": SETTINGS, "held": (), "counts": {}}
+    data: Any = {
+        "next_offset": 8,
+        "start": 0,
+        "head": 12,
+        "wall_ns": 0,
+        "paused": True,
+        "settings": SETTINGS,
+        "held": (),
+        "counts": {},
+    }
     found = topic.run(look_at_channel("t", "d", data, 5))
     assert (offsets(found), found.paused) == ([8, 9, 10, 11], True)
 
 
-def test_a_peek_stops_at_the_visible_end_and_after_a_number_of_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peek_stops_at_the_visible_end_and_after_a_number_of_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert offsets(Topic().channel(100, at=13, head=16)) == [13, 14, 15]
     assert Topic(0).channel(5) == Peek([], 0, 0, 0, False, {"requeued": 3})
     topic = Topic()
@@ -140,7 +183,15 @@ def test_a_peek_stops_at_the_visible_end_and_after_a_number_of_bytes(monkeypatch
 
 def test_held_messages_are_shown_with_their_consumer_and_time_left() -> None:
     held = [
-        {"state": "in flight", "offset": 2, "count": 2, "attempts": 1, "consumer": "me", "held_ms": 1_500, "left_ms": 58_500},
+        {
+            "state": "in flight",
+            "offset": 2,
+            "count": 2,
+            "attempts": 1,
+            "consumer": "me",
+            "held_ms": 1_500,
+            "left_ms": 58_500,
+        },
         {"state": "requeued", "offset": 7, "count": 1, "attempts": 3},
         {"state": "parked", "offset": 9, "count": 1, "attempts": 0},
         {"state": "deferred", "offset": 45, "count": 1, "attempts": 2, "due_ns": 7 * S},
@@ -150,7 +201,9 @@ def test_held_messages_are_shown_with_their_consumer_and_time_left() -> None:
     assert [(one.offset, one.state) for one in found.messages] == [
         (7, "requeued"), (9, "parked"), (60, "new"), (2, "in flight"), (3, "in flight"), (45, "deferred"),
     ]  # fmt: skip
-    assert found.messages[3] == Peeked(2, "in flight", found.messages[3].message, 1, "me", 1.5, 58.5)
+    assert found.messages[3] == Peeked(
+        2, "in flight", found.messages[3].message, 1, "me", 1.5, 58.5
+    )
     assert found.messages[3].message is not None
     assert found.messages[3].message.body == b"2"
     assert found.messages[5] == Peeked(45, "deferred", None, 2, due_ns=7 * S), "it is lost"
@@ -180,4 +233,6 @@ def test_seek_takes_offsets_names_and_times_and_refuses_others(broker: Any) -> N
     asyncio.run(the_same())
     words = [message.options for message in broker.heard if type(message) is p.Manage]
     expected = [{"offset": 5}, {"offset": 0}, {"offset": 1 << 62}, {"time_ns": 12_500_000_000}]
-    assert words == [one | {"forward": False} for one in expected] + [one | {"forward": True} for one in expected]
+    assert words == [one | {"forward": False} for one in expected] + [
+        one | {"forward": True} for one in expected
+    ]

@@ -27,7 +27,15 @@ from zsq.transport.errors import (
     Refused,
     UsageError,
 )
-from zsq.transport.wire.protocol import WINDOW_BLOCKS_MAX, Beat, Delayed, Deliver, Stored, Unstored, Welcome
+from zsq.transport.wire.protocol import (
+    WINDOW_BLOCKS_MAX,
+    Beat,
+    Delayed,
+    Deliver,
+    Stored,
+    Unstored,
+    Welcome,
+)
 
 CREDIT = 1 << 20
 
@@ -91,17 +99,27 @@ def test_a_message_not_allowed_in_its_state_is_refused(message: Any, state: Prod
 def test_sequences_count_blocks_from_zero() -> None:
     session = opened()
     pending_blocks = send(session, 3)
-    headers = [decode_header(pending.wire_header(session.producer_id)) for pending in pending_blocks]
+    headers = [
+        decode_header(pending.wire_header(session.producer_id)) for pending in pending_blocks
+    ]
     assert [(h.producer_id, h.sequence) for h in headers] == [(1, 0), (1, 1), (1, 2)]
     assert session.on_stored(Stored(((0, 10), (1, 11), (2, -1)))) is Reaction.NOTHING
-    assert [(p.done, p.first_offset, p.block) for p in pending_blocks] == [(True, 10, None), (True, 11, None), (True, -1, None)]
+    assert [(p.done, p.first_offset, p.block) for p in pending_blocks] == [
+        (True, 10, None),
+        (True, 11, None),
+        (True, -1, None),
+    ]
     assert not session.unanswered
     assert session.window_bytes == session.queue_bytes == 0
 
 
 def test_delayed_blocks_are_numbered_and_answered_among_the_others() -> None:
     session = opened()
-    pending_blocks = [PendingBlock(block(0)), PendingBlock(block(1), 5_000), PendingBlock(block(2), 5_000)]
+    pending_blocks = [
+        PendingBlock(block(0)),
+        PendingBlock(block(1), 5_000),
+        PendingBlock(block(2), 5_000),
+    ]
     for pending in pending_blocks:
         session.add(pending)
         assert session.take() is pending
@@ -137,7 +155,11 @@ def test_credit_bounds_what_is_out_but_one_goes_always() -> None:
     pending_blocks = [PendingBlock(block(i, 1000)) for i in range(3)]
     for pending in pending_blocks:
         session.add(pending)
-    assert (session.take(), session.take(), session.take()) == (pending_blocks[0], pending_blocks[1], None)
+    assert (session.take(), session.take(), session.take()) == (
+        pending_blocks[0],
+        pending_blocks[1],
+        None,
+    )
     session.on_stored(Stored(((0, 0),)))
     assert session.take() is pending_blocks[2]
     small = opened(credit=1)
@@ -168,7 +190,8 @@ def test_after_a_loss_all_unanswered_go_again_in_order_with_their_numbers() -> N
     session.lost()
     hello = session.begin(1000)
     assert hello.producer_id == 1
-    # The topic has stored 1 and 2, but the answers were lost; they are sent all the same, to learn their offsets.
+    # The topic has stored 1 and 2, but the answers were lost; they are sent all the same, to learn
+    # their offsets.
     assert session.on_welcome(Welcome(2, 3, CREDIT, 1000)) is Reaction.UP
     assert [session.take() for _ in range(4)] == [*pending_blocks[1:], None]
     assert [pending.sequence for pending in pending_blocks[1:]] == [1, 2, 3]
@@ -328,7 +351,9 @@ def test_the_patient_wait_for_room_under_the_same_number() -> None:
         assert session.take() is None, "one at a time asks whether there is room"
     assert [pending.sequence for pending in pending_blocks] == [0, 1, 2]
     assert session.on_word(Stored(((0, 40),))) is Reaction.NOTHING
-    assert [session.take(), session.take()] == pending_blocks[1:], "there is room again: all that the credit allows"
+    assert [session.take(), session.take()] == pending_blocks[1:], (
+        "there is room again: all that the credit allows"
+    )
     assert pending_blocks[0].done
     assert session.no_room is None
     hasty = ProducerSession(iter(range(1, 100)))

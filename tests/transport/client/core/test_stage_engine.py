@@ -29,13 +29,24 @@ class Pushed:
 
     def __init__(self, run: Path, credit_blocks: int, monkeypatch: pytest.MonkeyPatch) -> None:
         self.session = StageSession(STAGE, "app", 1, window_bytes_max=1 << 30)
-        opened = {"expected": 0, "sealed": 0, "credit_bytes": credit_blocks * block().length, "committed": False}
+        opened = {
+            "expected": 0,
+            "sealed": 0,
+            "credit_bytes": credit_blocks * block().length,
+            "committed": False,
+        }
         self.session.on_word(Done(self.session.begin().request, opened), 0)
         self.engine = StageEngine(parse(f"ipc://{run}"), Target("topic", "t"), self.session, 1_000)
         self.engine.stop()
         self.pushed = self.looks = 0
         self.answer: Wire | None = None
-        link = SimpleNamespace(up=True, state=LinkState.UP, take_in=self.take_in, send=lambda *_: None, stop=lambda _: None)
+        link = SimpleNamespace(
+            up=True,
+            state=LinkState.UP,
+            take_in=self.take_in,
+            send=lambda *_: None,
+            stop=lambda _: None,
+        )
         self.engine.link = cast("Any", link)
         self.engine._push = cast("Any", SimpleNamespace(close=lambda linger: None))
         monkeypatch.setattr(sockets, "send_frames", self.send)
@@ -55,7 +66,9 @@ class Pushed:
         self.engine.go(now_ns)
 
 
-def test_answers_are_taken_before_the_credit_is_used_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_taken_before_the_credit_is_used_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Else pushing would stop until somebody waits."""
     writer = Pushed(tmp_path, 10, monkeypatch)
     for number in range(100):
@@ -65,7 +78,9 @@ def test_answers_are_taken_before_the_credit_is_used_up(tmp_path: Path, monkeypa
     assert writer.looks < 40, "not for each block"
 
 
-def test_a_writer_below_its_credit_still_learns_that_its_stage_failed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_writer_below_its_credit_still_learns_that_its_stage_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     writer = Pushed(tmp_path, 1_000, monkeypatch)
     writer.answer = Failed(0, E_BAD_BLOCK, "the topic is gone")
     writer.add(LOOK_NS)

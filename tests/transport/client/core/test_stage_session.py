@@ -20,8 +20,23 @@ from zsq.transport.client.core.stage_session import (
     StageSession,
     StageState,
 )
-from zsq.transport.errors import E_BAD_ARGUMENT, E_BAD_BLOCK, E_CLOSING, E_DISK_FULL, E_NOT_FOUND, CorruptBlock, UsageError
-from zsq.transport.wire.protocol import Done, Failed, Missing, Staged, check_transaction, checksum_after
+from zsq.transport.errors import (
+    E_BAD_ARGUMENT,
+    E_BAD_BLOCK,
+    E_CLOSING,
+    E_DISK_FULL,
+    E_NOT_FOUND,
+    CorruptBlock,
+    UsageError,
+)
+from zsq.transport.wire.protocol import (
+    Done,
+    Failed,
+    Missing,
+    Staged,
+    check_transaction,
+    checksum_after,
+)
 
 STAGE = b"s" * 16
 
@@ -33,9 +48,21 @@ def block(number: int, size: int = 20) -> Block:
 LENGTH = block(0).length
 
 
-def opened(session: StageSession, expected: int = 0, sealed: int = 0, credit: int = 4 * LENGTH, now: int = 0) -> Reaction:
+def opened(
+    session: StageSession,
+    expected: int = 0,
+    sealed: int = 0,
+    credit: int = 4 * LENGTH,
+    now: int = 0,
+) -> Reaction:
     message = session.begin()
-    return session.on_word(Done(message.request, {"expected": expected, "sealed": sealed, "credit_bytes": credit, "committed": False}), now)
+    return session.on_word(
+        Done(
+            message.request,
+            {"expected": expected, "sealed": sealed, "credit_bytes": credit, "committed": False},
+        ),
+        now,
+    )
 
 
 def made(blocks: int, **more: Any) -> StageSession:
@@ -80,7 +107,9 @@ def test_an_answer_to_another_request_does_not_open_the_stage() -> None:
 
 
 def test_an_answer_to_another_seal_is_ignored() -> None:
-    """Blocks would be forgotten here that storage does not have for good, or given up for what befell something else."""
+    """Blocks would be forgotten here that storage does not have for good, or given up for what
+    befell something else.
+    """
     session = made(3)
     taken(session)
     session.finish()
@@ -92,7 +121,10 @@ def test_an_answer_to_another_seal_is_ignored() -> None:
     assert before is not None
     assert seal is not None
     assert session.on_word(Done(before.request, {"messages": 3}), 0) is Reaction.NOTHING
-    assert session.on_word(Failed(before.request, E_NOT_FOUND, "of a link that is gone"), 0) is Reaction.NOTHING
+    assert (
+        session.on_word(Failed(before.request, E_NOT_FOUND, "of a link that is gone"), 0)
+        is Reaction.NOTHING
+    )
     assert (session.state, session.base) == (StageState.OPEN, 0)
     assert session.on_word(Done(seal.request, {"messages": 3}), 0) is Reaction.NOTHING
     assert session.state is StageState.SEALED
@@ -128,7 +160,14 @@ def test_a_pushed_block_has_its_number_in_the_header() -> None:
     entry = session.take(0)
     assert entry is not None
     header = decode_header(entry.header)
-    assert (header.producer_id, header.sequence, header.first_offset, header.time_ns, header.flags, header.count) == (0, 0, 0, 0, 0, 2)
+    assert (
+        header.producer_id,
+        header.sequence,
+        header.first_offset,
+        header.time_ns,
+        header.flags,
+        header.count,
+    ) == (0, 0, 0, 0, 0, 2)
 
 
 def test_the_window_bounds_what_is_kept() -> None:
@@ -177,7 +216,13 @@ def test_the_final_seal_has_the_totals_of_the_stage() -> None:
     checksum = 0
     for number in range(3):
         checksum = checksum_after(checksum, block(number).header.columns_crc)
-    assert (seal.stage, seal.blocks, seal.size_bytes, seal.checksum, seal.final) == (STAGE, 3, 3 * LENGTH, checksum, True)
+    assert (seal.stage, seal.blocks, seal.size_bytes, seal.checksum, seal.final) == (
+        STAGE,
+        3,
+        3 * LENGTH,
+        checksum,
+        True,
+    )
     assert session.on_word(Done(seal.request, {"messages": 3}), 0) is Reaction.NOTHING
     assert session.state is StageState.SEALED
     assert session.part() == (STAGE, 3, 3, 3 * LENGTH, checksum)
@@ -198,7 +243,9 @@ def test_pushing_goes_back_to_the_block_that_storage_misses() -> None:
     assert taken(session) == [0, 1, 2, 3]
     session.on_word(Missing(0, STAGE, 1), 0)
     assert taken(session) == [1, 2, 3]
-    assert session.on_word(Missing(0, STAGE, 0), 0) is Reaction.RENEW, "storage knows less than it said"
+    assert session.on_word(Missing(0, STAGE, 0), 0) is Reaction.RENEW, (
+        "storage knows less than it said"
+    )
     assert session.on_word(Missing(0, STAGE, 9), 0) is Reaction.RENEW
 
 
@@ -253,7 +300,13 @@ def test_a_loss_of_durable_blocks_is_an_error() -> None:
     assert session.error.code == E_NOT_FOUND
 
 
-@pytest.mark.parametrize("data", [{"expected": 3, "sealed": 0, "credit_bytes": 1}, {"expected": 1, "sealed": 2, "credit_bytes": 1}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"expected": 3, "sealed": 0, "credit_bytes": 1},
+        {"expected": 1, "sealed": 2, "credit_bytes": 1},
+    ],
+)
 def test_a_stage_written_by_another_writer_fails(data: dict[str, int]) -> None:
     session = StageSession(STAGE, "app", 1)
     session.add(block(0))
@@ -273,7 +326,12 @@ def test_a_stage_that_is_committed_already_sends_nothing_more() -> None:
     session.add(block(0))
     assert session.on_word(Done(session.begin().request, {"committed": True}), 0) is Reaction.UP
     session.add(block(1))
-    assert (session.state, session.take(0), session.take_seal(), session.total) == (StageState.COMMITTED, None, None, 1)
+    assert (session.state, session.take(0), session.take_seal(), session.total) == (
+        StageState.COMMITTED,
+        None,
+        None,
+        1,
+    )
 
 
 def test_a_superseded_stage_counts_as_committed() -> None:
@@ -354,7 +412,14 @@ def test_the_table_is_whole() -> None:
 
 @pytest.mark.parametrize(
     ("app", "version", "kind"),
-    [("", 0, "app"), ("é" * 129, 0, "app"), ("a", -1, "app"), ("a", 1 << 63, "app"), ("a", 0, "x"), (b"a", 0, "app")],
+    [
+        ("", 0, "app"),
+        ("é" * 129, 0, "app"),
+        ("a", -1, "app"),
+        ("a", 1 << 63, "app"),
+        ("a", 0, "x"),
+        (b"a", 0, "app"),
+    ],
 )
 def test_each_name_of_no_transaction_is_refused(app: Any, version: int, kind: str) -> None:
     with pytest.raises(UsageError, match="transaction") as caught:

@@ -1,4 +1,6 @@
-"""A consumer's engine: what it was refused is told before it tries again, and what came is taken between its answers."""
+"""A consumer's engine: what it was refused is told before it tries again, and what came is taken
+between its answers.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ from zsq.transport.wire.protocol import Fin
 
 
 def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
-    """Else each call raises what the attempt of the call before has met, also when all is well again."""
+    """Else each call raises what the attempt of the call before has met, also when all is well
+    again.
+    """
     engine = ConsumerEngine(parse(f"ipc://{tmp_path}"), "t", "c", ConsumerSession(1), None, {})
     engine.on_refused(Refused(E_CLOSED, "closed"))
     engine.start()
@@ -34,8 +38,12 @@ def test_a_refusal_is_told_before_the_next_attempt(tmp_path: Path) -> None:
     engine.stop()
 
 
-def test_news_are_taken_in_between_many_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else the channel's answers fill their pipe while ours go out, and a link that is lost is not seen before all are sent."""
+def test_news_are_taken_in_between_many_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the channel's answers fill their pipe while ours go out, and a link that is lost is not
+    seen before all are sent.
+    """
     monkeypatch.setattr(subscription, "WORDS_MAX", 10)
     done: list[str] = []
 
@@ -52,8 +60,12 @@ def test_news_are_taken_in_between_many_answers(tmp_path: Path, monkeypatch: pyt
     assert done == [*["out"] * 10, "in"] * 3
 
 
-def test_finishes_are_told_while_more_is_at_hand(broker: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not only when all that came is handled: the channel gives more as soon as it knows of some, and less comes again after a crash."""
+def test_finishes_are_told_while_more_is_at_hand(
+    broker: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only when all that came is handled: the channel gives more as soon as it knows of some,
+    and less comes again after a crash.
+    """
     monkeypatch.setattr(consumer, "TELL_NS", 3_600_000_000_000)
     with zsq.Consumer("t", "c", url=broker.url, ready=100, heartbeat_ms=60_000) as taking:
         taking.subscribe()
@@ -61,7 +73,10 @@ def test_finishes_are_told_while_more_is_at_hand(broker: Any, monkeypatch: pytes
         drive = taking._made
         assert drive is not None
         with drive.lock:
-            assert drive.wait(lambda: len(drive.engine.session.arrived) == 100, time.monotonic_ns() + 5_000_000_000)
+            assert drive.wait(
+                lambda: len(drive.engine.session.arrived) == 100,
+                time.monotonic_ns() + 5_000_000_000,
+            )
         for _ in range(50):
             message = taking.receive()
             assert message is not None

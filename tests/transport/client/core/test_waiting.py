@@ -1,4 +1,6 @@
-"""Waiting for a broker that is not there: for how long, what is said meanwhile, and what ends it."""
+"""Waiting for a broker that is not there: for how long, what is said meanwhile, and what ends
+it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,15 @@ import pytest
 import zsq
 from zsq.transport.client.blocking.consumer import make_session
 from zsq.transport.client.core.lane import ProducerEngine
-from zsq.transport.client.core.link import FAR_NS, LONGEST_S, MS, Engine, Link, check_timeout, until_ns
+from zsq.transport.client.core.link import (
+    FAR_NS,
+    LONGEST_S,
+    MS,
+    Engine,
+    Link,
+    check_timeout,
+    until_ns,
+)
 from zsq.transport.client.core.producer_session import Reaction
 from zsq.transport.client.core.requester import RequestEngine
 from zsq.transport.client.core.subscription import ConsumerEngine
@@ -50,7 +60,9 @@ def nowhere(tmp_path: Path) -> str:
     return f"ipc://{tmp_path}/none"
 
 
-def test_a_wait_is_logged_after_1_s_10_s_and_every_minute(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_wait_is_logged_after_1_s_10_s_and_every_minute(
+    nowhere: str, caplog: pytest.LogCaptureFixture
+) -> None:
     engine = consuming(nowhere)
     engine.tells = True
     engine.link.start(0)
@@ -63,7 +75,9 @@ def test_a_wait_is_logged_after_1_s_10_s_and_every_minute(nowhere: str, caplog: 
         engine.stop()
 
 
-def test_a_lost_link_is_not_logged_if_no_caller_waits(nowhere: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_lost_link_is_not_logged_if_no_caller_waits(
+    nowhere: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """A producer whose messages are all stored may be without a broker as long as it likes."""
     engine = ProducerEngine(parse(nowhere), 0, 1, 1, None)
     engine.tells = True
@@ -78,9 +92,15 @@ def test_a_lost_link_is_not_logged_if_no_caller_waits(nowhere: str, caplog: pyte
 @pytest.mark.parametrize("url", ["ipc", "tcp://127.0.0.1:1", "tcp://localhost:1", "tcp://[::1]:1"])
 def test_a_default_timeout_ends_after_1_s_where_nothing_listens(url: str, nowhere: str) -> None:
     began = time.monotonic()
-    with zsq.Producer(nowhere if url == "ipc" else url) as producer, pytest.raises(BrokerUnreachable, match=r"nothing listens.*url="):
+    with (
+        zsq.Producer(nowhere if url == "ipc" else url) as producer,
+        pytest.raises(BrokerUnreachable, match=r"nothing listens.*url="),
+    ):
         producer.publish("t", b"body")
-    with zsq.Admin(nowhere if url == "ipc" else url) as admin, pytest.raises(BrokerUnreachable, match="nothing listens"):
+    with (
+        zsq.Admin(nowhere if url == "ipc" else url) as admin,
+        pytest.raises(BrokerUnreachable, match="nothing listens"),
+    ):
         admin.topics()
     assert 2 <= time.monotonic() - began < 20
 
@@ -120,7 +140,9 @@ def test_a_client_that_has_reached_its_broker_waits_for_its_return(nowhere: str)
         assert not request.done
         engine.met = False
         second, until_s = 21, time.monotonic() + 10
-        while request.error is None and time.monotonic() < until_s:  # ZeroMQ's own thread tells of the refused connection
+        while (
+            request.error is None and time.monotonic() < until_s
+        ):  # ZeroMQ's own thread tells of the refused connection
             engine.timers(began_ns + second * S)
             second += 1
             threading.Event().wait(0.005)
@@ -131,8 +153,14 @@ def test_a_client_that_has_reached_its_broker_waits_for_its_return(nowhere: str)
 
 def test_a_broker_elsewhere_may_be_reached_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only on this machine a failed connection means that nothing listens."""
-    assert [parse(url).local for url in ("ipc:///d/run", "tcp://127.0.0.9:1", "tcp://[::1]:1", "tcp://localhost:1")] == [True] * 4
-    assert [parse(url).local for url in ("tcp://10.0.0.1:1", "tcp://broker:1", "tcp://localhost.example:1")] == [False] * 3
+    assert [
+        parse(url).local
+        for url in ("ipc:///d/run", "tcp://127.0.0.9:1", "tcp://[::1]:1", "tcp://localhost:1")
+    ] == [True] * 4
+    assert [
+        parse(url).local
+        for url in ("tcp://10.0.0.1:1", "tcp://broker:1", "tcp://localhost.example:1")
+    ] == [False] * 3
 
 
 @pytest.mark.parametrize("timeout", [math.nan, -1, -math.inf, 0, "30", True, b"1", [1]])
@@ -231,7 +259,9 @@ def test_the_default_of_a_consumer_never_ends(nowhere: str) -> None:
 
 @pytest.mark.parametrize("call", ["receive()", "__iter__().__next__()"])
 def test_an_error_names_no_error_of_ours_as_its_cause(call: str, nowhere: str) -> None:
-    """Whoever reads the traceback looks for what went wrong, and `IndexError: pop from an empty deque` went right."""
+    """Whoever reads the traceback looks for what went wrong, and `IndexError: pop from an empty
+    deque` went right.
+    """
     consumer = zsq.Consumer("t", "c", url=nowhere, timeout=0.1)
     with pytest.raises(BrokerUnreachable) as found:
         eval(f"consumer.{call}")

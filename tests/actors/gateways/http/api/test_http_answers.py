@@ -15,7 +15,17 @@ from zsq.actors.gateways.http.api.lookup import TOMBSTONE_S, LookupNode, Tombsto
 from zsq.actors.gateways.http.web.limits import HttpLimits
 from zsq.actors.gateways.http.web.responses import ANSWERS
 from zsq.actors.settings.options import NsqOptions, TlsOptions
-from zsq.transport.errors import E_CLOSED, E_CLOSING, E_DISK_FULL, E_EXISTS, E_TIMEOUT, E_TOO_BIG, E_TOPIC_FAILED, E_TOPIC_FULL, from_wire
+from zsq.transport.errors import (
+    E_CLOSED,
+    E_CLOSING,
+    E_DISK_FULL,
+    E_EXISTS,
+    E_TIMEOUT,
+    E_TOO_BIG,
+    E_TOPIC_FAILED,
+    E_TOPIC_FULL,
+    from_wire,
+)
 
 DOCS = (Path(__file__).resolve().parents[5] / "docs" / "http.md").read_text()
 NSQ_HEADER = "nsq; version=1.0"
@@ -29,16 +39,26 @@ def refused(answer: Any) -> tuple[int, str]:
 
 
 def mpub(*bodies: bytes, count: int | None = None) -> bytes:
-    return struct.pack(">i", len(bodies) if count is None else count) + b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+    return struct.pack(">i", len(bodies) if count is None else count) + b"".join(
+        struct.pack(">i", len(body)) + body for body in bodies
+    )
 
 
 def test_a_publish_is_confirmed(site: Site) -> None:
     answer = site.post("/pub?topic=t", b"hello")
-    assert (answer.status_code, answer.text, answer.headers["x-nsq-content-type"]) == (200, "OK", NSQ_HEADER)
+    assert (answer.status_code, answer.text, answer.headers["x-nsq-content-type"]) == (
+        200,
+        "OK",
+        NSQ_HEADER,
+    )
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
     assert site.post("/pub?topic=t&defer=3600000", b"later").text == "OK"
     assert site.post("/pub?topic=t&topic=u&defer=%2B5", b"\n").text == "OK"
-    assert site.broker.published == [("t", [b"hello"], 0), ("t", [b"later"], 3_600_000), ("t", [b"\n"], 5)], "of two topics the first"
+    assert site.broker.published == [
+        ("t", [b"hello"], 0),
+        ("t", [b"later"], 3_600_000),
+        ("t", [b"\n"], 5),
+    ], "of two topics the first"
 
 
 @pytest.mark.parametrize(
@@ -120,14 +140,19 @@ def test_each_wrong_get_is_refused_and_head_is_answered(site: Site) -> None:
     assert refused(site.get("/channels")) == (400, "MISSING_ARG_TOPIC")
     assert refused(site.get("/config/nothing")) == (400, "INVALID_OPTION")
     head = site.call("HEAD", "/info")
-    assert (head.status_code, head.headers["content-type"]) == (200, "application/json; charset=utf-8")
+    assert (head.status_code, head.headers["content-type"]) == (
+        200,
+        "application/json; charset=utf-8",
+    )
 
 
 def test_many_messages_are_published_as_lines_or_counted(site: Site) -> None:
     assert site.post("/mpub?topic=t", b"one\n\ntwo\r\n\n three").text == "OK"
     assert site.post("/mpub?topic=t&binary=false", b"\nx\n").text == "OK"
     for said in ("true", "1", "yes", ""):
-        assert site.post(f"/mpub?topic=t&binary={said}", mpub(b"a\n", b"b") + b"behind").text == "OK"
+        assert (
+            site.post(f"/mpub?topic=t&binary={said}", mpub(b"a\n", b"b") + b"behind").text == "OK"
+        )
     assert site.post("/mpub?topic=new", b"\n\n\n").text == "OK"
     assert site.broker.published[:2] == [("t", [b"one", b"two\r", b" three"], 0), ("t", [b"x"], 0)]
     assert site.broker.published[2:] == [("t", [b"a\n", b"b"], 0)] * 4
@@ -149,9 +174,17 @@ def test_messages_and_bodies_over_their_limits_are_refused() -> None:
 
 
 def test_commands_are_carried_out(site: Site) -> None:
-    for target in ("/topic/create?topic=t", "/topic/create?topic=t", "/channel/create?topic=t&channel=c#".replace("#", "%23ephemeral")):
+    for target in (
+        "/topic/create?topic=t",
+        "/topic/create?topic=t",
+        "/channel/create?topic=t&channel=c#".replace("#", "%23ephemeral"),
+    ):
         answer = site.post(target)
-        assert (answer.status_code, answer.content, answer.headers["x-nsq-content-type"]) == (200, b"", NSQ_HEADER)
+        assert (answer.status_code, answer.content, answer.headers["x-nsq-content-type"]) == (
+            200,
+            b"",
+            NSQ_HEADER,
+        )
     assert site.broker.topics == {"t": {"c#ephemeral"}}
     site.post("/channel/create?topic=t&channel=c")
     for target, paused in (("/topic/pause?topic=t", {("t", "")}), ("/channel/pause?topic=t&channel=c", {("t", ""), ("t", "c")}),
@@ -163,7 +196,10 @@ def test_commands_are_carried_out(site: Site) -> None:
     assert site.broker.calls[-2:] == ["empty", "empty"]
     assert site.post("/channel/delete?topic=t&channel=c").status_code == 200
     assert site.post("/topic/delete?topic=t", b"a small body means nothing").status_code == 200
-    assert [call for call in site.broker.calls if call.startswith("delete")] == ["delete_channel force=True", "delete_topic force=True"]
+    assert [call for call in site.broker.calls if call.startswith("delete")] == [
+        "delete_channel force=True",
+        "delete_topic force=True",
+    ]
     assert site.broker.topics == {}
 
 
@@ -179,7 +215,9 @@ def test_commands_are_carried_out(site: Site) -> None:
         (E_EXISTS, 400, "E_EXISTS why"),
     ],
 )
-def test_each_refusal_of_the_broker_has_its_status_and_message(site: Site, code: str, status: int, message: str) -> None:
+def test_each_refusal_of_the_broker_has_its_status_and_message(
+    site: Site, code: str, status: int, message: str
+) -> None:
     site.broker.fails = from_wire(code, "why")
     assert refused(site.post("/pub?topic=t", b"x")) == (status, message)
     site.broker.fails = from_wire(code, "why")
@@ -194,7 +232,11 @@ def test_a_defect_is_told_without_its_text(site: Site, caplog: pytest.LogCapture
 
 def test_ping_answers_ok(site: Site) -> None:
     answer = site.get("/ping")
-    assert (answer.status_code, answer.text, answer.headers.get("x-nsq-content-type")) == (200, "OK", None)
+    assert (answer.status_code, answer.text, answer.headers.get("x-nsq-content-type")) == (
+        200,
+        "OK",
+        None,
+    )
 
 
 def test_ping_tells_of_a_failed_write_until_one_works(site: Site) -> None:
@@ -213,7 +255,10 @@ def test_ping_tells_of_a_failed_write_until_one_works(site: Site) -> None:
 def test_ping_when_the_broker_does_not_answer(site: Site) -> None:
     site.broker.fails = from_wire(E_TIMEOUT, "no answer")
     answer = site.get("/ping")
-    assert (answer.status_code, answer.text) == (500, "NOK - the broker does not answer: E_TIMEOUT no answer")
+    assert (answer.status_code, answer.text) == (
+        500,
+        "NOK - the broker does not answer: E_TIMEOUT no answer",
+    )
 
 
 def test_info_describes_the_node_as_nsqd_does(site: Site) -> None:
@@ -235,7 +280,9 @@ def test_lookup_paths_answer_as_nsqlookupd_does(site: Site) -> None:
     assert site.get("/channels?topic=a").json() == {"channels": ["x", "y"]}
     assert site.get("/channels?topic=no").json() == {"channels": []}
     assert site.get("/channels?topic=").json() == {"channels": []}
-    assert site.get("/nodes").json() == {"producers": [{**peer, "tombstones": [False, False], "topics": ["a", "b"]}]}
+    assert site.get("/nodes").json() == {
+        "producers": [{**peer, "tombstones": [False, False], "topics": ["a", "b"]}]
+    }
     for node in ("10.0.0.1:4152", NODE.name):
         assert site.post(f"/topic/tombstone?topic=b&node={node}").status_code == 200
     assert site.get("/nodes").json()["producers"][0]["tombstones"] == [False, True]
@@ -272,7 +319,10 @@ def test_options_are_shown_and_only_the_log_level_can_be_changed() -> None:
     async def level(value: str) -> None:
         taken.append(value)
 
-    site = Site(nsq=NsqOptions(lookupd_tcp_addresses=("a:4160",), topology_zone="z"), changes={"log_level": level})
+    site = Site(
+        nsq=NsqOptions(lookupd_tcp_addresses=("a:4160",), topology_zone="z"),
+        changes={"log_level": level},
+    )
     assert site.get("/config/max_body_size").json() == 5_242_880
     assert site.get("/config/msg_timeout").json() == 60_000_000_000
     assert site.get("/config/nsqlookupd_tcp_addresses").json() == ["a:4160"]
@@ -284,19 +334,35 @@ def test_options_are_shown_and_only_the_log_level_can_be_changed() -> None:
     assert refused(site.call("PUT", "/config/log_level", b"loud")) == (400, "INVALID_VALUE")
     assert refused(site.call("PUT", "/config/log_level", b"")) == (413, "INVALID_VALUE")
     assert refused(site.call("PUT", "/config/max_body_size", b"1")) == (400, "INVALID_OPTION")
-    assert refused(site.call("PUT", "/config/nsqlookupd_tcp_addresses", b"[]")) == (400, "INVALID_OPTION"), "nobody would follow it"
+    assert refused(site.call("PUT", "/config/nsqlookupd_tcp_addresses", b"[]")) == (
+        400,
+        "INVALID_OPTION",
+    ), "nobody would follow it"
     site.close()
 
 
 @pytest.mark.parametrize(
-    "value", [b"{}", b"[1]", b'["a"]', b'["a:b"]', b"[" * 10_000, b"\xff", b'["a:1", "b:1"', json.dumps(["a:1"] * 65).encode()]
+    "value",
+    [
+        b"{}",
+        b"[1]",
+        b'["a"]',
+        b'["a:b"]',
+        b"[" * 10_000,
+        b"\xff",
+        b'["a:1", "b:1"',
+        json.dumps(["a:1"] * 65).encode(),
+    ],
 )
 def test_each_bad_list_of_lookup_addresses_is_refused(value: bytes) -> None:
     async def take(addresses: list[str]) -> None:
         raise AssertionError(addresses)
 
     site = Site(changes={"nsqlookupd_tcp_addresses": take})
-    assert refused(site.call("PUT", "/config/nsqlookupd_tcp_addresses", value)) == (400, "INVALID_VALUE")
+    assert refused(site.call("PUT", "/config/nsqlookupd_tcp_addresses", value)) == (
+        400,
+        "INVALID_VALUE",
+    )
     site.close()
 
 

@@ -20,7 +20,14 @@ def stats() -> Any:
         **CHANNEL, "channel_name": "c#ephemeral", "depth": 4, "finish_count": 5, "oldest_message_age_s": None, "health": "channel failed",
         "e2e_processing_latency": {"count": 1, "percentiles": [{"quantile": 0.99, "value": 1_500_000}]},
     }  # fmt: skip
-    row = {**TOPIC, "topic_name": "t", "message_count": 9, "closed": "publishers", "oldest_message_age_s": 1.5, "channels": [channel]}
+    row = {
+        **TOPIC,
+        "topic_name": "t",
+        "message_count": 9,
+        "closed": "publishers",
+        "oldest_message_age_s": 1.5,
+        "channels": [channel],
+    }
     return {
         "version": "0.1.0", "uuid": "u", "start_time": 1_700_000_000, "health": "OK", "alarms": [{}, {}], "topics": [row],
         "gateways": [{"kind": "nsq_gateway", "connections": 3, "accepted": 8, "turned_away": 1, "held_bytes": 70, "cut_off": 2}],
@@ -29,7 +36,11 @@ def stats() -> Any:
 
 
 def samples(body: bytes) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
-    return {(one.name, tuple(sorted(one.labels.items()))): one.value for family in parsed(body.decode()) for one in family.samples}
+    return {
+        (one.name, tuple(sorted(one.labels.items()))): one.value
+        for family in parsed(body.decode())
+        for one in family.samples
+    }
 
 
 def test_metrics_have_the_values_of_the_statistics() -> None:
@@ -51,7 +62,9 @@ def test_metrics_have_the_values_of_the_statistics() -> None:
         ("zsq_process_restarts_total", (("kind", "topic"),)): 1,
     }  # fmt: skip
     assert {key: found[key] for key in expected} == expected
-    assert ("zsq_channel_oldest_message_age_seconds", (channel, topic)) not in found, "what is not known has no sample"
+    assert ("zsq_channel_oldest_message_age_seconds", (channel, topic)) not in found, (
+        "what is not known has no sample"
+    )
 
 
 def test_every_family_is_exposed_and_has_the_form_that_prometheus_wants() -> None:
@@ -81,7 +94,18 @@ def test_a_broker_that_does_not_answer_is_down(site: Site) -> None:
 
 
 def test_requests_are_counted_by_path_and_nothing_that_clients_choose(site: Site) -> None:
-    for target in ("/ping", "/ping?a=b", "/nothing/x", "/nothing/y", "/config/a", "/config/b", "/config/a/b", "/config/", "//", "/pub"):
+    for target in (
+        "/ping",
+        "/ping?a=b",
+        "/nothing/x",
+        "/nothing/y",
+        "/config/a",
+        "/config/b",
+        "/config/a/b",
+        "/config/",
+        "//",
+        "/pub",
+    ):
         site.get(target)
     found = samples(site.get("/metrics").content)
     counts = {key[1]: value for key, value in found.items() if key[0] == "zsq_http_requests_total"}

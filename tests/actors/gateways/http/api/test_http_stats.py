@@ -13,7 +13,13 @@ from zsq.actors.gateways.http.api.stats import NsqStats, as_nsq, as_text, health
 from zsq.storage.errors import REFUSED_TEXT
 from zsq.transport.errors import E_TIMEOUT, NotFound, from_wire
 
-LATENCY = {"count": 2, "percentiles": [{"quantile": 0.5, "value": 1_500_000}, {"quantile": 1.0, "value": 61_000_000_000}]}
+LATENCY = {
+    "count": 2,
+    "percentiles": [
+        {"quantile": 0.5, "value": 1_500_000},
+        {"quantile": 1.0, "value": 61_000_000_000},
+    ],
+}
 CLIENT = {
     "client_id": "vm/8525", "ready_count": 2500, "in_flight_count": 3, "message_count": 9, "message_bytes": 90, "finish_count": 5,
     "requeue_count": 1, "timeout_count": 0, "connect_ts": 1_700_000_100, "sample_rate": 0, "rates": {},
@@ -30,7 +36,15 @@ def broker_stats(**topic: Any) -> Any:
         "delivery_count": 11, "requeue_count": 1, "timeout_count": 6, "client_count": 2, "clients": [CLIENT, NSQ_CLIENT],
         "e2e_processing_latency": LATENCY,
     }  # fmt: skip
-    row = {**TOPIC, "topic_name": "t", "depth": 0, "message_count": 9, "message_bytes": 900, "delayed_count": 7, "channels": [channel]}
+    row = {
+        **TOPIC,
+        "topic_name": "t",
+        "depth": 0,
+        "message_count": 9,
+        "message_bytes": 900,
+        "delayed_count": 7,
+        "channels": [channel],
+    }
     other = {**TOPIC, "topic_name": "u", "depth": 1, "delayed_count": 5, "channels": []}
     return {
         "version": "0.1.0", "health": "OK", "start_time": 1_700_000_000, "topics": [row | topic, other],
@@ -39,7 +53,9 @@ def broker_stats(**topic: Any) -> Any:
     }  # fmt: skip
 
 
-def shown(topic: str = "", channel: str = "", *, clients: bool = True, memory: bool = True) -> NsqStats:
+def shown(
+    topic: str = "", channel: str = "", *, clients: bool = True, memory: bool = True
+) -> NsqStats:
     return as_nsq(broker_stats(), "OK", topic, channel, clients=clients, memory=memory)
 
 
@@ -53,7 +69,9 @@ def test_names_and_kinds_are_nsqds() -> None:
         "topic_name": "t", "depth": 0, "backend_depth": 0, "message_count": 9 + 7, "message_bytes": 900, "paused": False,
         "e2e_processing_latency": {"count": 0, "percentiles": None},
     }  # fmt: skip
-    assert other["depth"] == other["backend_depth"] == 1 + 5, "delayed ones wait in the topic while there is no channel"
+    assert other["depth"] == other["backend_depth"] == 1 + 5, (
+        "delayed ones wait in the topic while there is no channel"
+    )
     clients = channel.pop("clients")
     assert channel == {
         "channel_name": "c", "depth": 4, "backend_depth": 4, "in_flight_count": 3, "deferred_count": 2 + 7, "message_count": 9 + 7,
@@ -65,12 +83,25 @@ def test_names_and_kinds_are_nsqds() -> None:
         "client_id": "vm/8525", "hostname": "vm", "version": "V2", "state": 3, "ready_count": 2500, "in_flight_count": 3,
     }  # fmt: skip
     assert "authed" not in own
-    assert (nsq["hostname"], nsq["remote_address"], nsq["tls"], nsq["tls_version"]) == ("there", "10.0.0.9:5000", True, "TLS1.3")
-    assert (nsq["authed"], nsq["auth_identity"], nsq["snappy"], nsq["sample_rate"]) == (True, "joe", True, 10)
+    assert (nsq["hostname"], nsq["remote_address"], nsq["tls"], nsq["tls_version"]) == (
+        "there",
+        "10.0.0.9:5000",
+        True,
+        "TLS1.3",
+    )
+    assert (nsq["authed"], nsq["auth_identity"], nsq["snappy"], nsq["sample_rate"]) == (
+        True,
+        "joe",
+        True,
+        10,
+    )
     assert "message_bytes" not in own, "no names that nsqd does not have"
     assert found["memory"]["heap_in_use_bytes"] == 12
     assert len(found["memory"]) == 9
-    assert found["producers"][0]["pub_counts"] == [{"topic": "t", "count": 3}, {"topic": "u", "count": 4}]
+    assert found["producers"][0]["pub_counts"] == [
+        {"topic": "t", "count": 3},
+        {"topic": "u", "count": 4},
+    ]
 
 
 def test_statistics_are_filtered_by_topic_channel_clients_and_memory() -> None:
@@ -81,38 +112,75 @@ def test_statistics_are_filtered_by_topic_channel_clients_and_memory() -> None:
     found = shown(clients=False, memory=False)
     assert "memory" not in found
     assert found["producers"] == []
-    assert (found["topics"][0]["channels"][0]["clients"], found["topics"][0]["channels"][0]["client_count"]) == ([], 2)
+    assert (
+        found["topics"][0]["channels"][0]["clients"],
+        found["topics"][0]["channels"][0]["client_count"],
+    ) == ([], 2)
     assert shown("u")["producers"][0]["pub_counts"] == [{"topic": "u", "count": 4}]
     (other,) = shown("no")["producers"]
-    assert "pub_counts" not in other, "as nsqd: every producer is shown, and no count where it has none of this topic"
+    assert "pub_counts" not in other, (
+        "as nsqd: every producer is shown, and no count where it has none of this topic"
+    )
 
 
 def test_the_text_form_reads_as_that_of_nsqd() -> None:
     said = as_text(shown(), 3_723.5, "0.1.0")
     assert said.startswith(
-        "zsq v0.1.0 (as nsqd v0.1.0)\nstart_time 2023-11-14T22:13:20Z\nuptime 1h2m3.5s\n\nHealth: OK\n\nMemory:\n   heap_objects  "
+        "zsq v0.1.0 (as nsqd v0.1.0)\nstart_time 2023-11-14T22:13:20Z\nuptime 1h2m3.5s\n\n"
+        "Health: OK\n\nMemory:\n   heap_objects  "
     )
-    assert "\nTopics:\n   [t              ] depth: 0     be-depth: 0     msgs: 16       e2e%: \n" in said
-    line = "      [c                        ] depth: 4     be-depth: 4     inflt: 3    def: 9    re-q: 1     timeout: 6     msgs: 16 "
+    assert (
+        "\nTopics:\n   [t              ] depth: 0     be-depth: 0     msgs: 16       e2e%: \n"
+        in said
+    )
+    line = (
+        "      [c                        ] depth: 4     be-depth: 4     inflt: 3    def: 9    "
+        "re-q: 1     timeout: 6     msgs: 16 "
+    )
     assert f"{line}      e2e%: 50%: 1.5ms, 100%: 1m1s\n" in said
-    assert "        [V2 10.0.0.9:5000        ] state: 3 inflt: 3    rdy: 2500 fin: 5        re-q: 1        msgs: 9  " in said
+    assert (
+        "        [V2 10.0.0.9:5000        ] state: 3 inflt: 3    rdy: 2500 fin: 5        re-q: "
+        "1        msgs: 9  "
+    ) in said
     assert "\n\nProducers:\n   [V2 p                    ] msgs: 7        topics: t=3,u=4\n" in said
-    empty = as_text(as_nsq(broker_stats() | {"topics": [], "producers": []}, "OK", "", "", clients=True, memory=False), 1, "0.1.0")
+    empty = as_text(
+        as_nsq(
+            broker_stats() | {"topics": [], "producers": []},
+            "OK",
+            "",
+            "",
+            clients=True,
+            memory=False,
+        ),
+        1,
+        "0.1.0",
+    )
     assert empty.endswith("Health: OK\n\nTopics: None\n\nProducers: None\n")
-    paused = as_text(as_nsq(broker_stats(paused=True), "OK", "", "", clients=True, memory=False), 1, "0.1.0")
+    paused = as_text(
+        as_nsq(broker_stats(paused=True), "OK", "", "", clients=True, memory=False), 1, "0.1.0"
+    )
     assert "\n*P [t " in paused
 
 
 def test_health_names_each_topic_whose_writes_fail() -> None:
     assert health(broker_stats(), {}) == "OK"
-    assert health(broker_stats(), {"gone": "E_DISK_FULL it was"}) == "OK", "a topic that is not there any more"
+    assert health(broker_stats(), {"gone": "E_DISK_FULL it was"}) == "OK", (
+        "a topic that is not there any more"
+    )
     assert (
-        health(broker_stats(health="failed x; alarm: y", write_trouble="failed x"), {"u": "E_DISK_FULL y"})
+        health(
+            broker_stats(health="failed x; alarm: y", write_trouble="failed x"),
+            {"u": "E_DISK_FULL y"},
+        )
         == "NOK - topic t: failed x; topic u: E_DISK_FULL y"
     )
-    assert health(broker_stats(health="a damaged block that has no space to lie in; failed to be short"), {}) == "OK", (
-        "only what is no write"
-    )
+    assert (
+        health(
+            broker_stats(health="a damaged block that has no space to lie in; failed to be short"),
+            {},
+        )
+        == "OK"
+    ), "only what is no write"
     assert health(broker_stats() | {"health": "failed topics: t"}, {}) == "NOK - failed topics: t"
 
 
@@ -121,7 +189,11 @@ def test_stats_are_filtered_and_formatted_over_http(site: Site) -> None:
     found = site.get("/stats?format=json&topic=t&channel=d&include_mem=false").json()
     assert [row["channel_name"] for row in found["topics"][0]["channels"]] == ["d"]
     assert ("memory" in found, found["version"], found["health"]) == (False, "1.3.0", "OK")
-    for target in ("/stats?format=json&topic=no", "/stats?format=json&topic=$", "/stats?format=json&topic=u&channel=c"):
+    for target in (
+        "/stats?format=json&topic=no",
+        "/stats?format=json&topic=$",
+        "/stats?format=json&topic=u&channel=c",
+    ):
         assert site.get(target).json()["topics"] == []
     answer = site.get("/stats")
     assert answer.headers["content-type"] == "text/plain; charset=utf-8"
@@ -179,9 +251,14 @@ def test_errors_are_shared_too_and_the_next_question_is_a_new_one() -> None:
 
 
 def test_health_says_once_that_the_disk_is_full() -> None:
-    full = {"health": "the disk is full: publishes to topic t are refused: /data", "disk": {"full": "the disk is full"}}
+    full = {
+        "health": "the disk is full: publishes to topic t are refused: /data",
+        "disk": {"full": "the disk is full"},
+    }
     assert health(broker_stats(write_trouble=REFUSED_TEXT) | full, {}) == f"NOK - {full['health']}"
     assert health(broker_stats(write_trouble="failed x") | full, {"u": "E_DISK_FULL /data"}) == (
         f"NOK - {full['health']}; topic t: failed x; topic u: E_DISK_FULL"
     )
-    assert health(broker_stats(write_trouble=REFUSED_TEXT), {}) == f"NOK - topic t: {REFUSED_TEXT}", "where nothing else says it"
+    assert (
+        health(broker_stats(write_trouble=REFUSED_TEXT), {}) == f"NOK - topic t: {REFUSED_TEXT}"
+    ), "where nothing else says it"

@@ -1,4 +1,6 @@
-"""Every view of statistics, of actors that have not reported yet: the defaults stand in, and no view fails."""
+"""Every view of statistics, of actors that have not reported yet: the defaults stand in, and no
+view fails.
+"""
 
 from __future__ import annotations
 
@@ -68,20 +70,27 @@ def screen_text(*shown: Any) -> str:
 
 
 def as_json(stats: BrokerStats) -> Any:
-    return as_nsq(stats, health(stats, {}), "", "", clients=True, memory=True)["topics"][0]["channels"]
+    return as_nsq(stats, health(stats, {}), "", "", clients=True, memory=True)["topics"][0][
+        "channels"
+    ]
 
 
 def of_the_console(stats: BrokerStats) -> Any:
     row = stats["topics"][0]
     topic_details(stats, {})
     channel_details(row["channels"][0], {})
-    previews = [losses.preview(action, losses.ActionRequest(row, row["channels"][0], 5, 1)) for action in losses._ACTIONS]
+    previews = [
+        losses.preview(action, losses.ActionRequest(row, row["channels"][0], 5, 1))
+        for action in losses._ACTIONS
+    ]
     return [remaining(row), *previews]
 
 
 VIEWS: dict[str, Callable[[Any], Any]] = {
     "stats as JSON": as_json,
-    "stats as text": lambda stats: as_text(as_nsq(stats, "OK", "", "", clients=True, memory=True), 1.0, "1"),
+    "stats as text": lambda stats: as_text(
+        as_nsq(stats, "OK", "", "", clients=True, memory=True), 1.0, "1"
+    ),
     "metrics": lambda stats: render(stats, True, 0.1, RequestMetrics(), ""),
     "console": of_the_console,
     "zsq stats": lambda stats: screen_text(*cli_stats.tables(stats, whole=True)),
@@ -94,21 +103,33 @@ def test_a_view_shows_a_channel_that_has_not_reported(broker: Any, view: str) ->
 
 
 @pytest.mark.parametrize("view", VIEWS)
-def test_a_view_shows_a_channel_whose_details_came_before_its_first_report(broker: Any, view: str) -> None:
+def test_a_view_shows_a_channel_whose_details_came_before_its_first_report(
+    broker: Any, view: str
+) -> None:
     child = broker.group.channels["c"]
-    details = {} if child is None else {child.spec.key: ChannelCore(1, 0, [], {}, paused=False).details(1, 1)}
+    details = (
+        {}
+        if child is None
+        else {child.spec.key: ChannelCore(1, 0, [], {}, paused=False).details(1, 1)}
+    )
     assert VIEWS[view](broker_statistics(broker.view(), "", "", details))
 
 
 def test_nsqs_view_shows_rows_that_have_nothing_but_names() -> None:
-    rows: Any = {"version": "1", "start_time": 1, "topics": [{"topic_name": "t", "channels": [{"channel_name": "c", "clients": [{}]}]}]}
+    rows: Any = {
+        "version": "1",
+        "start_time": 1,
+        "topics": [{"topic_name": "t", "channels": [{"channel_name": "c", "clients": [{}]}]}],
+    }
     found = as_nsq(rows, "OK", "", "", clients=True, memory=True)
     assert found["topics"][0]["channels"][0]["requeue_count"] == 0
     assert "[c " in as_text(found, 1.0, "1")
 
 
 @pytest.mark.parametrize("view", ["channels", "topics", "processes"])
-def test_zsq_top_and_the_console_s_board_show_a_channel_that_has_not_reported(broker: Any, view: str) -> None:
+def test_zsq_top_and_the_console_s_board_show_a_channel_that_has_not_reported(
+    broker: Any, view: str
+) -> None:
     found: Any = Overview(broker.view()).answer({"processes": True, "alarms": True})
     picture, screen = Picture(), Screen(view=view)
     picture.take(found)
@@ -124,11 +145,18 @@ def test_the_defaults_are_of_all_that_a_channel_reports() -> None:
     """A statistic that is new has its default too."""
     delivery = ChannelCore(1, 0, [], {}, paused=False)
     child: Any = SimpleNamespace(
-        state="up", stats={**delivery.statistics(0), "settings": {}, "rates": {}}, data={}, spec=SimpleNamespace(key=1)
+        state="up",
+        stats={**delivery.statistics(0), "settings": {}, "rates": {}},
+        data={},
+        spec=SimpleNamespace(key=1),
     )
-    group: Any = SimpleNamespace(channels={"c": child}, topic=None, storage=None, failed_channels=set)
+    group: Any = SimpleNamespace(
+        channels={"c": child}, topic=None, storage=None, failed_channels=set
+    )
     (row,) = channel_rows(group, 0, 0, {1: delivery.details(1, 1)})
     assert {*delivery.statistics(0)} - PRIVATE <= NOT_REPORTED.keys()
     assert row.keys() - {"channel_name", "health", "latency_bins"} == NOT_REPORTED.keys()
-    silent: Any = SimpleNamespace(channels={"c": None}, topic=None, storage=None, failed_channels=set)
+    silent: Any = SimpleNamespace(
+        channels={"c": None}, topic=None, storage=None, failed_channels=set
+    )
     assert channel_rows(silent, 0, 0)[0].keys() - {"channel_name", "health"} == NOT_REPORTED.keys()

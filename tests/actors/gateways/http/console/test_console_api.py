@@ -1,4 +1,6 @@
-"""The console's paths: what they ask of the broker, what they refuse, and what one answer holds at most."""
+"""The console's paths: what they ask of the broker, what they refuse, and what one answer holds at
+most.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,24 @@ def module_site() -> Iterator[ConsoleSite]:
 @pytest.fixture
 def site(module_site: ConsoleSite) -> ConsoleSite:
     source = module_site.source
-    source.calls, source.answers, source.topics, source.blocks, source.reads = [], {}, {"t": ["c"]}, [], []
+    source.calls, source.answers, source.topics, source.blocks, source.reads = (
+        [],
+        {},
+        {"t": ["c"]},
+        [],
+        [],
+    )
     return module_site
 
 
 def post(site: Site, path: str, options: Any = None, **more: Any) -> httpx.Response:
-    return site.call("POST", path, b"" if options is None else None, **({} if options is None else {"json": options}), **more)
+    return site.call(
+        "POST",
+        path,
+        b"" if options is None else None,
+        **({} if options is None else {"json": options}),
+        **more,
+    )
 
 
 def refused(answer: httpx.Response, status: int, text: str) -> None:
@@ -71,9 +85,17 @@ HOUR = {"keep_s": 3600}
 @pytest.mark.parametrize(
     ("path", "options", "call"),
     [
-        ("/api/topic/create?topic=n", {"sync": "never", "retention": HOUR}, ("create_topic", "n", "never", HOUR)),
+        (
+            "/api/topic/create?topic=n",
+            {"sync": "never", "retention": HOUR},
+            ("create_topic", "n", "never", HOUR),
+        ),
         ("/api/topic/create?topic=n", None, ("create_topic", "n", "always")),
-        ("/api/topic/configure?topic=t", {"keep_s": None}, ("configure_topic", "t", {"keep_s": None})),
+        (
+            "/api/topic/configure?topic=t",
+            {"keep_s": None},
+            ("configure_topic", "t", {"keep_s": None}),
+        ),
         ("/api/topic/pause?topic=t", None, ("pause", "t")),
         ("/api/topic/unpause?topic=t", {}, ("unpause", "t")),
         ("/api/topic/empty?topic=t", None, ("empty", "t")),
@@ -82,23 +104,49 @@ HOUR = {"keep_s": 3600}
         ("/api/topic/delete?topic=t", None, ("delete_topic", "t", {"force": False})),
         ("/api/topic/delete?topic=t", {"force": True}, ("delete_topic", "t", {"force": True})),
         ("/api/topic/delete?topic=t", {"force": "yes"}, ("delete_topic", "t", {"force": False})),
-        ("/api/channel/create?topic=t&channel=n", {"tags": "a", "start": 5}, ("create_channel", "t", "n", {"tags": "a", "start": 5})),
-        ("/api/channel/create?topic=t&channel=n", {"start": {"time_ms": 1500}}, ("create_channel", "t", "n", {"start": 1.5})),
-        ("/api/channel/configure?topic=t&channel=c", {"max_attempts": 3}, ("configure_channel", "t", "c", {"max_attempts": 3})),
+        (
+            "/api/channel/create?topic=t&channel=n",
+            {"tags": "a", "start": 5},
+            ("create_channel", "t", "n", {"tags": "a", "start": 5}),
+        ),
+        (
+            "/api/channel/create?topic=t&channel=n",
+            {"start": {"time_ms": 1500}},
+            ("create_channel", "t", "n", {"start": 1.5}),
+        ),
+        (
+            "/api/channel/configure?topic=t&channel=c",
+            {"max_attempts": 3},
+            ("configure_channel", "t", "c", {"max_attempts": 3}),
+        ),
         ("/api/channel/pause?topic=t&channel=c", None, ("pause", "t", "c")),
         ("/api/channel/unpause?topic=t&channel=c", None, ("unpause", "t", "c")),
         ("/api/channel/empty?topic=t&channel=c", None, ("empty", "t", "c")),
-        ("/api/channel/delete?topic=t&channel=c", {"force": True}, ("delete_channel", "t", "c", {"force": True})),
-        ("/api/channel/seek?topic=t&channel=c", {"to": 7}, ("seek", "t", "c", 7, {"forward": False, "clamp": False})),
+        (
+            "/api/channel/delete?topic=t&channel=c",
+            {"force": True},
+            ("delete_channel", "t", "c", {"force": True}),
+        ),
+        (
+            "/api/channel/seek?topic=t&channel=c",
+            {"to": 7},
+            ("seek", "t", "c", 7, {"forward": False, "clamp": False}),
+        ),
         (
             "/api/channel/seek?topic=t&channel=c",
             {"to": 9, "forward": True, "clamp": True},
             ("seek", "t", "c", 9, {"forward": True, "clamp": True}),
         ),
-        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": 2000}}, ("seek", "t", "c", 2.0, {"forward": False, "clamp": False})),
+        (
+            "/api/channel/seek?topic=t&channel=c",
+            {"to": {"time_ms": 2000}},
+            ("seek", "t", "c", 2.0, {"forward": False, "clamp": False}),
+        ),
     ],
 )
-def test_each_action_is_one_call(site: ConsoleSite, path: str, options: Any, call: tuple[Any, ...]) -> None:
+def test_each_action_is_one_call(
+    site: ConsoleSite, path: str, options: Any, call: tuple[Any, ...]
+) -> None:
     assert post(site, path, options).json() == {"done": True}
     assert site.source.calls == [call]
 
@@ -114,14 +162,29 @@ def test_the_effect_of_an_action_is_in_the_next_overview(site: ConsoleSite) -> N
 @pytest.mark.parametrize(
     ("path", "options", "status", "text"),
     [
-        ("/api/topic/configure?topic=t", {"keep": 1}, 400, "unknown setting keep; the settings are "),
+        (
+            "/api/topic/configure?topic=t",
+            {"keep": 1},
+            400,
+            "unknown setting keep; the settings are ",
+        ),
         ("/api/topic/create?topic=n", {"retention": 5}, 400, "retention must be an object"),
         ("/api/topic/pause?topic=t", [1], 400, "a JSON object"),
         ("/api/channel/create?topic=none&channel=c", None, 404, "does not exist"),
-        ("/api/channel/configure?topic=t&channel=c", {"start": 0}, 400, "unknown setting start; the settings are "),
+        (
+            "/api/channel/configure?topic=t&channel=c",
+            {"start": 0},
+            400,
+            "unknown setting start; the settings are ",
+        ),
         ("/api/channel/seek?topic=t&channel=c", {}, 400, "is missing; give "),
         ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": "1"}}, 400, "a time must be "),
-        ("/api/channel/seek?topic=t&channel=c", {"to": {"time_ms": 1, "x": 1}}, 400, "a time must be "),
+        (
+            "/api/channel/seek?topic=t&channel=c",
+            {"to": {"time_ms": 1, "x": 1}},
+            400,
+            "a time must be ",
+        ),
         ("/api/delayed/cancel?topic=t", {"keys": []}, 400, "1 to 1000 keys"),
         ("/api/delayed/cancel?topic=t", {"keys": ["a"] * 1001}, 400, "1 to 1000 keys"),
         ("/api/delayed/cancel?topic=t", {"all": 1}, 400, "1 to 1000 keys"),
@@ -149,7 +212,11 @@ def test_a_body_that_is_no_json_or_too_large_does_nothing(site: ConsoleSite) -> 
 
 def test_delayed_messages_are_cancelled_and_counted(site: ConsoleSite) -> None:
     site.source.answers = {"delayed_cancel": [True, False], "delayed_cancel_all": 5}
-    assert post(site, "/api/delayed/cancel?topic=t", {"keys": ["a", "b"]}).json() == {"done": True, "cancelled": 1, "not_found": 1}
+    assert post(site, "/api/delayed/cancel?topic=t", {"keys": ["a", "b"]}).json() == {
+        "done": True,
+        "cancelled": 1,
+        "not_found": 1,
+    }
     assert post(site, "/api/delayed/cancel?topic=t", {"all": True}).json()["cancelled"] == 5
 
 
@@ -157,7 +224,12 @@ def test_a_preview_does_nothing(site: ConsoleSite) -> None:
     found = site.get("/api/preview?action=channel.seek&topic=t&channel=c&to=time:5").json()
     assert found["seek"] == {"from": 0, "to": 3, "again": 0, "skipped": 3}
     assert site.source.calls == [("offset_at", 5_000_000)]
-    assert site.get("/api/preview?action=channel.seek&topic=t&channel=c&to=latest").json()["seek"]["to"] == 10
+    assert (
+        site.get("/api/preview?action=channel.seek&topic=t&channel=c&to=latest").json()["seek"][
+            "to"
+        ]
+        == 10
+    )
     assert site.get("/api/preview?action=topic.delete&topic=t").json()["loses"][0]["count"] == 10
     for query, status in (
         ("channel.seek&channel=c&to=x", 400),
@@ -182,7 +254,11 @@ def offsets(site: ConsoleSite, query: str) -> list[int]:
 
 
 def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
-    site.source.blocks = [block(2, b"a", b"b"), block(4, b"c"), block(8, *[b"x"] * 300)]  # 5 to 7 are lost
+    site.source.blocks = [
+        block(2, b"a", b"b"),
+        block(4, b"c"),
+        block(8, *[b"x"] * 300),
+    ]  # 5 to 7 are lost
     assert offsets(site, "offset=3&count=2") == [3, 4]
     assert offsets(site, "offset=0&count=1") == [2]  # the oldest that is kept
     assert offsets(site, "offset=5&count=1") == [8]
@@ -195,7 +271,11 @@ def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
     found = site.get("/api/messages?topic=t&offset=3&count=2").json()
     assert (found["start"], found["head"], found["from"], found["next_offset"]) == (2, 308, 3, 5)
     assert found["messages"][0]["id"] == "0040000000000003"  # of node 1
-    refused(site.get("/api/messages?topic=t&id=0080000000000004"), 404, "is from node 2, but this broker is node 1")
+    refused(
+        site.get("/api/messages?topic=t&id=0080000000000004"),
+        404,
+        "is from node 2, but this broker is node 1",
+    )
     for query, text in (
         ("offset=x", "a number"),
         ("id=zz", "neither"),
@@ -206,7 +286,9 @@ def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
     refused(site.get("/api/messages"), 400, "")
 
 
-def test_the_size_of_one_answer_with_messages_is_bounded(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_of_one_answer_with_messages_is_bounded(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(reading, "HELD_BYTES_MAX", 5_000)
     monkeypatch.setattr(bodies, "ALL_BYTES_MAX", 3_000)
     site.source.blocks = [block(0, *[b"x" * 1_000] * 50), block(50, b"y")]
@@ -221,7 +303,10 @@ def test_the_size_of_one_answer_with_messages_is_bounded(site: ConsoleSite, monk
 def test_a_body_is_never_a_page(site: ConsoleSite) -> None:
     site.source.blocks = [block(0, b"<script>")]
     found = site.get("/api/body?topic=t&offset=0")
-    assert (found.content, found.headers["content-type"]) == (b"<script>", "application/octet-stream")
+    assert (found.content, found.headers["content-type"]) == (
+        b"<script>",
+        "application/octet-stream",
+    )
     assert found.headers["content-disposition"] == 'attachment; filename="t-0"'
     assert found.headers["x-content-type-options"] == "nosniff"
     assert "sandbox" in found.headers["content-security-policy"]
@@ -239,13 +324,27 @@ def test_a_body_is_never_a_page(site: ConsoleSite) -> None:
         ({"body": ""}, [b""], {}),
         ({"body_base64": "AP8="}, [b"\x00\xff"], {}),
         ({"bodies": ["a", "b"], "tag": "x"}, [b"a", b"b"], {"tag": "x"}),
-        ({"body": "a", "key": "k", "headers": {"n": 1, "s": "t"}}, [b"a"], {"key": b"k", "headers": {"n": 1, "s": "t"}}),
-        ({"body": "a", "key_base64": "/w==", "headers_base64": {"b": "/w=="}}, [b"a"], {"key": b"\xff", "headers": {"b": b"\xff"}}),
+        (
+            {"body": "a", "key": "k", "headers": {"n": 1, "s": "t"}},
+            [b"a"],
+            {"key": b"k", "headers": {"n": 1, "s": "t"}},
+        ),
+        (
+            {"body": "a", "key_base64": "/w==", "headers_base64": {"b": "/w=="}},
+            [b"a"],
+            {"key": b"\xff", "headers": {"b": b"\xff"}},
+        ),
         ({"body": "a", "delay_s": 30 * 86_400}, [b"a"], {"delay": 30 * 86_400}),
-        ({"body": "a", "delay_s": 0.25, "key": None, "tag": None, "headers": None}, [b"a"], {"delay": 0.25}),
+        (
+            {"body": "a", "delay_s": 0.25, "key": None, "tag": None, "headers": None},
+            [b"a"],
+            {"delay": 0.25},
+        ),
     ],
 )
-def test_a_publish_is_one_call_of_a_client_of_its_own(site: ConsoleSite, options: Any, bodies: list[bytes], more: dict[str, Any]) -> None:
+def test_a_publish_is_one_call_of_a_client_of_its_own(
+    site: ConsoleSite, options: Any, bodies: list[bytes], more: dict[str, Any]
+) -> None:
     site.source.answers, site.source.closed = {"publish": 7}, 0
     found = post(site, "/api/topic/publish?topic=t", options)
     assert found.json() == {"done": True, "count": len(bodies), "offset": 7, "keys": []}
@@ -272,7 +371,11 @@ def test_a_delayed_publish_tells_keys_in_place_of_an_offset(site: ConsoleSite) -
         ({"bodies": [b"".decode(), 1]}, 400, "1 to 10000 strings"),
         ({"body": "a", "headers": [1]}, 400, "must be objects"),
         ({"body": "a", "headers": {"n": [1]}}, 400, "a header must be a string"),
-        ({"body": "a", "headers": {"n": 1}, "headers_base64": {"n": "YQ=="}}, 400, "in only one of them"),
+        (
+            {"body": "a", "headers": {"n": 1}, "headers_base64": {"n": "YQ=="}},
+            400,
+            "in only one of them",
+        ),
         ({"body": "a", "headers_base64": {"n": 1}}, 400, "not valid base64"),
         ({"body": "a", "tag": 1}, 400, "tag must be a string"),
         ({"body": "a", "delay_s": "1h"}, 400, "number of seconds"),
@@ -283,13 +386,20 @@ def test_a_delayed_publish_tells_keys_in_place_of_an_offset(site: ConsoleSite) -
         ({"body": "\n" * (1024 * 1024 + 200_000)}, 413, "BODY_TOO_BIG"),
     ],
 )
-def test_a_wrong_publish_is_refused_before_it_reaches_a_client(site: ConsoleSite, options: Any, status: int, text: str) -> None:
+def test_a_wrong_publish_is_refused_before_it_reaches_a_client(
+    site: ConsoleSite, options: Any, status: int, text: str
+) -> None:
     refused(post(site, "/api/topic/publish?topic=t", options), status, text)
     assert site.source.calls == []
 
 
 @pytest.mark.parametrize(
-    "body", [rb'{"body": "\ud800"}', rb'{"body": "a", "key": "\ud800"}', rb'{"body": "a", "headers": {"\ud800": "\ud800"}}']
+    "body",
+    [
+        rb'{"body": "\ud800"}',
+        rb'{"body": "a", "key": "\ud800"}',
+        rb'{"body": "a", "headers": {"\ud800": "\ud800"}}',
+    ],
 )
 def test_half_a_character_is_refused(site: ConsoleSite, body: bytes) -> None:
     refused(site.post("/api/topic/publish?topic=t", body), 400, "not valid Unicode")
@@ -297,13 +407,18 @@ def test_half_a_character_is_refused(site: ConsoleSite, body: bytes) -> None:
 
 
 def test_a_refused_publish_ends_its_client_and_gives_its_place_back(site: ConsoleSite) -> None:
-    site.source.answers, site.source.closed = {"publish": NotFound(E_NOT_FOUND, "topic 't' does not exist")}, 0
+    site.source.answers, site.source.closed = (
+        {"publish": NotFound(E_NOT_FOUND, "topic 't' does not exist")},
+        0,
+    )
     for _ in range(PUBLISHES_MAX + 1):
         refused(post(site, "/api/topic/publish?topic=t", {"body": "a"}), 404, "does not exist")
     assert site.source.closed == PUBLISHES_MAX + 1
 
 
-def test_a_publish_over_the_limit_of_running_ones_is_refused(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_publish_over_the_limit_of_running_ones_is_refused(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(doing, "PUBLISHES_MAX", 0)
     refused(post(site, "/api/topic/publish?topic=t", {"body": "a"}), 503, "E_LIMIT")
     assert site.source.calls == []
@@ -313,7 +428,11 @@ def test_a_publish_needs_publish_and_a_new_topic_also_create() -> None:
     async def there() -> dict[str, list[str]]:
         return {"t": [], "u": []}
 
-    site = ConsoleSite(authority=HttpAuthority(policy=AccessPolicy(Access.parse(ACCESS)), first_use=FirstUse(there)))
+    site = ConsoleSite(
+        authority=HttpAuthority(
+            policy=AccessPolicy(Access.parse(ACCESS)), first_use=FirstUse(there)
+        )
+    )
     try:
         asked = [
             ("some", "t", 403),
@@ -325,15 +444,29 @@ def test_a_publish_needs_publish_and_a_new_topic_also_create() -> None:
         ]
         for who, topic, status in asked:
             authorization = {"headers": {"authorization": f"Bearer {who}"}}
-            assert post(site, f"/api/topic/publish?topic={topic}", {"body": "a"}, **authorization).status_code == status, (who, topic)
-        assert [call[1] for call in site.source.calls if call[0] == "publish"] == ["u", "t", "mine.new"]
+            assert (
+                post(
+                    site, f"/api/topic/publish?topic={topic}", {"body": "a"}, **authorization
+                ).status_code
+                == status
+            ), (who, topic)
+        assert [call[1] for call in site.source.calls if call[0] == "publish"] == [
+            "u",
+            "t",
+            "mine.new",
+        ]
         assert post(site, "/api/topic/publish?topic=t", {"body": "a"}).status_code == 401
     finally:
         site.close()
 
 
 def test_a_page_of_elsewhere_publishes_nothing(site: ConsoleSite) -> None:
-    found = post(site, "/api/topic/publish?topic=t", {"body": "a"}, headers={"origin": "http://elsewhere.example"})
+    found = post(
+        site,
+        "/api/topic/publish?topic=t",
+        {"body": "a"},
+        headers={"origin": "http://elsewhere.example"},
+    )
     assert (found.status_code, site.source.calls) == (403, [])
 
 
@@ -341,10 +474,14 @@ def test_a_page_of_elsewhere_publishes_nothing(site: ConsoleSite) -> None:
 
 
 def test_moving_messages_needs_the_right_to_read_and_to_publish_them() -> None:
-    """`admin` alone would read a topic by having its messages sent to one of its own: by a redrive, or as dead letters."""
+    """`admin` alone would read a topic by having its messages sent to one of its own: by a redrive,
+    or as dead letters.
+    """
     site = ConsoleSite(authority=HttpAuthority(policy=AccessPolicy(Access.parse(ACCESS))))
     try:
-        some, sending, all_ = ({"headers": {"authorization": f"Bearer {who}"}} for who in ("some", "sending", "all"))
+        some, sending, all_ = (
+            {"headers": {"authorization": f"Bearer {who}"}} for who in ("some", "sending", "all")
+        )
         for path, options in (
             ("/api/redrive?topic=t", {"to": "u"}),
             ("/api/channel/configure?topic=t&channel=c", {"dead_letter_topic": "u"}),

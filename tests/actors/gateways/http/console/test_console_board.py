@@ -15,7 +15,13 @@ from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 BROKER = {
     "version": "1", "node": 0, "uuid": "u", "start_ms": 1, "health": "OK", "alarms": 0, "alarmed_ns": 0, "processes": 5, "restarts": 0,
 }  # fmt: skip
-NOTHING: dict[str, Any] = {"health": "OK", "state": "up", "sync": "always", "closed": "", "paused": False}
+NOTHING: dict[str, Any] = {
+    "health": "OK",
+    "state": "up",
+    "sync": "always",
+    "closed": "",
+    "paused": False,
+}
 
 
 def row(fields: tuple[str, ...], **values: Any) -> tuple[Any, ...]:
@@ -40,13 +46,26 @@ class Told:
     def tick(self, after_ms: int = 1_000, *, whole: bool = True, **broker: Any) -> int:
         """The tick before."""
         before, self.steady_ms = self.board.tick, self.steady_ms + after_ms
-        found: Any = {"version": 1, "whole": whole, "topics": self.rows if whole else {}, "broker": BROKER | broker}
-        self.board.take(found | {"topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS}, self.steady_ms + 7, self.steady_ms)
+        found: Any = {
+            "version": 1,
+            "whole": whole,
+            "topics": self.rows if whole else {},
+            "broker": BROKER | broker,
+        }
+        self.board.take(
+            found | {"topic_fields": TOPIC_FIELDS, "channel_fields": CHANNEL_FIELDS},
+            self.steady_ms + 7,
+            self.steady_ms,
+        )
         return before
 
     def changes(self, since: int, view: BoardView = BoardView(EVERYBODY, channels=True)) -> Any:  # noqa: B008 (a tuple)
         found = view.changes(self.board, since)
-        return None if found is None else {name: value for name, value in found.items() if name != "now_ms"}
+        return (
+            None
+            if found is None
+            else {name: value for name, value in found.items() if name != "now_ms"}
+        )
 
 
 @pytest.fixture
@@ -63,7 +82,9 @@ def test_only_fields_that_changed_are_told(told: Told) -> None:
     told.channel("t", "c", finished=10, depth=4, pulsed_ms=2_000, drain_s=-1, oldest_ns=5_000_000)
     before = told.tick()
     channel = {"depth": 4, "oldest_ms": 5}
-    assert told.changes(before) == {"topics": {"t": {"messages": 150, "log_bytes": 9, "in": 50.0, "channels": {"c": channel}}}}
+    assert told.changes(before) == {
+        "topics": {"t": {"messages": 150, "log_bytes": 9, "in": 50.0, "channels": {"c": channel}}}
+    }
     before = told.tick()
     assert told.changes(before) is None
     assert told.changes(before - 1)["topics"]["t"]["in"] == 50.0  # who was slow has it all the same
@@ -72,9 +93,12 @@ def test_only_fields_that_changed_are_told(told: Told) -> None:
 
 
 @pytest.mark.parametrize(
-    ("passed_ms", "looked_ms", "rate"), [(1_000, 1_000, 50), (500, 1_000, 100), (60_000, 1_000, 25), (10_000, 10_000, 5)]
+    ("passed_ms", "looked_ms", "rate"),
+    [(1_000, 1_000, 50), (500, 1_000, 100), (60_000, 1_000, 25), (10_000, 10_000, 5)],
 )
-def test_rates_are_between_two_pulses(told: Told, passed_ms: int, looked_ms: int, rate: float) -> None:
+def test_rates_are_between_two_pulses(
+    told: Told, passed_ms: int, looked_ms: int, rate: float
+) -> None:
     """After a silence what is new came just now; where looks are rare, it came in between."""
     told.topic("t", messages=150, bytes=1_000, pulsed_ms=1_000 + passed_ms)
     told.tick(looked_ms)
@@ -88,7 +112,9 @@ def test_without_a_pulse_nothing_moves(told: Told) -> None:
     assert told.board.topics["t"].values["out"] == 10  # the sum of its channels
     told.tick(whole=False)
     before = told.tick(module.STILL_MS - 1_000, whole=False)
-    assert told.changes(before) == {"topics": {"t": {"out": 0, "channels": {"c": {"out": 0.0, "requeues": 0.0}}}}}
+    assert told.changes(before) == {
+        "topics": {"t": {"out": 0, "channels": {"c": {"out": 0.0, "requeues": 0.0}}}}
+    }
     assert not told.board._moving
 
 
@@ -104,10 +130,17 @@ def test_changes_name_topics_and_channels_that_came_and_went(told: Told) -> None
     before = told.tick()
     found = told.changes(before)["topics"]
     assert found["u"]["may"] == "asp"
-    assert (found["t"]["channels"]["d"]["may"], found["t"]["channel_count"], "may" in found["t"]) == ("as", 2, False)
+    assert (
+        found["t"]["channels"]["d"]["may"],
+        found["t"]["channel_count"],
+        "may" in found["t"],
+    ) == ("as", 2, False)
     del told.rows["u"], told.rows["t"][1]["d"]
     before = told.tick()
-    assert told.changes(before) == {"topics": {"t": {"channel_count": 1}}, "gone": {"topics": ["u"], "channels": [["t", "d"]]}}
+    assert told.changes(before) == {
+        "topics": {"t": {"channel_count": 1}},
+        "gone": {"topics": ["u"], "channels": [["t", "d"]]},
+    }
     assert told.changes(before - 1)["gone"]["topics"] == ["u"]
     told.topic("u", messages=5)
     told.tick()
@@ -118,7 +151,9 @@ def test_changes_name_topics_and_channels_that_came_and_went(told: Told) -> None
     assert only["gone"] == Gone(topics=[], channels=[["t", "d"]])
 
 
-def test_a_page_that_missed_too_many_changes_gets_the_whole_state(told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_page_that_missed_too_many_changes_gets_the_whole_state(
+    told: Told, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(module, "GONE_KEPT", 2)
     told.board._gone = type(told.board._gone)(maxlen=2)
     for number in range(4):
@@ -144,8 +179,17 @@ def test_a_view_has_what_its_caller_may_see(told: Told) -> None:
     assert BoardView(SOME, "secret").whole(told.board)["topics"] == {}
     del told.rows["secret"]
     before = told.tick()
-    assert told.changes(before, BoardView(SOME)) == {"topics": {}, "broker": BoardView(SOME)._broker(told.board)}
-    rows: Any = [{"topic": topic, "raised_ns": 7_000_000, "time_ns": 8_000_000} for topic in ("t", "secret")]
+    assert told.changes(before, BoardView(SOME)) == {
+        "topics": {},
+        "broker": BoardView(SOME)._broker(told.board),
+    }
+    rows: Any = [
+        {"topic": topic, "raised_ns": 7_000_000, "time_ns": 8_000_000} for topic in ("t", "secret")
+    ]
     receivers: Any = [{"name": "mail"}]
     alarms = BoardView(SOME).alarms({"now": rows, "recent": rows, "receivers": receivers})
-    assert alarms == {"now": [{"topic": "t", "raised_ms": 7}], "recent": [{"topic": "t", "time_ms": 8}], "receivers": []}
+    assert alarms == {
+        "now": [{"topic": "t", "raised_ms": 7}],
+        "recent": [{"topic": "t", "time_ms": 8}],
+        "receivers": [],
+    }

@@ -1,4 +1,6 @@
-"""What the console's back end reads and remembers at most: messages, memory figures, and how long it believes in what it knew."""
+"""What the console's back end reads and remembers at most: messages, memory figures, and how long
+it believes in what it knew.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from zsq.transport.errors import E_TIMEOUT, ZsqError
 
 
 class Log:
-    """Its blocks, each read by itself; `damaged`: from this offset on there is nothing, and no way on."""
+    """Its blocks, each read by itself; `damaged`: from this offset on there is nothing, and no way
+    on.
+    """
 
     def __init__(self, blocks: list[Block], damaged: int = 1 << 40) -> None:
         self.blocks, self.damaged, self.reads = blocks, damaged, 0
@@ -23,7 +27,11 @@ class Log:
     async def read(self, at: int, size: int) -> Any:
         self.reads += 1
         assert self.reads < 20, "it does not end"
-        found = [block for block in self.blocks if block.first_offset <= at < min(block.next_offset, self.damaged)]
+        found = [
+            block
+            for block in self.blocks
+            if block.first_offset <= at < min(block.next_offset, self.damaged)
+        ]
         return SimpleNamespace(blocks=found, next_offset=found[-1].next_offset if found else at)
 
 
@@ -41,7 +49,9 @@ def blocks(*counts: int) -> list[Block]:
     return made
 
 
-def test_messages_are_read_up_to_a_count_a_size_and_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_are_read_up_to_a_count_a_size_and_the_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert read(Log(blocks(3, 3, 3)), 1, 9, 5) == ([1, 2, 3, 4, 5], 6)
     assert read(Log(blocks(3, 3, 3)), 7, 9, 5) == ([7, 8], 9)
     monkeypatch.setattr(reading, "HELD_BYTES_MAX", 350)
@@ -74,7 +84,9 @@ def test_memory_is_measured_now_and_then(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("age", [-1.0, 1.0])
-def test_histories_have_a_hole_where_the_broker_was_silent_for_long(age: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_histories_have_a_hole_where_the_broker_was_silent_for_long(
+    age: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost: list[int] = []
 
     class Silent:

@@ -1,4 +1,6 @@
-"""The console's rings: every second and every ten, of what is told seldom; nothing kept of what never was."""
+"""The console's rings: every second and every ten, of what is told seldom; nothing kept of what
+never was.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zsq.actors.gateways.http.console.history import CHANNEL_FIGURES, COARSE, FINE, STEP_S, TRACKS_MAX, Figure, History, stride, thinned
+from zsq.actors.gateways.http.console.history import (
+    CHANNEL_FIGURES,
+    COARSE,
+    FINE,
+    STEP_S,
+    TRACKS_MAX,
+    Figure,
+    History,
+    stride,
+    thinned,
+)
 
 _NAN = math.nan
 
@@ -32,11 +44,16 @@ def same(one: float, other: float) -> bool:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 900), st.sampled_from([_NAN, 0.0, 0.0, 1.5, 7.0, 1e6])), max_size=12),
+    st.lists(
+        st.tuples(st.integers(0, 900), st.sampled_from([_NAN, 0.0, 0.0, 1.5, 7.0, 1e6])),
+        max_size=12,
+    ),
     st.integers(10_000, 10_020),
     st.booleans(),
 )
-def test_a_value_reported_only_on_change_is_kept_for_each_second(told: list[tuple[int, float]], begin: int, mean: bool) -> None:
+def test_a_value_reported_only_on_change_is_kept_for_each_second(
+    told: list[tuple[int, float]], begin: int, mean: bool
+) -> None:
     figure, notes, second = Figure(begin, mean), [], begin
     for gap, value in told:
         second += gap
@@ -98,17 +115,29 @@ def row(**values: Any) -> Any:
 
 def test_a_history_knows_each_topic_and_channel() -> None:
     history = History()
-    history.note([("t", "", row(**{"in": 5.0, "backlog": 3})), ("t", "c", row(depth=9, p50_ms=None))], 100)
+    history.note(
+        [("t", "", row(**{"in": 5.0, "backlog": 3})), ("t", "c", row(depth=9, p50_ms=None))], 100
+    )
     assert history.series("t", "", "5m", ["in", "backlog"], 300, 102) == {
         "in": [None] * 298 + [5, 5],
         "backlog": [None] * 298 + [3, 3],
     }
     found = history.series("t", "c", "5m", ["depth", "again", "p50_ms"], 150, 102)
-    assert (found["depth"][-1], found["again"][-1], found["p50_ms"][-1], len(found["depth"])) == (9, 3, None, 150)
+    assert (found["depth"][-1], found["again"][-1], found["p50_ms"][-1], len(found["depth"])) == (
+        9,
+        3,
+        None,
+        150,
+    )
     assert history.series("t", "other", "2h", ["depth"], 10, 102) == {"depth": [None] * 10}
     history.lost(110)
     history.note([("t", "c", row(depth=1))], 120)
-    assert history.series("t", "c", "5m", ["depth"], 300, 121)["depth"][-22:] == [None, *[9] * 10, *[None] * 10, 1]
+    assert history.series("t", "c", "5m", ["depth"], 300, 121)["depth"][-22:] == [
+        None,
+        *[9] * 10,
+        *[None] * 10,
+        1,
+    ]
     history.keep_only({"t": row()})
     assert history.series("t", "c", "5m", ["depth"], 300, 121)["depth"] == [None] * 300
     assert history.series("t", "", "5m", ["in"], 300, 121)["in"][-20] == 5
@@ -126,7 +155,9 @@ def test_the_memory_for_the_history_of_a_channel_is_bounded() -> None:
         history = History()
         for second in range(3):
             moving = dict.fromkeys(CHANNEL_FIGURES, second + 0.5)
-            history.note([("t", str(number), row(**moving, requeues=second)) for number in range(50)], second)
+            history.note(
+                [("t", str(number), row(**moving, requeues=second)) for number in range(50)], second
+            )
         held, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -134,7 +165,12 @@ def test_the_memory_for_the_history_of_a_channel_is_bounded() -> None:
 
 
 def test_values_are_made_fewer_from_the_newest_on() -> None:
-    assert (stride("5m", 60), stride("5m", 300), stride("2h", 7), stride("5m", 10_000)) == (5, 1, 103, 1)
+    assert (stride("5m", 60), stride("5m", 300), stride("2h", 7), stride("5m", 10_000)) == (
+        5,
+        1,
+        103,
+        1,
+    )
     assert thinned([9.0, 1.0, 2.0, 3.0, 4.0], 2, mean=True) == [1.5, 3.5]
     assert thinned([9.0, 1.0, 2.0, 3.0, 4.0], 2, mean=False) == [2.0, 4.0]
     assert thinned([_NAN, 1.0], 2, mean=True) == [1.0]

@@ -1,4 +1,6 @@
-"""The console's modules joined: once each, in the imports' order, each in its own scope; what is not understood is refused by name."""
+"""The console's modules joined: once each, in the imports' order, each in its own scope; what is
+not understood is refused by name.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from zsq.actors.gateways.http.console.files import CannotJoin, ConsoleFiles, join_modules, join_sheets
+from zsq.actors.gateways.http.console.files import (
+    CannotJoin,
+    ConsoleFiles,
+    join_modules,
+    join_sheets,
+)
 
 CONSOLE = Path(__file__).resolve().parents[5] / "apps/console"
-PAGE = '<head>\n<link rel="stylesheet" href="/console/a.css">\n<link rel="stylesheet" href="/console/b.css">\n{}\n</head>\n'.format(
-    '<script type="module" src="/console/main.js"></script>'
-)
+PAGE = (
+    '<head>\n<link rel="stylesheet" href="/console/a.css">\n<link rel="stylesheet" '
+    'href="/console/b.css">\n{}\n</head>\n'
+).format('<script type="module" src="/console/main.js"></script>')
 MODULES = {
     "main.js": """// M.
 import { once } from "./base/once.js";
@@ -59,13 +67,29 @@ def test_joined_modules_run_in_the_order_of_their_imports(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("name", "line", "said"),
     [
-        ("main.js", 'import one from "./base/once.js";', "main.js has an import or export that cannot be joined: import one"),
+        (
+            "main.js",
+            'import one from "./base/once.js";',
+            "main.js has an import or export that cannot be joined: import one",
+        ),
         ("main.js", 'import { once } from "elsewhere";', "cannot be joined"),
-        ("base/once.js", "export default 1;", "base/once.js has an import or export that cannot be joined: export default 1"),
+        (
+            "base/once.js",
+            "export default 1;",
+            "base/once.js has an import or export that cannot be joined: export default 1",
+        ),
         ("base/once.js", "export let many = 1;", "cannot be joined"),
         ("base/once.js", 'const one = await import("./x.js");', "cannot be joined"),
-        ("main.js", 'import { a } from "./none.js";', "main.js imports none.js, which does not exist"),
-        ("base/once.js", 'import { Row } from "../view/row.js";', "imports itself: main.js > base/once.js > view/row.js > base/once.js"),
+        (
+            "main.js",
+            'import { a } from "./none.js";',
+            "main.js imports none.js, which does not exist",
+        ),
+        (
+            "base/once.js",
+            'import { Row } from "../view/row.js";',
+            "imports itself: main.js > base/once.js > view/row.js > base/once.js",
+        ),
     ],
 )
 def test_each_line_that_cannot_be_joined_is_named(name: str, line: str, said: str) -> None:
@@ -79,7 +103,14 @@ def test_the_joined_page_loads_one_sheet_and_one_script() -> None:
     assert re.findall(r'(?:src|href)="([^"]+)"', page) == ["/console/all.css", "/console/all.js"]
 
 
-@pytest.mark.parametrize("page", [PAGE.replace("b.css", "c.css"), PAGE.replace("main.js", "x.js"), PAGE.replace("stylesheet", "icon")])
+@pytest.mark.parametrize(
+    "page",
+    [
+        PAGE.replace("b.css", "c.css"),
+        PAGE.replace("main.js", "x.js"),
+        PAGE.replace("stylesheet", "icon"),
+    ],
+)
 def test_a_page_with_other_sheets_or_scripts_is_refused(page: str) -> None:
     with pytest.raises(CannotJoin):
         join_sheets(page, {"b.css": "", "a.css": ""})
@@ -92,15 +123,24 @@ def test_the_console_is_joined(caplog: pytest.LogCaptureFixture) -> None:
     script = files.read("all.js").decode()
     for path in CONSOLE.rglob("*.js"):
         name = path.relative_to(CONSOLE).as_posix()
-        assert script.count(f"// {name}\n") == (name != "early.js"), name  # which is no module, and comes before
+        assert script.count(f"// {name}\n") == (name != "early.js"), (
+            name
+        )  # which is no module, and comes before
     sheet = files.read("all.css").decode()
     assert all(path.read_text() in sheet for path in CONSOLE.rglob("*.css"))
     asked = re.findall(r'(?:src|href)="/console/([^"]+)"', files.read("index.html").decode())
     assert asked == ["icon.svg", "early.js", "all.css", "all.js"]
 
 
-def test_a_folder_that_cannot_be_joined_is_served_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name, text in {"index.html": PAGE, "a.css": "", "b.css": "", "main.js": "// M.\nexport default 1;\n"}.items():
+def test_a_folder_that_cannot_be_joined_is_served_as_it_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name, text in {
+        "index.html": PAGE,
+        "a.css": "",
+        "b.css": "",
+        "main.js": "// M.\nexport default 1;\n",
+    }.items():
         (tmp_path / name).write_text(text)
     files = ConsoleFiles(str(tmp_path))
     assert files.read("index.html").decode() == PAGE

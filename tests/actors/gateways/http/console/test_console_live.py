@@ -1,4 +1,6 @@
-"""The console's sampler and its streams: how often is asked, what a page hears, and how a stream ends."""
+"""The console's sampler and its streams: how often is asked, what a page hears, and how a stream
+ends.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,9 @@ def stream(site: ConsoleSite, **view: Any) -> AsyncIterator[bytes]:
 
 async def heard(events: AsyncIterator[bytes]) -> tuple[str, Any]:
     kind, _, data = (await anext(events)).decode().partition("\n")
-    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")) if data.startswith("data: ") else None
+    return kind.removeprefix("event: "), json.loads(data.removeprefix("data: ")) if data.startswith(
+        "data: "
+    ) else None
 
 
 def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
@@ -51,10 +55,17 @@ def test_a_stream_tells_all_and_then_what_changes(site: ConsoleSite) -> None:
         assert (kind, [*data["topics"]["t"]["channels"]]) == ("snapshot", ["c"])
         site.source.values = {"head": 7}
         kind, data = await heard(events)
-        assert (kind, {name: data[name] for name in ("topics",)}) == ("changes", {"topics": {"t": {"head": 7}}})
+        assert (kind, {name: data[name] for name in ("topics",)}) == (
+            "changes",
+            {"topics": {"t": {"head": 7}}},
+        )
         site.source.topics = {"u": []}
         kind, data = await heard(events)
-        assert (kind, data["gone"], [*data["topics"]]) == ("changes", {"topics": ["t"], "channels": []}, ["u"])
+        assert (kind, data["gone"], [*data["topics"]]) == (
+            "changes",
+            {"topics": ["t"], "channels": []},
+            ["u"],
+        )
         site.source.broker |= {"alarms": 1, "alarmed_ns": 5}
         assert [(await heard(events))[0] for _ in range(2)] == ["changes", "alarms"]
         site.console.jobs.version += 1
@@ -90,7 +101,9 @@ def test_a_stream_tells_nothing_more_under_old_rules(site: ConsoleSite) -> None:
     site.within(listen)
 
 
-def test_an_idle_stream_sends_signs_of_life_and_ends_in_time(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_stream_sends_signs_of_life_and_ends_in_time(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(live, "KEEP_S", 0.05)
 
     async def listen() -> None:
@@ -117,12 +130,19 @@ def test_a_stream_of_a_topic_that_is_not_there(site: ConsoleSite) -> None:
     assert site.get("/api/live?topic=none").status_code == 404
 
     async def listen() -> bytes:
-        request = Request({"type": "http", "method": "GET", "query_string": b"topic=t", "headers": []})
+        request = Request(
+            {"type": "http", "method": "GET", "query_string": b"topic=t", "headers": []}
+        )
         give(request, EVERYBODY)
         answer: Any = await site.console.live.live(request)
         return bytes(await anext(answer.body_iterator))
 
-    assert json.loads(site.within(listen).partition(b"data: ")[2])["topics"]["t"]["channels"]["c"]["depth"] == 0
+    assert (
+        json.loads(site.within(listen).partition(b"data: ")[2])["topics"]["t"]["channels"]["c"][
+            "depth"
+        ]
+        == 0
+    )
 
 
 def test_a_stream_is_no_request_that_must_end_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +150,10 @@ def test_a_stream_is_no_request_that_must_end_in_time(monkeypatch: pytest.Monkey
     site = ConsoleSite(limits=HttpLimits(request_s=0.1))
     try:
         answer = site.get("/api/live")
-        assert (answer.status_code, answer.text.endswith("event: again\ndata: {}\n\n")) == (200, True)
+        assert (answer.status_code, answer.text.endswith("event: again\ndata: {}\n\n")) == (
+            200,
+            True,
+        )
         assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
         monkeypatch.setattr(live, "STREAM_S", 600.0)
         assert site.call("HEAD", "/api/live").content == b""
@@ -138,7 +161,9 @@ def test_a_stream_is_no_request_that_must_end_in_time(monkeypatch: pytest.Monkey
         site.close()
 
 
-def test_the_broker_is_asked_seldom_while_no_page_is_open(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_broker_is_asked_seldom_while_no_page_is_open(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sampler, "LINGERS_S", 0.0)
 
     async def look() -> None:
@@ -182,8 +207,18 @@ def test_a_busy_broker_is_asked_more_seldom(rows: int, each_s: float) -> None:
         async def overview(self, since: int = 0, **asked: bool) -> Any:
             names = ("messages", "bytes", "pulsed_ms")
             topics: dict[str, Any] = {str(number): ((1, 1, 1), {}) for number in range(rows)}
-            fields = {"topic_fields": names, "channel_fields": ("finished", "requeued", "timed_out", "pulsed_ms")}
-            return {"version": 1, "whole": True, "topics": topics, "broker": {"alarms": 0, "alarmed_ns": 0}, "alarms": {}, **fields}
+            fields = {
+                "topic_fields": names,
+                "channel_fields": ("finished", "requeued", "timed_out", "pulsed_ms"),
+            }
+            return {
+                "version": 1,
+                "whole": True,
+                "topics": topics,
+                "broker": {"alarms": 0, "alarmed_ns": 0},
+                "alarms": {},
+                **fields,
+            }
 
     async def sample() -> float:
         one = sampler.Sampler(Busy())
@@ -199,7 +234,9 @@ def test_a_busy_broker_is_asked_more_seldom(rows: int, each_s: float) -> None:
 SOME = Principal("some", AccessPolicy(Access.parse('[users.some]\nadmin = ["t"]')))
 
 
-def test_redrives_are_bounded_and_one_a_topic(site: ConsoleSite, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_redrives_are_bounded_and_one_a_topic(
+    site: ConsoleSite, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jobs = site.console.jobs
     over = asyncio.Event()
 
@@ -220,7 +257,9 @@ def test_redrives_are_bounded_and_one_a_topic(site: ConsoleSite, monkeypatch: py
         for _ in range(KEPT + 3):
             jobs.start("t", None, None, None, EVERYBODY)
             await asyncio.wait(set(jobs._tasks))
-        assert [row["id"] for row in jobs.rows(EVERYBODY)] == list(range(KEPT + 3 + RUNNING_MAX, 3 + RUNNING_MAX, -1))
+        assert [row["id"] for row in jobs.rows(EVERYBODY)] == list(
+            range(KEPT + 3 + RUNNING_MAX, 3 + RUNNING_MAX, -1)
+        )
         assert {row["state"] for row in jobs.rows(SOME)} == {"done"}
         assert jobs.rows(NOBODY) == []
         last = jobs.rows(SOME)[0]["id"]
@@ -234,7 +273,11 @@ def test_redrives_are_bounded_and_one_a_topic(site: ConsoleSite, monkeypatch: py
 def test_letters_go_only_where_their_sender_may_publish(site: ConsoleSite) -> None:
     class Letter:
         offset = 0
-        headers: ClassVar = {"zsq-dead-topic": "secret", "zsq-dead-channel": "c", "zsq-dead-uuid": "u"}
+        headers: ClassVar = {
+            "zsq-dead-topic": "secret",
+            "zsq-dead-channel": "c",
+            "zsq-dead-uuid": "u",
+        }
 
     class Letters:
         def messages(self) -> list[Any]:
@@ -243,5 +286,10 @@ def test_letters_go_only_where_their_sender_may_publish(site: ConsoleSite) -> No
     job = Job(1, "t", None, None, None, SOME)
     job.plan._end = 5
     site.within(lambda: site.console.jobs._send(job, Letters(), None))  # type: ignore[arg-type]
-    assert (job.plan.sent, [*job.row()["reasons"]]) == ({}, ["publishing to topic 'secret' is not permitted for some"])
-    assert job.plan._known[LetterRoute(ChannelName("secret", "c"), Origin("secret", "u", "c"), False)]
+    assert (job.plan.sent, [*job.row()["reasons"]]) == (
+        {},
+        ["publishing to topic 'secret' is not permitted for some"],
+    )
+    assert job.plan._known[
+        LetterRoute(ChannelName("secret", "c"), Origin("secret", "u", "c"), False)
+    ]

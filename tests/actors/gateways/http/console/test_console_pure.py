@@ -20,7 +20,13 @@ from zsq.actors.gateways.http.console import answers as bodies
 from zsq.actors.gateways.http.console import files
 from zsq.actors.gateways.http.console.answers import Room, text_of, told
 from zsq.actors.gateways.http.console.files import ConsoleFiles
-from zsq.actors.gateways.http.console.losses import ActionRequest, channel_details, chunk_rows, latency, preview
+from zsq.actors.gateways.http.console.losses import (
+    ActionRequest,
+    channel_details,
+    chunk_rows,
+    latency,
+    preview,
+)
 from zsq.actors.gateways.http.web.responses import ApiError
 from zsq.transport.client.core.message import StoredMessage, parse_id
 
@@ -57,13 +63,35 @@ def test_only_printable_utf8_is_shown_as_text(data: bytes, cut: bool, text: str 
 def test_bodies_of_one_answer_have_a_bound_together() -> None:
     room = Room(100, 250)
     assert [room.take(size) for size in (90, 1000, 1000, 5)] == [90, 100, 60, 0]
-    message = StoredMessage("t", 5, 1_500_000_000, b"x" * 9, b"\xff", "tag", {"n": 1 << 60, "b": b"\x00", "t": "x"})
+    message = StoredMessage(
+        "t", 5, 1_500_000_000, b"x" * 9, b"\xff", "tag", {"n": 1 << 60, "b": b"\x00", "t": "x"}
+    )
     found = bodies.message(message, 3, Room(4))
-    assert (found["body"], found["size"], found["time_ms"]) == ({"size": 9, "base64": "eHh4eA==", "text": "xxxx", "cut": True}, 9, 1_500)
+    assert (found["body"], found["size"], found["time_ms"]) == (
+        {"size": 9, "base64": "eHh4eA==", "text": "xxxx", "cut": True},
+        9,
+        1_500,
+    )
     assert parse_id(found["id"]) == (3, 5)
     assert found["headers"] == {"n": str(1 << 60), "b": {"size": 1, "base64": "AA=="}, "t": "x"}
-    (row,) = bodies.delayed([{"key": "k", "due_ns": 5_000_000, "size": 300, "body": b"a" * 200, "tag": b"t", "message_key": None}])
-    assert (row["body"]["size"], row["body"]["cut"], row["due_ms"], row["tag"]) == (300, True, 5, "t")
+    (row,) = bodies.delayed(
+        [
+            {
+                "key": "k",
+                "due_ns": 5_000_000,
+                "size": 300,
+                "body": b"a" * 200,
+                "tag": b"t",
+                "message_key": None,
+            }
+        ]
+    )
+    assert (row["body"]["size"], row["body"]["cut"], row["due_ms"], row["tag"]) == (
+        300,
+        True,
+        5,
+        "t",
+    )
 
 
 # Losses
@@ -77,7 +105,9 @@ TOPIC: Any = {
 }  # fmt: skip
 
 
-def ask(action: str, channel: Any = None, to: int | None = None, keys: int | None = None, **topic: Any) -> Any:
+def ask(
+    action: str, channel: Any = None, to: int | None = None, keys: int | None = None, **topic: Any
+) -> Any:
     row: Any = {**TOPIC, **topic}
     return preview(action, ActionRequest(row, channel, to, keys))
 
@@ -102,16 +132,24 @@ def test_deleting_and_emptying_say_what_goes() -> None:
     ("to", "seek", "skipped"),
     [
         (50, {"from": 75, "to": 50, "again": 25, "skipped": 0}, None),
-        (0, {"from": 75, "to": 20, "again": 55, "skipped": 0}, None),  # what retention removed is not there
+        (
+            0,
+            {"from": 75, "to": 20, "again": 55, "skipped": 0},
+            None,
+        ),  # what retention removed is not there
         (90, {"from": 75, "to": 90, "again": 0, "skipped": 15}, 15),
         (1 << 62, {"from": 75, "to": 100, "again": 0, "skipped": 25}, 25),
     ],
 )
-def test_a_seek_says_from_where_to_where(to: int, seek: dict[str, int], skipped: int | None) -> None:
+def test_a_seek_says_from_where_to_where(
+    to: int, seek: dict[str, int], skipped: int | None
+) -> None:
     found = ask("channel.seek", CHANNEL, to)
     assert found["seek"] == seek
     assert counts(found).get("messages skipped") == skipped
-    assert counts(found)["messages to be delivered again"] == 5  # 30 wait, and only 25 lie behind the cursor
+    assert (
+        counts(found)["messages to be delivered again"] == 5
+    )  # 30 wait, and only 25 lie behind the cursor
     with pytest.raises(ApiError):
         ask("channel.seek", CHANNEL)
 
@@ -135,26 +173,49 @@ def test_a_harmless_action_says_that_it_loses_nothing() -> None:
 
 
 def test_details_have_the_form_that_the_pages_expect() -> None:
-    assert latency(None) == {"count": 0, "p50_ms": None, "p90_ms": None, "p95_ms": None, "p99_ms": None, "max_ms": None}
-    percentiles = [{"quantile": quantile, "value": 1_500_000} for quantile in (0.5, 0.9, 0.95, 0.99, 1.0)]
+    assert latency(None) == {
+        "count": 0,
+        "p50_ms": None,
+        "p90_ms": None,
+        "p95_ms": None,
+        "p99_ms": None,
+        "max_ms": None,
+    }
+    percentiles = [
+        {"quantile": quantile, "value": 1_500_000} for quantile in (0.5, 0.9, 0.95, 0.99, 1.0)
+    ]
     row: Any = {
         **CHANNEL, "rates": {}, "drain_s": None, "e2e_processing_latency": {"count": 3, "percentiles": percentiles},
         "clients": [{"client_id": "a b:1", "remote_address": "b:1", "rates": {"finish_count": 2.0}, "connect_ts": 7, "ready_count": 5}],
     }  # fmt: skip
     found: Any = channel_details(row, {"depth": 30})
     assert found["channel"]["latency"]["max_ms"] == 1.5
-    assert found["channel"]["counters"] == {"in_flight_count": 4, "deferred_count": 2, "dying_count": 0}
+    assert found["channel"]["counters"] == {
+        "in_flight_count": 4,
+        "deferred_count": 2,
+        "dying_count": 0,
+    }
     client = found["clients"][0]
-    assert (client["name"], client["nsq"], client["connected_ms"], client["out"], client["ready"]) == ("a b:1", True, 7_000, 2.0, 5)
+    assert (
+        client["name"],
+        client["nsq"],
+        client["connected_ms"],
+        client["out"],
+        client["ready"],
+    ) == ("a b:1", True, 7_000, 2.0, 5)
     chunk = {"first_offset": 0, "first_time_ns": None, "last_time_ns": 9_000_000, "bytes": 3}
     chunks: Any = {"chunks": (chunk,), "total": {"chunks": 1}, "older": {"chunks": 0}}
-    assert chunk_rows(chunks)["chunks"] == [{"first_offset": 0, "bytes": 3, "first_time_ms": None, "last_time_ms": 9}]
+    assert chunk_rows(chunks)["chunks"] == [
+        {"first_offset": 0, "bytes": 3, "first_time_ms": None, "last_time_ms": 9}
+    ]
 
 
 # Files
 
 
-def test_only_files_of_the_folder_are_served_and_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_of_the_folder_are_served_and_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "pages"
     (folder / "view").mkdir(parents=True)
     (folder / "index.html").write_text("<p>" * 500)
@@ -162,17 +223,25 @@ def test_only_files_of_the_folder_are_served_and_packed(tmp_path: Path, monkeypa
     (folder / "notes.txt").write_text("not a page")
     (tmp_path / "secret.js").write_text("secret")
     pages = ConsoleFiles(str(folder))
-    site = httpx.ASGITransport(Starlette(routes=[Route("/", pages.index), Route("/console/{name:path}", pages.named)]))
+    site = httpx.ASGITransport(
+        Starlette(routes=[Route("/", pages.index), Route("/console/{name:path}", pages.named)])
+    )
 
     def get(path: str, **headers: str) -> httpx.Response:
         async def ask() -> httpx.Response:
             async with httpx.AsyncClient(transport=site, base_url="http://site") as client:
-                return await client.get(path, headers={name.replace("_", "-"): value for name, value in headers.items()})
+                return await client.get(
+                    path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+                )
 
         return asyncio.run(ask())
 
     found = get("/")
-    assert (found.status_code, found.headers["content-encoding"], found.text) == (200, "gzip", "<p>" * 500)
+    assert (found.status_code, found.headers["content-encoding"], found.text) == (
+        200,
+        "gzip",
+        "<p>" * 500,
+    )
     assert "script-src 'self'" in found.headers["content-security-policy"]
     assert get("/", accept_encoding="br").headers.get("content-encoding") is None
     again = get("/", if_none_match=f'"x", W/{found.headers["etag"]}')

@@ -1,4 +1,6 @@
-"""Permissions over HTTP: every path and method by a table, without a token, with one that does not permit it, and with one that does."""
+"""Permissions over HTTP: every path and method by a table, without a token, with one that does not
+permit it, and with one that does.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,15 @@ from zsq.actors.gateways.http.console import console as live
 from zsq.actors.gateways.http.web.authority import HttpAuthority
 from zsq.actors.gateways.nsq.auth import Authenticator, AuthFailed, Who
 from zsq.actors.security.access import Access, token_hash
-from zsq.actors.security.policy import PATHS, AccessPolicy, Action, Actions, Principal, actions_of, granted
+from zsq.actors.security.policy import (
+    PATHS,
+    AccessPolicy,
+    Action,
+    Actions,
+    Principal,
+    actions_of,
+    granted,
+)
 from zsq.transport.nsq.permissions import parse_state
 
 
@@ -37,7 +47,9 @@ def guarded(authority: HttpAuthority, folder: Path | None = None) -> Site:
     return site
 
 
-def said(site: Site, method: str, target: str, token: str | None, content: bytes = b"x") -> tuple[int, str]:
+def said(
+    site: Site, method: str, target: str, token: str | None, content: bytes = b"x"
+) -> tuple[int, str]:
     headers: dict[str, Any] = {} if token is None else {"authorization": f"Bearer {token}"}
     answer = site.call(method, target, content, headers=headers)
     return answer.status_code, answer.json()["message"] if answer.status_code != 200 else ""
@@ -64,7 +76,9 @@ FILE = "\n".join(
         user("owner", admin=["clicks"]),
         user("looker", view=["clicks"]),
         user("seer", view=["*"]),
-        user("stranger", publish=["hidden"], subscribe=["hidden"], admin=["hidden"], view=["hidden"]),
+        user(
+            "stranger", publish=["hidden"], subscribe=["hidden"], admin=["hidden"], view=["hidden"]
+        ),
         user("root", admin=["*"], publish=["*"], subscribe=["*"]),
     ]
 )
@@ -104,7 +118,10 @@ def routes(site: Site) -> list[tuple[str, str]]:
 
 
 def target_of(path: str) -> str:
-    return path.replace("{option}", "log_level").replace("{name:path}", "main.js") + "?topic=clicks&channel=c&node=n"
+    return (
+        path.replace("{option}", "log_level").replace("{name:path}", "main.js")
+        + "?topic=clicks&channel=c&node=n"
+    )
 
 
 def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None:
@@ -114,14 +131,26 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
         need = actions_of(method, path)
         for token in (None, "nobody", *ALL):
             console.broker.topics, console.source.topics = {"clicks": {"c"}}, {"clicks": ["c"]}
-            for calls in (console.broker.calls, console.broker.published, console.source.calls, console.source.reads):
+            for calls in (
+                console.broker.calls,
+                console.broker.published,
+                console.source.calls,
+                console.source.reads,
+            ):
                 calls.clear()
-            code, why = said(console, method, target_of(path), token, b"x" if path in ("/pub", "/mpub") else b"")
+            code, why = said(
+                console, method, target_of(path), token, b"x" if path in ("/pub", "/mpub") else b""
+            )
             place = f"{method} {path} as {token}: {code} {why}"
             if need == (Action.OPEN,) or token in PERMITTED[need]:
-                assert code not in (401, 403), place  # what it does is tested elsewhere; the broker here answers nothing
+                assert code not in (401, 403), (
+                    place
+                )  # what it does is tested elsewhere; the broker here answers nothing
             else:
-                assert (code, why) == {None: (401, "AUTH_FIRST"), "nobody": (403, "AUTH_FAILED")}.get(token, (403, "UNAUTHORIZED")), place
+                assert (code, why) == {
+                    None: (401, "AUTH_FIRST"),
+                    "nobody": (403, "AUTH_FAILED"),
+                }.get(token, (403, "UNAUTHORIZED")), place
                 assert untouched(console), place
         walked.add((method, path))
     assert walked == PATHS.keys(), "no entry without a path"
@@ -129,18 +158,35 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
 
 def test_every_path_has_the_permission_that_it_needs() -> None:
     """The table once more, by what must never be open."""
-    by_action = {action: {path for (_, path), one in PATHS.items() if action in one} for action in Action}
+    by_action = {
+        action: {path for (_, path), one in PATHS.items() if action in one} for action in Action
+    }
     assert by_action[Action.OPEN] == {"/ping", "/", "/console/{name:path}"}
     assert by_action[Action.ADMINISTER] == {"/api/processes", "/api/audit"}
-    assert by_action[Action.READ] | by_action[Action.CONSUME] == {"/api/messages", "/api/body", "/api/delayed", "/api/peek"}
+    assert by_action[Action.READ] | by_action[Action.CONSUME] == {
+        "/api/messages",
+        "/api/body",
+        "/api/delayed",
+        "/api/peek",
+    }
     assert by_action[Action.KNOWN] == {"/api/job/stop"}
     assert by_action[Action.CONFIGURE] == {"/config/{option}"}
-    changes = {action for (method, _), actions in PATHS.items() for action in actions if method != "GET"}
+    changes = {
+        action for (method, _), actions in PATHS.items() for action in actions if method != "GET"
+    }
     assert not changes & {Action.OPEN, Action.SEE, Action.READ, Action.CONSUME}
-    topics = {path: actions for (method, path), actions in PATHS.items() if method == "POST" and "/topic/" in path}
+    topics = {
+        path: actions
+        for (method, path), actions in PATHS.items()
+        if method == "POST" and "/topic/" in path
+    }
     assert topics.pop("/api/topic/publish") == (Action.PUBLISH,)
     assert set(topics.values()) == {(Action.MANAGE_TOPIC,)}
-    assert all(PATHS["POST", path] == (Action.MANAGE_CHANNEL,) for method, path in PATHS if method == "POST" and "/channel/" in path)
+    assert all(
+        PATHS["POST", path] == (Action.MANAGE_CHANNEL,)
+        for method, path in PATHS
+        if method == "POST" and "/channel/" in path
+    )
     with pytest.raises(AssertionError, match=r"GET /new has no row in PATHS of policy\.py"):
         actions_of("GET", "/new")
 
@@ -148,15 +194,34 @@ def test_every_path_has_the_permission_that_it_needs() -> None:
 def test_the_consoles_names_are_there_once_and_legal(console: ConsoleSite) -> None:
     """Else what is looked at here could be another one than the handler takes."""
     for method, path in routes(console):
-        if path.startswith("/api/") and actions_of(method, path) not in ((Action.ADMINISTER,), (Action.KNOWN,)):
-            for wrong in ("topic=clicks&topic=hidden", "topic=clicks&channel=c&channel=d", "topic=hidden&topic=clicks"):
+        if path.startswith("/api/") and actions_of(method, path) not in (
+            (Action.ADMINISTER,),
+            (Action.KNOWN,),
+        ):
+            for wrong in (
+                "topic=clicks&topic=hidden",
+                "topic=clicks&channel=c&channel=d",
+                "topic=hidden&topic=clicks",
+            ):
                 assert said(console, method, f"{path}?{wrong}", "root") == (400, "INVALID_REQUEST")
-            if {Action.READ, Action.CONSUME, Action.MANAGE_TOPIC, Action.MANAGE_CHANNEL, Action.REDRIVE} & {*actions_of(method, path)}:
+            if {
+                Action.READ,
+                Action.CONSUME,
+                Action.MANAGE_TOPIC,
+                Action.MANAGE_CHANNEL,
+                Action.REDRIVE,
+            } & {*actions_of(method, path)}:
                 assert said(console, method, path, "root") == (400, "MISSING_ARG_TOPIC")
                 assert said(console, method, f"{path}?topic=$&channel=c", "root")[0] == 400
             if {Action.CONSUME, Action.MANAGE_CHANNEL} & {*actions_of(method, path)}:
-                assert said(console, method, f"{path}?topic=clicks", "root") == (400, "MISSING_ARG_CHANNEL")
-                assert said(console, method, f"{path}?topic=clicks&channel=$", "root") == (400, "INVALID_ARG_CHANNEL")
+                assert said(console, method, f"{path}?topic=clicks", "root") == (
+                    400,
+                    "MISSING_ARG_CHANNEL",
+                )
+                assert said(console, method, f"{path}?topic=clicks&channel=$", "root") == (
+                    400,
+                    "INVALID_ARG_CHANNEL",
+                )
 
 
 def test_lists_show_what_may_be_seen(by_file: Site) -> None:
@@ -174,8 +239,14 @@ def test_lists_show_what_may_be_seen(by_file: Site) -> None:
 
 def test_ping_shows_unknown_users_only_that_there_is_a_problem(by_file: Site) -> None:
     by_file.broker.health = {"clicks": "failed: no space"}
-    assert by_file.get("/ping").text == "NOK - a topic has a problem; only users who may view the topic see which one"
-    shown = {token: by_file.get("/ping", headers={"authorization": f"Bearer {token}"}).text for token in ("stranger", "looker", "nobody")}
+    assert (
+        by_file.get("/ping").text
+        == "NOK - a topic has a problem; only users who may view the topic see which one"
+    )
+    shown = {
+        token: by_file.get("/ping", headers={"authorization": f"Bearer {token}"}).text
+        for token in ("stranger", "looker", "nobody")
+    }
     assert "clicks" not in shown["stranger"] + shown["nobody"]
     assert shown["looker"] == "NOK - topic clicks: failed: no space"
 
@@ -186,7 +257,9 @@ def test_a_request_without_a_token_has_only_anonymous_permissions() -> None:
         assert said(site, "GET", "/stats?topic=clicks", None) == (200, "")
         assert said(site, "GET", "/stats?topic=hidden", None) == (403, "UNAUTHORIZED")
         assert said(site, "POST", "/pub?topic=clicks", None) == (403, "UNAUTHORIZED")
-        assert said(site, "GET", "/stats", "nobody") == (403, "AUTH_FAILED"), "a token that is not known is a mistake, not nobody"
+        assert said(site, "GET", "/stats", "nobody") == (403, "AUTH_FAILED"), (
+            "a token that is not known is a mistake, not nobody"
+        )
         answer = site.get("/stats", headers={"authorization": "Basic abc"})
         assert (answer.status_code, answer.json()["message"]) == (401, "AUTH_FIRST")
 
@@ -210,7 +283,9 @@ def test_each_order_carries_the_name_of_its_user(by_file: Site) -> None:
     by_file.broker.pause = noted  # type: ignore[method-assign]
     assert said(by_file, "POST", "/topic/pause?topic=clicks", "owner") == (200, "")
     assert said(by_file, "POST", "/topic/pause?topic=clicks", "root") == (200, "")
-    assert acted == [{"user": name, "from": "127.0.0.1", "via": "http"} for name in ("owner", "root")]
+    assert acted == [
+        {"user": name, "from": "127.0.0.1", "via": "http"} for name in ("owner", "root")
+    ]
     assert not ACTING.get()
 
 
@@ -228,9 +303,13 @@ class FakeAuthenticator:
         if who.secret == "nobody":
             raise AuthFailed("unknown")
         topic = "clicks" if who.secret == "clicks" else ".*"
-        permissions = {"publisher": ["publish"], "subscriber": ["subscribe"]}.get(who.secret, ["publish", "subscribe"])
+        permissions = {"publisher": ["publish"], "subscriber": ["subscribe"]}.get(
+            who.secret, ["publish", "subscribe"]
+        )
         row = {"topic": topic, "channels": ["c?"], "permissions": permissions}
-        return granted(parse_state(json.dumps({"ttl": 60, "identity": "me", "authorizations": [row]}).encode()))
+        return granted(
+            parse_state(json.dumps({"ttl": 60, "identity": "me", "authorizations": [row]}).encode())
+        )
 
 
 @pytest.fixture
@@ -248,7 +327,9 @@ CHANGES = [
 
 
 @pytest.mark.parametrize(("method", "target"), CHANGES)
-def test_a_request_that_changes_something_needs_a_permission(by_server: Site, method: str, target: str) -> None:
+def test_a_request_that_changes_something_needs_a_permission(
+    by_server: Site, method: str, target: str
+) -> None:
     elsewhere = target.replace("clicks", "hidden")
     assert said(by_server, method, target, None) == (401, "AUTH_FIRST")
     assert said(by_server, method, target, "nobody") == (403, "AUTH_FAILED")
@@ -258,14 +339,32 @@ def test_a_request_that_changes_something_needs_a_permission(by_server: Site, me
 
 
 def test_channels_by_their_own_names_and_permission(by_server: Site) -> None:
-    assert said(by_server, "POST", "/channel/delete?topic=clicks&channel=d", "clicks") == (403, "UNAUTHORIZED")
-    assert said(by_server, "POST", "/channel/delete?topic=clicks&channel=c", "publisher") == (403, "UNAUTHORIZED")
-    assert said(by_server, "POST", "/topic/delete?topic=hidden&channel=c", "subscriber") == (403, "UNAUTHORIZED"), "a channel does not help"
+    assert said(by_server, "POST", "/channel/delete?topic=clicks&channel=d", "clicks") == (
+        403,
+        "UNAUTHORIZED",
+    )
+    assert said(by_server, "POST", "/channel/delete?topic=clicks&channel=c", "publisher") == (
+        403,
+        "UNAUTHORIZED",
+    )
+    assert said(by_server, "POST", "/topic/delete?topic=hidden&channel=c", "subscriber") == (
+        403,
+        "UNAUTHORIZED",
+    ), "a channel does not help"
     assert said(by_server, "POST", "/pub?topic=clicks", "publisher") == (200, "")
 
 
 def test_reading_is_open_but_changing_config_needs_a_permission(by_server: Site) -> None:
-    for target in ("/ping", "/info", "/stats", "/metrics", "/lookup?topic=clicks", "/topics", "/channels?topic=clicks", "/nodes"):
+    for target in (
+        "/ping",
+        "/info",
+        "/stats",
+        "/metrics",
+        "/lookup?topic=clicks",
+        "/topics",
+        "/channels?topic=clicks",
+        "/nodes",
+    ):
         assert by_server.get(target).status_code == 200
     assert by_server.get("/config/log_level").status_code == 200
     assert said(by_server, "PUT", "/config/log_level", None, b"debug") == (401, "AUTH_FIRST")
@@ -279,7 +378,10 @@ def test_reading_is_open_but_changing_config_needs_a_permission(by_server: Site)
 def test_a_name_that_is_not_legal_is_refused_by_its_handler(by_server: Site, by_file: Site) -> None:
     for site, token in ((by_server, "clicks"), (by_file, "owner")):
         assert said(site, "POST", "/pub?topic=$", token) == (400, "INVALID_TOPIC")
-        assert said(site, "POST", "/channel/delete?topic=clicks&channel=$", token) == (400, "INVALID_ARG_CHANNEL")
+        assert said(site, "POST", "/channel/delete?topic=clicks&channel=$", token) == (
+            400,
+            "INVALID_ARG_CHANNEL",
+        )
         assert said(site, "POST", "/pub?topic=%zz", token) == (400, "INVALID_REQUEST")
 
 
@@ -287,5 +389,14 @@ def test_only_a_bearers_token_counts(by_server: Site, by_file: Site) -> None:
     for site, token in ((by_server, "clicks"), (by_file, "publisher")):
         for header in (token, f"Basic {token}", "Bearer", "Bearer  "):
             answer = site.post("/pub?topic=clicks", b"x", headers={"authorization": header})
-            assert (answer.status_code, answer.json()["message"], answer.headers["www-authenticate"]) == (401, "AUTH_FIRST", "Bearer")
-        assert site.post("/pub?topic=clicks", b"x", headers={"authorization": f"bEARER {token}"}).status_code == 200
+            assert (
+                answer.status_code,
+                answer.json()["message"],
+                answer.headers["www-authenticate"],
+            ) == (401, "AUTH_FIRST", "Bearer")
+        assert (
+            site.post(
+                "/pub?topic=clicks", b"x", headers={"authorization": f"bEARER {token}"}
+            ).status_code
+            == 200
+        )

@@ -1,4 +1,6 @@
-"""Bounds of the HTTP gateway by themselves: tombstones, warnings, a reader that trickles, the console's folder, what has a body."""
+"""Bounds of the HTTP gateway by themselves: tombstones, warnings, a reader that trickles, the
+console's folder, what has a body.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,16 @@ from zsq.actors.gateways.http.web.server import BoundedProtocol
 
 def request(**headers: str) -> Request:
     fields = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    return Request({"type": "http", "method": "GET", "path": "/pub", "client": ("127.0.0.1", 9), "headers": fields, "query_string": b""})
+    return Request(
+        {
+            "type": "http",
+            "method": "GET",
+            "path": "/pub",
+            "client": ("127.0.0.1", 9),
+            "headers": fields,
+            "query_string": b"",
+        }
+    )
 
 
 def test_tombstones_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +44,9 @@ def test_tombstones_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [stones.hides(topic) for topic in "abc"] == [True, True, False]
 
 
-def test_refused_requests_do_not_fill_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_refused_requests_do_not_fill_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     now = [1_000.0]
     monkeypatch.setattr(authority, "time", SimpleNamespace(monotonic=lambda: now[0]))
     guard: Any = object.__new__(HttpAuthority)
@@ -56,7 +69,9 @@ def test_a_client_that_reads_too_slowly_is_disconnected(reads: str) -> None:
     unsent = [100_000]
     protocol: Any = object.__new__(BoundedProtocol)
     now = 0.0
-    protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: unsent[0], abort=lambda: cut.append(now))
+    protocol.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: unsent[0], abort=lambda: cut.append(now)
+    )
     protocol._server = SimpleNamespace(limits=limits)
     protocol._head_since_s, protocol._unsent = None, 0
     protocol._unsent_since_s = protocol._stalled_since_s = 0.0
@@ -64,10 +79,17 @@ def test_a_client_that_reads_too_slowly_is_disconnected(reads: str) -> None:
         protocol.sweep(now)
         now += 1.0
         unsent[0] -= {"nothing": 0, "a trickle": 1, "all": unsent[0]}[reads]
-    assert cut == {"nothing": [limits.stalled_s + 1], "a trickle": [limits.request_s + 1], "all": []}[reads]
+    assert (
+        cut
+        == {"nothing": [limits.stalled_s + 1], "a trickle": [limits.request_s + 1], "all": []}[
+            reads
+        ]
+    )
 
 
-def test_the_consoles_folder_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_consoles_folder_is_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     for name in "abc":
         (tmp_path / f"{name}.css").write_text("/* 20 bytes of it */")
     monkeypatch.setattr(files, "BYTES_MAX", 45)

@@ -1,7 +1,9 @@
-"""The HTTP API against anything: no 500, no request without its answer, every answer documented, nothing left behind.
+"""The HTTP API against anything: no 500, no request without its answer, every answer documented,
+nothing left behind.
 
-Requests are made of the API's own words and of garbage, with a seed that a failure names. Over a fake broker, whose refusals are a part of
-the game; tests/process/test_http_api.py does the same, shorter, with a real one.
+Requests are made of the API's own words and of garbage, with a seed that a failure names. Over a
+fake broker, whose refusals are a part of the game; tests/process/test_http_api.py does the same,
+shorter, with a real one.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def play(site: Site, seed: int) -> None:
     random = requests.random
     for _ in range(400):
         if random.random() < 0.1:
-            site.broker.fails = errors.from_wire(getattr(errors, random.choice(REFUSALS)), "some reason")
+            site.broker.fails = errors.from_wire(
+                getattr(errors, random.choice(REFUSALS)), "some reason"
+            )
         method, target, body = requests.one()
         answer = site.call(method, target, body)
         check(seed, method, target, body, answer.status_code, answer.headers, answer.content)

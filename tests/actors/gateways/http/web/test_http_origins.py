@@ -1,4 +1,6 @@
-"""Requests of browsers for other pages: by which names this broker may be called, and from where it may be changed."""
+"""Requests of browsers for other pages: by which names this broker may be called, and from where it
+may be changed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from zsq.actors.security.access import Access
 from zsq.actors.security.policy import AccessPolicy
 from zsq.actors.settings.options import NsqOptions, TlsOptions
 
-ORIGINS = Origins(("box.example.org", "box", "queue.example.org"), ("zsq.example.com", "Proxy.Example.com:8443"))
+ORIGINS = Origins(
+    ("box.example.org", "box", "queue.example.org"), ("zsq.example.com", "Proxy.Example.com:8443")
+)
 
 
 @pytest.fixture
@@ -41,13 +45,19 @@ def test_each_name_of_the_node_is_accepted_as_host(site: Site, host: str) -> Non
      "[::1]x",
      "evil.example:80@127.0.0.1", "127.0.0.1:x", "xbox", "0x7f.1", "2130706433", "\xff"],
 )  # fmt: skip
-@pytest.mark.parametrize(("method", "target"), [("GET", "/ping"), ("GET", "/stats"), ("POST", "/topic/delete?topic=t")])
-def test_each_other_name_is_refused_as_host(site: Site, method: str, target: str, host: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "target"), [("GET", "/ping"), ("GET", "/stats"), ("POST", "/topic/delete?topic=t")]
+)
+def test_each_other_name_is_refused_as_host(
+    site: Site, method: str, target: str, host: str
+) -> None:
     answer = site.call(method, target, headers={"host": host.encode("latin-1")})
     assert answer.status_code == 421
     said = answer.json()["message"]
     assert said.startswith("E_HOST ")
-    assert said.endswith(" is not a known name of this broker; to allow it, use --http-allowed-host")
+    assert said.endswith(
+        " is not a known name of this broker; to allow it, use --http-allowed-host"
+    )
     assert not site.broker.calls
 
 
@@ -60,13 +70,18 @@ def test_a_refused_host_name_is_shown_as_short_json(site: Site) -> None:
 def test_the_host_name_is_not_checked_if_every_user_needs_a_token() -> None:
     file = '[users.a]\nview = ["*"]\n'
     for text, status in ((file, 401), (file + '[anonymous]\nview = ["*"]\n', 421)):
-        with closing(Site(origins=ORIGINS, authority=HttpAuthority(policy=AccessPolicy(Access.parse(text))))) as one:
+        with closing(
+            Site(origins=ORIGINS, authority=HttpAuthority(policy=AccessPolicy(Access.parse(text))))
+        ) as one:
             assert one.get("/stats", headers={"host": "anything.example"}).status_code == status
 
 
 def test_the_node_knows_localhost_its_hostname_and_the_given_names() -> None:
     origins = make_origins(make_node(None, "0.0.0.0", 1), ("told.example",))
-    assert all(origins.knows(name) for name in ("localhost", "told.example", make_node(None, "", 1).hostname.lower()))
+    assert all(
+        origins.knows(name)
+        for name in ("localhost", "told.example", make_node(None, "", 1).hostname.lower())
+    )
     assert not origins.knows("")
     assert host_of("A.B:1") == "a.b"
     assert host_of("a:b") == ""
@@ -80,27 +95,35 @@ OURS = [
     {"origin": "https://zsq.example.com"}, {"origin": "https://proxy.example.com:8443"},
 ]  # fmt: skip
 THEIRS = [
-    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": ""}, {"origin": "http://127.0.0.1:8080"}, {"origin": "http://127.0.0.1"},
+    {"origin": "http://evil.example"}, {"origin": "null"}, {"origin": ""}, {"origin": "http://127.0.0.1:8080"},
+    {"origin": "http://127.0.0.1"},
     {"sec-fetch-site": "cross-site"}, {"sec-fetch-site": "same-site"}, {"sec-fetch-site": "none of these"},
     {"origin": "http://127.0.0.1:4151", "sec-fetch-site": "cross-site"}, {"origin": "http://box"}, {"origin": "http://[::1"},
     {"origin": "https://proxy.example.com"},
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", ["/topic/delete?topic=t", "/pub?topic=t", "/channel/empty?topic=t&channel=c"])
+@pytest.mark.parametrize(
+    "target", ["/topic/delete?topic=t", "/pub?topic=t", "/channel/empty?topic=t&channel=c"]
+)
 def test_pages_of_other_sites_cannot_change_anything(site: Site, target: str) -> None:
     for headers in THEIRS:
         answer = site.post(target, b"x", headers=HOST | headers)
         assert (answer.status_code, answer.json()["message"]) == (
             403,
-            "E_ORIGIN the request came from a page of another site, which may not do this; use the broker's console",
+            (
+                "E_ORIGIN the request came from a page of another site, which may not do this; use "
+                "the broker's console"
+            ),
         ), headers
     assert not site.broker.calls
     assert not site.broker.published
 
 
 @pytest.mark.parametrize("headers", OURS)
-def test_requests_without_a_browser_or_from_our_pages_are_accepted(site: Site, headers: dict[str, str]) -> None:
+def test_requests_without_a_browser_or_from_our_pages_are_accepted(
+    site: Site, headers: dict[str, str]
+) -> None:
     assert site.post("/topic/pause?topic=t", headers=HOST | headers).status_code == 200
 
 
@@ -113,7 +136,12 @@ def test_a_foreign_origin_may_only_read_outside_the_api(site: Site) -> None:
 
 
 def test_a_plain_page_is_not_the_secure_one() -> None:
-    scope = {"scheme": "https", "method": "POST", "path": "/pub", "headers": [(b"host", b"h.example"), (b"origin", b"http://h.example")]}
+    scope = {
+        "scheme": "https",
+        "method": "POST",
+        "path": "/pub",
+        "headers": [(b"host", b"h.example"), (b"origin", b"http://h.example")],
+    }
     origins = Origins(("h.example",))
     assert origins.refusal(scope, any_name=False) is not None
     assert origins.refusal(scope | {"scheme": "http"}, any_name=False) is None

@@ -58,18 +58,35 @@ def statuses(sock: socket.socket, count: int) -> list[int]:
     return [int(part[:3]) for part in data.split(b"HTTP/1.1 ")[1:]]
 
 
-@pytest.mark.parametrize("garbage", [b"\0\0\0\0", b"  V2", b"GET / HTTP/x", b"GET /ping HTTP/1.1", b"GET / x", b"GET /\xff HTTP/1.1"])
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\0\0\0\0",
+        b"  V2",
+        b"GET / HTTP/x",
+        b"GET /ping HTTP/1.1",
+        b"GET / x",
+        b"GET /\xff HTTP/1.1",
+    ],
+)
 def test_each_request_that_is_not_http_is_refused_and_disconnected(garbage: bytes) -> None:
     with served() as site, site.dial() as sock:
         sock.sendall(garbage + b"\r\n\r\n")
         status, headers, body = answer_of(sock)
-        assert (status, json.loads(body), headers["connection"]) == (400, {"message": "INVALID_REQUEST"}, "close")
+        assert (status, json.loads(body), headers["connection"]) == (
+            400,
+            {"message": "INVALID_REQUEST"},
+            "close",
+        )
         assert all_of(sock) == b""
 
 
 def test_an_invalid_chunk_in_a_body_ends_the_request() -> None:
     with served() as site, site.dial() as sock:
-        sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n")
+        sock.sendall(
+            b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n"
+            b"hello\r\n"
+        )
         sock.sendall(b"no size\r\n")
         assert b"400" in all_of(sock)
         wait_for(lambda: site.app.active == 0, what="the end of the request")
@@ -104,14 +121,21 @@ def test_a_body_that_does_not_come() -> None:
     with served(HttpLimits(body_s=0.3, linger_s=0.1)) as site, site.dial() as sock:
         sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhel")
         status, headers, body = answer_of(sock)
-        assert (status, json.loads(body), headers["connection"]) == (408, {"message": "REQUEST_TIMEOUT"}, "close")
+        assert (status, json.loads(body), headers["connection"]) == (
+            408,
+            {"message": "REQUEST_TIMEOUT"},
+            "close",
+        )
         assert all_of(sock) == b""
         assert site.app._budget.held == 0
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read() -> None:
     with served() as site, site.dial() as sock:
-        sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\nExpect: 100-continue\r\n\r\n")
+        sock.sendall(
+            b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 9999999999\r\nExpect: "
+            b"100-continue\r\n\r\n"
+        )
         status, _, body = answer_of(sock)
         assert (status, json.loads(body)) == (413, {"message": "MSG_TOO_BIG"})
 
@@ -127,7 +151,9 @@ def test_a_client_that_sent_too_much_can_read_the_refusal() -> None:
 
 def test_a_chunked_body_is_bounded_too() -> None:
     with served(HttpLimits(max_body_size=100_000)) as site, site.dial() as sock:
-        sock.sendall(b"POST /mpub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
+        sock.sendall(
+            b"POST /mpub?topic=t HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+        )
         sock.sendall(b"8000\r\n" + b"x" * 0x8000 + b"\r\n")
         assert site.broker.published == []
         sock.sendall((b"8000\r\n" + b"x" * 0x8000 + b"\r\n") * 4)
@@ -137,11 +163,16 @@ def test_a_chunked_body_is_bounded_too() -> None:
 
 def test_a_client_that_does_not_read_is_disconnected() -> None:
     with served(HttpLimits(stalled_s=0.5)) as site:
-        site.broker.topics = {f"topic-{number}": {f"channel-{n}" for n in range(20)} for number in range(400)}
+        site.broker.topics = {
+            f"topic-{number}": {f"channel-{n}" for n in range(20)} for number in range(400)
+        }
         with site.dial() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4_096)
             sock.sendall(b"GET /stats?format=json HTTP/1.1\r\nHost: a\r\n\r\n" * 4)
-            wait_for(lambda: site.broker.calls and not site.server.connections, what="the end of the connection")
+            wait_for(
+                lambda: site.broker.calls and not site.server.connections,
+                what="the end of the connection",
+            )
 
 
 def test_a_silent_connection_gives_way_where_all_places_are_taken() -> None:
@@ -153,7 +184,9 @@ def test_a_silent_connection_gives_way_where_all_places_are_taken() -> None:
         with site.dial() as fourth:
             fourth.sendall(PING)
             assert answer_of(fourth)[0] == 200
-            assert all_of(oldest) == b"", "who asked nothing goes before who did, and the oldest first"
+            assert all_of(oldest) == b"", (
+                "who asked nothing goes before who did, and the oldest first"
+            )
             assert len(site.server.connections) == 3
             for sock in (asked, newer):
                 sock.sendall(PING)
@@ -223,11 +256,18 @@ def test_a_client_that_leaves_during_a_request_leaves_no_memory_in_use() -> None
     with served() as site:
         for _ in range(20):
             with site.dial() as sock:
-                sock.sendall(b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhel")
+                sock.sendall(
+                    b"POST /pub?topic=t HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\nhel"
+                )
         wait_for(lambda: not site.server.connections and not site.app.active, what="all gone")
         assert site.app._budget.held == 0
         assert site.broker.published == []
-        counted = [sample for family in site.app.metrics.registry.collect() for sample in family.samples if "_total" in sample.name]
+        counted = [
+            sample
+            for family in site.app.metrics.registry.collect()
+            for sample in family.samples
+            if "_total" in sample.name
+        ]
         assert counted == [], "an answer that nobody heard is none"
 
 
@@ -249,7 +289,10 @@ def test_requests_under_way_are_answered_at_the_end() -> None:
 
 def test_an_upgrade_is_not_made() -> None:
     with served() as site, site.dial() as sock:
-        sock.sendall(b"GET /ping HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\n\r\n")
+        sock.sendall(
+            b"GET /ping HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+            b"Sec-WebSocket-Key: x\r\n\r\n"
+        )
         assert answer_of(sock)[2] == b"OK"
 
 
@@ -274,7 +317,13 @@ def test_transfer_encoding_is_refused_with_a_content_length_and_in_http_1_0() ->
     parse(b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n")
     for version, more in ((b"1.0", b""), (b"1.1", b"Content-Length: 1\r\n")):
         with pytest.raises(h11.RemoteProtocolError, match="Transfer-Encoding is not allowed"):
-            parse(b"POST / HTTP/" + version + b"\r\nHost: a\r\nTransfer-Encoding: chunked\r\n" + more + b"\r\n")
+            parse(
+                b"POST / HTTP/"
+                + version
+                + b"\r\nHost: a\r\nTransfer-Encoding: chunked\r\n"
+                + more
+                + b"\r\n"
+            )
 
 
 def test_a_body_of_very_small_chunks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,6 @@
-"""HTTP with TLS: connections in their handshake count and have their time, and certificates are taken up while it runs."""
+"""HTTP with TLS: connections in their handshake count and have their time, and certificates are
+taken up while it runs.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +51,14 @@ def test_a_tls_port_serves_tls_and_nothing_else(certificates: Certificates) -> N
 
 
 def test_a_tls_handshake_has_a_deadline_and_gives_way_to_others(certificates: Certificates) -> None:
-    with served(HttpLimits(head_s=1.0, connections_max=3), Context(certificates.cert, certificates.key)) as site:
+    with served(
+        HttpLimits(head_s=1.0, connections_max=3), Context(certificates.cert, certificates.key)
+    ) as site:
         silent = [site.dial() for _ in range(3)]
         with site.dial() as sock:
-            assert ask(sock, certificates.client()).endswith(b"OK"), "the oldest silent one gave way"
+            assert ask(sock, certificates.client()).endswith(b"OK"), (
+                "the oldest silent one gave way"
+            )
         for sock in silent:
             with sock:
                 assert all_of(sock) == b"", "closed when its time is over"
@@ -60,8 +66,12 @@ def test_a_tls_handshake_has_a_deadline_and_gives_way_to_others(certificates: Ce
             assert ask(sock, certificates.client()).endswith(b"OK")
 
 
-def test_the_oldest_handshake_gives_way_at_once_where_all_places_are_taken(certificates: Certificates) -> None:
-    with served(HttpLimits(head_s=60.0, connections_max=3), Context(certificates.cert, certificates.key)) as site:
+def test_the_oldest_handshake_gives_way_at_once_where_all_places_are_taken(
+    certificates: Certificates,
+) -> None:
+    with served(
+        HttpLimits(head_s=60.0, connections_max=3), Context(certificates.cert, certificates.key)
+    ) as site:
         silent = [site.dial() for _ in range(3)]
         with site.dial() as sock:
             assert ask(sock, certificates.client()).endswith(b"OK")

@@ -1,4 +1,6 @@
-"""What a setting, an order and a subscription may ask for: the last value that is taken, and the first that is not."""
+"""What a setting, an order and a subscription may ask for: the last value that is taken, and the
+first that is not.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,13 @@ def test_an_age_is_a_number_above_nothing(value: Any) -> None:
 
 def test_the_backoff_grows_to_its_limit_and_no_further() -> None:
     settings = resolve({"backoff_s": 1, "backoff_max_s": 60})
-    assert [settings.backoff_ns(attempts) for attempts in (0, 1, 2, 7, 10_000)] == [10**9, 10**9, 2 * 10**9, 60 * 10**9, 60 * 10**9]
+    assert [settings.backoff_ns(attempts) for attempts in (0, 1, 2, 7, 10_000)] == [
+        10**9,
+        10**9,
+        2 * 10**9,
+        60 * 10**9,
+        60 * 10**9,
+    ]
     with pytest.raises(UsageError, match="above backoff_max_s"):
         resolve({"backoff_s": 2, "backoff_max_s": 1})
 
@@ -60,7 +68,11 @@ def test_the_backoff_grows_to_its_limit_and_no_further() -> None:
 def test_tags_are_bounded_in_number_and_length() -> None:
     assert resolve({"tags": "||".join(f"{number:03d}" for number in range(TAGS_MAX))}).tags
     assert resolve({"tags": "x" * TAG_BYTES_MAX}).tags
-    for tags in ("||".join(f"{number:03d}" for number in range(TAGS_MAX + 1)), "x" * (TAG_BYTES_MAX + 1), "ä" * (TAG_BYTES_MAX // 2 + 1)):
+    for tags in (
+        "||".join(f"{number:03d}" for number in range(TAGS_MAX + 1)),
+        "x" * (TAG_BYTES_MAX + 1),
+        "ä" * (TAG_BYTES_MAX // 2 + 1),
+    ):
         with pytest.raises(UsageError, match=f"at most|the limit of {TAG_BYTES_MAX} bytes"):
             resolve({"tags": tags})
 
@@ -84,9 +96,15 @@ def test_answers_that_wait_for_a_commit_are_bounded(monkeypatch: pytest.MonkeyPa
 
 def subscribed(count: int = 0, most: int = 0, **changes: int) -> Any:
     """The consumer that a word makes of a channel with so many."""
-    message = replace(p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), **cast("dict[str, Any]", changes))
+    message = replace(
+        p.Sub(1, p.PROTOCOL_VERSION, 5, 0, 30_000, "test"), **cast("dict[str, Any]", changes)
+    )
     consumers = {(b"%d" % number,): None for number in range(count)}
-    delivery = SimpleNamespace(consumers=consumers, settings=SimpleNamespace(max_consumers=most), lost_consumers=lambda now: [])
+    delivery = SimpleNamespace(
+        consumers=consumers,
+        settings=SimpleNamespace(max_consumers=most),
+        lost_consumers=lambda now: [],
+    )
     return consumer_of(message, A, cast("Any", delivery), 1, 1)
 
 
@@ -110,12 +128,17 @@ def test_a_subscription_is_within_its_limits(changes: dict[str, int], code: str)
     assert refused.value.code == code
 
 
-@pytest.mark.parametrize(("asked", "given"), [(0, p.HEARTBEAT_MS_MIN), (10**9, p.HEARTBEAT_MS_MAX), (30_000, 30_000)])
+@pytest.mark.parametrize(
+    ("asked", "given"), [(0, p.HEARTBEAT_MS_MIN), (10**9, p.HEARTBEAT_MS_MAX), (30_000, 30_000)]
+)
 def test_a_heartbeat_is_brought_within_its_limits(asked: int, given: int) -> None:
     assert subscribed(heartbeat_ms=asked).heartbeat_ns == given * 1_000_000
 
 
-@pytest.mark.parametrize(("most", "room"), [(0, options.CONSUMERS_MAX), (2, 2), (options.CONSUMERS_MAX + 5, options.CONSUMERS_MAX)])
+@pytest.mark.parametrize(
+    ("most", "room"),
+    [(0, options.CONSUMERS_MAX), (2, 2), (options.CONSUMERS_MAX + 5, options.CONSUMERS_MAX)],
+)
 def test_a_channels_consumers_are_bounded(most: int, room: int) -> None:
     assert subscribed(room - 1, most).ready == 5
     with pytest.raises(Refused, match=f"has {room} consumers; the limit is {room}"):
@@ -137,14 +160,20 @@ def test_the_newest_that_are_asked_for_are_bounded() -> None:
         asked.append(count)
         return 40
 
-    log = SimpleNamespace(start=10, synced_end=50, reader=SimpleNamespace(newest=newest), offset_at=lambda time_ns: 20)
+    log = SimpleNamespace(
+        start=10, synced_end=50, reader=SimpleNamespace(newest=newest), offset_at=lambda time_ns: 20
+    )
     harness = Reads(cast("Any", log), lambda: 50, print)
     for count in (0, NEWEST_MAX):
-        harness.find_offset(cast("Any", port), cast("Any", SimpleNamespace(envelope=A)), p.OffsetAt(1, 5, count))
+        harness.find_offset(
+            cast("Any", port), cast("Any", SimpleNamespace(envelope=A)), p.OffsetAt(1, 5, count)
+        )
     assert [message.data["offset"] for message in sent] == [20, 40]
     for count in (-1, NEWEST_MAX + 1):
         with pytest.raises(UsageError, match="newest"):
-            harness.find_offset(cast("Any", port), cast("Any", SimpleNamespace(envelope=A)), p.OffsetAt(1, 5, count))
+            harness.find_offset(
+                cast("Any", port), cast("Any", SimpleNamespace(envelope=A)), p.OffsetAt(1, 5, count)
+            )
     assert asked == [NEWEST_MAX]
 
 
