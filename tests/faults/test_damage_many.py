@@ -1,4 +1,4 @@
-"""Ten thousand flipped bits and much else that a disk, or a person with a shell, can do to a
+"""Thousands of flipped bits and much else that a disk, or a person with a shell, can do to a
 topic's files.
 """
 
@@ -10,15 +10,15 @@ import pytest
 from faults import damage
 from faults.damage_lives import RICH, TINY, make
 
-FLIPS = 10_000
-LMDB_FLIPS = 800
+FLIPS = 5_000
+LMDB_FLIPS = 500
 OTHERS = 600
 SEED = 1
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_ten_thousand_flipped_bits_break_no_promise() -> None:
+def test_thousands_of_flipped_bits_break_no_promise() -> None:
     """In a process of its own, as LMDB may kill it. A violation says how it is done again."""
     summary = damage.run(FLIPS, OTHERS, LMDB_FLIPS, SEED, 1, sys.stdout)
     damage.report(summary, 0, SEED, 1, sys.stdout)

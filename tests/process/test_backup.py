@@ -151,9 +151,8 @@ def drained(broker: Broker, topic: str, channel: str) -> set[bytes]:
 
 def test_a_backup_under_load_has_all_that_was_acknowledged(busy: Broker, tmp_path: Path) -> None:
     with zsq.Admin(busy.ipc) as admin:
-        admin.create_topic(
-            "results", keep_bytes=-1
-        )  # the first: were topics taken one after the other, its log came before jobs' state
+        # The first: were topics taken one after the other, its log came before jobs' state.
+        admin.create_topic("results", keep_bytes=-1)
         admin.create_channel("jobs", "c")
         admin.create_channel("later", "c")
     with Load(busy) as load:

@@ -125,9 +125,8 @@ def test_delayed_messages_wait_for_space_and_say_so(small: SmallDiskBroker) -> N
         for _ in range(3):
             producer.publish_many("t", [BODY] * 1000, delay=3)
         fill(ballast, 3 * MIB)
-        stored = 3000 + publish_until_refused(
-            producer, count=100, delay=3
-        )  # free space is asked for ten times a second
+        # Free space is asked for ten times a second.
+        stored = 3000 + publish_until_refused(producer, count=100, delay=3)
         wait_for(
             lambda: "wait for space" in str(admin.stats("t")["topics"][0]["health"]),
             20,

@@ -218,9 +218,8 @@ def test_new_rules_and_certificates_hold_at_once(guarded: Guarded) -> None:
             "the new rules over HTTP, on a connection that was there",
         )
         assert etl.get("/stats").json()["message"] == "AUTH_FAILED"
-        with pytest.raises(
-            (EOFError, ConnectionError)
-        ):  # who may not consume any more does not go on
+        # Who may not consume any more does not go on.
+        with pytest.raises((EOFError, ConnectionError)):
             reader.frame()
         assert writer.ask("PUB clicks", b"x").startswith("E_UNAUTHORIZED")
         with httpx.Client(

@@ -133,9 +133,8 @@ def test_an_ephemeral_channel_keeps_its_settings_when_its_topic_is_killed(broker
         with zsq.Consumer(TOPIC, CHANNEL, url=broker.ipc, max_attempts=7) as other:
             wait_for(lambda: rows(broker).get(CHANNEL, {}).get("client_count"), 20, "a consumer")
             victims = broker.pids("topic")
-            channels = broker.pids(
-                "channel"
-            )  # end with it; before that, one that has a consumer may be the old one
+            # End with it; before that, one that has a consumer may be the old one.
+            channels = broker.pids("channel")
             kill(victims[0])
             broker.wait_gone([*victims, *channels])
 
@@ -188,9 +187,8 @@ def test_an_ephemeral_channel_does_not_exist_after_a_restart(broker: Broker, how
             kill(broker.process.pid)
             broker.process.wait(20)
             broker.wait_gone(everyone)
-    broker.port = (
-        free_port()
-    )  # a Lookup that the consumer sent before it was closed shall not find the next broker
+    # A Lookup that the consumer sent before it was closed shall not find the next broker.
+    broker.port = free_port()
     broker.start()
     assert rows(broker) == {}
     publish(broker, b"c")

@@ -191,9 +191,8 @@ def test_publishes_go_on_soon_after_all_processes_lacked_files(broker: Broker) -
                 20,
                 "the complaints",
             )
-            select.select(
-                [], [], [], 6
-            )  # some of the tries: the pauses of a failure would have grown to 8 s and more by then
+            # Some of the tries: the pauses of a failure would have grown to 8 s and more by then.
+            select.select([], [], [], 6)
         begun = time.monotonic()
         with zsq.Producer(broker.ipc, timeout=20) as other:
             other.publish("t", body)

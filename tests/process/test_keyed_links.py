@@ -219,9 +219,8 @@ def a_word(word: type[p.Wire]) -> p.Wire:
     found = {}
     for field in dataclasses.fields(word):
         kind = str(field.type).partition("[")[0]
-        found[field.name] = (
-            "clicks" if field.name == "topic" else plain.get(kind, {})
-        )  # all others are maps
+        # All others are maps.
+        found[field.name] = "clicks" if field.name == "topic" else plain.get(kind, {})
     return word(**found)
 
 

@@ -63,9 +63,8 @@ def test_ten_million_waiting_cost_no_memory(broker: Broker) -> None:
             }
 
         settle(growth, "of what one message costs")
-        with zsq.Consumer(
-            "big", "c", url=broker.ipc, ready=BLOCK
-        ) as consumer:  # and while the backlog is read
+        # And while the backlog is read.
+        with zsq.Consumer("big", "c", url=broker.ipc, ready=BLOCK) as consumer:
             for _ in range(20):
                 batch = consumer.receive_batch(10)
                 assert batch is not None

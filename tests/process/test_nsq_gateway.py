@@ -101,9 +101,8 @@ def test_who_vanishes_gives_its_messages_to_others_within_a_second(
         other.subscribe(topic, "c", ready=5)
         wait_for(lambda: channel_row(nsq, topic)["client_count"] == 2, 10, "the other one")
         if how == "cut":
-            victim.socket.setsockopt(
-                socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0"
-            )  # RST
+            # RST.
+            victim.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         victim.close()
         gone = time.monotonic()
         again = [other.message() for _ in range(5)]

@@ -62,9 +62,8 @@ class Watch:
         while not self._stop.wait(0.005):
             for pid, title in processes():
                 paths = held(pid, self._topics)
-                with contextlib.suppress(
-                    OSError
-                ):  # one that is being started had none a moment ago
+                # One that is being started had none a moment ago.
+                with contextlib.suppress(OSError):
                     title = title or title_of(pid) if paths else title
                 for path in paths:
                     # A topic's folder is made as "NNN.tmp" and renamed; a look may fall between the

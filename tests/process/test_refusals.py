@@ -192,9 +192,8 @@ def test_hostile_frames_get_their_error_and_the_topic_lives_on(broker: Broker) -
             assert refused.code == code, refused
         stored = raw.ask(encode(protocol.Pub()), *good)
         assert stored == protocol.Stored(((0, 0),))
-        assert (
-            raw.ask(encode(protocol.Pub()), *good) == stored
-        )  # a repeated one is answered like the first time
+        # A repeated one is answered like the first time.
+        assert raw.ask(encode(protocol.Pub()), *good) == stored
         big = raw.ask(encode(protocol.Pub()), good[0], bytes(9 * 1024 * 1024))
         assert isinstance(big, protocol.Unstored)
     finally:
@@ -276,9 +275,8 @@ def test_damage_at_the_very_end_does_not_stop_a_channel(broker: Broker) -> None:
         assert first is not None
         assert first.body == b"whole"
         assert consumer.receive(0.3) is None
-        assert (
-            producer.publish("t", b"after").offset == 2
-        )  # the offset of what was lost is not given again
+        # The offset of what was lost is not given again.
+        assert producer.publish("t", b"after").offset == 2
         after = consumer.receive(10)
         assert after is not None
         assert (after.body, after.offset) == (b"after", 2)

@@ -144,9 +144,8 @@ def test_thresholds_hold_at_once_and_other_receivers_hear_of_what_is_raised(
                 "alarm cleared: rising/c",
             )
             assert "cleared: rising/c" in other.got.get(timeout=20)[1]["text"]
-            assert reloaded.broker.pids("alarm_teller") == [
-                teller
-            ]  # the same receivers: nobody was started for it
+            # The same receivers: nobody was started for it.
+            assert reloaded.broker.pids("alarm_teller") == [teller]
             kill(teller)
             wait_for(
                 lambda: reloaded.broker.pids("alarm_teller") not in ([], [teller]),
@@ -240,9 +239,8 @@ def test_a_broker_under_nohup_takes_new_rules_on_sighup(tmp_path: Path) -> None:
     rules = tmp_path / "access.toml"
     rules.write_text('[anonymous]\npublish = ["t"]\n')
     broker = Broker(tmp_path / "data", "--access", str(rules))
-    before = signal.signal(
-        signal.SIGHUP, signal.SIG_IGN
-    )  # what is ignored stays so in those that are started
+    # What is ignored stays so in those that are started.
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         broker.launch()
     finally:

@@ -167,9 +167,8 @@ def test_a_full_topic_refuses_and_takes_again_when_channels_have_finished(
     assert topic["refused_count"] >= 1
     assert broker.log.read_text().count("publishes are refused (") == 1, "once, then once a minute"
     taken = topic["head"]
-    assert (
-        7 * MIB < taken * len(BODY) <= 8.5 * MIB
-    )  # half a MiB is published at once, and goes in whole while there is room
+    # Half a MiB is published at once, and goes in whole while there is room.
+    assert 7 * MIB < taken * len(BODY) <= 8.5 * MIB
     assert topic["dropped_count"] == 0
     with pytest.raises(zsq.Refused):
         publish(broker, 1, taken)

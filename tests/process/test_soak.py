@@ -1,4 +1,4 @@
-"""A soak of 80 seconds: every message explained, nothing grows. Longer: scripts/torture --soak
+"""A soak of 50 seconds: every message explained, nothing grows. Longer: scripts/torture --soak
 MINUTES.
 """
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from support.soak.run import Soak
 
-SECONDS = 80
+SECONDS = 50
 SEED = 11
 
 

@@ -110,9 +110,8 @@ def test_a_gateway_holds_a_bounded_part_of_what_a_stopped_storage_does_not_take(
         told: list[p.Wire] = []
 
         def hears_of_the_gap() -> bool:
-            raw.push(
-                STAGE, [Block(block.header._replace(sequence=1_200), block.payload)]
-            )  # it may be dropped like those before it
+            # It may be dropped like those before it.
+            raw.push(STAGE, [Block(block.header._replace(sequence=1_200), block.payload)])
             if not raw.hears_nothing(0.1):
                 told.append(raw.hear())
             return bool(told) and isinstance(told[-1], p.Missing)

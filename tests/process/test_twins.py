@@ -155,9 +155,8 @@ def test_the_sockets_of_killed_processes_are_removed(broker: Broker) -> None:
                 next(pid for name, pid in pids.items() if name.startswith(title)), signal.SIGKILL
             )
 
-        def replaced() -> (
-            bool
-        ):  # four sockets of the storage; one each of topic, channel and worker
+        # Four sockets of the storage; one each of topic, channel and worker.
+        def replaced() -> bool:
             now = {path.name for path in run.iterdir()}
             return len(before - now) == 7 and len(now) == len(before)
 

@@ -1,4 +1,4 @@
-"""Two hundred seeds of the simulation, the same each time; more by `scripts/simulate.py`."""
+"""A hundred seeds of the simulation, the same each time; more by `scripts/simulate.py`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from tests.simulation import broken
 
 TESTS: Final = Path(__file__).parent.parent
-SEEDS: Final = 200
+SEEDS: Final = 100
 DEFECT_SEEDS: Final = 60
 # Those that few seeds find, each by another rule of the ledger; all of them: simulation/broken.py.
 DEFECTS: Final = (
