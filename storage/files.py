@@ -132,11 +132,12 @@ class Files:
         """
         try:
             os.stat(path)
+        # ValueError: no file has a zero byte in its name.
         except (
             FileNotFoundError,
             NotADirectoryError,
             ValueError,
-        ):  # ValueError: no file has a zero byte in its name
+        ):
             return False
         return True
 

@@ -101,9 +101,8 @@ ROOMS_MAY_IMPORT: Final[dict[str, tuple[str, ...]]] = {
 # Layers that must not touch the world at all, or only in some way.
 NOT_IN: Final = {
     "transport": frozenset({"lmdb", "fcntl", "shutil", "tempfile"}),  # knows no file
-    "storage": frozenset(
-        {"zmq", "socket", "asyncio", "multiprocessing", "uvloop"}
-    ),  # knows no socket, no actor
+    # Knows no socket, no actor.
+    "storage": frozenset({"zmq", "socket", "asyncio", "multiprocessing", "uvloop"}),
 }
 IMPURE: Final = frozenset(
     {

@@ -20,10 +20,11 @@ FUNCTION_LINES_MAX: Final = 100
 COLUMNS_MAX: Final = 100
 TABLE_COLUMNS_MAX: Final = 140
 FOLDER_FILES_MAX: Final = 15
+# Say on stderr that it is ready, and why it is not.
 SPEAKS: Final = (
     "actors/supervisor/supervisor.py",
     "actors/supervisor/serve.py",
-)  # say on stderr that it is ready, and why it is not
+)
 
 
 class Ban(NamedTuple):

@@ -207,9 +207,8 @@ class ChannelSettings:
 
     def __post_init__(self) -> None:
         _check_values(CHANNEL, self)
-        object.__setattr__(
-            self, "tags", TAG_SEPARATOR.join(split_tags(self.tags))
-        )  # one spelling, so that settings can be compared
+        # One spelling, so that settings can be compared.
+        object.__setattr__(self, "tags", TAG_SEPARATOR.join(split_tags(self.tags)))
         check(
             self.backoff_s <= self.backoff_max_s,
             f"backoff_s ({self.backoff_s}) is above backoff_max_s ({self.backoff_max_s})",

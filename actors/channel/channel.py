@@ -144,9 +144,8 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         random.random,
     )
     made.begin = row.next_offset if row.begin is None else row.begin  # not stored by version 0.1.0
-    made.measurements.sample(
-        (), time.monotonic_ns(), time.time_ns()
-    )  # rates are measured from here on
+    # Rates are measured from here on.
+    made.measurements.sample((), time.monotonic_ns(), time.time_ns())
     made.supply.go_on_without(row.emptied or ())
     made.supply.drop_below(opened.start)
     return made
@@ -351,9 +350,8 @@ class ChannelActor(Actor[ChannelStart]):
     def _answer(self, mail: Mail, request: int, token: int, refused: Any) -> None:
         answer = p.Answer(request, token, tuple(refused))
         if request:
-            self.saving.confirm(
-                mail.envelope, answer
-            )  # a confirmation is sent only after the commit
+            # A confirmation is sent only after the commit.
+            self.saving.confirm(mail.envelope, answer)
         elif refused:
             self.front.send(mail.envelope, answer)
 
@@ -447,9 +445,8 @@ class ChannelActor(Actor[ChannelStart]):
                 return self.core.has_more()
             message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // _MS)
             if not self.front.send(delivery.peer, message, [delivery.block]):
-                self.core.unsubscribe(
-                    delivery.peer
-                )  # it is dead, or does not read what it has credit for
+                # It is dead, or does not read what it has credit for.
+                self.core.unsubscribe(delivery.peer)
         return True
 
     def _found_corrupt(self) -> None:
@@ -492,9 +489,8 @@ class ChannelActor(Actor[ChannelStart]):
         elif message is not None:
             self.topic.send((), message)
         asked = set(self._fetches.values())
-        for offset in sorted(
-            self.supply.wanted - asked
-        ):  # sorted: deliver them in the order of offsets
+        # Sorted: deliver them in the order of offsets.
+        for offset in sorted(self.supply.wanted - asked):
             if len(self._fetches) >= options.FETCHES_MAX:
                 return
             self._request += 1
@@ -535,9 +531,8 @@ class ChannelActor(Actor[ChannelStart]):
         return min(usual, self.saving.wait_ms(time.monotonic_ns()))
 
     def _row(self, next_offset: int) -> ChannelRow:
-        first = (
-            None if self.last_consumer is None else self.core.first()
-        )  # the storage keeps only an ephemeral channel's deferred holes
+        # The storage keeps only an ephemeral channel's deferred holes.
+        first = None if self.last_consumer is None else self.core.first()
         return ChannelRow(
             next_offset,
             self.core.paused,
@@ -585,9 +580,8 @@ class ChannelActor(Actor[ChannelStart]):
         self.supply.deferred.failed(message.request)
         if order := self.peeks.failed(message.request):
             self.answer_order(p.Failed(order, message.code, message.text))
-        elif (
-            message.request == self.saving.out
-        ):  # another owner, or invalid rows: the state held here is useless
+        # Another owner, or invalid rows: the state held here is useless.
+        elif message.request == self.saving.out:
             raise RuntimeError(
                 f"{self.title}: storage refused a commit: {message.code} {message.text}"
             )

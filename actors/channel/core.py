@@ -155,9 +155,8 @@ class Turns:
     """
 
     def __init__(self) -> None:
-        self._line: list[
-            tuple[int, int, Subscriber]
-        ] = []  # a heap: served, number of the turn, consumer
+        # A heap: served, number of the turn, consumer.
+        self._line: list[tuple[int, int, Subscriber]] = []
         self._aside: dict[Peer, Subscriber] = {}
         self._turn = 0
         self._floor = 0  # what the last served consumer had received before
@@ -384,9 +383,8 @@ class ChannelCore:
         count = total(runs)
         size = sum(part.length * (stop - start) // part.count for part, start, stop in parts)
         consumer.bytes_out += size
-        self._leases[self._token] = Lease(
-            consumer, sorted(runs), now_ns, times_of(parts), size
-        )  # answers are matched in ascending order
+        # Answers are matched in ascending order.
+        self._leases[self._token] = Lease(consumer, sorted(runs), now_ns, times_of(parts), size)
         self._lease_rows += len(runs)
         self._deadlines.set(self._token, now_ns + consumer.timeout_ns)
         consumer.tokens.add(self._token)

@@ -63,9 +63,8 @@ class DeadLetterPublisher:
         """
         if self._engine is None:
             self._engine = ProducerEngine(self._address, 0, 1, 1, None)
-            self._listen(
-                self._engine.epoll.fileno(), lambda: None
-            )  # each turn of the loop looks at it
+            # Each turn of the loop looks at it.
+            self._listen(self._engine.epoll.fileno(), lambda: None)
         now = self._used_ns = time.monotonic_ns()
         lane = self._engine.lane(topic)
         pending_blocks = [PendingBlock(block) for block in blocks]

@@ -55,10 +55,11 @@ class ChannelFilter:
     ) -> None:
         self.random = random
         self._channel = channel
+        # The last examined block: consumers take it in pieces.
         self._known: tuple[int, int] = (
             -1,
             0,
-        )  # the last examined block: consumers take it in pieces
+        )
         self._found: bytes | None = None
         self.configure(settings)
 
@@ -171,9 +172,8 @@ class Gathering:
         if count > self._room - self.offered:
             count = self._room - self.offered
         if not self.parts and not self._share:
-            return count, _bytes(
-                ends, start, start + count
-            )  # the first part may be as large as its block
+            # The first part may be as large as its block.
+            return count, _bytes(ends, start, start + count)
         if count > options.GATHER_COUNT_MAX - self._count:
             count = max(0, options.GATHER_COUNT_MAX - self._count)
         room = options.GATHER_BYTES_MAX - self._size

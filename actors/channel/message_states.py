@@ -47,16 +47,14 @@ _OVER: Final = frozenset({_S.OVER})
 
 MOVES: Final[dict[MessageState, dict[MessageEvent, frozenset[MessageState]]]] = {
     _S.AHEAD: {
-        _E.DELIVER: frozenset(
-            {_S.IN_FLIGHT, _S.PARKED, _S.OVER}
-        ),  # OVER: not wanted (tag, age, address) or not in the sample
+        # OVER: not wanted (tag, age, address) or not in the sample.
+        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.PARKED, _S.OVER}),
         _E.GONE: _OVER,
         _E.SEEK: _OVER,
     },
     _S.PARKED: {
-        _E.DELIVER: frozenset(
-            {_S.IN_FLIGHT, _S.OVER} | _AGAIN
-        ),  # WAITING, DYING: sent before the last start
+        # WAITING, DYING: sent before the last start.
+        _E.DELIVER: frozenset({_S.IN_FLIGHT, _S.OVER} | _AGAIN),
         _E.GONE: _OVER,
         _E.SEEK: _SEEK,
     },

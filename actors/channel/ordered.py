@@ -89,9 +89,8 @@ class Slots:
         self.parked: dict[int, int] = {}
         self.loose: deque[Run] = deque()
         self.loose_messages = 0
-        self._queues: dict[
-            int, array[int]
-        ] = {}  # slot -> parked offsets; an array takes 8 bytes each, a deque 700 for the first
+        # Slot -> parked offsets; an array takes 8 bytes each, a deque 700 for the first.
+        self._queues: dict[int, array[int]] = {}
         self._heads: dict[int, int] = {}  # slot -> offset
         self._slot_of: dict[int, int] = {}  # offset of a head -> slot
         self._free: list[tuple[int, int]] = []  # a heap: offset, slot
@@ -497,9 +496,8 @@ class OrderedSupply(Supply):
         """Sort the next messages until there is enough to do."""
         while self.looks > 0 and self._looks_on(rows_out):
             block = self._window[0]
-            self.next_offset = max(
-                self.next_offset, block.first_offset
-            )  # skip a gap, if there is one
+            # Skip a gap, if there is one.
+            self.next_offset = max(self.next_offset, block.first_offset)
             if not self._is_sound(block):
                 return
             start = self.next_offset - block.first_offset
@@ -553,9 +551,8 @@ class OrderedSupply(Supply):
         self._look_ahead(rows_out, wall_ns)
         was_free = self._slots.available > 0
         picked = super().pick(consumer, room, rows_out, wall_ns)
-        if (
-            picked is None and not was_free and self._slots.available
-        ):  # redeliveries that became too old have freed their slots
+        # Redeliveries that became too old have freed their slots.
+        if picked is None and not was_free and self._slots.available:
             picked = super().pick(consumer, room, rows_out, wall_ns)
         if picked is not None and consumer.again_last:
             self._out.update(self._slots.heads_in(picked.runs))

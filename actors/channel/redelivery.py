@@ -254,9 +254,8 @@ def collect(
             continue
         stop = start + min(here, quota)
         size += bytes_between(block, start, stop)
-        if (
-            parts and size > options.GATHER_BYTES_MAX
-        ):  # one part may be as large as its block, several parts must fit into one block
+        # One part may be as large as its block, several parts must fit into one block.
+        if parts and size > options.GATHER_BYTES_MAX:
             again.appendleft((first, count, attempts))
             break
         parts.append((block, start, stop))

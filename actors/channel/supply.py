@@ -48,9 +48,8 @@ class SavedRows:
     """
 
     def __init__(self) -> None:
-        self._rows: dict[
-            int, tuple[int, int]
-        ] = {}  # start -> count, attempts; in the last commit that began
+        # Start -> count, attempts; in the last commit that began.
+        self._rows: dict[int, tuple[int, int]] = {}
         self._came: set[int] = set()  # starts of deferred rows that became due since then
 
     def found(self, start: int, count: int, attempts: int) -> None:
@@ -116,16 +115,14 @@ class Supply:
         self.window_bytes = 0
         self.settings = settings
         self.counters = counters
-        self.wanted: set[int] = (
-            set()
-        )  # offsets of blocks that a redelivery needs and the shelf lacks
+        # Offsets of blocks that a redelivery needs and the shelf lacks.
+        self.wanted: set[int] = set()
         self.dirty = False
         self.corrupt_count = 0  # how many blocks have changed in memory
         self.reread = False  # the next blocks must be read from the storage
         self.choice = choice or ChannelFilter("", settings, lambda: 0.0)
-        self.looks = (
-            options.LOOKS_MAX
-        )  # messages that may still be passed in this turn; see `ChannelCore.rest`
+        # Messages that may still be passed in this turn; see `ChannelCore.rest`.
+        self.looks = options.LOOKS_MAX
         self.emptied: list[Span] = []
         self.again = Redelivery()
         self.deferred = deferred
@@ -370,9 +367,8 @@ class Supply:
         gathering: Gathering | None = None
         while self._window and self.looks > 0:
             block = self._window[0]
-            self.next_offset = max(
-                self.next_offset, block.first_offset
-            )  # skip a gap, if there is one
+            # Skip a gap, if there is one.
+            self.next_offset = max(self.next_offset, block.first_offset)
             whole = (
                 room >= block.count
                 and self.next_offset == block.first_offset
@@ -423,9 +419,8 @@ class Supply:
             self.window_bytes -= block.length
             self._shelf.put(block)
             if not self._window:
-                self.next_offset = (
-                    self.window_end
-                )  # also skip lost messages behind it, or they would wait forever
+                # Also skip lost messages behind it, or they would wait forever.
+                self.next_offset = self.window_end
 
     # Back
 

@@ -58,9 +58,8 @@ class StageOwners:
     """
 
     def __init__(self) -> None:
-        self._owners: dict[
-            Place, tuple[str, int]
-        ] = {}  # the user's key, and the number of links on which the stage is open
+        # The user's key, and the number of links on which the stage is open.
+        self._owners: dict[Place, tuple[str, int]] = {}
         self._of_links: dict[bytes, set[Place]] = {}
 
     def opened(self, client: bytes, place: Place, key: str) -> None:
@@ -185,25 +184,23 @@ ALLOWED: Final[dict[str, frozenset[int]]] = {
     "stage": frozenset(w.op for w in (p.OpenStage, p.Seal, p.Commit, p.Abort, p.Beat, p.Bye)),
     "channel": frozenset(w.op for w in (p.Sub, p.Ready, p.Fin, p.Req, p.Touch, p.Beat, p.Bye)),
 }
-_ASKING: Final = frozenset(
-    {"supervisor", "reader"}
-)  # links without credit: each request has a reply
-_LOOKED_AT: Final = frozenset(
-    w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage)
-)  # these are decoded; others are forwarded unread
+# Links without credit: each request has a reply.
+_ASKING: Final = frozenset({"supervisor", "reader"})
+# These are decoded; others are forwarded unread.
+_LOOKED_AT: Final = frozenset(w.op for w in (p.Lookup, p.Manage, p.Stats, p.OpenStage))
 VIA: Final = "zeromq"  # this gateway's name in the audit log
 PUSH_FRAMES: Final = 5  # route, empty, control, header, columns
 LINKS_MAX: Final = 10_000
 _COMPLAINT_CHARS: Final = 500
-_SILENT_NS: Final = (
-    3 * p.HEARTBEAT_MS_MAX * 1_000_000
-)  # a link that is silent for this long is dropped
+# A link that is silent for this long is dropped.
+_SILENT_NS: Final = 3 * p.HEARTBEAT_MS_MAX * 1_000_000
+# The fields of the reply to Lookup that a client gets.
 _TOLD: Final = (
     "uuid",
     "node",
     "message_bytes",
     "settings",
-)  # the fields of the reply to Lookup that a client gets
+)
 
 
 class _ClientLink(NamedTuple):
@@ -419,9 +416,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 frames: list[Any] = port.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            if len(frames) > 1 and len(
-                frames[1]
-            ):  # a label precedes the client: an empty frame ends the envelope
+            # A label precedes the client: an empty frame ends the envelope.
+            if len(frames) > 1 and len(frames[1]):
                 del frames[0]
             client = frames[0].bytes
             link = self.links.get(client)
@@ -434,9 +430,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
             elif link.kind == "channel":
                 frames = self.unread.counted(client, frames, DELIVERY_COUNTED_BYTES_MIN)
             if self.unread.full(client) or not self.front.send_frames(frames):
-                self._drop(
-                    client
-                )  # the client is gone or stuck: other consumers get its messages at once
+                # The client is gone or stuck: other consumers get its messages at once.
+                self._drop(client)
 
     def _only_visible(self, control: Any, principal: policy.Principal) -> Any:
         message = decode(control.buffer)
@@ -505,9 +500,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         port = self.actors.get(endpoint)
         if port is None:
             port = self.actors[endpoint] = self.open_dealer(endpoint, self._routing_id())
-        if (
-            not self.doors.closed
-        ):  # with access control, only the gateway knows what a client may do
+        # With access control, only the gateway knows what a client may do.
+        if not self.doors.closed:
             data |= self.run_directory
         self.links[client] = _ClientLink(
             message,
@@ -549,9 +543,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
         if asked is None:
             return
         try:
-            policy.check_open(
-                self.doors.principal(key), asked
-            )  # the rules may have changed since Open
+            # The rules may have changed since Open.
+            policy.check_open(self.doors.principal(key), asked)
         except ZsqError as error:
             self._fail(client, asked.request, error.code, error.text)
             return
@@ -597,9 +590,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 self._fail(client, 0, error.code, error.text)
                 self._drop(client)
                 continue
-            if link.envelope != self._envelope(
-                client, link.kind, link.key
-            ):  # the key belongs to another user now
+            # The key belongs to another user now.
+            if link.envelope != self._envelope(client, link.kind, link.key):
                 self._drop(client)
                 self.front.send((client,), p.Bye())
 

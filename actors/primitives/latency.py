@@ -35,9 +35,8 @@ LATENCY_NS_MAX: Final = 400 * 86_400 * _S
 COUNT_MAX: Final = 0xFFFF_FFFF  # for one bin in one slot of time; more are not counted
 _MAPPING: Final = LogarithmicMapping(ACCURACY)
 
-Bins = tuple[
-    Sequence[int], Sequence[int]
-]  # keys of the sketch's mapping, and their numbers of messages
+# Keys of the sketch's mapping, and their numbers of messages.
+Bins = tuple[Sequence[int], Sequence[int]]
 
 
 def bin_of(latency_ns: int) -> int:

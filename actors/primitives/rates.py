@@ -12,9 +12,8 @@ from typing import Final
 
 _S: Final = 1_000_000_000
 WINDOW_NS: Final = 60 * _S
-RECENT_NS: Final = (
-    10 * _S
-)  # for estimates of the time to drain: an older burst says nothing about it
+# For estimates of the time to drain: an older burst says nothing about it.
+RECENT_NS: Final = 10 * _S
 SAMPLE_NS: Final = 5 * _S
 SHORTEST_NS: Final = 1 * _S  # shorter periods count as one second
 

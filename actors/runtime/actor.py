@@ -296,9 +296,8 @@ class Actor(Generic[StartT]):
                     self._drain(port)
                 else:
                     self.stir()
-                    if (
-                        handle := self._raw.get(source)
-                    ) is not None:  # else ignored in this same round
+                    # Else ignored in this same round.
+                    if (handle := self._raw.get(source)) is not None:
                         handle()
             if self._stirred:
                 self.hasten_pulse()

@@ -32,9 +32,8 @@ class WorkerThread:
         self.socket.bind(f"inproc://{name}")
         self._inner = context.socket(zmq.PAIR)
         self._inner.connect(f"inproc://{name}")
-        self._jobs: deque[tuple[Any, Callable[[], Any]] | None] = (
-            deque()
-        )  # deque: append and popleft are atomic
+        # Deque: append and popleft are atomic.
+        self._jobs: deque[tuple[Any, Callable[[], Any]] | None] = deque()
         self._results: deque[tuple[Any, Any]] = deque()
         self.pending = 0
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)

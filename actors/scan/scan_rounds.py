@@ -171,9 +171,8 @@ class ScanRounds:
         if not self._free():
             return options.SCAN_INTERVAL_MS
         wait_ms = min(self.plan.wait_ms(now_ns), max(1, (self._next_ns - now_ns) // _MS + 1))
-        return (
-            min(wait_ms, options.SCAN_INTERVAL_MS) if self._orders else wait_ms
-        )  # an order may become overdue
+        # An order may become overdue.
+        return min(wait_ms, options.SCAN_INTERVAL_MS) if self._orders else wait_ms
 
 
 Who = tuple[tuple[bytes, ...], int]  # sender of the order, its request
@@ -200,9 +199,8 @@ class ScanOrders:
 
     def __init__(self) -> None:
         self._orders: dict[Who, _RequestState] = {}
-        self._scans: dict[
-            int, _ChannelScan
-        ] = {}  # scans without an answer: awaited, or the newest missed scan of an endpoint
+        # Scans without an answer: awaited, or the newest missed scan of an endpoint.
+        self._scans: dict[int, _ChannelScan] = {}
         self._missed: dict[str, int] = {}  # endpoint -> the newest missed scan
         self._after_all: list[tuple[Who, list[Result]]] = []
         self._number = 0

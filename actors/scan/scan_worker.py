@@ -33,9 +33,8 @@ class ScanWorker(Actor[ActorStart]):
         self._asking = self.open_asking()
         self._asking.route(p.Scanned, self.on_scanned)
         self._asking.socket.setsockopt(zmq.RECONNECT_IVL_MAX, options.SCAN_RECONNECT_MAX_MS)
-        self._channels: dict[
-            str, tuple[bytes, int]
-        ] = {}  # endpoint -> its name here, time of last use
+        # Endpoint -> its name here, time of last use.
+        self._channels: dict[str, tuple[bytes, int]] = {}
         self._names = 0
         self.orders = ScanOrders()
         self.every(10_000, self._forget)

@@ -197,9 +197,8 @@ AUTO_CREATE: Final = ("always", "publishers", "never")
 SYNC_INTERVAL_MS: Final = 100  # mode `interval`: EQueue's value; NSQ waits 2 s
 
 # Channel
-WINDOW_BYTES_MAX: Final = (
-    4 * MIB
-)  # blocks ahead of consumers: 20 of 200 KB hide the delay between processes
+# Blocks ahead of consumers: 20 of 200 KB hide the delay between processes.
+WINDOW_BYTES_MAX: Final = 4 * MIB
 # blocks kept for requeued messages; older ones are read from storage
 CACHE_BYTES_MAX: Final = 4 * MIB
 # blocks changed in a channel's memory within CORRUPT_S; beyond it the process is restarted
@@ -269,9 +268,8 @@ EPHEMERAL_SHARE: Final = 8  # or this part of the memory file system, if that is
 EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB
 
 # Topic
-RING_BYTES_MAX: Final = (
-    2 * MIB
-)  # newest blocks, for channels a little behind; others read from the storage
+# Newest blocks, for channels a little behind; others read from the storage.
+RING_BYTES_MAX: Final = 2 * MIB
 CREDIT_POOL_BYTES: Final = 256 * MIB  # unanswered blocks of all producers
 CREDIT_BYTES: Final = 8 * MIB  # of one producer
 CREDIT_BYTES_MIN: Final = 256 * KIB

@@ -203,9 +203,8 @@ class OldestTimes:
 
     def __init__(self, header_at: Callable[[int], Header | None]) -> None:
         self._header_at = header_at
-        self._known: dict[
-            str, tuple[int, int, int]
-        ] = {}  # channel -> first offset, next offset, time of a block
+        # Channel -> first offset, next offset, time of a block.
+        self._known: dict[str, tuple[int, int, int]] = {}
         self._turn = 0
 
     def refresh(self, floors: Iterable[Floor]) -> dict[str, int]:

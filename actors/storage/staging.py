@@ -367,9 +367,8 @@ class StageCommits:
         replies, core.replies = core.replies, []
         for peer, message in replies:
             if not self._port.send(peer, message):
-                core.bye(
-                    peer
-                )  # it is dead or stuck: on its next link it asks again for what it needs
+                # It is dead or stuck: on its next link it asks again for what it needs.
+                core.bye(peer)
 
     def tick(self) -> None:
         self.core.tick(time.monotonic_ns())

@@ -33,9 +33,8 @@ def make(data_dir: Path) -> str:
     The caller holds the data directory's lock.
     """
     run_dir = _make_empty(data_dir)
-    with contextlib.suppress(
-        OSError
-    ):  # a broker must start on a full disk; without the id, clients stay at the gateway
+    # A broker must start on a full disk; without the id, clients stay at the gateway.
+    with contextlib.suppress(OSError):
         fd = os.open(
             f"{run_dir}/{RUN_ID_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
         )

@@ -47,9 +47,8 @@ class Singles:
         self._intensity: dict[str, RestartIntensity] = {}
         self._workers_wanted = 1
         self._names_told = 0  # orders that have not been answered
-        self._later: list[
-            tuple[int, str, ActorStart, str]
-        ] = []  # failed starts and their next times
+        # Failed starts and their next times.
+        self._later: list[tuple[int, str, ActorStart, str]] = []
         self._tell_ns = 0  # the scan loop gets no list of its targets before this time
 
     def start(self, kind: str, start: ActorStart, title: str) -> None:

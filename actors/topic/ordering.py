@@ -62,9 +62,8 @@ class _Producer:
     expected: int  # the next sequence to accept: stored and pending ones are below it
     used_ns: int = 0
     recent: OrderedDict[int, Place] = field(default_factory=OrderedDict)  # sequence -> place
-    waiting: dict[int, list[Peer]] = field(
-        default_factory=dict
-    )  # pending sequence -> peers to answer
+    # Pending sequence -> peers to answer.
+    waiting: dict[int, list[Peer]] = field(default_factory=dict)
     held: deque[_Entry] = field(default_factory=deque)  # blocks that must not go yet
     plain: int = 0  # number of its entries in the queue
     delayed: int = 0  # number of its entries in the queue of delayed blocks
@@ -136,9 +135,8 @@ class Ordering:
         for older in [
             other for other, link in self._links.items() if link.producer_id == producer_id
         ]:
-            self.bye(
-                older
-            )  # blocks left in its pipe must not be taken: the client may have reused their numbers
+            # Blocks left in its pipe must not be taken: the client may have reused their numbers.
+            self.bye(older)
         free = options.CREDIT_POOL_BYTES - self._credit_granted
         # The credit is a share of the rest of the pool, so the first producers get all that they
         # can use. When the pool is used up, the credit is so small that blocks come one at a time:
@@ -215,9 +213,8 @@ class Ordering:
         link.seen_ns = now_ns
         producer = self._producers.get(producer_id)
         if self.closed and sequence == (producer.expected if producer is not None else 0):
-            return [
-                Reply(peer, Unstored(sequence, sequence, E_CLOSED, TO_PUBLISHERS))
-            ]  # blocks taken before are answered as usual
+            # Blocks taken before are answered as usual.
+            return [Reply(peer, Unstored(sequence, sequence, E_CLOSED, TO_PUBLISHERS))]
         if producer is None:
             if len(self._producers) >= options.PRODUCERS_MAX:
                 self._forget_oldest()
@@ -399,9 +396,8 @@ class Ordering:
             for pid, row in self._producers.items()
             if not row.waiting and pid not in linked
         ]
-        for _, pid in sorted(idle)[
-            : max(1, options.PRODUCERS_MAX // 20)
-        ]:  # remove many at once, so that this search is rare
+        # Remove many at once, so that this search is rare.
+        for _, pid in sorted(idle)[: max(1, options.PRODUCERS_MAX // 20)]:
             del self._producers[pid]
 
     def _answered(self, entry: _Entry) -> None:

@@ -139,9 +139,8 @@ class Fanout:
             if block.first_offset <= next_offset:
                 place.next_offset, place.number = next_offset, number
                 return True
-        if (
-            next_offset >= self.end
-        ):  # paused: the storage has nothing visible either, so the channel waits here
+        # Paused: the storage has nothing visible either, so the channel waits here.
+        if next_offset >= self.end:
             place.next_offset, place.number = next_offset, self._first_number - 1
             return True
         place.next_offset = -1
@@ -223,9 +222,8 @@ class TopicActor(Actor[TopicStart]):
         self.ordering = Ordering(recovered.producers)
         self.ordering.closed = given.closed
         self.limits = Limits(given.message_bytes_max)
-        self._closings: list[
-            p.Done
-        ] = []  # answers to orders, sent once all earlier blocks are answered
+        # Answers to orders, sent once all earlier blocks are answered.
+        self._closings: list[p.Done] = []
         self.fanout = Fanout(recovered.head, recovered.visible_end)
         self.front = self.open_router(self.given.front)
         self._route()
@@ -332,9 +330,8 @@ class TopicActor(Actor[TopicStart]):
     def _send(self, replies: list[Reply]) -> None:
         for peer, message in replies:
             if not self.front.send(peer, message):
-                self.ordering.bye(
-                    peer
-                )  # it sends its blocks again on a new link, and gets the same answer
+                # It sends its blocks again on a new link, and gets the same answer.
+                self.ordering.bye(peer)
 
     # Storage
 
@@ -393,9 +390,8 @@ class TopicActor(Actor[TopicStart]):
             if not blocks:
                 self.front.send(peer, p.Behind(self.fanout.end))
             elif not self.front.send(peer, p.Offer(self.fanout.end), blocks):
-                self.fanout.detach(
-                    peer
-                )  # it is dead or stuck: it attaches again, or reads from the storage
+                # It is dead or stuck: it attaches again, or reads from the storage.
+                self.fanout.detach(peer)
         self.fanout.trim()
 
     def _tell_head(self) -> None:

@@ -30,9 +30,8 @@ TASKS_WANTED: Final = 16_384
 TASKS_A_TOPIC: Final = 6  # threads: two of ZeroMQ, and those of its storage
 TASKS_A_CHANNEL: Final = 3
 MEMORY_MIN: Final = 512 << 20
-ACTOR_BYTES: Final = (
-    9 << 20
-)  # private memory with little work: the mean of a topic and a channel, rounded up
+# Private memory with little work: the mean of a topic and a channel, rounded up.
+ACTOR_BYTES: Final = 9 << 20
 SHM_MIN: Final = 64 << 20  # the size limit of an #ephemeral topic
 YEAR_MIN: Final = 2024
 _NS: Final = 1_000_000_000

@@ -127,9 +127,8 @@ def in_child(call: Callable[[Callable[[Any], None]], Any]) -> tuple[list[Any], A
     said, returned = [], None
     with os.fdopen(reading) as pipe:
         for line in pipe:
-            with contextlib.suppress(
-                ValueError
-            ):  # an incomplete last line, because the process died
+            # An incomplete last line, because the process died.
+            with contextlib.suppress(ValueError):
                 kind, what = json.loads(line)
                 if kind == "said":
                     said.append(what)
@@ -745,9 +744,8 @@ def flipped_log(folder: str, count: int) -> None:
                 ],
                 BASE_NS,
             )
-        return {
-            one.name: one.read_bytes().hex() for one in Path(base).iterdir()
-        }  # the process then ends without closing the store
+        # The process then ends without closing the store.
+        return {one.name: one.read_bytes().hex() for one in Path(base).iterdir()}
 
     files = {name: bytes.fromhex(data) for name, data in in_child(life)[1].items()}
     lost, noticed = [], 0
@@ -880,9 +878,8 @@ def main() -> int:
             if "checks" in chosen.parts:
                 checks(folder, chosen.rows[-1])
         memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else folder
-        with tempfile.TemporaryDirectory(
-            prefix="sqlite-delayed-", dir=memory
-        ) as fast:  # these parts measure no disk
+        # These parts measure no disk.
+        with tempfile.TemporaryDirectory(prefix="sqlite-delayed-", dir=memory) as fast:
             if "flips" in chosen.parts:
                 flips(fast, chosen.flip_rows, chosen.flips)
             if "power" in chosen.parts:

@@ -147,9 +147,8 @@ class SqliteCursor:
     def _rows(self, order: str, columns: str = "k, v") -> Iterator[tuple[bytes, bytes]]:
         try:
             for row in self._txn.run(f"SELECT {columns} FROM rows WHERE k {order}", self._key):
-                if any(
-                    type(one) is not bytes for one in row
-                ):  # one flipped bit can turn a value into NULL or a number
+                # One flipped bit can turn a value into NULL or a number.
+                if any(type(one) is not bytes for one in row):
                     raise lmdb.CorruptedError(f"a row of {row!r:.60}")
                 self._key, self._value = row[0], row[-1] if len(row) > 1 else None
                 yield row[0], row[-1]

@@ -310,9 +310,8 @@ def translated(path: str) -> Iterator[None]:
             lmdb.VersionMismatchError,
             lmdb.PageFullError,
         )
-        if (
-            isinstance(error, unreadable) or "is not supported by this build" in text
-        ):  # a wrong version in a head
+        # A wrong version in a head.
+        if isinstance(error, unreadable) or "is not supported by this build" in text:
             raise Damaged(text) from error
         raise StoreFailed(text) from error
     # `Cursor.delete` of the binding loses an error: the row after the deleted one is unreadable.
@@ -514,9 +513,8 @@ class DelayedStore:
         for key, value, why in damaged:
             self.set_aside(key, value, why)
         for key, value, why in damaged:
-            if not has_its_size(
-                key, value
-            ):  # a wrong size would make LMDB move the page's other rows over each other
+            # A wrong size would make LMDB move the page's other rows over each other.
+            if not has_its_size(key, value):
                 self.attempting(RESCUE)
                 raise Damaged(
                     f"{self.path}: {why}: the size of the row is wrong; the next start saves "

@@ -159,9 +159,8 @@ def decode_row(key: bytes, value: bytes) -> DelayedRow:
             f"header says {header.length}"
         )
     try:
-        check_columns(
-            header, columns
-        )  # the row's checksum proves what was written, this one what was published
+        # The row's checksum proves what was written, this one what was published.
+        check_columns(header, columns)
     except ZsqError as error:
         raise Damaged(
             f"the block in the delayed row {found.text()} is not the one that was published: "

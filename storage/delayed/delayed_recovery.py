@@ -110,6 +110,7 @@ _FLAG_OF_HEAD: Final = 8
 _MAGIC: Final = 0xBEEFC0DE
 _VERSION: Final = 1
 _PAGE_SIZE_AT: Final = 4
+# By field, for one unnamed table of plain rows.
 _CONSTANT: Final = {
     0: _MAGIC,
     1: _VERSION,
@@ -117,7 +118,7 @@ _CONSTANT: Final = {
     5: 8,
     12: 0,
     13: 0,
-}  # by field, for one unnamed table of plain rows
+}
 _LAST_PAGE_AT: Final = -2
 _TRANSACTION_AT: Final = -1
 _U64: Final = 2**64 - 1
@@ -301,9 +302,8 @@ def rescue(
             max(meta.get("serial", 0), noted.serial),
             max(meta.get("commits", 0), noted.commits),
         )
-        store.adjust(
-            serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits
-        )  # repeatable after a crash
+        # Repeatable after a crash.
+        store.adjust(serial, meta.get("lost", 0) + (lost or 0) - store.summary.lost, commits)
     finally:
         store.close()
     for name in (DONE_NAME, STEP_LOCK_NAME):

@@ -718,9 +718,8 @@ class Chunk(ChunkFile):
         first_time_ns = self.header.base_time_ns
         # A topic's first chunk is made before its first message and has base time 0.
         if not first_time_ns and self.end_position > CHUNK_HEADER_BYTES:
-            with contextlib.suppress(
-                Unreadable
-            ):  # only a statistic: an error must not end the roll that asks for it
+            # Only a statistic: an error must not end the roll that asks for it.
+            with contextlib.suppress(Unreadable):
                 header = decode_disk_header(
                     self._pread(HEADER_BYTES, CHUNK_HEADER_BYTES),
                     self.header.seed,

@@ -185,9 +185,8 @@ class Log:
         self._folder = folder
         self._uuid = uuid
         self._options = options
-        self.chunk_bytes = (
-            options.chunk_bytes
-        )  # a topic's limit on unfinished bytes may make it smaller
+        # A topic's limit on unfinished bytes may make it smaller.
+        self.chunk_bytes = options.chunk_bytes
         self._active = active
         self.reader = self._reader = LogReader(
             files, folder, uuid, options.index_every_bytes, bases, active, holes, options.ring_bytes

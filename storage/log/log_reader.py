@@ -296,9 +296,8 @@ class LogReader:
                 return []
             if hint is not None:
                 self.give_back.left(chunk, hint.given_back, self._active)
-            self._hints.pop(
-                offset, None
-            )  # this hint led to the end of a chunk that was the last one then
+            # This hint led to the end of a chunk that was the last one then.
+            self._hints.pop(offset, None)
             offset = max(next_base, lost_offset)  # never go back, whatever the name of a file says
         return []
 

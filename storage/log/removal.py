@@ -71,9 +71,8 @@ class LogKeeper:
         size = self._sizes.get(base)
         if size is None:
             size = 0
-            with contextlib.suppress(
-                OSError
-            ):  # the file is gone: the code that reads it reports this
+            # The file is gone: the code that reads it reports this.
+            with contextlib.suppress(OSError):
                 size = self._files.size_of(f"{self._folder}/{chunk_name(base)}")
             self._sizes[base] = size
         return size

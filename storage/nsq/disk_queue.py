@@ -215,9 +215,8 @@ class RecordReader:
             except OSError as error:
                 if error.errno != errno.EIO:
                     raise
-                self._window = files.pread(
-                    self._fd, size, position
-                )  # read less: the disk error may be farther on
+                # Read less: the disk error may be farther on.
+                self._window = files.pread(self._fd, size, position)
             self._window_at, start = position, 0
         return self._window[start : start + size]
 
@@ -293,9 +292,8 @@ class RecordWriter:
 
 
 FILE_BYTES_MAX: Final = 100 * 1024 * 1024  # NSQ's --max-bytes-per-file
-MESSAGE_BYTES_MAX: Final = (
-    1024 * 1024 + NSQ_HEAD_BYTES
-)  # NSQ's --max-msg-size, and the head that nsqd puts before a body
+# NSQ's --max-msg-size, and the head that nsqd puts before a body.
+MESSAGE_BYTES_MAX: Final = 1024 * 1024 + NSQ_HEAD_BYTES
 NAME_CHARS_MAX: Final = 200  # file names have at most 255 bytes
 
 
@@ -396,10 +394,11 @@ class DiskQueue:
         full: DiskFull | None = None
         with self._lock:
             self._check()
+            # Where a commit without space cuts back to; how many a new file's commit confirmed.
             start, kept = (
                 self._meta,
                 0,
-            )  # where a commit without space cuts back to; how many a new file's commit confirmed
+            )
             for number, message in enumerate(messages):
                 try:
                     self._append(message)
@@ -445,9 +444,8 @@ class DiskQueue:
         old = self._meta
         new = old._replace(write_file=old.write_file + 1, write_position=0)
         if (old.read_file, old.read_position) == (old.write_file, old.write_position):
-            new = new._replace(
-                read_file=new.write_file, read_position=0
-            )  # all of the old one was read
+            # All of the old one was read.
+            new = new._replace(read_file=new.write_file, read_position=0)
         self._commit(new)
         self._writer.close()
         if new.read_file != old.read_file:
@@ -475,9 +473,8 @@ class DiskQueue:
             if meta.read_file < meta.write_file and position >= self._reader.size:
                 done = meta.read_file
                 self._meta = self._meta._replace(read_file=meta.read_file + 1, read_position=0)
-            with contextlib.suppress(
-                DiskFull
-            ):  # reading goes on; the next commit writes the position
+            # Reading goes on; the next commit writes the position.
+            with contextlib.suppress(DiskFull):
                 self._commit_if_due(1, now=done >= 0)
             if done >= 0:
                 self._remove_read(done)
@@ -633,9 +630,8 @@ class DiskQueue:
                     self._lock.wait(left)
                 else:
                     self._first_operation = time.monotonic()
-                    with contextlib.suppress(
-                        DiskFull, StoreFailed
-                    ):  # the next call raises the error
+                    # The next call raises the error.
+                    with contextlib.suppress(DiskFull, StoreFailed):
                         self._commit(self._meta)
 
     # Ends

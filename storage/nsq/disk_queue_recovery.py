@@ -49,9 +49,8 @@ from .disk_queue_format import (
 )
 
 WALK_BYTES: Final = 1024 * 1024
-CHECK_BYTES_MAX: Final = (
-    64 * 1024 * 1024
-)  # about a second; plausible metadata of larger queues are trusted
+# About a second; plausible metadata of larger queues are trusted.
+CHECK_BYTES_MAX: Final = 64 * 1024 * 1024
 
 
 @dataclass(slots=True)
@@ -179,9 +178,8 @@ def recover(place: QueueFiles) -> tuple[Meta, QueueReport]:
         report.clean = False
     if reading > writing:
         found = found._replace(read_file=writing[0], read_position=writing[1])
-    for number in [
-        number for number in numbers if number >= meta.write_file
-    ]:  # they may be in the page cache but not on disk
+    # They may be in the page cache but not on disk.
+    for number in [number for number in numbers if number >= meta.write_file]:
         fd = place.files.open_append(place.data_path(number))
         try:
             place.files.sync(fd)

@@ -217,9 +217,8 @@ def write_snapshot(files: Files, directory: str, data: bytes) -> None:
     try:
         files.write_file(temporary, data)
     except OSError:
-        with contextlib.suppress(
-            OSError
-        ):  # a partial file would take space on a disk that may be full
+        # A partial file would take space on a disk that may be full.
+        with contextlib.suppress(OSError):
             files.remove(temporary)
         raise
     files.rename(temporary, path)

@@ -90,10 +90,11 @@ __all__ = [
 ]
 
 
+# The binding gives the system's text, without errno.
 _FULL: Final = (
     "No space left",
     "Disk quota exceeded",
-)  # the binding gives the system's text, without errno
+)
 
 
 def says_full(error: lmdb.Error) -> bool:

@@ -274,11 +274,12 @@ def _examine(path: str, timeout_s: float) -> Verdict:
         return Verdict([f"{path} could not be checked: {error}"], finished=False)
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
+        # Sent from outside.
         finished = -done.returncode not in {
             signal.SIGKILL,
             signal.SIGTERM,
             signal.SIGINT,
-        }  # sent from outside
+        }
         return Verdict([f"{path}: LMDB crashed when it read this ({name})"], finished)
     try:
         found = json.loads(done.stdout)

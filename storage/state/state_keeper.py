@@ -287,9 +287,8 @@ def open_state(
     rebuilt = store is None or table is None
     if store is None or table is None:
         alarms += rebuild_state(files, directory, uuid, map_bytes, reason)
-        store, table = _open(
-            files, directory, uuid, map_bytes, prove=False
-        )  # has as many commits as its snapshot
+        # Has as many commits as its snapshot.
+        store, table = _open(files, directory, uuid, map_bytes, prove=False)
     keeper = StateKeeper(files, directory, uuid, store, table, starts)
     return OpenedState(store, table, keeper, rebuilt, notes, alarms)
 
@@ -363,17 +362,15 @@ def rebuild_state(
                 store.fill(snapshot.meta, rows)
             else:
                 moved = {}
-                store.fill(
-                    new_meta(uuid, min(bases, default=0)), ()
-                )  # replay from the log's first block
+                # Replay from the log's first block.
+                store.fill(new_meta(uuid, min(bases, default=0)), ())
         finally:
             store.close()
         files.sync_folder(temporary)
         number = _free_number(files, directory)
         aside = ""
-        if snapshot is None and files.exists(
-            f"{directory}/{SNAPSHOT_NAME}"
-        ):  # newer than the new store
+        # Newer than the new store.
+        if snapshot is None and files.exists(f"{directory}/{SNAPSHOT_NAME}"):
             files.rename(
                 f"{directory}/{SNAPSHOT_NAME}", f"{directory}/{SNAPSHOT_NAME}{BAD_SUFFIX}-{number}"
             )

@@ -43,11 +43,12 @@ DUE: Final = b"q"
 STAGE: Final = b"s"
 TRANSACTION: Final = b"t"
 
+# Ranges of keys: all rows except deferred ones.
 SMALL_RANGES: Final = (
     (b"", DEFERRED),
     (TOTAL, DUE),
     (b"r", b"\xff"),
-)  # ranges of keys: all rows except deferred ones
+)
 assert bytes([DEFERRED[0] + 1]) == TOTAL
 assert bytes([b"r"[0] - 1]) == DUE
 
@@ -302,10 +303,11 @@ def small_puts(batch: StateBatch) -> dict[bytes, bytes]:
         (PRODUCER + U64.pack(number), pack_value(tuple(row)))
         for number, row in batch.producers.items()
     )
+    # A stage without a user is written as by earlier versions.
     for (
         stage,
         row,
-    ) in batch.stage_puts.items():  # a stage without a user is written as by earlier versions
+    ) in batch.stage_puts.items():
         rows[STAGE + stage] = pack_value(
             {name: value for name, value in row._asdict().items() if name != "user" or value}
         )

@@ -156,9 +156,8 @@ def late_rows(txn: Any, name: str, late_ns: int, limit: int) -> list[HoleRow]:
     found: list[HoleRow] = []
     head = prefix(DUE, name)
     cursor = txn.cursor()
-    there = (
-        cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()
-    )  # after the last one; a prefix ends with a zero
+    # After the last one; a prefix ends with a zero.
+    there = cursor.prev() if cursor.set_range(head[:-1] + b"\x01") else cursor.last()
     while there and len(found) < limit and cursor.key().startswith(head):
         row = due_row(txn, name, bytes(cursor.key()), bytes(cursor.value()))
         if row.due_ns <= late_ns:

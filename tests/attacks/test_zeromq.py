@@ -289,12 +289,10 @@ def test_forged_dead_letters_are_not_sent_where_their_headers_say(owner: As, mal
         uuids = {name: stats(admin, name)["uuid"] for name in ("orders", "payments")}
     with mallory.producer() as producer:
         for headers in (
-            forged(
-                "payments", uuids["payments"], "book"
-            ),  # a channel whose dead letters go elsewhere
-            forged(
-                "payments", uuids["orders"], "audit"
-            ),  # the right uuid and channel, another topic
+            # A channel whose dead letters go elsewhere.
+            forged("payments", uuids["payments"], "book"),
+            # The right uuid and channel, another topic.
+            forged("payments", uuids["orders"], "audit"),
             forged("payments", uuids["payments"], "none"),  # a channel that is not there
             forged("orders", "0" * 32, "audit"),  # of an earlier topic of that name
             {"zsq-dead-topic": "payments", "zsq-dead-channel": "book"},  # no uuid
@@ -427,9 +425,8 @@ def test_stages_of_another_user_are_neither_committed_nor_dropped(
     assert commit(etl, "fresh", 1, [part])["messages"] == 2
     second = staged(etl, "squatted", 1, b"c")
     assert commit(rival, "squatted", (1 << 63) - 1, [])["repeated"] is False
-    with pytest.raises(
-        zsq.Refused, match="E_FORBIDDEN"
-    ):  # never `repeated`, by which its rows would be lost
+    # Never `repeated`, by which its rows would be lost.
+    with pytest.raises(zsq.Refused, match="E_FORBIDDEN"):
         commit(etl, "squatted", 1, [second])
 
 

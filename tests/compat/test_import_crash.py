@@ -71,9 +71,8 @@ def test_a_crash_anywhere_and_a_second_run(tmp_path: Path, choose: Choose, step:
         before = contents(source)
         files = FaultyFiles(str(root))
         files.power_cut_at = change
-        with (
-            pytest.raises(PowerCut) if change <= changes else nullcontext()
-        ):  # the last time it fails behind the end
+        # The last time it fails behind the end.
+        with pytest.raises(PowerCut) if change <= changes else nullcontext():
             import_nsqd(files, str(source), data_dir, options=OPTIONS)
         files.crash(choose)
         registry = Registry(Files(), data_dir, 0)
@@ -106,10 +105,11 @@ def test_a_disk_that_refuses_leaves_nothing_half(tmp_path: Path, call: str) -> N
             files.fail = {}
             registry = Registry(Files(), data_dir, 0)
             registry.open()
+            # Both, if only the sync behind the commit failed.
             assert sorted(registry.topics) in (
                 [],
                 ["t", "u"],
-            )  # both, if only the sync behind the commit failed
+            )
             report = import_nsqd(files, str(source), data_dir, options=OPTIONS)
         assert not report.again or call == "sync_folder"
         assert len(plain(backlogs(data_dir))) == 2

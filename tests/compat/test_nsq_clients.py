@@ -282,9 +282,8 @@ def test_what_is_open_at_a_close_goes_to_others(
     producer.publish_many(topic, [b"2", b"3", b"4"])
     held = [first.message() for _ in range(3)]
     first.answer("finish", held[0])
-    wait_for(
-        lambda: row(admin, topic)["finish_count"] == 2, 10, "the second finish"
-    )  # nsqjs's close overtakes its FIN
+    # Nsqjs's close overtakes its FIN.
+    wait_for(lambda: row(admin, topic)["finish_count"] == 2, 10, "the second finish")
     first.close()
     wait_for(lambda: row(admin, topic)["client_count"] == 0, 10, "its end")
     second = start(client, "consume", topic=topic, auto=True)

@@ -391,9 +391,8 @@ def test_a_silent_stream_is_given_up(window: Window, begun: bool) -> None:
         page.evaluate("(data) => push('snapshot', data)", snapshot())
         page.locator("tbody tr").first.wait_for()
     window.until(lambda: page.evaluate("window.streams") == 1, "the stream")
-    page.wait_for_load_state(
-        "networkidle"
-    )  # a request that is on its way would run out of its time with the clock
+    # A request that is on its way would run out of its time with the clock.
+    page.wait_for_load_state("networkidle")
     page.clock.run_for(30_000)
     assert page.evaluate("streams") == 1
     page.clock.run_for(11_000)

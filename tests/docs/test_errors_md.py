@@ -12,10 +12,11 @@ from .walking import ROOT
 
 TEXT: Final = (ROOT / "docs" / "errors.md").read_text()
 ROW: Final = re.compile(r"^\| `(E_\w+)` \| ([^|]+) \| ([^|]+) \| ([^|]+) \|$", re.MULTILINE)
+# Of the command line, and of a process that cannot start.
 ELSEWHERE: Final = {
     "E_INTERRUPTED",
     "E_START",
-}  # of the command line, and of a process that cannot start
+}
 HTTP: Final = {"E_HOST", "E_ORIGIN"}
 LAYERS: Final = ("actors", "apps", "storage", "transport")
 

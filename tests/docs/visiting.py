@@ -41,14 +41,12 @@ class Page:
     # How the broker is started, where no line of the page is this one.
     serve: str = "zsq serve --data-dir data"
     serves_itself: bool = False  # a line of the page does
-    put: tuple[
-        tuple[str, str, str], ...
-    ] = ()  # in lines that begin so: this text, and what is typed in its place
+    # In lines that begin so: this text, and what is typed in its place.
+    put: tuple[tuple[str, str, str], ...] = ()
     first: Mapping[str, str] = field(default_factory=dict)  # typed before that line
     until: Mapping[str, str] = field(default_factory=dict)  # stopped when it said that
-    python: Mapping[str, tuple[str, str]] = field(
-        default_factory=dict
-    )  # what stands before and behind it
+    # What stands before and behind it.
+    python: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

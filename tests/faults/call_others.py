@@ -287,9 +287,8 @@ class RegistryLife(Life):
 
     def check(self) -> None:
         known, ended = self.content()
-        if (
-            self.unsure and not self.files.goes_on
-        ):  # the last change that was refused may be there, and that was said
+        # The last change that was refused may be there, and that was said.
+        if self.unsure and not self.files.goes_on:
             changed = [
                 name
                 for name in known.keys() | self.certain[0].keys()

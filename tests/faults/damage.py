@@ -34,12 +34,13 @@ FIRST_RANDOM: Final = 4
 FLIPS_A_SPECIMEN: Final = 20_000
 TELL_S: Final = 10.0
 EVERY: Final = 16
+# Of so many tries; again: two more lives of the topic.
 ALSO: Final = {
     0: "repair",
     4: "fsck",
     8: "again",
     12: "fsck",
-}  # of so many tries; again: two more lives of the topic
+}
 MEMORY: Final = "/dev/shm"
 
 

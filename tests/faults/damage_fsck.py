@@ -88,9 +88,8 @@ def repair(
         left = {finding.text for finding in look(specimen, bench.directory).damaged}
     known = {finding.text for finding in report.damaged}
     need(left <= known or not left, f"after the repair there is damage: {left - known}")
-    after = examine(
-        specimen, bench.directory, replace(want, silent=True)
-    )  # what was cut off the repair has told
+    # What was cut off the repair has told.
+    after = examine(specimen, bench.directory, replace(want, silent=True))
     need(after.lost <= before.lost, f"the repair lost blocks {sorted(after.lost - before.lost)}")
     need(
         not after.refused or before.refused,

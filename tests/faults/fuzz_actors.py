@@ -193,9 +193,8 @@ class ChannelRig:
         mutator = self.mutator
         peer, token = mutator.one(self.leases) if mutator.chance(2) else (mutator.one(PEERS), 5)
         if not mutator.chance(3):
-            start = (
-                mutator.whole()
-            )  # of all of them, now and then: what two have in common is refused in the second
+            # Of all of them, now and then: what two have in common is refused in the second.
+            start = mutator.whole()
             ranges = tuple(
                 (start if mutator.chance(2) else mutator.whole(), mutator.whole())
                 for _ in range(1 + mutator.below(4))

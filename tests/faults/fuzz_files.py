@@ -164,9 +164,8 @@ class PortRig:
     def hear(self, parts: tuple[bytes, ...]) -> bool:
         if parts:
             self.peer.send_multipart(parts, zmq.NOBLOCK)
-        self.peer.send_multipart(
-            [b"", b"\x91\x01"], zmq.NOBLOCK
-        )  # a Beat: nothing of the message before may be left in its way
+        # A Beat: nothing of the message before may be left in its way.
+        self.peer.send_multipart([b"", b"\x91\x01"], zmq.NOBLOCK)
         mails = list(self.port.receive(3))
         assert isinstance(mails[-1], Mail)
         assert mails[-1].frames == []

@@ -111,9 +111,8 @@ def _try_word(frame: bytes) -> bool:
         return _refused(error)
     for field in dataclasses.fields(message):
         value = getattr(message, field.name)
-        if (
-            type(value) is dict
-        ):  # such are passed on as they are, and shown; rows are looked at by who takes them
+        # Such are passed on as they are, and shown; rows are looked at by who takes them.
+        if type(value) is dict:
             assert codec.pack_value(
                 codec.unpack_value(codec.pack_value(value))
             ) == codec.pack_value(value)

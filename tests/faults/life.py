@@ -26,9 +26,10 @@ from zsq.transport.block.block import Block, pack
 from .recording import RecordingFiles
 
 PUBLISHER: Final = 99  # of delayed messages
+# Or not copied.
 _NOT_PROMISED: Final = frozenset(
     {"files", "store", "root", "directory", "options", "facts", "lagging", "damage", "rig"}
-)  # or not copied
+)
 
 Facts = dict[str, Any]
 
@@ -328,9 +329,8 @@ class Life(StorageHarness):
         waiting = self.waiting()
         found = logged + waiting
         assert len(set(found)) == len(found), f"delayed messages are there twice: {sorted(found)}"
-        missing = (
-            self.put.keys() - set(found) - self.given_up
-        )  # what had moved to the log may be retention's by now
+        # What had moved to the log may be retention's by now.
+        missing = self.put.keys() - set(found) - self.given_up
         assert not missing, f"delayed messages {sorted(missing)} are lost"
         assert not self.gone & set(found), "cancelled messages are there again"
         known = {*self.put, *(body for bodies in self.perhaps for body in bodies)}

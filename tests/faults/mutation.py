@@ -204,9 +204,8 @@ class Mutator:
             return value if self.chance(2) else self.one(_BYTES)
         if kind is tuple:
             if self.chance(4):
-                value = (
-                    (self.like(value[0], depth + 1),) * self.below(4) if value else value
-                )  # the same thing again
+                # The same thing again.
+                value = (self.like(value[0], depth + 1),) * self.below(4) if value else value
             parts = [self.like(part, depth + 1) for part in value if not self.chance(12)]
             return tuple(
                 parts

@@ -390,9 +390,8 @@ def moved(life: Life) -> None:
     while a commit is on its way.
     """
     assert isinstance(life, SeekLife)
-    with mock.patch.object(
-        options, "SAVE_INTERVAL_MS", 1 << 40
-    ):  # commits begin when they are asked for, not by the clock
+    # Commits begin when they are asked for, not by the clock.
+    with mock.patch.object(options, "SAVE_INTERVAL_MS", 1 << 40):
         life.publish(blocks=4)
         life.sync()
         rig = life.start()

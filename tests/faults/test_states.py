@@ -69,9 +69,8 @@ def test_a_commit_of_lmdb_is_there_or_not(tmp_path: Path) -> None:
     with files.recording(lambda: None) as trace, lmdb.open(f"{files.root}/env", lock=False) as env:
         files.sync_folder(f"{files.root}/env")
         with env.begin(write=True) as transaction:
-            transaction.put(
-                b"first", b""
-            )  # the heads of a new environment are not synced before that
+            # The heads of a new environment are not synced before that.
+            transaction.put(b"first", b"")
         before = len(trace.steps)
         with env.begin(write=True) as transaction:
             transaction.put(b"k", b"v" * 9_000)

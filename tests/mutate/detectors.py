@@ -284,9 +284,8 @@ def clamp(node: ast.AST, parents: Parents) -> str | None:
             return None
         limits = [limit_of(one) for one in node.args]
         value = node.args[1] if limits[0] else node.args[0]
-        if sum(map(bool, limits)) == 1 and not isinstance(
-            value, ast.Constant
-        ):  # `max(1, X_MAX // 20)` bounds nothing that comes in
+        # `max(1, X_MAX // 20)` bounds nothing that comes in.
+        if sum(map(bool, limits)) == 1 and not isinstance(value, ast.Constant):
             return "unbounded"
     return None
 

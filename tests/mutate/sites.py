@@ -72,9 +72,8 @@ def find(source: str, *, other: bool = False) -> list[_Found]:
     waiting: list[ast.AST] = [tree]
     while waiting:  # parents before children
         node = waiting.pop()
-        if isinstance(
-            node, ast.JoinedStr | ast.Assert
-        ):  # positions in f-strings are known from 3.12 on; asserts are for our own mistakes
+        # Positions in f-strings are known from 3.12 on; asserts are for our own mistakes.
+        if isinstance(node, ast.JoinedStr | ast.Assert):
             continue
         name = names[node]
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -129,9 +128,8 @@ def switched(
     starts = [0]
     for line in data.split(b"\n"):
         starts.append(starts[-1] + len(line) + 1)
-    edits: list[
-        tuple[int, int, int, str]
-    ] = []  # position; closing before opening; inner before outer, or outer before inner; text
+    # Position; closing before opening; inner before outer, or outer before inner; text.
+    edits: list[tuple[int, int, int, str]] = []
     sites: list[Site] = []
     seen = Counter[str]()
     for one in find(source, other=other):
@@ -142,7 +140,9 @@ def switched(
             assert isinstance(one.node, ast.Call)
             begin, end = _span(one.node.args[0], starts)
         elif one.how == "unsynced":
-            begin, end = end - 1, end - 1
+            assert isinstance(one.node, ast.Call)
+            last = [*one.node.args, *(keyword.value for keyword in one.node.keywords)]
+            begin = end = max(_span(argument, starts)[1] for argument in last)
         edits += [(begin, 1, begin - end, before), (end, 0, end - begin, after)]
         key = f"{path}:{one.function}:{one.kind}:{code}"
         seen[key] += 1

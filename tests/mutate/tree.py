@@ -41,12 +41,10 @@ class Tree:
             ["git", "-C", str(ROOT), "archive", commit], check=True, capture_output=True
         ).stdout
         with tarfile.open(fileobj=io.BytesIO(archive)) as packed:
-            packed.extractall(
-                self.product, filter="fully_trusted"
-            )  # links of typings/ included: it is our own commit
-        shutil.copytree(
-            Path(__file__).parent, self.product / "tests/mutate", dirs_exist_ok=True
-        )  # this program, as it is
+            # Links of typings/ included: it is our own commit.
+            packed.extractall(self.product, filter="fully_trusted")
+        # This program, as it is.
+        shutil.copytree(Path(__file__).parent, self.product / "tests/mutate", dirs_exist_ok=True)
         folder = self.base / "switch"
         folder.mkdir()
         (folder / "_switch.py").write_text((self.product / "tests/mutate/switch.py").read_text())

@@ -9,9 +9,8 @@ import sys
 from . import broken, patches
 
 if __name__ == "__main__":
-    if (
-        os.environ.get("PYTHONHASHSEED") != "0"
-    ):  # sets of strings would be walked in another order in each process
+    # Sets of strings would be walked in another order in each process.
+    if os.environ.get("PYTHONHASHSEED") != "0":
         os.execve(
             sys.executable,
             [sys.executable, "-P", "-m", "simulation", *sys.argv[1:]],

@@ -54,8 +54,8 @@ DEFECTS: Final[dict[str, Defect]] = {
     ),
     "a finish is confirmed before its commit": Defect(
         "actors/channel/channel.py",
-        "            self.saving.confirm(mail.envelope, answer)  # a confirmation is sent only after the commit",
-        "            self.front.send(mail.envelope, answer)",
+        "            self.saving.confirm(mail.envelope, answer)\n        elif refused",
+        "            self.front.send(mail.envelope, answer)\n        elif refused",
         ("kill_channel", "kill_topic"),
     ),
     "a seek is answered before its commit": Defect(
@@ -81,7 +81,10 @@ DEFECTS: Final[dict[str, Defect]] = {
         "        if lease is None or lease.consumer.peer != peer:\n            return [], ()",
     ),
     "attempts are not committed before a message is sent again": Defect(
-        "actors/channel/channel.py", " or self.core.waits_for_commit():", ":", ("kill_channel",)
+        "actors/channel/channel.py",
+        "            or self.core.waits_for_commit()\n",
+        "",
+        ("kill_channel",),
     ),
     "a requeue's delay is forgotten": Defect(
         "actors/channel/core.py", "        if delay_ns > 0:\n", "        if delay_ns > 1 << 40:\n", ("slow_disk",)

@@ -98,21 +98,17 @@ class ChannelLedger:
     moves: list[Move] = field(default_factory=list)
     seen: set[int] = field(default_factory=set)
     held: dict[int, Held] = field(default_factory=dict)
-    latest: dict[int, tuple[Order, int]] = field(
-        default_factory=dict
-    )  # number -> its last lease, attempts
+    # Number -> its last lease, attempts.
+    latest: dict[int, tuple[Order, int]] = field(default_factory=dict)
     confirmed: dict[int, Order] = field(default_factory=dict)
     answered: set[int] = field(default_factory=set)  # finished or rejected, perhaps in vain
     finished: set[int] = field(default_factory=set)  # perhaps in vain
-    not_before: dict[int, tuple[int, int]] = field(
-        default_factory=dict
-    )  # requeued: due, and when; monotonic
-    by_key: dict[bytes, int] = field(
-        default_factory=dict
-    )  # ordered: the highest offset leased of each key
-    doubtful: set[int] = field(
-        default_factory=set
-    )  # leased before a power cut that may have taken them
+    # Requeued: due, and when; monotonic.
+    not_before: dict[int, tuple[int, int]] = field(default_factory=dict)
+    # Ordered: the highest offset leased of each key.
+    by_key: dict[bytes, int] = field(default_factory=dict)
+    # Leased before a power cut that may have taken them.
+    doubtful: set[int] = field(default_factory=set)
 
 
 class Ledger:
@@ -121,9 +117,8 @@ class Ledger:
         self.sent: dict[int, Sent] = {}
         self.batches: list[list[int]] = []
         self.at: dict[tuple[str, int], int] = {}  # topic and offset -> number
-        self.before: dict[
-            tuple[str, int], int
-        ] = {}  # of those whose finish was confirmed before a power cut
+        # Of those whose finish was confirmed before a power cut.
+        self.before: dict[tuple[str, int], int] = {}
         self.losses = Losses(self)
         self.channels: dict[str, ChannelLedger] = {}
         self.deliveries = 0
@@ -362,9 +357,8 @@ class Ledger:
                 f"a seek of {row.name} was answered with {place}, and it went to "
                 f"{[move.place for move in row.moves[known:]]}"
             )
-        if (
-            len(mine) == 1
-        ):  # of two that went to the same place at once, one may not have been answered
+        # Of two that went to the same place at once, one may not have been answered.
+        if len(mine) == 1:
             mine[0].in_effect = True
 
     def _moved(self, row: ChannelLedger, number: int, before: Order, after: Order) -> bool:

@@ -54,14 +54,14 @@ class Mortal:
     answered: set[int] = field(default_factory=set)
     done: set[int] = field(default_factory=set)
     at: dict[int, int] = field(default_factory=dict)
-    dead: dict[int, int] = field(
-        default_factory=dict
-    )  # answered before a deletion -> how many processes there had been at its answer
+    # Answered before a deletion -> how many processes there had been at its answer.
+    dead: dict[int, int] = field(default_factory=dict)
     highest: int = -1
+    # When the last deletion of the topic was answered, and the highest offset before it.
     floor: tuple[int, int] = (
         0,
         -1,
-    )  # when the last deletion of the topic was answered, and the highest offset before it
+    )
     lossy_ns: int = -1  # what was published before it may have been deleted
     # The channel gave something out since it was last to be deleted: before that it may not be
     # there yet.

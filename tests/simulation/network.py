@@ -258,15 +258,13 @@ class Network:
     def __init__(self, world: World) -> None:
         self.world = world
         self.bound: dict[str, SimSocket] = {}
-        self.waiting: dict[
-            str, list[Connection]
-        ] = {}  # nobody answered, and nobody watches: dialled again when somebody binds
+        # Nobody answered, and nobody watches: dialled again when somebody binds.
+        self.waiting: dict[str, list[Connection]] = {}
         self.connections: list[Connection] = []
         self.faulty = False
         self.slow_tcp_ns = (100_000, 900_000)
-        self.unreachable_until: dict[
-            str, int
-        ] = {}  # name of a client's process -> nothing of it comes through before
+        # Name of a client's process -> nothing of it comes through before.
+        self.unreachable_until: dict[str, int] = {}
 
     def latency(self, endpoint: str) -> tuple[int, int]:
         return self.slow_tcp_ns if endpoint.startswith("tcp") else (4_000, 80_000)

@@ -295,9 +295,8 @@ class SimWorkerThread:
             if job is None:
                 return
             tag, function = job
-            if (
-                isinstance(tag, tuple) and tag[0] == "commit" and world.disk.slow
-            ):  # LMDB syncs by itself
+            # LMDB syncs by itself.
+            if isinstance(tag, tuple) and tag[0] == "commit" and world.disk.slow:
                 world.pause(*world.disk.sync_takes_ns())
             try:
                 value = function()

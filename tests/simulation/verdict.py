@@ -22,10 +22,11 @@ def depths(stats: dict[str, Any]) -> dict[str, int]:
                 channel.get(name, 0)
                 for name in ("depth", "in_flight_count", "deferred_count", "dying_count")
             )
+            # The figures of one that is not up say nothing.
             if waits or channel["health"] in (
                 "starting",
                 "failed",
-            ):  # the figures of one that is not up say nothing
+            ):
                 left[f"{topic['topic_name']}/{channel['channel_name']}"] = waits
     return left
 

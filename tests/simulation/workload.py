@@ -222,9 +222,8 @@ class Crew:
     def _acknowledge(self, name: str, numbers: list[int], receipt: Any) -> None:
         try:
             receipt.wait()
-        except (
-            errors.ZsqError
-        ) as error:  # whatever it says, it may be stored now or later: at most once
+        # Whatever it says, it may be stored now or later: at most once.
+        except errors.ZsqError as error:
             self.noted(name, error)
         else:
             self.ledger.acknowledged(numbers, receipt.offset)
@@ -272,9 +271,8 @@ class Work:
     ) -> None:
         self.crew, self.plan, self.name, self.dice, self.consumer = crew, plan, name, dice, consumer
         self.channel = f"{plan.topic}/{plan.name}"
-        self.told: list[
-            tuple[list[int], int]
-        ] = []  # finished plainly, not confirmed: numbers, token
+        # Finished plainly, not confirmed: numbers, token.
+        self.told: list[tuple[list[int], int]] = []
         self.mine: set[int] = set()
 
     def run(self, rounds: int) -> None:
@@ -347,9 +345,10 @@ class Work:
         delay = self.dice.choice((0.0, 0.0, 0.1, 0.7))
         world = self.crew.world
         delivery = (part if hasattr(part, "delivery") else part._batch).delivery
+        # Else it may be nobody's any more.
         counts = (
             delivery.live and not delivery.expired(world.now_ns + ON_ITS_WAY) and self.crew.steady
-        )  # else it may be nobody's any more
+        )
         self.crew.ledger.requeued(
             self.channel, numbers, world.now_ns + int(delay * S) if counts else 0
         )

@@ -253,9 +253,8 @@ class World:
         if not task.process.alive or not task.parked or task.turn != turn or task.done:
             return
         if task.process.asleep_until_ns > self.now_ns:
-            soon = min(
-                task.process.asleep_until_ns + 1, self.now_ns + 50 * MS
-            )  # it may be woken before its time
+            # It may be woken before its time.
+            soon = min(task.process.asleep_until_ns + 1, self.now_ns + 50 * MS)
             self.at(soon, partial(self.resume, task, turn))
             return
         task.parked = task.waking = False

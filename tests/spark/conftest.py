@@ -59,9 +59,8 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     session: SparkSession = (
         builder.master("local[2]").appName("zsq-tests").config(map=settings).getOrCreate()
     )
-    session.sparkContext.setLogLevel(
-        "OFF"
-    )  # tests look at what is raised; the log would repeat it a hundred lines long
+    # Tests look at what is raised; the log would repeat it a hundred lines long.
+    session.sparkContext.setLogLevel("OFF")
     gateway: Any = SparkContext._gateway
     try:
         register(session)

@@ -18,10 +18,11 @@ from zsq.transport.errors import DataLoss
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+# A time-out cuts the talk with the JVM and fails all that follow.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-]  # a time-out cuts the talk with the JVM and fails all that follow
+]
 
 NUMBERS = "cast(cast(id as string) as binary) as value"
 

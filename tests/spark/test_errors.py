@@ -15,10 +15,11 @@ from support.topic import Topic
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# A time-out cuts the talk with the JVM and fails all that follow.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-]  # a time-out cuts the talk with the JVM and fails all that follow
+]
 
 
 def said(action: Callable[[], Any]) -> str:

@@ -24,10 +24,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
+# A time-out cuts the talk with the JVM and fails all that follow.
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
-]  # a time-out cuts the talk with the JVM and fails all that follow
+]
 
 
 def read(spark: SparkSession, topic: Topic, **options: str) -> DataFrame:

@@ -18,10 +18,11 @@ from support.spark_topic import Topic
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
+# Of the range that is kept for tests of networks (RFC 2544).
 HERE, THERE = (
     "198.18.153.1",
     "198.18.153.2",
-)  # of the range that is kept for tests of networks (RFC 2544)
+)
 ROWS = 40_000
 SIZE = 200
 

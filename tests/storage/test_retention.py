@@ -112,11 +112,12 @@ AGED: dict[str, Any] = {"max_s": 150, "when_full": "drop-oldest"} | FOREVER
         (BOUND, view(20, floor=195), 0),
         (BOUND | {"when_full": "reject"}, view(20, floor=0), 0),
         (BOUND, view(200, floor=0), CHUNKS_A_ROUND_MAX),
+        # All there is: too much, but the newest.
         (
             BOUND,
             view(2, floor=0)._replace(sizes=[40 * MIB, 100], unfinished_bytes=40 * MIB),
             0,
-        ),  # all there is: too much, but the newest
+        ),
         (
             BOUND,
             view(2, floor=0)._replace(sizes=[40 * MIB, 6 * MIB - 1], unfinished_bytes=46 * MIB),
@@ -141,11 +142,12 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(
     ("settings", "shown", "roll"),
     [
         ({"keep_bytes": 0}, view(idle_s=3), True),
+        # Half a MiB, and written to a moment ago: not a roll for each message.
         (
             {"keep_bytes": 0},
             view(idle_s=1),
             False,
-        ),  # half a MiB, and written to a moment ago: not a roll for each message
+        ),
         ({"keep_bytes": 0}, view(idle_s=1, size=2 * MIB), True),
         ({"keep_bytes": 0}, view(idle_s=3, floor=44), False),  # one message of it is not finished
         ({"keep_bytes": MIB // 2}, view(idle_s=3), False),
@@ -156,22 +158,24 @@ def test_each_bound_lets_the_expected_unfinished_chunks_go(
         ({"keep_s": 2} | FOREVER, view(idle_s=3), True),
         ({"keep_s": 4} | FOREVER, view(idle_s=3), False),
         ({"keep_s": 400} | FOREVER, view(idle_s=29), False),  # begun 59 s ago
+        # A slow topic: else its newest message would keep the oldest.
         (
             {"keep_s": 400} | FOREVER,
             view(idle_s=31, floor=0),
             True,
-        ),  # a slow topic: else its newest message would keep the oldest
+        ),
         ({"keep_s": 7 * 86_400} | FOREVER, view(idle_s=31), False),
         (BOUND, view(1, floor=0, size=20 * MIB), True),  # made before the bound was
         (BOUND, view(1, floor=0, size=16 * MIB), False),
         (BOUND | {"when_full": "reject"}, view(1, floor=0, size=20 * MIB), False),
         (BOUND, view(9, floor=0, size=20 * MIB), True),
         (AGED, view(1, floor=0, idle_s=151), True),
+        # Not twice a second.
         (
             AGED | {"max_s": 4},
             view(1, floor=0)._replace(first_time_ns=NOW - S, last_time_ns=NOW - S),
             False,
-        ),  # not twice a second
+        ),
         (
             AGED | {"max_s": 4},
             view(1, floor=0)._replace(first_time_ns=NOW - 3 * S, last_time_ns=NOW - S),

@@ -34,9 +34,8 @@ class ChannelHistory:
     delivered: dict[int, int] = field(default_factory=dict)  # number -> times
     attempts: dict[int, int] = field(default_factory=dict)
     confirmed: set[int] = field(default_factory=set)
-    doubtful: set[int] = field(
-        default_factory=set
-    )  # a finish whose answer was lost: it may have taken effect or not
+    # A finish whose answer was lost: it may have taken effect or not.
+    doubtful: set[int] = field(default_factory=set)
     errors: list[str] = field(default_factory=list)
 
 

@@ -108,9 +108,8 @@ class FakeBroker:
         return {}
 
     async def stats(self, topic: str | None = None, channel: str | None = None) -> Any:
-        found = [
-            self._row(name) for name in sorted(self.topics) if topic in (None, name)
-        ]  # as it was when it was asked
+        # As it was when it was asked.
+        found = [self._row(name) for name in sorted(self.topics) if topic in (None, name)]
         self.asked.set()
         if self.hold is not None:
             await self.hold.wait()

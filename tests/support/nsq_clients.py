@@ -58,9 +58,8 @@ class Client:
 
 CLIENTS: Final = (
     Client("pynsq", ("nsq", "tornado", "snappy")),
-    Client(
-        "gnsq", ("gnsq", "gevent", "snappy"), asks_timeout=False, packs=False
-    ),  # takes the layer's OK for a publish's
+    # Takes the layer's OK for a publish's.
+    Client("gnsq", ("gnsq", "gevent", "snappy"), asks_timeout=False, packs=False),
     Client("ansq", ("ansq",), layers=(), looks_again=False),
     Client("nsqjs"),
 )

@@ -151,9 +151,8 @@ def main() -> None:
 
     def run(words: dict[str, Any]) -> None:
         try:
-            java.SparkSession.setActiveSession(
-                spark._jsparkSession
-            )  # a thread's own; without it no registered source is found
+            # A thread's own; without it no registered source is found.
+            java.SparkSession.setActiveSession(spark._jsparkSession)
             answer(
                 {
                     "id": words["id"],

@@ -88,9 +88,8 @@ class Watch:
         if isinstance(supply, OrderedSupply):
             put((*supply._slots.runs(), *supply._unsorted.runs()), _S.PARKED)
         here = {offset for offset, state in found.items() if state is _S.DEFERRED}
-        self._deferred = (
-            self._deferred - found.keys()
-        ) | here  # what a commit has taken to the store stays deferred
+        # What a commit has taken to the store stays deferred.
+        self._deferred = (self._deferred - found.keys()) | here
         found.update(dict.fromkeys(self._deferred, _S.DEFERRED))
         self.places = found
 

@@ -280,12 +280,10 @@ class Block:
                     bitmap = at - padded(len(column.validity))
                     self._check_pieces(bitmap + (start >> 3), bitmap + ((stop + 7) >> 3))
                 if (at + start * 4) // PIECE_BYTES > at // PIECE_BYTES:
-                    self._check_pieces(
-                        at, at + 4
-                    )  # the first offset, which all others are relative to
-                self._check_pieces(
-                    at + start * 4, at + stop * 4 + 4
-                )  # the offsets, before one of them is used
+                    # The first offset, which all others are relative to.
+                    self._check_pieces(at, at + 4)
+                # The offsets, before one of them is used.
+                self._check_pieces(at + start * 4, at + stop * 4 + 4)
                 data = at + padded(len(offsets) * 4) - offsets[0]
                 self._check_pieces(data + offsets[start], data + offsets[stop])
             if times is not None:
@@ -550,9 +548,8 @@ def _pack_column(pieces: list[Any], values: Sequence[Any], size_max: int, what: 
     try:
         sizes = list(map(len, values))
     except TypeError as error:
-        raise UsageError(
-            E_BAD_BLOCK, f"a {what} must be bytes: {error}"
-        ) from None  # join() finds text among the values
+        # Join() finds text among the values.
+        raise UsageError(E_BAD_BLOCK, f"a {what} must be bytes: {error}") from None
     largest = max(sizes)
     if largest > size_max:
         raise UsageError(
@@ -636,9 +633,8 @@ def cut(block: Block, start: int, stop: int) -> Block:
 _CLOSE: Final = (
     8  # if at least one message in so many is picked, all values of the range are read in one call
 )
-_UNLIMITED: Final = Limits(
-    BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX
-)  # they were checked on arrival
+# They were checked on arrival.
+_UNLIMITED: Final = Limits(BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX, BLOCK_BYTES_MAX)
 
 
 def gather(parts: Sequence[tuple[Block, int, int]]) -> Block:

@@ -15,9 +15,8 @@ TRAILER_BYTES: Final = 8
 BLOCK_BYTES_MAX: Final = 8 * 1024 * 1024
 BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024  # default of the broker (--max-msg-size)
-MESSAGE_BYTES_LARGEST: Final = (
-    7 * 1024 * 1024
-)  # limit of --max-msg-size: such a message fits into a block with key, tag and headers
+# Limit of --max-msg-size: such a message fits into a block with key, tag and headers.
+MESSAGE_BYTES_LARGEST: Final = 7 * 1024 * 1024
 KEY_BYTES_MAX: Final = 256
 TAG_BYTES_MAX: Final = 256
 HEADERS_BYTES_MAX: Final = 16 * 1024
@@ -93,9 +92,8 @@ class Limits:
     headers_bytes_max: int = HEADERS_BYTES_MAX
 
 
-LARGEST: Final = Limits(
-    MESSAGE_BYTES_LARGEST
-)  # for blocks that the broker will check, or has checked
+# For blocks that the broker will check, or has checked.
+LARGEST: Final = Limits(MESSAGE_BYTES_LARGEST)
 
 
 def encode_header(header: Header, *, magic: bytes = WIRE_MAGIC, seed: int = 0) -> bytes:

@@ -216,9 +216,8 @@ def _msg_timeout(asked_ms: int, limits: NsqLimits) -> int:
     return asked_ms
 
 
-_STRING: Final = re.compile(
-    rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL
-)  # possessive and with an optional end: one pass over any input
+# Possessive and with an optional end: one pass over any input.
+_STRING: Final = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 
 
 def _check_depth(body: bytes) -> None:

@@ -166,9 +166,8 @@ class TlsLayer:
 
     def close(self) -> bytes:
         if self.ready:
-            with contextlib.suppress(
-                ssl.SSLError
-            ):  # it waits for the other side's reply; this side does not
+            # It waits for the other side's reply; this side does not.
+            with contextlib.suppress(ssl.SSLError):
                 self._tls.unwrap()
         return self.take_out()
 
@@ -221,9 +220,8 @@ class DeflateLayer:
         except zlib.error as error:
             raise LayerError(f"deflate: {error}") from None
         self._rest = self._unpacker.unconsumed_tail
-        self._full = (
-            len(plain) == PIECE
-        )  # zlib may hold more of a match although it consumed all input
+        # Zlib may hold more of a match although it consumed all input.
+        self._full = len(plain) == PIECE
         self._ended = self._unpacker.eof
         return plain
 

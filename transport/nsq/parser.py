@@ -154,9 +154,8 @@ class Walk:
         self._limits = limits
         self._first = first
         self._count = count
-        self.stops = array(
-            "i"
-        )  # where messages end; four bytes each, because there may be a million
+        # Where messages end; four bytes each, because there may be a million.
+        self.stops = array("i")
 
     def on(self, buffer: bytearray | memoryview) -> bool:
         """Go on as far as the bytes reach.
@@ -221,11 +220,12 @@ class Parser:
         self._at = 0  # where the next command begins in `_data`
         self._held = bytearray()  # the beginning of a command; `_data` is empty then
         self._need = 0  # the length that `_held` must have before it is parsed again
+        # The error if no more comes: its code, the command, the missing part.
         self._missing = (
             "",
             "",
             "",
-        )  # the error if no more comes: its code, the command, the missing part
+        )
         self._walk: Walk | None = None  # through the MPUB that is held
         self._forms: Final[dict[bytes, Callable[[list[bytes], int], Command | None]]] = {
             b"RDY": self._rdy,

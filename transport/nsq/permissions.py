@@ -75,9 +75,8 @@ class Pattern:
         return name.isascii() and self._found.fullmatch(name.encode()) is not None
 
 
-_NOT_ASCII: Final = re.compile(
-    r"[^\x00-\x7f]"
-)  # names are ASCII, so one stand-in for all is enough
+# Names are ASCII, so one stand-in for all is enough.
+_NOT_ASCII: Final = re.compile(r"[^\x00-\x7f]")
 
 
 @lru_cache(maxsize=1024)

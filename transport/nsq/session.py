@@ -86,9 +86,8 @@ class Answers:
         self._bytes -= pending.size
         pending.data = data
         queue = self._queue
-        if (
-            then is None and len(queue) == 1 and queue[0] is pending
-        ):  # most clients: one publish at a time
+        # Most clients: one publish at a time.
+        if then is None and len(queue) == 1 and queue[0] is pending:
             queue.clear()
             self._write(data)
             return
@@ -198,9 +197,8 @@ class Session:
         self._guarded = limits.auth_required  # True until AUTH succeeds
         self._guest_bytes = 0  # while guarded: bytes received and written as replies
         self._asking = False  # waiting for the result of AUTH
-        self._hurry_ns = (
-            now_ns + limits.auth_deadline_ms * _MS
-        )  # deadline for AUTH while guarded, for TLS during its handshake
+        # Deadline for AUTH while guarded, for TLS during its handshake.
+        self._hurry_ns = now_ns + limits.auth_deadline_ms * _MS
         self._layers: list[str] = []  # layers still to be added
         self._now_ns = now_ns
         self._heard_ns = now_ns

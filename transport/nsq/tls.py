@@ -96,9 +96,8 @@ def _set_version(context: ssl.SSLContext, name: str) -> None:
         with warnings.catch_warnings():  # the option's help explains the risk
             warnings.simplefilter("ignore", DeprecationWarning)
             context.minimum_version = _VERSIONS[name]
-        context.set_ciphers(
-            "DEFAULT:@SECLEVEL=0"
-        )  # otherwise OpenSSL 3 accepts the version but refuses every handshake
+        # Otherwise OpenSSL 3 accepts the version but refuses every handshake.
+        context.set_ciphers("DEFAULT:@SECLEVEL=0")
     else:
         context.minimum_version = _VERSIONS[name]
 

@@ -59,9 +59,8 @@ def url_last(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]
                 and "url" not in options
             ):
                 maker, wanted = type(self).__name__, ", ".join(names)
-                if not _is_url(given[0]) and _is_url(
-                    given[-1]
-                ):  # the new order, followed by the URL
+                # The new order, followed by the URL.
+                if not _is_url(given[0]) and _is_url(given[-1]):
                     text = (
                         f"give the URL and all other options by name: write {maker}({wanted}, "
                         "url=...)"

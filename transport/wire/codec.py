@@ -34,12 +34,10 @@ from .protocol import (
 HEADERS_MAX: Final = 64  # of one message
 NESTED_MAX: Final = 32  # nested lists and maps in a protocol message; the statistics have 9
 _SMALL_BYTES: Final = 1024
-_NESTING: Final = bytes(
-    [*range(0x80, 0xA0), *range(0xDC, 0xE0)]
-)  # each list and each map begins with one of these
-_ASKING: Final[frozenset[type[Wire]]] = frozenset(
-    {Open, Lookup, Manage, Stats}
-)  # messages of at most OPTIONS_BYTES_MAX
+# Each list and each map begins with one of these.
+_NESTING: Final = bytes([*range(0x80, 0xA0), *range(0xDC, 0xE0)])
+# Messages of at most OPTIONS_BYTES_MAX.
+_ASKING: Final[frozenset[type[Wire]]] = frozenset({Open, Lookup, Manage, Stats})
 _ASKING_OPS: Final = frozenset(message.op for message in _ASKING)
 _CONTAINERS: Final = frozenset({tuple, dict})
 HeaderValue = str | bytes | int | float | bool | None
@@ -65,9 +63,8 @@ _PLANS: Final = {op: _plan(message) for op, message in WORDS.items()}
 def _getter(message: type[Wire]) -> Callable[[Any], tuple[Any, ...]]:
     names = [f.name for f in dataclasses.fields(message)]
     source = f"lambda w: ({message.op}, {''.join(f'w.{n}, ' for n in names)})"
-    getter: Callable[[Any], tuple[Any, ...]] = eval(
-        source
-    )  # one tuple display for each message: 4 times as fast as dataclasses.astuple
+    # One tuple display for each message: 4 times as fast as dataclasses.astuple.
+    getter: Callable[[Any], tuple[Any, ...]] = eval(source)
     return getter
 
 

@@ -131,11 +131,12 @@ def is_key(text: str) -> bool:
     """Return True if this is a key of KEY_BYTES, written as KEY_CHARS of Z85."""
     try:
         return len(z85.decode(text)) == KEY_BYTES
+    # A character outside of Z85, or five characters for more than four bytes.
     except (
         KeyError,
         ValueError,
         struct.error,
-    ):  # a character outside of Z85, or five characters for more than four bytes
+    ):
         return False
 
 

@@ -20,9 +20,8 @@ from ..errors import E_BAD_ARGUMENT, UsageError
 from .codec import HEADERS_MAX, HeaderValue, pack_headers, unpack_headers
 
 CHANNEL_HEADER: Final = "zsq-channel"
-_PACKED: Final = (
-    bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()
-)  # as it appears in a msgpack map
+# As it appears in a msgpack map.
+_PACKED: Final = bytes([0xA0 | len(CHANNEL_HEADER)]) + CHANNEL_HEADER.encode()
 assert len(CHANNEL_HEADER) < 32
 
 

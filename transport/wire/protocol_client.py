@@ -95,12 +95,10 @@ __all__ = [
 
 PROTOCOL_VERSION: Final = 1
 
-FRAME_BYTES_MAX: Final = (
-    16 * 1024 * 1024
-)  # MAXMSGSIZE of bound sockets: a frame over the limits below still gets its E_TOO_BIG
-OPTIONS_BYTES_MAX: Final = (
-    64 * 1024
-)  # of a control frame with options (Open, Lookup, Manage) or names (Stats): more is E_TOO_BIG
+# MAXMSGSIZE of bound sockets: a frame over the limits below still gets its E_TOO_BIG.
+FRAME_BYTES_MAX: Final = 16 * 1024 * 1024
+# Of a control frame with options (Open, Lookup, Manage) or names (Stats): more is E_TOO_BIG.
+OPTIONS_BYTES_MAX: Final = 64 * 1024
 OPTIONS_NESTED_MAX: Final = 1_000  # lists and maps in such a frame
 FRAMES_MAX: Final = 1024  # of one message
 HEARTBEAT_MS: Final = 30_000

@@ -260,9 +260,8 @@ class Probe:
             ends = time.monotonic() + PROBE_S
             while (left := ends - time.monotonic()) > 0:
                 connection.settimeout(left)
-                part = connection.recv(
-                    PROBE_BYTES_MAX - len(found)
-                )  # nothing, if no more is wanted
+                # Nothing, if no more is wanted.
+                part = connection.recv(PROBE_BYTES_MAX - len(found))
                 if not part:
                     break
                 found += part

@@ -57,9 +57,8 @@ class RequestGuard:
 
     def refusal(self, scope: Scope) -> ApiError | None:
         if self._tls_required and scope["scheme"] != "https":
-            return ApiError(
-                403, "TLS_REQUIRED", more={"https_port": 0}
-            )  # the only HTTP port has no TLS
+            # The only HTTP port has no TLS.
+            return ApiError(403, "TLS_REQUIRED", more={"https_port": 0})
         return self._origins.refusal(scope, any_name=self._authority.everybody_shows_who_they_are)
 
 

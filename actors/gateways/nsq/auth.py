@@ -76,9 +76,8 @@ class _Slots:
     def __init__(self) -> None:
         self.waiting = 0  # requests that run or wait
         self._all = asyncio.Semaphore(ASKED_MAX)
-        self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = (
-            WeakValueDictionary()
-        )  # kept while in use
+        # Kept while in use.
+        self._by_address: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
     @contextlib.asynccontextmanager
     async def one(self, address: str) -> AsyncIterator[None]:
@@ -156,9 +155,8 @@ class Authenticator:
         known = None if fresh else self.known(who)
         if known is not None:
             return known
-        task = self._asking.get((who, False)) or (
-            self._asking.get((who, True)) if fresh else None
-        )  # AUTH's may wait longer for a slot
+        # AUTH's may wait longer for a slot.
+        task = self._asking.get((who, False)) or (self._asking.get((who, True)) if fresh else None)
         if task is None:  # clients that need the same reply share one request
             slots = self._slots[fresh]
             if slots.waiting >= WAITING_MAX:
@@ -169,9 +167,8 @@ class Authenticator:
             slots.waiting += 1
             task = self._asking[who, fresh] = asyncio.create_task(self._ask(who, slots))
             task.add_done_callback(lambda done: self._answered(who, fresh, done))
-        return granted(
-            await asyncio.shield(task)
-        )  # cancelling one caller does not cancel the shared request
+        # Cancelling one caller does not cancel the shared request.
+        return granted(await asyncio.shield(task))
 
     def forget(self) -> None:
         """Forget all replies, for example after an administrator has revoked a secret."""

@@ -42,9 +42,8 @@ log = logging.getLogger("zsq")
 HIGH_WATER: Final = 1024 * 1024  # bytes that the socket has not taken; above it deliveries wait
 TOPICS_SHOWN_MAX: Final = 10  # topics in a client's `pub_counts`: those with the most messages
 _FLUSH_BYTES: Final = 64 * 1024
-_GUEST_BYTES_MAX: Final = (
-    2 * BYTES_BEFORE_AUTH_MAX
-)  # from the socket before AUTH, if AUTH is required
+# From the socket before AUTH, if AUTH is required.
+_GUEST_BYTES_MAX: Final = 2 * BYTES_BEFORE_AUTH_MAX
 
 
 class Gateway(Protocol):
@@ -324,9 +323,8 @@ class Connection(asyncio.Protocol):
         if self._closing:
             return
         now = time.monotonic_ns()
-        due = self.session.on_time(
-            now, reading=self._reading or self._stuck
-        )  # a client that does not read counts as silent
+        # A client that does not read counts as silent.
+        due = self.session.on_time(now, reading=self._reading or self._stuck)
         self._timer = self.loop.call_later(
             min(3600.0, max(0.001, (due - now) / 1e9)), self._on_time
         )
@@ -336,9 +334,8 @@ class Connection(asyncio.Protocol):
     def publish(
         self, topic: str, bodies: list[bytes], defer_ms: int, answer: Callable[[str], None]
     ) -> None:
-        self.gateway.publish(
-            topic, bodies, defer_ms, answer
-        )  # the answer also resumes paused connections
+        # The answer also resumes paused connections.
+        self.gateway.publish(topic, bodies, defer_ms, answer)
 
     def _then_look(self, answer: Callable[[_Told], None]) -> Callable[[_Told], None]:
         """Wrap `answer` so that the connection continues to read after it."""
@@ -525,6 +522,5 @@ class Connection(asyncio.Protocol):
 
 CLOSE_S: Final = 5.0  # for a client to read the last output
 DISCARD_S: Final = 2.0  # for a client to stop sending after an error
-DISCARD_BYTES_MAX: Final = (
-    6 * 1024 * 1024
-)  # that it may send in this time: the largest body and some more
+# That it may send in this time: the largest body and some more.
+DISCARD_BYTES_MAX: Final = 6 * 1024 * 1024

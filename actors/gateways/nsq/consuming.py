@@ -155,9 +155,8 @@ class Subscription:
             Address(url, True, None, by), topic, channel, self.session, None, {}
         )
         self.engine.on_void = self._void
-        self.engine.link.busy = lambda: (
-            not self._open
-        )  # a deleted channel is not created again: its consumers get an error
+        # A deleted channel is not created again: its consumers get an error.
+        self.engine.link.busy = lambda: not self._open
         self.held: dict[bytes, Handed] = {}
         self.paused = False  # the client does not read
         self._hand, self._answer, self._refused, self._lost = hand, answer, refused, lost

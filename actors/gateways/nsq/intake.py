@@ -249,9 +249,8 @@ class Intake:
             fd = one.fileno()
             if fd >= 0:
                 by_fd[fd] = one
-                poll.register(
-                    fd, 0 if one.half_closed else select.POLLRDHUP
-                )  # errors are always reported
+                # Errors are always reported.
+                poll.register(fd, 0 if one.half_closed else select.POLLRDHUP)
         for fd, events in poll.poll(0) if by_fd else ():
             by_fd[fd].hung_up(gone=bool(events & (select.POLLERR | select.POLLHUP)))
         self._looking = bool(self.unread)

@@ -96,9 +96,8 @@ class Gatherer:
         self._out: dict[str, deque[_BlockOut]] = {}
         self._planned = False
         self._used_ns: dict[str, int] = {}  # by topic with a lane, the longest idle first
-        self._ahead: dict[
-            tuple[str, int], deque[_BlockOut]
-        ] = {}  # like `_out`, but by topic and delay
+        # Like `_out`, but by topic and delay.
+        self._ahead: dict[tuple[str, int], deque[_BlockOut]] = {}
         self._turner = SettledTurner(self.engine, self._settle)
         self._look = self.loop.call_later(_LOOK_S, self._now_and_then)
         self._stopping = False
@@ -205,9 +204,8 @@ class Gatherer:
                 )
             if not out:
                 del self._out[topic]
-        if (
-            room and self._gathers and not self._planned
-        ):  # without room it would repeat in each turn
+        # Without room it would repeat in each turn.
+        if room and self._gathers and not self._planned:
             self._planned = True
             self.loop.call_soon(self._send)
 

@@ -256,9 +256,8 @@ class _LookupConnection(asyncio.Protocol):
         self.over: asyncio.Future[None] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(
-            "asyncio.Transport", transport
-        )  # uvloop's transports are not subclasses of it
+        # Uvloop's transports are not subclasses of it.
+        self._transport = cast("asyncio.Transport", transport)
         self._after()
 
     def data_received(self, data: bytes) -> None:

@@ -490,10 +490,11 @@ class Registry:
             return
         folder = self.folder(row)
         try:
+            # The second exists if its creation was interrupted.
             for suffix in (
                 "",
                 TEMPORARY_SUFFIX,
-            ):  # the second exists if its creation was interrupted
+            ):
                 if self._files.exists(folder + suffix):
                     self._files.rename(
                         folder + suffix,

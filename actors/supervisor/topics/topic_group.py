@@ -205,9 +205,8 @@ class TopicGroup:
         self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
         self.restarts = RestartIntensity()
         self._starts = StartQueue(options.STARTS_MAX)
-        self.stored: frozenset[str] = (
-            frozenset()
-        )  # channels that the topic had stored when it came up
+        # Channels that the topic had stored when it came up.
+        self.stored: frozenset[str] = frozenset()
         self._new_settings: dict[str, NewChannelSettings] = {}  # of channels that are being made
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()

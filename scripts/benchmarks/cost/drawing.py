@@ -21,12 +21,13 @@ from .plot import Axis, Plot, short
 TEXT: Final = "#1f2328"
 GRID: Final = "#d1d9e0"
 BACK: Final = "#ffffff"
+# Colour, dashes, mark.
 LINES: Final = (
     ("#0969da", "-", "o"),
     ("#bc4c00", "--", "s"),
     ("#1a7f37", ":", "^"),
     ("#8250df", "-.", "D"),
-)  # colour, dashes, mark
+)
 DARK: Final = {  # the replacement of each colour on a dark page
     TEXT: "#e6edf3",
     GRID: "#30363d",

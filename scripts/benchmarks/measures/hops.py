@@ -23,9 +23,8 @@ CHANNEL: Final = "bench0"
 KINDS: Final = ("producer", "topic", "channel", "consumer")
 BLOCKS_MAX: Final = 10_000  # the most blocks of a round
 OWN, ZEROMQ = "own threads", "ZeroMQ's thread"
-Costs = dict[
-    str, tuple[float, int]
-]  # by kind of thread: seconds of processor time, voluntary switches
+# By kind of thread: seconds of processor time, voluntary switches.
+Costs = dict[str, tuple[float, int]]
 
 
 def hops(

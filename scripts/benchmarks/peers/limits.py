@@ -30,10 +30,11 @@ HWM: Final = 64  # blocks in each direction of a socket
 
 def raw_rate(shape: Shape) -> float:
     """Return the messages a second through five processes."""
+    # Short, as a socket's path must be.
     with (
         tempfile.TemporaryDirectory(prefix="raw-") as run,
         Crew() as crew,
-    ):  # short, as a socket's path must be
+    ):
         crew.add(_consumer, run, shape)
         crew.add(raw_channel, run, shape)
         crew.add(_storage, run, shape)

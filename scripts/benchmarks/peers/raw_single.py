@@ -27,10 +27,11 @@ def raw_single_seconds(
 ) -> tuple[list[float], list[float]]:
     """Return the seconds to the consumer and to the answer for `count` messages at a fixed rate."""
     shape = Shape(count, size, 1)
+    # Short, as a socket's path must be.
     with (
         tempfile.TemporaryDirectory(prefix="raw-") as run,
         Crew() as crew,
-    ):  # short, as a socket's path must be
+    ):
         crew.add(_consumer, run, shape)
         crew.add(raw_channel, run, shape)
         crew.add(_storage, run, shape, folder)

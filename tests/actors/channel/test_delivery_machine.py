@@ -54,9 +54,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         self.log: list[Block] = []
         self.states: list[str | int] = []
         self.attempts: list[int] = []  # the highest ever seen
-        self.leases: dict[
-            int, tuple[Peer, set[int], int, int]
-        ] = {}  # token -> consumer, offsets, deadline, cap
+        # Token -> consumer, offsets, deadline, cap.
+        self.leases: dict[int, tuple[Peer, set[int], int, int]] = {}
         self.tokens = [1]  # all that were ever seen
         self.pending: Commit | None = None
         self.stored_next = 0
@@ -371,9 +370,8 @@ class DeliveryMachine(RuleBasedStateMachine):
         if changes.clear:
             self.kept.clear()
         for start in changes.holes_gone:
-            self.stored.pop(
-                start, None
-            )  # or a deferred row, or none: what was dropped is named in any case
+            # Or a deferred row, or none: what was dropped is named in any case.
+            self.stored.pop(start, None)
             self.kept.pop(start, None)
         for start, count, attempts, due in changes.holes_put:
             self.kept.pop(start, None)

@@ -197,9 +197,8 @@ class FeedMachine(RuleBasedStateMachine):
             patch.start()
         self.log: list[Block] = []
         self.end = 0  # of the log; the topic may not know yet
-        self.words: deque[int | Block] = (
-            deque()
-        )  # storage to topic: heads, and blocks that were appended
+        # Storage to topic: heads, and blocks that were appended.
+        self.words: deque[int | Block] = deque()
         self.fanout = Fanout(0)
         self.channels: list[ChannelShell] = []
 

@@ -150,9 +150,8 @@ CASES: dict[str, Callable[[], Bits]] = {
     "plain": Bits,
     "tags": lambda: Bits(tags="a||b"),
     "ordered": lambda: Bits(ordered=True),
-    "one attempt": lambda: Bits(
-        max_attempts=1
-    ),  # what could not be sent does not count as an attempt
+    # What could not be sent does not count as an attempt.
+    "one attempt": lambda: Bits(max_attempts=1),
 }
 
 

@@ -197,10 +197,11 @@ class TroubledMachine(OrderedMachine):
     @invariant()
     def one_of_a_key_is_out(self) -> None:
         for key in KEYS[:-1]:
+            # No slot waits for these.
             gone = [
                 state not in (LEASED, DYING) and at < self.low
                 for at, state in enumerate(self.states)
-            ]  # no slot waits for these
+            ]
             three = zip(self.states, self.keys, gone, strict=True)
             unfinished = [
                 state

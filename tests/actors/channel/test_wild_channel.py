@@ -51,9 +51,8 @@ class WildChannel(RuleBasedStateMachine):
         self.rows: dict[int, tuple[int, int, int]] = {}  # the store: count, attempts, due
         self.next_stored = 0
         self.pending: Changes | None = None
-        self.expected: dict[
-            int, MessageState
-        ] = {}  # where what is behind the cursor was, when that commit began
+        # Where what is behind the cursor was, when that commit began.
+        self.expected: dict[int, MessageState] = {}
         self.keys: list[bytes | None] = []
         self.attempts: dict[int, int] = defaultdict(int)
         self.tokens: list[tuple[tuple[bytes, ...], int]] = []

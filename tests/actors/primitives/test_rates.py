@@ -63,9 +63,8 @@ def test_after_an_idle_hour_the_rate_is_of_the_last_minute() -> None:
     for second in (40, 70, 100, HOUR):
         meter.note(second * S, {"a": count, "idle": 5})
     assert rate(meter, HOUR, count) == 0.0
-    meter.note(
-        (HOUR + 50) * S, {"a": count + 600, "idle": 5}
-    )  # a burst, and the pulse that it brings
+    # A burst, and the pulse that it brings.
+    meter.note((HOUR + 50) * S, {"a": count + 600, "idle": 5})
     assert rate(meter, HOUR + 50, count + 600) == 10.0
     assert rate(meter, HOUR + 100, count + 600) == 10.0, (
         "it is not spread over the idle time before"

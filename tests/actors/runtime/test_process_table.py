@@ -28,9 +28,8 @@ def test_no_process_is_started_when_the_forkserver_has_too_few_descriptors_left(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It would end in the middle of the request, and the broker with it."""
-    used = (
-        len(os.listdir("/proc/self/fd")) + START_FILES
-    )  # the check itself holds so many while it counts
+    # The check itself holds so many while it counts.
+    used = len(os.listdir("/proc/self/fd")) + START_FILES
     table: Any = SimpleNamespace(forkserver_pid=os.getpid())
     for limit, enough in ((used + START_FILES, True), (used + START_FILES - 1, False)):
         monkeypatch.setattr(resource, "prlimit", lambda *_, limit=limit: (limit, limit))

@@ -208,9 +208,8 @@ class Machine(RuleBasedStateMachine):
         self.keys = channels
         self.hung: set[int] = set()
         self.stuck: set[str] = set()
-        self.out: dict[
-            int, tuple[WorkerRequest, int, set[int]]
-        ] = {}  # request -> order, sent at, late ones
+        # Request -> order, sent at, late ones.
+        self.out: dict[int, tuple[WorkerRequest, int, set[int]]] = {}
         self.last: dict[int, int] = {}  # key -> the request by which it was asked last
         self.held: set[int] = (
             set()

@@ -85,11 +85,12 @@ def test_time_to_drain_follows_from_the_backlog_and_the_rates(
     ("topic", "storage", "end"),
     [
         ({"end": 10}, {"head": 10}, 10),
+        # A topic that is stopped, or has not heard of a transaction yet.
         (
             {"end": 10},
             {"head": 29},
             29,
-        ),  # a topic that is stopped, or has not heard of a transaction yet
+        ),
         ({"end": 10, "paused": True}, {"head": 29}, 10),
         ({"end": 10}, {"head": 7}, 10),  # an older pulse
         ({}, {"head": 7}, 7),

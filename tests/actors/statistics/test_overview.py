@@ -154,17 +154,14 @@ def test_a_version_of_another_life_counts_for_nothing(harness: OverviewHarness, 
 
 def test_messages_between_two_pulses_are_not_counted_as_backlog(harness: OverviewHarness) -> None:
     harness.tell(harness.channel, {"depth": 0, "next_offset": 110, "in_flight_count": 0}, 1.0)
-    harness.tell(
-        harness.group.topic, {"end": 160, "head": 160}, 2.0
-    )  # 50 a second, and a second later
+    # 50 a second, and a second later.
+    harness.tell(harness.group.topic, {"end": 160, "head": 160}, 2.0)
     assert harness.channel_row()["depth"] == 0
-    harness.tell(
-        harness.group.topic, {"end": 200, "head": 200}, 2.0
-    )  # more than that: it has not heard of them
+    # More than that: it has not heard of them.
+    harness.tell(harness.group.topic, {"end": 200, "head": 200}, 2.0)
     assert harness.channel_row()["depth"] == 40
-    harness.tell(
-        harness.channel, {"depth": 7, "next_offset": 210}, 3.0
-    )  # it knows more than the topic said
+    # It knows more than the topic said.
+    harness.tell(harness.channel, {"depth": 7, "next_offset": 210}, 3.0)
     assert harness.channel_row()["depth"] == 7
 
 

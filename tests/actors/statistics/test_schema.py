@@ -125,11 +125,12 @@ SHAPES: Final[dict[Level, tuple[Any, ...]]] = {
     "topic": (reports.TopicStats,), "publisher": (reports.PublisherStats,), "channel": (reports.ChannelStats,),
     "consumer": (reports.ConsumerStats, reports.ProducerStats),
 }  # fmt: skip
+# Of a channel, and nothing to show by itself.
 UNLISTED: Final = {
     "clients_left_out",
     "parked_count",
     "private_bytes",
-}  # of a channel, and nothing to show by itself
+}
 
 
 @pytest.mark.parametrize("level", SHAPES)
@@ -137,9 +138,8 @@ def test_the_shapes_of_reports_have_the_names_of_the_table_and_their_types(level
     """A value before the first report is of the type that the shape says."""
     hints = {name: hint for shape in SHAPES[level] for name, hint in get_type_hints(shape).items()}
     assert hints.keys() - (UNLISTED if level == "channel" else set()) == defaults(level).keys()
-    rows = [
-        row for row in rows_of(level) if row.name and row.unit != "row"
-    ]  # such a row is empty until then
+    # Such a row is empty until then.
+    rows = [row for row in rows_of(level) if row.name and row.unit != "row"]
     assert not [one for row in rows for one in misfits(row.default, hints[row.name], row.name)]
 
 
@@ -268,12 +268,13 @@ def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
     assert not misfits(answer, NsqStats)
     (found,) = answer["topics"]
     (channel,) = found["channels"]
+    # Nsqd tells them only where they are not empty.
     apart = {
         "authed",
         "auth_identity",
         "auth_identity_url",
         "pub_counts",
-    }  # nsqd tells them only where they are not empty
+    }
     levels: dict[Level, Mapping[str, object]] = {
         "topic": found,
         "channel": channel,

@@ -78,9 +78,8 @@ def roll_for_an_append(bench: Bench) -> None:
 
 def roll_for_an_append_that_is_refused(bench: Bench) -> None:
     files = bench.harness.files
-    files.short = {
-        files._calls.get("writev", 0) + 4: 10
-    }  # behind the footer, an index and the next chunk's head
+    # Behind the footer, an index and the next chunk's head.
+    files.short = {files._calls.get("writev", 0) + 4: 10}
     bench.hear(5)
     assert isinstance(bench.topic.told[-1], Refused)
     del bench.harness.sent[-5:]

@@ -176,9 +176,8 @@ def test_two_directories_with_one_topic_name_are_not_repaired(
 def test_a_topic_created_again_is_found_although_its_deletion_is_not_noted(data_dir: Path) -> None:
     registry = opened(data_dir)
     registry.set_state("views", "deleting", 70)
-    shutil.rmtree(
-        registry.folder(registry.topics.pop("views"))
-    )  # noted by the next change, which makes it again
+    # Noted by the next change, which makes it again.
+    shutil.rmtree(registry.folder(registry.topics.pop("views")))
     row = make(registry, "views", live=False)
     empty(data_dir)
     assert checked(data_dir, repair=True).repaired

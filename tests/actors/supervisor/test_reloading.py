@@ -61,10 +61,11 @@ def test_options_that_turn_security_on_or_off_need_a_restart() -> None:
             "--nsq-tls-cert",
             "--http-tls-cert",
         ]
+    # --no-nsq and --no-http are told by their names.
     assert merged(DOORS, replace(DOORS, nsq=None, http=None)) == (
         DOORS,
         (),
-    )  # --no-nsq and --no-http are told by their names
+    )
 
 
 def test_each_kind_of_actor_gets_the_settings_that_concern_it() -> None:
@@ -160,10 +161,11 @@ def test_an_actor_that_cannot_apply_new_settings_answers_with_an_error(
     def unwilling(told: p.Reload) -> None:
         raise raised
 
+    # The level before comes back.
     with (
         caplog.at_level("WARNING"),
         pytest.raises((UsageError, Refused)) as caught,
-    ):  # the level before comes back
+    ):
         Actor(1, "x", ActorStart())._reload(unwilling, p.Reload(1, "info"))
     assert caught.value.code == code
 

@@ -302,9 +302,8 @@ def test_a_report_after_the_end_of_a_round_does_not_count_for_the_next() -> None
     first = bench.begin()
     late = first[0]
     bench.report(first[1])
-    bench.begin(
-        options.SCAN_REPORT_MS + 1
-    )  # the first one is overdue, and the round is over without it
+    # The first one is overdue, and the round is over without it.
+    bench.begin(options.SCAN_REPORT_MS + 1)
     second = bench.begin(options.SCAN_INTERVAL_MS)
     before = bench.rounds._answers, bench.rounds._dirty
     mine = {key for order in second for key, _ in order.targets}

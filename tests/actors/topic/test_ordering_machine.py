@@ -49,9 +49,8 @@ class Producer:
     def __init__(self, number: int) -> None:
         self.id = number + 1
         self.made = 0
-        self.told: dict[
-            int, int | tuple[int, int]
-        ] = {}  # sequence -> offset, or the key of a delayed one
+        # Sequence -> offset, or the key of a delayed one.
+        self.told: dict[int, int | tuple[int, int]] = {}
         self.delayed: set[int] = set()
         self.unanswered: dict[int, Block] = {}
         self.peer: Peer = ()
@@ -111,12 +110,10 @@ class OrderingMachine(RuleBasedStateMachine):
             )
         self.ordering = Ordering(rows)
         self.synced = len(self.disk)
-        self.written: deque[tuple[int, int, int]] = (
-            deque()
-        )  # request, first offset, blocks on disk after it
-        self.delayed: deque[tuple[Append, int]] = (
-            deque()
-        )  # with the blocks of the log that must be synced before
+        # Request, first offset, blocks on disk after it.
+        self.written: deque[tuple[int, int, int]] = deque()
+        # With the blocks of the log that must be synced before.
+        self.delayed: deque[tuple[Append, int]] = deque()
         self.answers: deque[Answer] = deque()  # from storage
 
     # Producers

@@ -80,9 +80,8 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
     shell("pub", "pipe", stdin=LINES)
     with shell.open("sub", "pipe", "archive") as sub:
         assert sub.stdout is not None
-        fcntl.fcntl(
-            sub.stdout, fcntl.F_SETPIPE_SZ, 4096
-        )  # else all of it fits, where this process gets no turn in time
+        # Else all of it fits, where this process gets no turn in time.
+        fcntl.fcntl(sub.stdout, fcntl.F_SETPIPE_SZ, 4096)
         sub.stdout.readline()
         sub.stdout.close()
         assert sub.wait(30) == 0
@@ -92,9 +91,8 @@ def test_a_closed_pipe_gives_back_what_was_not_written(shell: Shell) -> None:
             == b"zsq: channel 'archive' of topic 'pipe' does not exist; creating it\n"
         )
     got = shell("sub", "pipe", "archive", "-n", str(shell.channel("pipe", "archive")["depth"]))
-    lines = set(
-        got.splitlines(keepends=True)
-    )  # what was given back waits for a commit, so new ones may overtake it
+    # What was given back waits for a commit, so new ones may overtake it.
+    lines = set(got.splitlines(keepends=True))
     assert len(lines) == got.count(b"\n")
     assert lines <= set(LINES.splitlines(keepends=True))
     assert b"line 4999\n" in lines
@@ -263,9 +261,8 @@ def test_topics_and_channels_are_managed_by_command(shell: Shell) -> None:
 
 def test_each_failure_has_its_code(shell: Shell, tmp_path: Path) -> None:
     assert shell("pub", "bad name", code=2).startswith(b"zsq: E_BAD_NAME")
-    assert shell("pub", "big", stdin=b"a" * (2 << 20), code=2).startswith(
-        b"zsq: E_TOO_BIG"
-    )  # and no count of nothing
+    # And no count of nothing.
+    assert shell("pub", "big", stdin=b"a" * (2 << 20), code=2).startswith(b"zsq: E_TOO_BIG")
     nobody = shell("stats", "--url", f"ipc://{tmp_path}/run", "--timeout", "0.3", code=3)
     assert nobody.startswith((b"zsq: E_UNREACHABLE", b"zsq: E_TIMEOUT"))
     assert shell("tail", "nowhere", "--no-follow", code=1).startswith(b"zsq: E_NOT_FOUND")

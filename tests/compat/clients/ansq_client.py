@@ -68,9 +68,8 @@ async def consume(config: dict[str, Any], orders: asyncio.Queue[Order]) -> None:
         hearing = group.create_task(hear())
         while (order := await orders.get())["op"] != "close":
             message = held[key_of(order)]
-            connection = (
-                message._connection
-            )  # what it would do itself, but for its own guard against late answers
+            # What it would do itself, but for its own guard against late answers.
+            connection = message._connection
             if order["op"] == "finish":
                 await connection.fin(message.id)
             elif order["op"] == "requeue":

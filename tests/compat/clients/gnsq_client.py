@@ -61,9 +61,8 @@ class Consumer:
             else {"nsqd_tcp_addresses": [config["nsqd"]]}
         )
         self.auto = config["auto"]
-        self.awaited = (
-            1 + bool(config["tls_ca"]) + (config["deflate"] or config["snappy"])
-        )  # the last OK is SUB's
+        # The last OK is SUB's.
+        self.awaited = 1 + bool(config["tls_ca"]) + (config["deflate"] or config["snappy"])
         self.held: dict[tuple[str, int], Any] = {}
         self.consumer = gnsq.Consumer(
             config["topic"], config["channel"], message_handler=self.on_message, max_tries=0, max_in_flight=config["in_flight"],

@@ -212,9 +212,8 @@ def test_copies_left_by_a_backup_are_removed_and_do_no_harm(harness: StorageHarn
     assert [finding.level for finding in report.findings] == ["note"]
     harness.open()
     assert harness.check() == list(range(20))
-    harness.files.rename(
-        f"{harness.directory}/backup", f"{harness.directory}/backup.tmp"
-    )  # as it is while it goes
+    # As it is while it goes.
+    harness.files.rename(f"{harness.directory}/backup", f"{harness.directory}/backup.tmp")
     assert is_captured(FILES, harness.directory)
     take_state(harness)
     drop_capture(harness.files, harness.directory)

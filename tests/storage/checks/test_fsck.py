@@ -102,9 +102,8 @@ def test_an_open_topic_is_refused(topic: StorageHarness) -> None:
 def test_each_byte_of_a_chunk_is_checked(
     topic: StorageHarness, base: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "zsq.storage.checks.fsck.check_environment", lambda path: []
-    )  # a process each time
+    # A process each time.
+    monkeypatch.setattr("zsq.storage.checks.fsck.check_environment", lambda path: [])
     path = topic.chunk_path(base)
     good = path.read_bytes()
     for byte in range(len(good)):

@@ -30,9 +30,8 @@ def spoiled(
     """A header copy, a block, the footer and an index are damaged; closed. Each can be repaired but
     the block's message.
     """
-    monkeypatch.setattr(
-        "zsq.storage.checks.fsck.check_environment", lambda path: []
-    )  # a process each time, and not what is tested here
+    # A process each time, and not what is tested here.
+    monkeypatch.setattr("zsq.storage.checks.fsck.check_environment", lambda path: [])
     folder = tmp_path / "spoiled"
     folder.mkdir()
     made = type(harness)(folder, TINY)

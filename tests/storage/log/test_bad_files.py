@@ -336,9 +336,8 @@ def test_the_survey_goes_on_where_recovery_stopped(
 def test_lost_ranges_never_overlap_and_skip_leads_behind_them(
     found: list[tuple[int, int]], offset: int
 ) -> None:
-    book = DamageBook(
-        Files(), "/proc/self/fdinfo", [Hole(*hole) for hole in found]
-    )  # any folder without .bad files
+    # Any folder without .bad files.
+    book = DamageBook(Files(), "/proc/self/fdinfo", [Hole(*hole) for hole in found])
     lost = {first + i for first, count in found for i in range(count)}
     assert sum(hole.count for hole in book.holes) == len(lost) == book.messages
     assert all(

@@ -268,40 +268,45 @@ def test_a_forked_process_cannot_use_the_queue_and_does_not_hold_its_lock(tmp_pa
 @pytest.mark.parametrize(
     ("meta", "contents", "expected", "write_file"),
     [
+        # NSQ would begin anew over it.
         (
             None,
             (RECORDS, RECORDS[:20]),
             [*BODIES[:6], *BODIES[:2]],
             2,
-        ),  # NSQ would begin anew over it
+        ),
         (Meta(2, 0, 0, 0, 20), (RECORDS,), BODIES[:6], 1),  # older than the data
+        # A roll that it does not know of.
         (
             Meta(2, 0, 0, 0, 20),
             (RECORDS, RECORDS[:10]),
             [*BODIES[:6], BODIES[0]],
             2,
-        ),  # a roll that it does not know of
+        ),
         (Meta(9, 0, 10, 0, 60), (RECORDS[:40],), BODIES[1:4], 1),  # data is lost
+        # A write that never finished.
         (
             Meta(6, 0, 0, 0, 60),
             (RECORDS + b"\0\0\0\x06bo",),
             BODIES[:6],
             1,
-        ),  # a write that never finished
+        ),
         (Meta(6, 0, 0, 0, 60), (RECORDS + b"\0\0",), BODIES[:6], 1),
+        # A write of which only the size reached the disk.
         (
             Meta(6, 0, 0, 0, 60),
             (RECORDS + bytes(50),),
             BODIES[:6],
             1,
-        ),  # a write of which only the size reached the disk
+        ),
         (Meta(-3, 0, 10, 0, 60), (RECORDS,), BODIES[1:6], 0),  # a count that drifted
+        # The read position, or the depth: some may come twice, none is lost.
         (
             Meta(5, 0, 60, 0, 60),
             (RECORDS,),
             BODIES[:6],
             0,
-        ),  # the read position, or the depth: some may come twice, none is lost
+        ),
         (Meta(6, 3, 70, 3, 60), (), [], 3),  # reading beyond writing, and no file at all
     ],
 )

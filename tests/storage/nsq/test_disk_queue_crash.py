@@ -363,9 +363,8 @@ def test_a_batch_within_a_file_is_taken_back_whole(tmp_path: Path) -> None:
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, files=files) as queue:
         queue.put(b"first")
-        files.fail = {
-            "open_new": dict.fromkeys(range(1, 100), errno.ENOSPC)
-        }  # the metadata is written as a new file
+        # The metadata is written as a new file.
+        files.fail = {"open_new": dict.fromkeys(range(1, 100), errno.ENOSPC)}
         with pytest.raises(DiskFull, match="0 of 3 messages were stored"):
             queue.put_many([b"one", b"two", b"three"])
         files.fail = {}
@@ -406,10 +405,11 @@ def test_an_unreadable_page_costs_only_later_messages_of_its_file(tmp_path: Path
     files = FaultyFiles(str(tmp_path))
     with DiskQueue(tmp_path, NAME, max_bytes_per_file=40, files=files) as queue:
         queue.put_many([b"message %d" % number for number in range(9)])
+        # In its second record; three lie in a file.
         files.unreadable = (
             f"{NAME}.diskqueue.000001.dat",
             14,
-        )  # in its second record; three lie in a file
+        )
         assert list(queue) == [b"message %d" % number for number in (0, 1, 2, 3, 6, 7, 8)]
         assert "cannot be read" not in queue.report.notes
         assert (tmp_path / f"{NAME}.diskqueue.000001.dat.bad").exists()

@@ -72,9 +72,8 @@ def test_bytes_of_a_refused_put_are_gone_when_a_smaller_one_follows(tmp_path: Pa
         queue.put(BODIES[0])
         files.short = {files._calls["writev"] + 1: 80}
         with pytest.raises(DiskFull):
-            queue.put(
-                b"x" * 80
-            )  # up to 93; seven of the others end at 91, and the eighth goes into the next file
+            # Up to 93; seven of the others end at 91, and the eighth goes into the next file.
+            queue.put(b"x" * 80)
         for body in BODIES[1:]:
             queue.put(body)
         assert list(queue) == BODIES

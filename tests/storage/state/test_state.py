@@ -383,9 +383,8 @@ def flip_in_place(folder: Path, key: bytes, bit: int) -> None:
     data = bytearray((folder / "data.mdb").read_bytes())
     at = data.find(key)
     while at >= 0:
-        if data[at + len(key) + 6 :].startswith(
-            key
-        ):  # the value behind it begins with checksum, length and the key once more
+        # The value behind it begins with checksum, length and the key once more.
+        if data[at + len(key) + 6 :].startswith(key):
             data[at + bit // 8] ^= 1 << bit % 8
         at = data.find(key, at + 1)
     (folder / "data.mdb").write_bytes(data)

@@ -67,9 +67,8 @@ class Publishing(Worker):
         self.random = random.Random(seed)
         self.pace_s = pace_s
         self.url = url
-        self.keys: deque[tuple[Topic, int, str, int]] = deque(
-            maxlen=4_000
-        )  # topic, number, key, due: what may be cancelled
+        # Topic, number, key, due: what may be cancelled.
+        self.keys: deque[tuple[Topic, int, str, int]] = deque(maxlen=4_000)
         self._out: deque[tuple[Topic, range, int, zsq.Receipt]] = deque()
 
     def work(self) -> None:
@@ -228,9 +227,8 @@ class Consuming(Worker):
 
     def _close(self, consumer: zsq.Consumer) -> None:
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
-            self._settle(
-                consumer.flush
-            )  # `close` only logs which finishes were lost with an earlier link
+            # `close` only logs which finishes were lost with an earlier link.
+            self._settle(consumer.flush)
         with contextlib.suppress(zsq.LeaseLost, zsq.BrokerUnreachable, zsq.NotFound):
             consumer.close(PATIENCE_S)
 

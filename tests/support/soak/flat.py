@@ -55,9 +55,8 @@ class Sample:
     at_s: float
     processes: dict[str, dict[str, float]]
     all: dict[str, float]
-    threads: dict[str, tuple[str, ...]] = field(
-        default_factory=dict
-    )  # title -> the names of its threads, for who reads that they grew
+    # Title -> the names of its threads, for who reads that they grew.
+    threads: dict[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def look(at_s: float, processes: Sequence[Process], folder: Path) -> Sample:

@@ -34,9 +34,10 @@ SHOWN: Final = 5  # numbers named in one complaint
 # number of the consumer.
 AWAITED, TOLD, PASSED, EITHER, DEAD, FINISHED = range(6)
 STEP_MAX: Final = 50_000_000  # no run has so many messages: an offset that is so far ahead is wrong
+# By a seek that passes it.
 LEFT_OUT: Final = bytes(
     PASSED if state in (AWAITED, TOLD, EITHER) else state for state in range(256)
-)  # by a seek that passes it
+)
 NOT_ASKED, ASKED, CANCELLED = range(3)  # of a delayed message
 
 
@@ -128,12 +129,10 @@ class Channel:
 
     def __post_init__(self) -> None:
         self.state = Table(self.topic.first)
-        self.finished_attempt = Table(
-            self.topic.first
-        )  # at which attempt a confirmed finish was made
-        self.attempts = [
-            Table(self.topic.first) for _ in range(self.consumers)
-        ]  # of each consumer, the last one that it got
+        # At which attempt a confirmed finish was made.
+        self.finished_attempt = Table(self.topic.first)
+        # Of each consumer, the last one that it got.
+        self.attempts = [Table(self.topic.first) for _ in range(self.consumers)]
 
     @property
     def tables(self) -> list[Table]:

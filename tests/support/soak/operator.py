@@ -222,9 +222,8 @@ class Operator(Worker):
         now_ns = time.time_ns()
         for _ in range(min(CANCELS_MAX, len(producer.keys))):
             topic, number, key, due_ns = producer.keys.pop()
-            if (
-                due_ns - now_ns > 500_000_000 or self.random.random() < 0.2
-            ):  # some of them when they are due, or were
+            # Some of them when they are due, or were.
+            if due_ns - now_ns > 500_000_000 or self.random.random() < 0.2:
                 chosen.setdefault(topic.name, []).append((number, key))
         for name, pairs in chosen.items():
             self.ledger.cancelling([number for number, _ in pairs])

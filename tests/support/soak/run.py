@@ -22,10 +22,11 @@ from support.torture.processes import Process, await_end, holders_of, of_session
 
 import zsq
 
+# After the first third no process of the first one is killed: a leak has time to show there.
 STEADY, ROUGH = (
     "steady",
     "rough",
-)  # after the first third no process of the first one is killed: a leak has time to show there
+)
 PLAIN: Final = ((STEADY, "keep"), (ROUGH, "plain"))
 ORDERED: Final = (STEADY, "strict")
 DYING: Final = (ROUGH, "dying")

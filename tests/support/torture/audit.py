@@ -18,9 +18,8 @@ class TopicAudit:
     """How far a topic's log was read."""
 
     offset: int = 0
-    newest: dict[tuple[int, int], int] = field(
-        default_factory=dict
-    )  # (lane, life) -> the last of its blocks in the log
+    # (lane, life) -> the last of its blocks in the log.
+    newest: dict[tuple[int, int], int] = field(default_factory=dict)
 
 
 class Audit:
@@ -72,9 +71,8 @@ class Audit:
         ledger.stored[message] = 1
         self.messages += 1
         slot, index = divmod(message, SLOT)
-        if (
-            not index and ledger.kind[slot] == l.BLOCK
-        ):  # a producer's blocks stand in the order in which it published them
+        # A producer's blocks stand in the order in which it published them.
+        if not index and ledger.kind[slot] == l.BLOCK:
             producer = (slot // ledger.shape.slots, ledger.life[slot])
             if topic.newest.get(producer, -1) > slot:
                 ledger.complain(

@@ -39,9 +39,8 @@ class Consuming:
         self.unconfirmed: list[int] = []
         self.batches = 0
         self.epoch = 0  # of the oldest batch that is not confirmed
-        self.late: deque[tuple[float, zsq.Batch, list[int]]] = (
-            deque()
-        )  # to be finished when their leases have ended
+        # To be finished when their leases have ended.
+        self.late: deque[tuple[float, zsq.Batch, list[int]]] = deque()
         self.flushed_s = time.monotonic()
         ledger.words[self.row + l.SETTLED] = ledger.words[self.row + l.TOLD]
 

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 ACTORS: Final = ("topic", "channel", "scan_worker", "scan_loop", "gateway", "alarm_teller")
 CLIENTS: Final = ("producer", "consumer")
+# The broker is started anew.
 GENERATION: Final = (
     "forkserver",
     "supervisor",
     "everything",
     "start_storm",
     "terminate",
-)  # the broker is started anew
+)
 # How often each comes among thirty
 SHARES: Final[dict[str, int]] = {
     "topic": 6, "channel": 3, "scan_worker": 1, "scan_loop": 1, "gateway": 2, "alarm_teller": 1, "forkserver": 1,
@@ -41,9 +42,8 @@ SHORT_S: Final = (0.02, 0.4)
 LONG_S: Final = (2.3, 3.5)  # beyond two heartbeats
 START_S: Final = 120.0
 STORM_ROUNDS: Final = (2, 4)
-RESTARTS_ROOM: Final = (
-    RESTARTS_MAX - STORM_ROUNDS[1] - 1
-)  # further restarts within a minute would be the broker's end, as it promises
+# Further restarts within a minute would be the broker's end, as it promises.
+RESTARTS_ROOM: Final = RESTARTS_MAX - STORM_ROUNDS[1] - 1
 
 
 @dataclass(frozen=True)

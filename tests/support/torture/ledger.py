@@ -33,28 +33,26 @@ WORDS: Final = 4096
 ROW: Final = 16  # words of a client's row
 ROWS_AT: Final = 64
 
-UNUSED, SENT, ACKED, FAILED = range(
-    4
-)  # of a slot; failed: the client was told of an error, it is stored or not
+# Of a slot; failed: the client was told of an error, it is stored or not.
+UNUSED, SENT, ACKED, FAILED = range(4)
 BLOCK, DELAYED, STAGED = range(3)  # kinds of slots
 
 # Words for all
 EPOCH, PRESSURE, PAUSE, STOP = range(4)
 # Words of a client's row
+# Of a producer; EPOCHS: one word a topic.
 SENT_BLOCKS, DONE_BLOCKS, ACKED_MESSAGES, IDLE, EPOCHS = (
     0,
     1,
     2,
     3,
     8,
-)  # of a producer; EPOCHS: one word a topic
-TOLD, SETTLED, CONFIRMED, DELIVERED, REDELIVERED, STALE, DOUBTED = range(
-    7
-)  # of a consumer; its epoch is at EPOCHS
+)
+# Of a consumer; its epoch is at EPOCHS.
+TOLD, SETTLED, CONFIRMED, DELIVERED, REDELIVERED, STALE, DOUBTED = range(7)
 
-NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(
-    3
-)  # of a message in a channel; confirmed: this and who it was
+# Of a message in a channel; confirmed: this and who it was.
+NOT_FINISHED, FINISH_TOLD, FINISH_CONFIRMED = range(3)
 
 
 @dataclass(frozen=True)

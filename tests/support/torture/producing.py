@@ -45,9 +45,8 @@ class Lane:
             (ledger.life[self._next - 1] + 1) % 256 if self._next % ledger.shape.slots else 0
         )
         words = ledger.words
-        words[self.row + l.DONE_BLOCKS] = words[
-            self.row + l.SENT_BLOCKS
-        ]  # what a killed predecessor had on its way is nobody's now
+        # What a killed predecessor had on its way is nobody's now.
+        words[self.row + l.DONE_BLOCKS] = words[self.row + l.SENT_BLOCKS]
 
     def take(self) -> int:
         slot = self._next
@@ -67,9 +66,8 @@ class Publishing:
         self.random = random.Random(seed)
         self.producer = zsq.Producer(url, heartbeat_ms=HEARTBEAT_MS, timeout=PATIENCE_S)
         topics = range(len(ledger.shape.topics))
-        self.out: list[deque[tuple[int, int, zsq.Receipt]]] = [
-            deque() for _ in topics
-        ]  # slot, epoch, receipt
+        # Slot, epoch, receipt.
+        self.out: list[deque[tuple[int, int, zsq.Receipt]]] = [deque() for _ in topics]
         self.next_s = [0.0 for _ in topics]
         self.burst = [BURST for _ in topics]
 

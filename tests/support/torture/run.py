@@ -150,9 +150,8 @@ class Torture:
         select.select([], [], [], self.random.uniform(0, 0.008))
         at, publishes, finishes = time.monotonic(), self.publishes_out(), self.finishes_out()
         done = self.killer.carry_out(kind)
-        if (
-            done is None
-        ):  # there is none now, or the broker would take one more for a reason to give up
+        # There is none now, or the broker would take one more for a reason to give up.
+        if done is None:
             kind = "everything"
             done = self.killer.carry_out(kind)
         assert done is not None

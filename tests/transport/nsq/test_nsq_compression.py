@@ -146,9 +146,8 @@ def test_snappy_bytes_as_the_format_says() -> None:
     sent = layer.send(b"OK")
     assert sent == STREAM + b"\x01\x06\x00\x00" + sent[14:18] + b"OK"
     assert sent == bytes(cramjam.snappy.compress(b"OK"))  # its checksum too
-    assert (
-        layer.send(b"a" * 64)[:4] == b"\x00\x0a\x00\x00"
-    )  # packed, and no second stream identifier
+    # Packed, and no second stream identifier.
+    assert layer.send(b"a" * 64)[:4] == b"\x00\x0a\x00\x00"
 
 
 def test_each_tls_record_of_snappy_completes_a_chunk() -> None:

@@ -105,10 +105,11 @@ def test_a_client_without_identify_gets_the_defaults() -> None:
         ({"output_buffer_timeout": 25}, {"output_buffer_timeout_ms": 25}),
         ({"msg_timeout": 0}, {"msg_timeout_ms": 60000}),
         ({"msg_timeout": 1000}, {"msg_timeout_ms": 1000}),
+        # Nothing is negotiated.
         (
             {"tls_v1": True, "snappy": True},
             {"tls": False, "snappy": False},
-        ),  # nothing is negotiated
+        ),
         ({"snappy": True, "deflate": True}, {"snappy": False, "deflate": False}),
         ({"feature_negotiation": True, "snappy": True}, {"snappy": True, "layers": ("snappy",)}),
         (
@@ -325,7 +326,6 @@ def test_deeply_nested_json_is_refused_before_it_is_parsed(
 
 def test_brackets_in_strings_are_not_depth() -> None:
     assert asked(user_agent="[{" * 100, hostname='"[' * 100, other=[[]] * 50).hostname == '"[' * 100
-    body = (
-        b'{"user_agent":"' + b"\\" * 5_000 + b"[" * 5_000
-    )  # a string without an end: looked through once
+    # A string without an end: looked through once.
+    body = b'{"user_agent":"' + b"\\" * 5_000 + b"[" * 5_000
     assert refused(body) == JSON_ERROR

@@ -126,12 +126,13 @@ def test_mpub_gives_the_messages_that_were_packed(many: list[bytes]) -> None:
 def test_thousands_of_messages_in_one_command_are_parsed() -> None:
     many = [b"%04d" % i for i in range(5000)]
     assert parsed([mpub(b"t", *many)]) == [Mpub("t", many, 20000)]
+    # The last stands where it would if all had four bytes.
     odd = [
         *many[:1500],
         b"odd",
         b"uneve",
         *many[1500:],
-    ]  # the last stands where it would if all had four bytes
+    ]
     assert parsed([mpub(b"t", *odd)]) == [Mpub("t", odd, 20008)]
     assert parsed([FIN * 5000]) == [Fins([ID])] * 5000
 
@@ -229,10 +230,11 @@ HUGE = [
     (b"MPUB t\n\x7f\xff\xff\xff", 1),
     (b"IDENTIFY\n\x7f\xff\xff\xff", 1),
     (b"MPUB t\n" + HEAD + b"\x7f\xff\xff\xff", 1),
+    # The fifth is beyond the body.
     (
         b"MPUB t\n" + HEAD + (b"\0\x10\0\0" + b"x" * (1 << 20)) * 6,
         6,
-    ),  # the fifth is beyond the body
+    ),
 ]
 
 

@@ -304,10 +304,11 @@ def test_too_many_answers_stop_the_reading() -> None:
     client.send(pub(b"t", b"x") * 50)
     assert (client.session.reading, client.session.pending) == (False, PENDING_MAX + 1)
     assert client.tell("publish") == OK
+    # The next was taken.
     assert (client.session.reading, client.session.pending) == (
         False,
         PENDING_MAX + 1,
-    )  # the next was taken
+    )
     for _ in range(50):
         client.tell("publish")
     assert (client.session.reading, client.session.pending) == (True, PENDING_MAX - 1)

@@ -257,9 +257,8 @@ class Consumer(ConsumerBase):
         loop = asyncio.get_running_loop()
         caught = (signal.SIGTERM, signal.SIGINT) if signals else ()
         for number in caught:
-            with contextlib.suppress(
-                ValueError, RuntimeError
-            ):  # only the main thread's loop can do this
+            # Only the main thread's loop can do this.
+            with contextlib.suppress(ValueError, RuntimeError):
                 loop.add_signal_handler(number, self._stop_taking)
         errors: list[ZsqError] = []
 

@@ -131,9 +131,8 @@ class Runner:
             if not message.answered:
                 message.requeue(**again(message, self.delay), error=error)
         else:
-            if inspect.iscoroutine(
-                result
-            ):  # from a lambda or a partial: it has not run, so the message is not finished
+            # From a lambda or a partial: it has not run, so the message is not finished.
+            if inspect.iscoroutine(result):
                 result.close()
                 message.requeue()
                 raise UsageError(
@@ -265,9 +264,8 @@ class ConsumerBase:
         self._timeout = timeout
         make_session(ready, message_timeout, label, sample_rate)
         self._made: Any = None
-        self._messages: deque[Any] = (
-            deque()
-        )  # the rest of a delivery that is handed out message by message
+        # The rest of a delivery that is handed out message by message.
+        self._messages: deque[Any] = deque()
         self._workers: set[Any] = set()  # threads or tasks of `run`
         self._closing = False
         self._begin()

@@ -91,9 +91,8 @@ class Drive(Generic[_EngineT]):
                     return done()
                 turned = True
                 if waiter not in self.engine.waiters:
-                    self.engine.waiters.append(
-                        waiter
-                    )  # it was woken, but another thread was faster
+                    # It was woken, but another thread was faster.
+                    self.engine.waiters.append(waiter)
                 if self._driver is None:
                     self._drive(waker, deadline_ns)
                 else:

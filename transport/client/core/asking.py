@@ -39,9 +39,8 @@ def ask(question: Question) -> Asking[Any]:
     return answer.data
 
 
-SETTING_MAX: Final = (
-    1 << 62
-)  # fits into a field of a protocol message; the broker checks which values make sense
+# Fits into a field of a protocol message; the broker checks which values make sense.
+SETTING_MAX: Final = 1 << 62
 SettingValue = int | float | str | None
 
 

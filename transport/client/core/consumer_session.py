@@ -83,9 +83,8 @@ class LeasedBlock:
         self.epoch = epoch
         self.received_ns = now_ns
         self.finished: list[int] = []  # finished by the user, not yet sent to the channel
-        self.answered: set[int] = (
-            set()
-        )  # sent to the channel; kept until the whole delivery is answered
+        # Sent to the channel; kept until the whole delivery is answered.
+        self.answered: set[int] = set()
         self.closed = False  # all answers are sent
         self.queued = False  # in session.dirty
 
@@ -440,9 +439,8 @@ class ConsumerSession:
             every = delivery.block.count if delivery is not None else 1
             self.stale += sum(every if first == ALL else count for first, count in message.refused)
             return Reaction.NOTHING
-        told = self._told.pop(
-            message.request, 0
-        )  # every request is a barrier: all answers sent before it are committed too
+        # Every request is a barrier: all answers sent before it are committed too.
+        told = self._told.pop(message.request, 0)
         self.unconfirmed = max(0, self.unconfirmed - told)
         self._told = {request: count - told for request, count in self._told.items()}
         if message.refused:

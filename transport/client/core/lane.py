@@ -111,9 +111,8 @@ class Lane:
         self.link = Link(engine, engine.address, Target("topic", topic), self, engine.heartbeat_ms)
         self.refused: ZsqError | None = None  # why the last attempt to get a link failed
         self.asked = 0  # callers that wait to learn the largest message that the broker takes
-        self.link.busy = lambda: (
-            self.session.unanswered or self.asked > 0
-        )  # a deleted topic is not created again without need
+        # A deleted topic is not created again without need.
+        self.link.busy = lambda: self.session.unanswered or self.asked > 0
         self.link.needed = self.link.busy
         self.backoff = Backoff()
         self.gather: Gather | None = None

@@ -87,9 +87,8 @@ RECEIVE_MAX: Final = 500  # messages a turn; the rest is due at once
 FAR_NS: Final = 1 << 62
 _BEAT: Final = [b"", encode(Beat())]
 _BYE: Final = [b"", encode(Bye())]
-AGAIN: Final = frozenset(
-    {E_HELLO, E_CLOSING, E_UNREACHABLE}
-)  # refusals whose reason may disappear by itself
+# Refusals whose reason may disappear by itself.
+AGAIN: Final = frozenset({E_HELLO, E_CLOSING, E_UNREACHABLE})
 Ready = list[tuple[int, int]]
 _T = TypeVar("_T")
 Steps = Generator[tuple[Callable[[], bool], int], bool, _T]
@@ -178,9 +177,8 @@ class Engine:
         self.waiters: list[Waiter] = []
         self._sockets: dict[int, Link] = {}
         self._monitors: dict[int, Link] = {}
-        self._direct: dict[
-            str, Address
-        ] = {}  # the run directories that gateways named, by the gateway's URL
+        # The run directories that gateways named, by the gateway's URL.
+        self._direct: dict[str, Address] = {}
         self._unusable: set[str] = set()  # the run ids of those over which nothing has answered
 
     # Going direct
@@ -404,11 +402,12 @@ LINK_TABLE: Final[dict[LinkState, dict[LinkEvent, LinkState]]] = {
         _E.STOP: _S.IDLE,
     },
     _S.LOOKING: {_E.REACHED: _S.GREETING, **_DIES},
+    # LOOK: the gateway named the run directory.
     _S.OPENING: {
         _E.LOOK: _S.LOOKING,
         _E.REACHED: _S.GREETING,
         **_DIES,
-    },  # LOOK: the gateway named the run directory
+    },
     _S.GREETING: {_E.GREETED: _S.UP, **_DIES},
     _S.UP: _DIES,
 }
@@ -496,9 +495,8 @@ class Link:
         self.refusal: ZsqError | None = (
             None  # why the last attempt failed, if the broker gave a reason
         )
-        self.opened: dict[
-            str, Any
-        ] = {}  # the reply of the supervisor or the gateway about the target
+        # The reply of the supervisor or the gateway about the target.
+        self.opened: dict[str, Any] = {}
         self.heartbeat_ms = heartbeat_ms
         self.sent_ns = self.heard_ns = self._beat_ns = 0
         self.needed: Callable[[], bool] = lambda: True  # True if a caller waits for this link
@@ -600,9 +598,8 @@ class Link:
         self._socket, self._monitor = socket, monitor
         self._fds = (int(socket.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD)))
         self.engine.watch(self, *self._fds)
-        self.engine.sooner(
-            0
-        )  # descriptors are edge-triggered: this looks for events from before they were watched
+        # Descriptors are edge-triggered: this looks for events from before they were watched.
+        self.engine.sooner(0)
 
     def _disconnect(self, linger_ms: int = 0) -> None:
         if self._socket is not None:
@@ -626,9 +623,8 @@ class Link:
         self._known = True
         self.trouble = ""
         self.refusal = None
-        if not (
-            self.address.direct and self.target.kind == "supervisor"
-        ):  # a link to the supervisor is up before anything has answered
+        # A link to the supervisor is up before anything has answered.
+        if not (self.address.direct and self.target.kind == "supervisor"):
             self.wanted_ns = FAR_NS
         self.peer.on_up(now_ns)
         if self.heartbeat_ms:
@@ -896,9 +892,8 @@ class Link:
         if now_ns - self.heard_ns > 2 * heartbeat_ns:
             self._die(now_ns, f"nothing arrived for {2 * self.heartbeat_ms} ms, two heartbeats")
             return self._again_ns
-        quiet_ns = max(
-            min(self.sent_ns, self.heard_ns), self._beat_ns
-        )  # due after silence of either side, once in an interval
+        # Due after silence of either side, once in an interval.
+        quiet_ns = max(min(self.sent_ns, self.heard_ns), self._beat_ns)
         if now_ns - quiet_ns >= heartbeat_ns:
             self.send(_BEAT, now_ns)
             self._beat_ns = quiet_ns = now_ns

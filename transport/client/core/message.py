@@ -67,9 +67,8 @@ def as_error(error: Reason) -> str:
         )
     if len(error) > ERROR_TEXT_MAX:
         error = error[: ERROR_TEXT_MAX - 3] + "..."
-    return error.encode(errors="backslashreplace").decode()[
-        :ERROR_TEXT_MAX
-    ]  # lone surrogates, as in file names, cannot be sent
+    # Lone surrogates, as in file names, cannot be sent.
+    return error.encode(errors="backslashreplace").decode()[:ERROR_TEXT_MAX]
 
 
 ID_DIGITS: Final = 16

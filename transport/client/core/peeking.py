@@ -24,9 +24,8 @@ ONE_BLOCK: Final = (
     1  # as a limit in bytes: reads one block, because a read always returns at least one
 )
 READ_BYTES: Final = 1024 * 1024
-LOOK_BYTES_MAX: Final = (
-    16 * 1024 * 1024
-)  # the most that one peek reads; it bounds the search in a channel whose tags are rare
+# The most that one peek reads; it bounds the search in a channel whose tags are rare.
+LOOK_BYTES_MAX: Final = 16 * 1024 * 1024
 STATES: Final = ("requeued", "parked", "new", "in flight", "deferred", "dying")
 _NS_PER_S: Final = 1_000_000_000
 

@@ -279,9 +279,8 @@ class ProducerSession:
             return Reaction.RENEW
         self._step(_E.WELCOME)
         self._granted = message.credit_bytes
-        self.credit_bytes = (
-            0 if self.no_room else message.credit_bytes
-        )  # one block at a time, until one of them finds room
+        # One block at a time, until one of them finds room.
+        self.credit_bytes = 0 if self.no_room else message.credit_bytes
         self.heartbeat_ms = heartbeat(message.heartbeat_ms)
         if message.expected > self.next_sequence:
             # Another producer uses this id: wait for the answers to what is sent, then take another

@@ -32,9 +32,8 @@ IDLE_NS: Final = (
 )
 
 BACKOFFS_MAX: Final = 1_000  # topics whose refusals are remembered
-PASSING: Final = frozenset(
-    {E_LIMIT, E_TOPIC_FAILED}
-)  # refusals of a link that a patient client waits out
+# Refusals of a link that a patient client waits out.
+PASSING: Final = frozenset({E_LIMIT, E_TOPIC_FAILED})
 
 
 def topic_of(message: Wire) -> str:
@@ -80,9 +79,8 @@ class RequestEngine(Engine):
         self.add(self.link)
         self._requests: dict[int, Request] = {}
         self._number = 0
-        self._backoffs: dict[
-            str, Backoff
-        ] = {}  # by topic: a topic in trouble does not delay the others
+        # By topic: a topic in trouble does not delay the others.
+        self._backoffs: dict[str, Backoff] = {}
         self.link.needed = lambda: bool(self._requests)
 
     def ask(self, number: int, message: Wire, *, repeatable: bool) -> Request:

@@ -174,9 +174,8 @@ class StageEngine(Engine):
             self._push = sockets.make_push(str(endpoint), self.address.credentials)
         except zmq.ZMQError as error:
             raise UsageError(E_BAD_COMMAND, f"cannot push to {endpoint}: {error}") from None
-        self.link.target = replace(
-            self.link.target, create=False
-        )  # a topic that is deleted from now on is not created again
+        # A topic that is deleted from now on is not created again.
+        self.link.target = replace(self.link.target, create=False)
         self._push_endpoint = str(endpoint)
         self._head = [route, b"", encode(Push(self.session.stage))]
         self.pump(now_ns)

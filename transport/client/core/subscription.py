@@ -59,9 +59,8 @@ class ConsumerEngine(Engine):
         self.down_ns = time.monotonic_ns()  # since when there is no link
         self.closing = False
         self._compared = False
-        self.on_void: Callable[[], object] = lambda: (
-            None
-        )  # all leases are void: drop the messages that no handler has begun
+        # All leases are void: drop the messages that no handler has begun.
+        self.on_void: Callable[[], object] = lambda: None
         self.add(self.link)
 
     def start(self) -> None:
@@ -106,9 +105,8 @@ class ConsumerEngine(Engine):
         self.link.heartbeat_ms = self.session.heartbeat_ms
         self.session.node = self.link.opened.get("node", 0)
         self._compare(self.link.opened.get("settings"))
-        self.link.passing = AGAIN | {
-            E_LIMIT
-        }  # this consumer has a place: if none is free later, its own lost link still holds it
+        # This consumer has a place: if none is free later, its own lost link still holds it.
+        self.link.passing = AGAIN | {E_LIMIT}
         self.error = None
 
     def _compare(self, settings: object) -> None:

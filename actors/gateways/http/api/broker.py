@@ -91,7 +91,6 @@ class SharedStats:
     @staticmethod
     def _task(ask: Coroutine[Any, Any, BrokerStats]) -> asyncio.Task[BrokerStats]:
         task = asyncio.get_running_loop().create_task(ask)
-        task.add_done_callback(
-            lambda done: done.cancelled() or done.exception()
-        )  # its callers may be gone
+        # Its callers may be gone.
+        task.add_done_callback(lambda done: done.cancelled() or done.exception())
         return task

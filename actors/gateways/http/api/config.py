@@ -22,13 +22,14 @@ from ..web.responses import answer, api_error, text
 from .lookup import LookupNode
 
 _MS: Final = 1_000_000
+# Nsqd's names and numbers.
 LOG_LEVELS: Final = {
     "debug": 1,
     "info": 2,
     "warn": 3,
     "error": 4,
     "fatal": 5,
-}  # nsqd's names and numbers
+}
 _ADDRESS: Final = re.compile(
     r"[A-Za-z0-9_.-]{1,255}:[0-9]{1,5}|\[[0-9A-Fa-f:.]{2,45}\]:[0-9]{1,5}", re.ASCII
 )

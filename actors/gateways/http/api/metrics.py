@@ -134,9 +134,8 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
         row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"
     ]
     counted = [one.name for one in METRICS if one.level == "gateway"] if gateways else []
-    kinds: dict[
-        str, dict[str, float]
-    ] = {}  # by kind; "" is the number of processes, for zsq_processes
+    # By kind; "" is the number of processes, for zsq_processes.
+    kinds: dict[str, dict[str, float]] = {}
     for row in stats.get("processes", ()):
         own = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})
         own[""] += 1

@@ -27,9 +27,8 @@ from .broker import BrokerClient
 LANES_MAX: Final = 512
 END_S: Final = 35.0  # longer than the time limit of a publish
 FAILURES_MAX: Final = 100
-_FAILS: Final = frozenset(
-    {E_DISK_FULL, E_TOPIC_FAILED}
-)  # faults of the broker, not refusals by a rule
+# Faults of the broker, not refusals by a rule.
+_FAILS: Final = frozenset({E_DISK_FULL, E_TOPIC_FAILED})
 
 
 class TopicPublisher(Protocol):

@@ -119,9 +119,8 @@ def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
     `failures` has the reasons of failed publishes, by topic.
     """
     said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
-    disk_full = stats.get("disk", {}).get(
-        "full", ""
-    )  # the broker's health has that, and names the topics
+    # The broker's health has that, and names the topics.
+    disk_full = stats.get("disk", {}).get("full", "")
     for row in stats["topics"]:
         name = row["topic_name"]
         why = str(row.get("write_trouble", "")) or failures.get(name, "")

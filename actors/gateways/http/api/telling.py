@@ -120,10 +120,11 @@ class Telling:
             except NotFound:
                 pass
             else:
+                # Producers of all topics, as in nsqd.
                 return {
                     **of_topic,
                     "producers": shown.get("producers", ()),
-                }, said  # producers of all topics, as in nsqd
+                }, said
         return {**shown, "topics": []}, said
 
     async def metrics(self, request: Request) -> Response:

@@ -83,9 +83,8 @@ BODY_BYTES: Final = 4096
 BODY_BYTES_MAX: Final = 1024 * 1024
 ALL_BYTES_MAX: Final = 4 * 1024 * 1024  # of one answer
 KEY_BYTES_MAX: Final = 4096
-_NO_TEXT: Final = re.compile(
-    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]"
-)  # control characters except tab and line ends
+# Control characters except tab and line ends.
+_NO_TEXT: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 _MS: Final = 1_000_000
 PUBLISHED_MAX: Final = 10_000  # messages of one request
 _PUBLISHED: Final = frozenset(

@@ -253,9 +253,8 @@ class BackgroundJobs:
     async def _send(self, job: Job, batch: Batch, producer: Producer) -> None:
         plan, messages = job.plan, batch.messages()
         for route in plan.unknown(messages):
-            if not job.principal.may(
-                Action.PUBLISH, route.place.topic
-            ):  # any publisher may have written the letter's origin
+            # Any publisher may have written the letter's origin.
+            if not job.principal.may(Action.PUBLISH, route.place.topic):
                 why = (
                     f"publishing to topic {route.place.topic!r} is not permitted for "
                     f"{job.principal.name or 'you'}"
@@ -451,9 +450,8 @@ class Doing:
         if count is not None and (type(count) is not int or count < 1):
             raise bad(f"count must be a number of dead letters, at least 1, not {repr(count)[:40]}")
         await self._stats.fresh(topic)  # the topic must exist
-        await self._source.create_channel(
-            topic, REDRIVE, start="earliest"
-        )  # so that the audit log names the user
+        # So that the audit log names the user.
+        await self._source.create_channel(topic, REDRIVE, start="earliest")
         return {"job": self._jobs.start(topic, to, only, count, principal).row()}
 
     async def _stop(self, request: Request) -> Response:

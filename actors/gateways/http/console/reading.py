@@ -108,9 +108,8 @@ class ReadHandlers:
 
     def _times(self, span: str, points: int) -> dict[str, object]:
         step_s = SPANS[span][1]
-        late_ms = (
-            self._sampler.second() % step_s
-        ) * 1000  # the time since the last complete 10 seconds
+        # The time since the last complete 10 seconds.
+        late_ms = (self._sampler.second() % step_s) * 1000
         return {
             "step_s": step_s * stride(span, points),
             "end_ms": self._sampler.board.now_ms - late_ms,

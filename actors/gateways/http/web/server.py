@@ -172,9 +172,8 @@ class HttpServer:
     """The server, in the running event loop, on a socket that is already listening."""
 
     def __init__(self, app: ASGIApp, limits: HttpLimits) -> None:
-        logging.getLogger("uvicorn").setLevel(
-            logging.CRITICAL
-        )  # clients get their errors as answers, not in the log
+        # Clients get their errors as answers, not in the log.
+        logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
         self.limits = limits
         self.state = ServerState()
         self.config = Config(
@@ -218,9 +217,8 @@ class HttpServer:
 
     @property
     def connections(self) -> list[BoundedProtocol]:
-        return [
-            one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)
-        ]  # /metrics counts them in a thread
+        # /metrics counts them in a thread.
+        return [one for one in tuple(self.state.connections) if isinstance(one, BoundedProtocol)]
 
     def make_room(self) -> bool:
         """Close the most dispensable idle connection, so that silent clients cannot block others.

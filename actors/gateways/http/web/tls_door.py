@@ -102,9 +102,8 @@ class TlsListener:
             return False
         task = next(iter(self._tasks))
         sock = self._tasks.pop(task)
-        task.add_done_callback(
-            lambda _: sock.close()
-        )  # a task that had not begun does not close it
+        # A task that had not begun does not close it.
+        task.add_done_callback(lambda _: sock.close())
         task.cancel()
         return True
 

@@ -186,9 +186,8 @@ def test_only_a_known_authority_is_trusted_and_a_hanging_handshake_ends(tmp_path
             way = Way(context=client_context(root_ca=made.root_ca))
             assert await ask(parse_url(f"https://127.0.0.1:{web.port}/auth"), {}, way) == b"body"
             with pytest.raises(NotAnswered, match="no connection"):
-                await ask(
-                    parse_url(f"https://127.0.0.1:{web.port}/auth"), {}
-                )  # the system knows no such authority
+                # The system knows no such authority.
+                await ask(parse_url(f"https://127.0.0.1:{web.port}/auth"), {})
         async with SmallWeb(lambda _: None) as web:
             began = time.monotonic()
             with pytest.raises(NotAnswered, match=r"no connection within 0\.3 s"):

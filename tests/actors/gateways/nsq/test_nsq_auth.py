@@ -97,9 +97,8 @@ def test_an_authorization_is_remembered_for_its_ttl() -> None:
             clock.now += 0.1
             assert them.known(WHO) is None
             web.answer = lambda _: state()
-            assert not (await them.state(WHO)).may(
-                Action.PUBLISH, "t"
-            )  # asked again, and taken back
+            # Asked again, and taken back.
+            assert not (await them.state(WHO)).may(Action.PUBLISH, "t")
             assert len(web.asked) == 2
 
     run(main())
@@ -136,9 +135,8 @@ def test_auth_asks_whatever_is_known() -> None:
             web.answer = lambda _: said(b"", "500 Oh")
             with pytest.raises(AuthFailed):
                 await them.state(WHO, fresh=True)
-            assert (
-                await them.state(WHO)
-            ).permission_count == 1  # for others it holds as long as was said
+            # For others it holds as long as was said.
+            assert (await them.state(WHO)).permission_count == 1
             them.forget()
             assert them.known(WHO) is None
 
@@ -307,9 +305,8 @@ def test_one_address_and_what_auth_asks_leave_slots_for_others(
                 for number in range(200)
             ]
             await elsewhere.wait()
-            again = asyncio.create_task(
-                them.state(WHO._replace(tls=True), fresh=True)
-            )  # AUTH of the same client elsewhere
+            # AUTH of the same client elsewhere.
+            again = asyncio.create_task(them.state(WHO._replace(tls=True), fresh=True))
             assert (await them.state(WHO._replace(tls=True))).may(Action.PUBLISH, "t"), (
                 "asked again for who authenticated before"
             )

@@ -271,9 +271,8 @@ def test_the_end_of_a_client_is_noticed_while_it_is_not_read_from(
     async def main() -> None:
         async with Gateway(NsqLimits()) as gateway:
             client = await gateway.dial()
-            await gateway.loop.sock_sendall(
-                client, b"  V2" + pub(1) * 1_500
-            )  # more than may wait for their answers
+            # More than may wait for their answers.
+            await gateway.loop.sock_sendall(client, b"  V2" + pub(1) * 1_500)
             await gateway.until(lambda: gateway.intake.unread)
             await gateway.until(lambda: gateway.intake.held_bytes)
             if how == "reset":

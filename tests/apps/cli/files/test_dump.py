@@ -367,9 +367,8 @@ def test_the_command_reports_damage_instead_of_crashing(topic: Path, tmp_path: P
     assert run(tmp_path / "state").returncode == 2
     data = (topic / "state" / "data.mdb").read_bytes()
     path = tmp_path / "data.mdb"
-    path.write_bytes(
-        data[: len(data) // 2 // 4096 * 4096]
-    )  # pages that are not there: a SIGBUS, or an error
+    # Pages that are not there: a SIGBUS, or an error.
+    path.write_bytes(data[: len(data) // 2 // 4096 * 4096])
     ended = run(path)
     assert ended.returncode == 1
     assert "Traceback" not in ended.stderr

@@ -66,10 +66,11 @@ def test_a_flag_goes_before_the_environment_and_that_before_the_file(
     assert options["alarm-command"] == {"value": ["true"], "from": "file zsq.toml"}
     assert options["nsq-msg-timeout"] == {"value": 90, "from": "file zsq.toml"}
     assert options["nsq-max-msg-timeout"] == {"value": 900, "from": "default"}
+    # From the file's folder.
     assert options["data-dir"] == {
         "value": str(tmp_path / "there"),
         "from": "file zsq.toml",
-    }  # from the file's folder
+    }
 
 
 def test_the_environment_names_the_file_and_the_older_names_still_do(
@@ -194,10 +195,11 @@ def test_reading_again_says_what_changed_and_what_needs_a_restart(tmp_path: Path
         again = ConfigReload(context, environment)
     path.write_text("node-id = 2\nlog-level = 'warning'\n[alarm]\ndepth = 2\nhold = '9s'\n")
     fresh = again.read()
+    # The flag goes before the file's hold.
     assert set(fresh.changed) == {
         "--log-level",
         "--alarm-depth",
-    }  # the flag goes before the file's hold
+    }
     assert fresh.restart == ("--node-id",)
     assert (fresh.options.log_level, fresh.options.alarms.depth, fresh.options.alarms.hold_s) == (
         "warning",

@@ -55,9 +55,10 @@ def _default(option: click.Option) -> str:
     value = option.get_default(click.Context(serve))
     if option.is_flag:
         return "false"
+    # A mark of click's is none.
     value = (
         value if isinstance(value, (str, int, float)) and value != "" else usual(str(option.name))
-    )  # a mark of click's is none
+    )
     return "" if value is None else as_text(option, value)
 
 

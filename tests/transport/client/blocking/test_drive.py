@@ -74,9 +74,8 @@ def test_the_keeper_outlives_having_nothing_to_do() -> None:
     with driven() as drive:
         assert make_due(drive)
         [keeper] = keepers()
-        keeper.join(
-            0.2
-        )  # by then it has looked twice that nobody turns the engine, and waits without a limit
+        # By then it has looked twice that nobody turns the engine, and waits without a limit.
+        keeper.join(0.2)
         assert keeper.is_alive()
         assert make_due(drive)
 
@@ -98,17 +97,15 @@ def test_a_time_out_may_be_longer_than_the_system_allows(broker: Any) -> None:
         broker.deaf_to = set()
         broker.die()
         broker.start()
-        with pytest.raises(
-            zsq.BrokerUnreachable
-        ):  # the link was lost, and a pause is not asked twice by itself
+        # The link was lost, and a pause is not asked twice by itself.
+        with pytest.raises(zsq.BrokerUnreachable):
             asked[0].result(10)
         assert isinstance(asked[1].exception(10), zsq.BrokerUnreachable)
 
 
 def test_messages_may_linger_for_longer_than_the_system_can_wait(broker: Any) -> None:
-    before = set(
-        threading.enumerate()
-    )  # a thread that another test's producer leaves to end is not this one's keeper
+    # A thread that another test's producer leaves to end is not this one's keeper.
+    before = set(threading.enumerate())
     with zsq.Producer(broker.url, linger_ms=1e10, heartbeat_ms=p.HEARTBEAT_MS_MAX) as producer:
         receipt = producer.publish("t", b"a")
         [keeper] = [

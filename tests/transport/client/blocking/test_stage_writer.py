@@ -101,9 +101,8 @@ def test_memory_is_bounded_by_the_window(storage: FakeStages) -> None:
 def test_lost_pushes_are_pushed_again(
     storage: FakeStages, lost: set[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        session_stage, "STALL_NS", 200_000_000
-    )  # where the last ones are lost nobody sees a gap
+    # Where the last ones are lost nobody sees a gap.
+    monkeypatch.setattr(session_stage, "STALL_NS", 200_000_000)
     storage.lose = lost
     with StageWriter(storage.url, "t", "app", 1) as writer:
         push(writer, 100)

@@ -137,10 +137,11 @@ def test_a_look_ends_where_nothing_is_read_before_the_head() -> None:
         ({"tags": "a"}, [15, 20, 25, 30, 35, 40, 45]),
         ({"tags": "a||b"}, [13, 15, 17, 20, 21, 23, 25]),
         ({"tags": "z"}, []),
+        # It is now second 11: block 5 was stored at second 6.
         (
             {"max_age_s": 5.5},
             [50, 51, 52, 53, 54, 55, 56],
-        ),  # it is now second 11: block 5 was stored at second 6
+        ),
         ({"max_age_s": 5.5, "tags": "a"}, [50, 55, 60, 65, 70, 75, 80]),
     ],
 )

@@ -140,9 +140,8 @@ def test_a_client_that_has_reached_its_broker_waits_for_its_return(nowhere: str)
         assert not request.done
         engine.met = False
         second, until_s = 21, time.monotonic() + 10
-        while (
-            request.error is None and time.monotonic() < until_s
-        ):  # ZeroMQ's own thread tells of the refused connection
+        # ZeroMQ's own thread tells of the refused connection.
+        while request.error is None and time.monotonic() < until_s:
             engine.timers(began_ns + second * S)
             second += 1
             threading.Event().wait(0.005)

@@ -254,11 +254,12 @@ def offsets(site: ConsoleSite, query: str) -> list[int]:
 
 
 def test_messages_are_found_by_offset_id_and_time(site: ConsoleSite) -> None:
+    # 5 to 7 are lost.
     site.source.blocks = [
         block(2, b"a", b"b"),
         block(4, b"c"),
         block(8, *[b"x"] * 300),
-    ]  # 5 to 7 are lost
+    ]
     assert offsets(site, "offset=3&count=2") == [3, 4]
     assert offsets(site, "offset=0&count=1") == [2]  # the oldest that is kept
     assert offsets(site, "offset=5&count=1") == [8]

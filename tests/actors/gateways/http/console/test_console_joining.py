@@ -123,9 +123,8 @@ def test_the_console_is_joined(caplog: pytest.LogCaptureFixture) -> None:
     script = files.read("all.js").decode()
     for path in CONSOLE.rglob("*.js"):
         name = path.relative_to(CONSOLE).as_posix()
-        assert script.count(f"// {name}\n") == (name != "early.js"), (
-            name
-        )  # which is no module, and comes before
+        # Which is no module, and comes before.
+        assert script.count(f"// {name}\n") == (name != "early.js"), name
     sheet = files.read("all.css").decode()
     assert all(path.read_text() in sheet for path in CONSOLE.rglob("*.css"))
     asked = re.findall(r'(?:src|href)="/console/([^"]+)"', files.read("index.html").decode())

@@ -132,11 +132,12 @@ def test_deleting_and_emptying_say_what_goes() -> None:
     ("to", "seek", "skipped"),
     [
         (50, {"from": 75, "to": 50, "again": 25, "skipped": 0}, None),
+        # What retention removed is not there.
         (
             0,
             {"from": 75, "to": 20, "again": 55, "skipped": 0},
             None,
-        ),  # what retention removed is not there
+        ),
         (90, {"from": 75, "to": 90, "again": 0, "skipped": 15}, 15),
         (1 << 62, {"from": 75, "to": 100, "again": 0, "skipped": 25}, 25),
     ],
@@ -147,9 +148,8 @@ def test_a_seek_says_from_where_to_where(
     found = ask("channel.seek", CHANNEL, to)
     assert found["seek"] == seek
     assert counts(found).get("messages skipped") == skipped
-    assert (
-        counts(found)["messages to be delivered again"] == 5
-    )  # 30 wait, and only 25 lie behind the cursor
+    # 30 wait, and only 25 lie behind the cursor.
+    assert counts(found)["messages to be delivered again"] == 5
     with pytest.raises(ApiError):
         ask("channel.seek", CHANNEL)
 

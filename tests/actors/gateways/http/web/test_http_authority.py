@@ -143,9 +143,8 @@ def test_each_path_and_method_needs_its_permission(console: ConsoleSite) -> None
             )
             place = f"{method} {path} as {token}: {code} {why}"
             if need == (Action.OPEN,) or token in PERMITTED[need]:
-                assert code not in (401, 403), (
-                    place
-                )  # what it does is tested elsewhere; the broker here answers nothing
+                # What it does is tested elsewhere; the broker here answers nothing.
+                assert code not in (401, 403), place
             else:
                 assert (code, why) == {
                     None: (401, "AUTH_FIRST"),
