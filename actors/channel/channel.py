@@ -710,6 +710,7 @@ class ChannelActor(Actor[ChannelStart]):
         measurements.sample(self.core.consumers.values(), now, wall_ns)
         return {
             **self.core.statistics(self._head),
+            "stirred_ns": self.stirred_ns,
             "rates": measurements.rates(now),
             "rates_recent": measurements.rates_recent(now),
             "latency_recent": measurements.latency(wall_ns),

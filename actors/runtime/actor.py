@@ -79,6 +79,7 @@ class Actor(Generic[StartT]):
         self._worked = False  # blocks came since the last pulse
         self._stirred = False  # a message other than Ask and Scan came
         self._pulsed_ns = 0
+        self.stirred_ns = time.monotonic_ns()  # see `pulses.py`
         self._memory = Trimming(time.monotonic_ns())
         self.busy = False  # there is more to do: take the next turn without waiting for input
         self.context: zmq.Context[zmq.Socket[bytes]]
@@ -396,6 +397,8 @@ class Actor(Generic[StartT]):
         """
         if self._memory.due(time.monotonic_ns(), worked=self._worked, stirred=self._stirred):
             release_memory()
+        if self._stirred:
+            self.stirred_ns = time.monotonic_ns()
         self._worked = self._stirred = False
         self.pulse()
         self._timers[0][0] = self._pulsed_ns + options.IDLE_PULSE_MS * _MS

@@ -45,6 +45,8 @@ class Processes:
         self._looked_ns = 0
         self._starts_until_ns = 0
         self.more_to_start = False
+        # How many processes of topics that are asleep may come back at any time.
+        self.asleep = 0
 
     @property
     def children(self) -> Mapping[int, Child]:
@@ -89,7 +91,8 @@ class Processes:
         Existing ones are started again regardless of it.
         """
         limit = self._processes_max
-        if len(self.children) + count > limit:
+        if len(self.children) + self.asleep + count > limit:
+            asleep = f" and {self.asleep} belong to topics that are asleep" if self.asleep else ""
             text = (
                 f"no room for {what}: this broker runs at most {limit} processes (a topic or a "
                 "channel needs one)"
@@ -97,8 +100,8 @@ class Processes:
             raise Refused(
                 E_LIMIT,
                 (
-                    f"{text} and {len(self.children)} run now; delete topics or channels that are "
-                    "not used, or raise --processes-max"
+                    f"{text} and {len(self.children)} run now{asleep}; delete topics or channels "
+                    "that are not used, or raise --processes-max"
                 ),
             )
 

@@ -3,6 +3,9 @@
 Each shape adds the fields that only the supervisor reads to a shape of `transport/reports.py`. A
 pulse is empty until its process has reported for the first time. Details are empty if the process
 did not answer in time. So both are read with `get`.
+
+`stirred_ns` is the monotonic time before which the process got its last message that was not a
+question of the supervisor or of the scan.
 """
 
 from __future__ import annotations
@@ -42,6 +45,7 @@ class TopicPulse(OrderingPulse):
 
     head: int
     end: int
+    stirred_ns: int
     paused: bool
     message_count: int
     message_bytes: int
@@ -70,6 +74,7 @@ class ChannelPulse(DeliveryPulse, ChannelFacts):
     it is empty if there were none.
     """
 
+    stirred_ns: int
     rates_recent: Rates
     latency_recent: Sequence[int]
     dead_letter_alarm: str
@@ -107,11 +112,13 @@ class StagingPulse(StagesPulse):
 class StoragePulse(LogFacts, RetentionPulse, UpkeepPulse, DelayedPulse, StagingPulse):
     """The storage's part of a topic's pulse.
 
-    `waiting` is the offset from which messages wait for a first channel. `oldest_ns` is the time
-    when each channel's oldest unfinished message was stored, and under "" that of the whole topic.
+    `waiting` is the offset from which messages wait for a first channel. `oldest_ns` maps each
+    channel to the time when its oldest unfinished message was stored. The key "" stands for the
+    whole topic. `backup` is True while a backup of the topic is being made.
     """
 
     appends: int
+    backup: bool
     head: int
     waiting: int
     channels: int

@@ -407,6 +407,8 @@ LARGE_CHANGE: Final = 50
 MEMORY_LOOK_MS: Final = 5_000  # interval of that check
 START_TIMEOUT_S: Final = 120.0  # recovery reads the last chunk
 STOP_TIMEOUT_S: Final = 10.0
+SLEEP_AFTER_S: Final = 60.0
+SLEEP_LOOK_MS: Final = 1_000
 # a channel that ends waits this long for its last commit: storage may have no space
 STOP_COMMIT_S: Final = 5.0
 RESTARTS_MAX: Final = 20
@@ -437,7 +439,8 @@ class ServeOptions:
     STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention` applies to topics without settings, by
     the names of `transport.settings.Retention`. A topic or channel is made only while fewer than
     `processes_max` processes run; 0 takes the limit from the machine's memory. `message_bytes_max`
-    is the size of the largest message that is accepted.
+    is the size of the largest message that is accepted. The processes of a topic that nobody uses
+    end after `sleep_after_s`; 0 is never.
     """
 
     data_dir: Path
@@ -454,6 +457,7 @@ class ServeOptions:
     auto_create: str = "always"
     stage_timeout_s: float = 0.0
     processes_max: int = 0
+    sleep_after_s: float = SLEEP_AFTER_S
     retention: Mapping[str, object] = field(default_factory=dict)
     alarms: AlarmOptions = field(default_factory=AlarmOptions)
     security: SecurityOptions = field(default_factory=SecurityOptions)

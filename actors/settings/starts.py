@@ -30,7 +30,8 @@ class StorageStart:
 
     `front`, `reader`, `stage` and `push` are the endpoints where it listens, and `scan` is the scan
     loop's. `create` means that the topic is new and its directory must be created. `closed` means
-    closed to publishers.
+    closed to publishers. `woken` means that the topic was asleep, and `refused_count` and
+    `removed_bytes` are what it counted before.
     """
 
     front: str
@@ -50,13 +51,21 @@ class StorageStart:
     closed: bool
     in_memory: bool = False
     message_bytes_max: int = MESSAGE_BYTES_MAX
+    woken: bool = False
+    refused_count: int = 0
+    removed_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStart(ActorStart):
-    """Start values of a topic's process, in which its storage lives too."""
+    """Start values of a topic's process, in which its storage lives too.
+
+    `message_count` and `message_bytes` are what it counted before it was asleep.
+    """
 
     storage: StorageStart
+    message_count: int = 0
+    message_bytes: int = 0
 
     def endpoints(self) -> tuple[str, ...]:
         own = self.storage

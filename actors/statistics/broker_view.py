@@ -21,10 +21,16 @@ class GroupState(Enum):
     NEW = "new"
     STARTING = "starting"
     UP = "up"
+    DOZING = "dozing"  # its processes stop, because nobody uses the topic
+    ASLEEP = "asleep"  # no process; the last pulses are kept
     CLEARING = "clearing"
     STOPPING = "stopping"
     FAILED = "failed"
     ENDED = "ended"
+
+
+# In these states the last pulses say what the topic holds.
+REPORTED: Final = (GroupState.UP, GroupState.DOZING, GroupState.ASLEEP)
 
 
 class TopicFacts(Protocol):
@@ -79,6 +85,12 @@ def storage_pulse(group: TopicView) -> StoragePulse:
     """Return the storage's part of the topic's last pulse."""
     found: Mapping[str, object] = topic_pulse(group).get("storage", _NOT_REPORTED)
     return cast("StoragePulse", found)
+
+
+def is_known(group: TopicView, child: Child | None) -> bool:
+    """Return True if the last pulse of a topic's process, if there is one, is still true."""
+    asleep = group.state in (GroupState.DOZING, GroupState.ASLEEP)
+    return child is not None and (child.state == "up" or asleep)
 
 
 def channel_pulse(child: Child | None) -> ChannelPulse:

@@ -9,7 +9,7 @@ from ...transport.reports import ChannelStats
 from ..primitives.ranges import unread
 from ..runtime.pulses import ChannelDetails, ChannelPulse, TopicPulse
 from ..settings import options
-from .broker_view import channel_pulse, storage_pulse, topic_pulse
+from .broker_view import channel_pulse, is_known, storage_pulse, topic_pulse
 from .schema import ENDS, defaults
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def channel_rows(
             row["depth"] + held(stats), oldest.get(name, 0), wall_ns
         )
         # before its first report its content is unknown
-        up = child is not None and child.state == "up" and "next_offset" in stats
+        up = is_known(group, child) and "next_offset" in stats
         row["health"] = (
             said_of(stats) or "OK"
             if up

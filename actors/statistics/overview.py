@@ -20,7 +20,15 @@ from typing import Any, Final
 from ...transport.errors import E_BAD_ARGUMENT, UsageError
 from ...transport.wire import answers
 from ..runtime.process_table import Child
-from .broker_view import BrokerView, DiskView, TopicView, channel_pulse, storage_pulse, topic_pulse
+from .broker_view import (
+    BrokerView,
+    DiskView,
+    TopicView,
+    channel_pulse,
+    is_known,
+    storage_pulse,
+    topic_pulse,
+)
 from .channel_rows import coming_recent, depth, drain_s, held, said_of
 from .schema import ENDS, rows_of
 from .statistics import (
@@ -157,13 +165,7 @@ class Overview:
         changed = False
         for name, child in group.channels.items():
             known = rows.get(name) or rows.setdefault(name, _Known())
-            health = (
-                ""
-                if child is not None and child.state == "up"
-                else "failed"
-                if name in failed
-                else "starting"
-            )
+            health = "" if is_known(group, child) else "failed" if name in failed else "starting"
             stats = channel_pulse(child)
             if known.stats is stats and known.topic is topic and known.health == health:
                 continue

@@ -31,11 +31,13 @@ from ..runtime.process_table import Child
 from ..runtime.pulses import ChannelDetails, GatewayDetails, NsqClientReport, TopicDetails
 from ..settings import options
 from .broker_view import (
+    REPORTED,
     BrokerView,
     DiskView,
     GroupState,
     TopicView,
     channel_pulse,
+    is_known,
     storage_pulse,
     topic_pulse,
 )
@@ -107,7 +109,7 @@ def unfinished(group: TopicView, channel: str = "") -> int | None:
     known = [
         channel_pulse(child)
         for child in asked
-        if child is not None and child.state == "up" and "next_offset" in child.stats
+        if child is not None and is_known(group, child) and "next_offset" in child.stats
     ]
     if len(known) < len(asked):
         return None
@@ -147,7 +149,7 @@ def behind_pause(group: TopicView) -> int:
 
 def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:
     """Return all that is wrong with a topic; empty for nothing. `alarms` are about its backlog."""
-    if group.state is not GroupState.UP:
+    if group.state not in REPORTED:
         return [f"{group.state.value} {group.failure}".strip()]
     storage = storage_pulse(group)
     said = (
@@ -173,7 +175,7 @@ def write_trouble(group: TopicView, disk: DiskView) -> str:
 
     Alarms about backlogs, old damage and a first start do not count.
     """
-    if group.state is not GroupState.UP:
+    if group.state not in REPORTED:
         again = group.failure and group.state is GroupState.STARTING
         down = again or group.state in (GroupState.CLEARING, GroupState.FAILED)
         return f"{group.state.value} {group.failure}".strip() if down else ""

@@ -401,7 +401,9 @@ class LogUpkeep:
     `alarms` are for people. Damage that is already known at the next start raises no alarm.
     """
 
-    def __init__(self, store: Store, title: str, housekeeping: Jobs) -> None:
+    def __init__(
+        self, store: Store, title: str, housekeeping: Jobs, *, is_woken: bool = False
+    ) -> None:
         self._log = store.log
         self._report = store.report
         self._title = title
@@ -410,7 +412,9 @@ class LogUpkeep:
         self.alarms: list[str] = []
         self.more_alarms = 0
         self._corrupt_told = 0
-        log.info("%s: %s", title, store.report.sentence())
+        # A topic may wake every minute, and that is no news.
+        level = logging.DEBUG if is_woken else logging.INFO
+        log.log(level, "%s: %s", title, store.report.sentence())
         for note in store.report.notes:
             log.info("%s: %s", title, note)
         for alarm in store.report.alarms:

@@ -44,7 +44,7 @@ from ..runtime.pulses import StoragePulse
 from ..runtime.worker_thread import LazyThread, WorkerThread
 from ..settings import options
 from ..settings.starts import StorageStart
-from .backups import Backups
+from .backups import Backups, BackupState
 from .channels import Channels, OldestTimes
 from .commits import StateCommits
 from .delayed import DelayedListener, DelayedMessages, sequences
@@ -212,13 +212,15 @@ class StorageActor:
             store, bytes.fromhex(given.uuid), self._state, self._channels, given.retention, title, self._housekeeping, send,
             self._delayed.held_bytes, lambda: stages.staged_bytes, dropped_count=table.dropped, in_memory=in_memory,
         )  # fmt: skip
+        self._retention.refused_count = given.refused_count
+        self._retention.removed_bytes = given.removed_bytes
         self._stages = StageCommits(
             store, self._state, stage_thread, table, stages,
             self._host.open_router(given.stage, answers_max=options.STAGE_ANSWERS_MAX),
             self._retention.admit_staged, self._group_committed, self._shortage, stage_timeout_s=given.stage_timeout_s,
             message_bytes_max=given.message_bytes_max, in_memory=in_memory, closed=given.closed,
         )  # fmt: skip
-        self._upkeep = LogUpkeep(store, title, self._housekeeping)
+        self._upkeep = LogUpkeep(store, title, self._housekeeping, is_woken=given.woken)
         self._reads = Reads(self._log, self._channels.end, self._upkeep.alarm)
         self._backup = Backups(
             store,
@@ -576,6 +578,7 @@ class StorageActor:
     def statistics(self) -> StoragePulse:
         return {
             "appends": self._appends,
+            "backup": self._backup.state is not BackupState.IDLE,
             "start": self._log.start,
             "head": self._log.synced_end,
             "waiting": self._channels.waiting,

@@ -20,7 +20,7 @@ from ..alarms.backlog import NONE, Alarms, AlarmSubject, as_json, describe
 from ..settings import options
 from ..settings.options import AlarmOptions
 from ..settings.starts import AlarmBroker, AlarmStart
-from ..statistics.broker_view import channel_pulse
+from ..statistics.broker_view import channel_pulse, is_known
 from ..statistics.channel_rows import backlog
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class AlarmWatch:
             for name, child in group.channels.items():
                 stats = channel_pulse(child)
                 for figure, threshold in self._thresholds(group, name, stats):
-                    up = child is not None and child.state == "up"
+                    up = is_known(group, child)
                     value = (
                         backlog(group, name, stats, wall_ns)[figure]
                         if up and "next_offset" in stats

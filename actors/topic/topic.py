@@ -231,8 +231,8 @@ class TopicActor(Actor[TopicStart]):
         self._is_over = (
             False  # all blocks are answered, and the producers know that this topic stops
         )
-        self._messages = 0
-        self._bytes = 0
+        self._messages = self.given.message_count
+        self._bytes = self.given.message_bytes
         self._meter = RateMeter(time.monotonic_ns(), self._counts())
         self.every(1_000, self._tell_head)
         self.every(1_000, lambda: self.ordering.expire(time.monotonic_ns()))
@@ -455,6 +455,7 @@ class TopicActor(Actor[TopicStart]):
         return {
             "head": self.fanout.head,
             "end": self.fanout.end,
+            "stirred_ns": self.stirred_ns,
             "paused": self.fanout.visible_end >= 0,
             "message_count": self._messages,
             "message_bytes": self._bytes,

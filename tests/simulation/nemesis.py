@@ -118,6 +118,12 @@ class Nemesis:
     def kill_channel(self) -> bool:
         return self._kill("channel")
 
+    def doze(self) -> bool:
+        """Put a topic to sleep although it is used."""
+        self.world.disturb("a topic dozes")
+        self.broker.dozes = 1
+        return True
+
     def kill_scan(self) -> bool:
         return self._kill(self.rng.choice(("scan_loop", "scan_worker")))
 

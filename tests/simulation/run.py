@@ -64,6 +64,7 @@ class Run:
             chunk_bytes=self.scenario.chunk_bytes,
             tcp=self.scenario.tcp,
             losses=self.ledger.losses,
+            sleep_after_s=self.scenario.sleep_after_s,
         )
         self.url = URL_TCP if self.scenario.tcp else URL_DIRECT
         self.ledger.losses.modes = self.scenario.modes

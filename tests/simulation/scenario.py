@@ -31,6 +31,7 @@ class Scenario:
     seeks: int = 0  # of a client that does nothing else
     modes: dict[str, str] = field(default_factory=dict)  # of topics that answer before the sync
     pauses_ms: tuple[int, ...] = (60, 300, 1_200)  # between two strikes, at most one of these
+    sleep_after_s: float = 0.0  # topics that nobody uses sleep after this time; 0: never
 
     mortal: MortalPlan | None = None
     bounded: BoundedPlan | None = None
@@ -49,6 +50,8 @@ MORTAL: Final = 0.05  # of all seeds delete
 MOVING = (
     0.1  # have a client that moves channels all the time; a defect may want all seeds to have it
 )
+SLEEPY: Final = 0.3  # of all seeds have topics that sleep soon
+FORCED: Final = 0.5  # of these have topics that are put to sleep although they are used
 PEACE: Final = 0.1  # of all seeds have no faults: there the strictest rules hold
 ONLY: tuple[str, ...] = ()  # the faults to choose from, if not all
 
@@ -92,6 +95,14 @@ def draw(seed: int) -> Scenario:
     dice = random.Random(f"{seed}/moving")
     if dice.random() < MOVING:
         plain = replace(plain, seeks=dice.randrange(2, 15))
+    dice = random.Random(f"{seed}/sleep")
+    if dice.random() < SLEEPY:
+        forced = plain.strikes and dice.random() < FORCED
+        plain = replace(
+            plain,
+            sleep_after_s=dice.choice((0.02, 0.2)),
+            faults=(*plain.faults, "doze") if forced else plain.faults,
+        )
     dice = random.Random(f"{seed}/bounded")
     if dice.random() >= BOUNDED:
         return plain

@@ -66,7 +66,9 @@ class Broker:
             message_bytes_max=1 << 20,
             stage_timeout_s=0,
             log_level="info",
+            sleep_after_s=0.0,
         )
+        self.asleep = 0
         self.scan_endpoint = ""
         self.requests: Any = SimpleNamespace(
             broker=self,

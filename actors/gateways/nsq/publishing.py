@@ -33,7 +33,7 @@ BLOCK_BYTES: Final = 1024 * 1024  # of bodies; a block of this size does not wai
 PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; above it none is read
 TIMEOUT_NS: Final = 30_000_000_000  # then the publish fails, although it may still be stored
 _LOOK_S: Final = 1.0
-LANE_IDLE_NS: Final = 600_000_000_000  # the link of a topic ends after this time without messages
+LANE_IDLE_NS: Final = 60_000_000_000  # the link of a topic ends after this time without messages
 LANES_MAX: Final = 2_000  # above it the longest idle lanes end, because clients choose the names
 
 

@@ -33,7 +33,7 @@ from ....transport.errors import (
 from ....transport.names import check_name
 from ....transport.wire import protocol as p
 from ...settings.channel_settings import default_dead_letter_topic
-from ...statistics.broker_view import GroupState
+from ...statistics.broker_view import REPORTED
 from ..topics.broker_state import BrokerState
 from ..topics.topic_group import TopicGroup
 from .requests import Requests
@@ -79,7 +79,7 @@ def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, ch
         return
     for name, group in broker.groups.items():
         if group.row.uuid == owner["uuid"] and (
-            group.state is not GroupState.UP or owner["channel"] in group.channels
+            group.state not in REPORTED or owner["channel"] in group.channels
         ):
             text = (
                 f"topic {dead_topic!r} already takes the dead letters of channel "

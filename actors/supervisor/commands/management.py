@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, cast
+from typing import Any, Final, cast
 
 from ....storage.retention import changed, resolve
 from ....transport.errors import (
@@ -40,6 +40,9 @@ from ..topics.topic_group import TopicGroup, retention_in_memory
 from . import dead_letter_topics, deletion, moving, relayed
 from .requests import Requests, starting
 
+# A topic that is named in one of these actions only chooses rows of the answer.
+_ABOUT_ALL: Final = ("list", "audit", "overview")
+
 
 class Commands:
     """The handlers of clients' requests. `view` is what statistics show."""
@@ -61,11 +64,11 @@ class Commands:
                 self._requests.orders.on_answer(mail.envelope, message)
             elif isinstance(message, p.Lookup):
                 self._check_running()
-                self._lookup(message)
+                self._awake(self._lookup, message)
             elif isinstance(message, p.Manage):
                 self._requests.audits.ordered(request, message)
                 self._check_running()
-                self._manage(message)
+                self._awake(self._manage, message)
             elif isinstance(message, p.Stats):
                 self._stats(message)
             elif isinstance(message, p.Over):
@@ -93,6 +96,22 @@ class Commands:
         """
         if self._broker.stopping:
             raise Refused(E_CLOSING, "the broker is stopping; try again when it runs again")
+
+    def _awake(self, carry_out: Callable[[Any], None], message: p.Lookup | p.Manage) -> None:
+        """Carry out a request, after the topic that it names is awake.
+
+        A lookup needs only the topic. Commands may need all channels: a deletion, for example, asks
+        each of them for its unfinished messages.
+        """
+        group = self._broker.groups.get(message.topic)
+        if group is None or not group.is_dormant:
+            carry_out(message)
+        elif isinstance(message, p.Lookup):
+            group.want("", lambda error: self._again(carry_out, message, error))
+        elif message.action in _ABOUT_ALL:
+            carry_out(message)
+        else:
+            group.rouse(lambda error: self._again(carry_out, message, error))
 
     # Lookup
 

@@ -8,6 +8,8 @@ any of these -> CLEARING               the topic died: the channels are killed a
 CLEARING -> STARTING | FAILED          started again, or given up if it happens too often
 CLEARING, waiting                      it cannot start: tried again after 1, 2, 4 ... 60 s
 UP -> STOPPING -> ENDED                stopped in reverse order: channels, then the topic
+UP -> DOZING -> ASLEEP -> STARTING     not used for a while: stopped in the same order; the next
+                                       request for the topic starts it again (`dormancy.py`)
 
 Only a few channels start at a time, and the next one starts when one is up. If a thousand were
 forked in one turn of the supervisor's loop, they would delay each other and all requests to the
@@ -24,6 +26,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import random
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -60,11 +63,13 @@ from ...settings.channel_settings import check_same
 from ...settings.closing import to_consumers, to_publishers
 from ...settings.options import ServeOptions
 from ...settings.starts import ChannelStart, StorageStart, TopicStart, channel_of
-from ...statistics.broker_view import GroupState
+from ...statistics.broker_view import GroupState, channel_pulse, storage_pulse, topic_pulse
+from .dormancy import is_unused, sleep_ns
 from .registry import Registry
 from .registry_format import TopicRow
 
 _MIB: Final = 1024 * 1024
+_LOOK_NS: Final = options.SLEEP_LOOK_MS * 1_000_000
 _STOPPED: Final = (
     f"failed more than {options.RESTARTS_MAX} times in {options.RESTARTS_WITHIN_S:g} s and "
     "stays stopped;"
@@ -100,7 +105,17 @@ TRANSITIONS: Final[dict[GroupState, dict[str, GroupState]]] = {
         "died": GroupState.CLEARING,
         "stop": GroupState.STOPPING,
     },
-    GroupState.UP: {"died": GroupState.CLEARING, "stop": GroupState.STOPPING},
+    GroupState.UP: {
+        "died": GroupState.CLEARING,
+        "stop": GroupState.STOPPING,
+        "doze": GroupState.DOZING,
+    },
+    GroupState.DOZING: {
+        "slept": GroupState.ASLEEP,
+        "died": GroupState.CLEARING,
+        "stop": GroupState.STOPPING,
+    },
+    GroupState.ASLEEP: {"start": GroupState.STARTING, "stop": GroupState.STOPPING},
     GroupState.CLEARING: {
         "died": GroupState.CLEARING,
         "start": GroupState.STARTING,
@@ -220,6 +235,16 @@ class TopicGroup:
         self._short_ns = 0  # since when file descriptors for a start are missing, 0 if they are not
         self._channels_later: dict[str, int] = {}  # next start of channels without descriptors
         self._stopped: list[Callable[[], None]] = []
+        self._asked_ns = time.monotonic_ns()  # the last request for the topic, or its last start
+        self._looked_ns = 0  # when it was last checked for use
+        self._wake_ns = 0  # ASLEEP: when it wakes without a request
+        self._asleep = 0  # ASLEEP: how many processes it had
+        self._settling: list[Then] = []  # requests that wait until no process of the topic starts
+
+    @property
+    def is_dormant(self) -> bool:
+        """True if no process of the topic runs, or if all are stopping, because nobody uses it."""
+        return self.state in (GroupState.DOZING, GroupState.ASLEEP)
 
     @property
     def failure(self) -> str:
@@ -272,12 +297,19 @@ class TopicGroup:
                 (child is not None and child.state == "up") or name in self._failed_channels
                 for name, child in self.channels.items()
             )
-        return self.state in (GroupState.FAILED, GroupState.ENDED) or self._retry_ns > 0
+        settled = (GroupState.FAILED, GroupState.ENDED, GroupState.DOZING, GroupState.ASLEEP)
+        return self.state in settled or self._retry_ns > 0
 
     # Start
 
     def start(self) -> None:
+        woken = self.state is GroupState.ASLEEP
+        topic, stored = topic_pulse(self), storage_pulse(self)
         self._go("start")
+        self._asked_ns = time.monotonic_ns()
+        for name, child in self.channels.items():
+            if child is not None and child.state == "ended":  # of a topic that was asleep
+                self.channels[name] = None
         self._forget_ephemeral()
         numbers = [self._processes.new_key() for _ in range(5)]
         given = self._options()
@@ -299,8 +331,18 @@ class TopicGroup:
             stage_timeout_s=given.stage_timeout_s,
             closed=to_publishers(self.row.closed),
             scan=self._processes.scan_endpoint,
+            woken=woken,
+            refused_count=stored.get("refused_count", 0) if woken else 0,
+            removed_bytes=stored.get("removed_bytes", 0) if woken else 0,
         )
-        start = TopicStart(front=self._processes.endpoint(numbers[0]), storage=storage)
+        start = TopicStart(
+            front=self._processes.endpoint(numbers[0]),
+            storage=storage,
+            message_count=topic.get("message_count", 0) if woken else 0,
+            message_bytes=(
+                topic.get("message_bytes", 0) + stored.get("entered_bytes", 0) if woken else 0
+            ),
+        )
         self.topic = self._processes.start(
             ChildSpec(numbers[0], "topic", f"topic {self.name}", start), self
         )
@@ -408,6 +450,7 @@ class TopicGroup:
 
         A channel that does not exist is made with `settings`.
         """
+        self._asked_ns = time.monotonic_ns()
         if (
             channel in self.deleting
             and is_ephemeral(channel)
@@ -477,6 +520,10 @@ class TopicGroup:
         channel = channel_of(child.spec.start)
         if child is self.topic:
             self._events.channels_changed()
+        if self.state is GroupState.DOZING and not (child is self.topic and child.failure):
+            self._events.channels_changed()
+            self._doze_next()
+            return
         if channel and self.channels.get(channel) is child:
             self._starts.done(channel)
             self.channels[channel] = None
@@ -520,6 +567,11 @@ class TopicGroup:
 
     def tick(self) -> None:
         self._start_next()
+        self._look_for_use()
+        if self._settling and self.settled():
+            told, self._settling = self._settling, []
+            for then in told:
+                then(None)
         for channel in [
             channel
             for channel, due_ns in self._channels_later.items()
@@ -668,6 +720,7 @@ class TopicGroup:
         topic get their error at once.
         """
         self._stopped.append(then)
+        self._count_asleep(0)
         self._go("stop")
         self._tell_stopped()
         self._stop_next()
@@ -689,9 +742,78 @@ class TopicGroup:
             then()
 
     def _tell_stopped(self) -> None:
-        self._tell(
-            None, ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again in a moment")
-        )
+        error = ZsqError(E_CLOSING, f"topic {self.name!r} was stopped; try again in a moment")
+        self._tell(None, error)
+        told, self._settling = self._settling, []
+        for then in told:
+            then(error)
+
+    # Dormancy
+
+    def rouse(self, then: Then) -> None:
+        """Call `then` when no process of the topic is starting any more, or with an error.
+
+        A topic that is asleep is started.
+        """
+
+        def up(error: ZsqError | None) -> None:
+            if error is not None:
+                then(error)
+            else:
+                self._settling.append(then)
+
+        self.want("", up)
+
+    def _count_asleep(self, count: int) -> None:
+        """Note how many processes will come back when the topic wakes."""
+        self._processes.asleep += count - self._asleep
+        self._asleep = count
+
+    def _look_for_use(self) -> None:
+        """Put the topic to sleep if nobody uses it, or wake it when its time has come."""
+        now = time.monotonic_ns()
+        if self.state is GroupState.ASLEEP and (self._waiting or now >= self._wake_ns):
+            log.debug("topic %s wakes", self.name)
+            self._count_asleep(0)
+            self.start()
+        if self.state is not GroupState.UP or now - self._looked_ns < _LOOK_NS:
+            return
+        self._looked_ns = now
+        after_ns = int(self._options().sleep_after_s * 1e9)
+        if not after_ns or now - self._asked_ns < after_ns or not self._is_quiet():
+            return
+        channels = [channel_pulse(child) for child in self.channels.values()]
+        if not is_unused(topic_pulse(self), channels, now, after_ns):
+            return
+        longest = sleep_ns(storage_pulse(self), self.retention(), time.time_ns(), random.random())
+        if longest > after_ns:
+            self._wake_ns = now + longest
+            self.cause = None
+            log.debug("topic %s is not used: its processes stop", self.name)
+            self._go("doze")
+            self._doze_next()
+
+    def _is_quiet(self) -> bool:
+        """Return True if no process starts or is missing, and nobody waits for one."""
+        waits = self._waiting or self._settling or self.deleting or self._channels_later
+        unproved = self.cause is not None and not storage_pulse(self).get("appends")
+        return not (
+            waits
+            or unproved
+            or self._failed_channels
+            or self.row.in_memory
+            or any(map(is_ephemeral, self.channels))
+        ) and all(child.state == "up" for child in (self.topic, *self.channels.values()) if child)
+
+    def _doze_next(self) -> None:
+        """Stop the channels, then the topic. The last pulses stay for the statistics."""
+        living = self.children()
+        channels = [child for child in living if child is not self.topic]
+        for child in channels or living:
+            self._processes.stop_child(child)
+        if not living:
+            self._go("slept")
+            self._count_asleep(1 + len(self.channels))
 
     def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
         """Return an error if the channel, which is up, has other settings than a request

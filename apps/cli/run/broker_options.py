@@ -58,6 +58,7 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
         auto_create=given.auto_create,
         stage_timeout_s=given.stage_timeout or 0.0,
         processes_max=given.processes_max or 0,
+        sleep_after_s=_sleep_after(given.sleep_after),
         retention=given_settings(KEEPING, asdict(given)),
         alarms=alarms,
         security=security,
@@ -66,6 +67,15 @@ def serve_options(given: GivenOptions, environment: MutableMapping[str, str]) ->
         found = replace(found, chunk_bytes=given.chunk_bytes)
     check_exposure(found)
     return found
+
+
+def _sleep_after(seconds: float | None) -> float:
+    """Return the time in seconds, or 0 for never. A topic that was just used does not sleep."""
+    from ....actors.settings.options import SLEEP_AFTER_S
+
+    if seconds is None:
+        return SLEEP_AFTER_S
+    return 0.0 if seconds < 0 else max(1.0, seconds)
 
 
 def given_alarms(

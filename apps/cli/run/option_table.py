@@ -130,6 +130,10 @@ class GivenOptions:
         None, Value("N", click.IntRange(16, 2_500)),
         f"Upper limit of processes. Each topic and each channel needs one. Default: {_BY_MEMORY}.", usual=_BY_MEMORY,
     )  # fmt: skip
+    sleep_after: float | None = _row(
+        None, _TIME, "End the processes of a topic that nobody has used for this time, until somebody uses it again; none: never.",
+        usual=60.0,
+    )  # fmt: skip
     keep_bytes: int | None = _kept("keep_bytes")
     keep_time: float | None = _kept("keep_time")
     keep_chunks: int | None = _kept("keep_chunks")

@@ -13,6 +13,7 @@ import pytest
 from tests.actors.conftest import ChannelHarness, S
 from zsq.actors.primitives.rates import RECENT_NS, RateMeter
 from zsq.actors.runtime.pulses import ChannelPulse
+from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.statistics.channel_rows import age_s, backlog, channel_rows, drain_s, visible_end
 from zsq.actors.statistics.schema import COUNTERS, ENDS
 from zsq.transport.reports import ChannelStats, Latency
@@ -35,7 +36,9 @@ def row_of(
     topic = SimpleNamespace(
         stats={"paused": paused, "rates": {"message_count": rate}, "storage": storage}
     )
-    group: Any = SimpleNamespace(channels={"c": child}, topic=topic, failed_channels=set)
+    group: Any = SimpleNamespace(
+        channels={"c": child}, topic=topic, failed_channels=set, state=GroupState.UP
+    )
     (row,) = channel_rows(group, end, NOW)
     return row
 
@@ -336,7 +339,9 @@ def test_a_burst_half_a_minute_ago_does_not_hide_that_the_backlog_drains() -> No
     }
     child = SimpleNamespace(state="up", stats=stats, data={})
     of_topic = SimpleNamespace(stats={"rates": minute[0], "rates_recent": recent[0]})
-    group: Any = SimpleNamespace(channels={"c": child}, topic=of_topic, failed_channels=set)
+    group: Any = SimpleNamespace(
+        channels={"c": child}, topic=of_topic, failed_channels=set, state=GroupState.UP
+    )
     (row,) = channel_rows(group, 100_000, NOW, {})
     assert row["drain_s"] == pytest.approx(70, rel=0.1)
     assert "rates_recent" not in row

@@ -21,6 +21,7 @@ from zsq.actors.channel.core import ChannelCore
 from zsq.actors.channel.lease import Subscriber
 from zsq.actors.gateways.http.api.stats import NsqStats, as_nsq
 from zsq.actors.settings.starts import ActorStart
+from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.statistics.channel_rows import channel_rows
 from zsq.actors.statistics.overview import CHANNEL_FIELDS, TOPIC_FIELDS
 from zsq.actors.statistics.schema import COUNTERS, METRICS, STATISTICS, Level, defaults, rows_of
@@ -292,7 +293,7 @@ def test_nsqd_s_answer_has_the_rows_that_nsqd_has_in_its_order() -> None:
 
 def test_rows_of_channels_are_those_of_the_table_before_the_first_report_too() -> None:
     silent: Any = SimpleNamespace(
-        channels={"c": None}, topic=None, storage=None, failed_channels=set
+        channels={"c": None}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
     )
     assert channel_rows(silent, 0, 0)[0].keys() == defaults("channel").keys()
 

@@ -17,11 +17,17 @@ from zsq.actors.supervisor.topics.topic_group import GroupEvents, TopicGroup
 
 def group_of() -> TopicGroup:
     nothing: Any = None
+    given: Any = SimpleNamespace(sleep_after_s=0.0)
     events = GroupEvents(
         lambda: None, lambda: None, lambda group, channel: None, lambda group: None
     )
     return TopicGroup(
-        "t", nothing, nothing, cast("Any", SimpleNamespace(may_start=lambda: True)), nothing, events
+        "t",
+        nothing,
+        nothing,
+        cast("Any", SimpleNamespace(may_start=lambda: True)),
+        lambda: given,
+        events,
     )
 
 

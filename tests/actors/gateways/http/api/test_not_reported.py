@@ -19,6 +19,7 @@ from zsq.actors.gateways.http.api.stats import as_nsq, as_text, health
 from zsq.actors.gateways.http.console import losses
 from zsq.actors.gateways.http.console.board import Board
 from zsq.actors.gateways.http.console.losses import channel_details, topic_details
+from zsq.actors.statistics.broker_view import GroupState
 from zsq.actors.statistics.channel_rows import NOT_REPORTED, channel_rows
 from zsq.actors.statistics.overview import Overview
 from zsq.actors.statistics.statistics import broker_statistics
@@ -151,12 +152,12 @@ def test_the_defaults_are_of_all_that_a_channel_reports() -> None:
         spec=SimpleNamespace(key=1),
     )
     group: Any = SimpleNamespace(
-        channels={"c": child}, topic=None, storage=None, failed_channels=set
+        channels={"c": child}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
     )
     (row,) = channel_rows(group, 0, 0, {1: delivery.details(1, 1)})
     assert {*delivery.statistics(0)} - PRIVATE <= NOT_REPORTED.keys()
     assert row.keys() - {"channel_name", "health", "latency_bins"} == NOT_REPORTED.keys()
     silent: Any = SimpleNamespace(
-        channels={"c": None}, topic=None, storage=None, failed_channels=set
+        channels={"c": None}, topic=None, storage=None, failed_channels=set, state=GroupState.UP
     )
     assert channel_rows(silent, 0, 0)[0].keys() - {"channel_name", "health"} == NOT_REPORTED.keys()

@@ -1,0 +1,80 @@
+"""Dormancy: when the processes of a topic may end because nobody uses it. Pure.
+
+A topic that nobody uses still costs a process for itself and one for each channel. So it is put to
+sleep: its processes stop as at the end of the broker, and the next request for it starts them
+again. A stop loses nothing, so this decision may be wrong at any time. It then costs a client one
+new link.
+
+A topic may sleep when for a while
+* no client asked the supervisor for it, and its processes got no message,
+* it has no producer, consumer, reader or stage, and no message that is being delivered,
+* nothing is wrong with it, because a start would hide that.
+
+It is woken without a request when a delayed message is due, and once an hour if its retention
+depends on time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from ....transport.settings import NONE, Retention
+from ...runtime.pulses import ChannelPulse, StoragePulse, TopicPulse
+
+_NS: Final = 1_000_000_000
+# A start of a topic must be over when its first delayed message is due.
+EARLY_NS: Final = 2 * _NS
+RETENTION_NS: Final = 3_600 * _NS
+NEVER: Final = 1 << 62
+
+
+def is_unused(
+    topic: TopicPulse, channels: Iterable[ChannelPulse], now_ns: int, after_ns: int
+) -> bool:
+    """Return True if the last pulses of a topic's processes show no use for `after_ns`.
+
+    `now_ns` is monotonic time. A process without a pulse has just started, so it is in use.
+    """
+    limit = now_ns - after_ns
+    storage = topic.get("storage")
+    if storage is None or topic["stirred_ns"] > limit:
+        return False
+    if topic["producers"] or topic["pending_appends"] or topic["queued_blocks"]:
+        return False
+    if storage["stage_links"] or storage["stages"] or storage["backup"] or _troubled(storage):
+        return False
+    return all(
+        "next_offset" in channel
+        and channel["stirred_ns"] <= limit
+        and not channel["client_count"]
+        and not channel["in_flight_count"]
+        and not channel["dying_count"]
+        and not channel["dead_letter_alarm"]
+        for channel in channels
+    )
+
+
+def _troubled(storage: StoragePulse) -> bool:
+    return bool(
+        storage["alarms"]
+        or storage["state_alarm"]
+        or storage["delayed_alarm"]
+        or storage["delayed_full"]
+        or storage["disk_full"]
+        or storage["topic_full"]
+    )
+
+
+def sleep_ns(storage: StoragePulse, retention: Retention, wall_ns: int, share: float) -> int:
+    """Return how long a topic may sleep at most, or `NEVER` for no limit.
+
+    `share` is a random number from 0 to 1. It spreads the starts of many topics over an hour.
+    """
+    longest = NEVER
+    if storage["delayed_count"]:
+        longest = max(0, storage["delayed_next_due_ns"] - wall_ns - EARLY_NS)
+    by_time = retention.keep_s != NONE or retention.max_s != NONE
+    if by_time and storage["start"] < storage["head"]:
+        longest = min(longest, int(RETENTION_NS * (1.0 - share / 2)))
+    return longest

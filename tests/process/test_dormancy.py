@@ -1,0 +1,181 @@
+"""Topics that nobody uses, on a real broker: their processes end, and any use starts them again."""
+
+from __future__ import annotations
+
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.broker import Broker, wait_for
+
+import zsq
+from zsq.transport.errors import E_NOT_EMPTY, E_NOT_FOUND, NotFound, Refused
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture(scope="module")
+def sleepy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    one = Broker(
+        tmp_path_factory.mktemp("sleepy") / "data", "--sleep-after", "1s", nsq=True, http=True
+    )
+    try:
+        yield one.start()
+    finally:
+        one.close()
+
+
+def topic_row(broker: Broker, topic: str) -> Any:
+    with zsq.Admin(broker.ipc) as admin:
+        return admin.stats(topic)["topics"][0]
+
+
+def processes(broker: Broker, topic: str) -> list[str]:
+    ours = (f"topic {topic}", f"channel {topic}/")
+    return [row["name"] for row in broker.actors() if row["name"].startswith(ours)]
+
+
+def asleep(broker: Broker, topic: str) -> None:
+    wait_for(lambda: not processes(broker, topic), 40, f"the sleep of topic {topic}")
+
+
+def filled(broker: Broker, topic: str, count: int = 3, channel: str = "c") -> None:
+    """Make a topic with a channel and messages, and wait until it sleeps."""
+    with zsq.Admin(broker.ipc) as admin, zsq.Producer(broker.ipc) as producer:
+        admin.create_channel(topic, channel)
+        producer.publish_many(topic, [b"%d" % number for number in range(count)])
+    asleep(broker, topic)
+
+
+def bodies(broker: Broker, topic: str, count: int, channel: str = "c") -> list[bytes]:
+    with zsq.Consumer(topic, channel, url=broker.tcp) as consumer:
+        found = []
+        for _ in range(count):
+            message = consumer.receive(20)
+            assert message is not None
+            message.finish()
+            found.append(message.body)
+        return found
+
+
+def test_a_topic_that_sleeps_keeps_its_messages_and_its_statistics(sleepy: Broker) -> None:
+    filled(sleepy, "kept")
+    row = topic_row(sleepy, "kept")
+    assert (row["health"], row["message_count"], row["head"]) == ("OK", 3, 3)
+    assert (row["channels"][0]["depth"], row["channels"][0]["health"]) == (3, "OK")
+    with zsq.Producer(sleepy.tcp) as producer:
+        assert producer.publish("kept", b"3").offset == 3
+    assert bodies(sleepy, "kept", 4) == [b"0", b"1", b"2", b"3"]
+    assert topic_row(sleepy, "kept")["message_count"] == 4
+    asleep(sleepy, "kept")
+    with zsq.Reader("kept", url=sleepy.ipc) as reader:
+        assert sum(block.count for block in reader.read(0).blocks) == 4
+
+
+def test_an_open_producer_or_consumer_keeps_its_topic_awake(sleepy: Broker) -> None:
+    with zsq.Producer(sleepy.ipc) as producer, zsq.Consumer("held", "c", url=sleepy.ipc):
+        producer.publish("used", b"x")
+        filled(sleepy, "other")  # this takes longer than --sleep-after
+        assert processes(sleepy, "used") == ["topic used"]
+        assert processes(sleepy, "held") == ["topic held", "channel held/c"]
+        assert topic_row(sleepy, "used")["health"] == "OK"
+    asleep(sleepy, "used")
+    asleep(sleepy, "held")
+
+
+def test_a_delayed_message_comes_in_time_although_its_topic_slept(sleepy: Broker) -> None:
+    with zsq.Admin(sleepy.ipc) as admin, zsq.Producer(sleepy.ipc) as producer:
+        admin.create_channel("later", "c")
+        begun = time.monotonic()
+        producer.publish("later", b"due", delay=9.0)
+    asleep(sleepy, "later")
+    assert time.monotonic() - begun < 7.0, "it slept before the message was due"
+    wait_for(lambda: topic_row(sleepy, "later")["channels"][0]["depth"] == 1, 20, "the message")
+    assert time.monotonic() - begun >= 9.0, "never early"
+    assert bodies(sleepy, "later", 1) == [b"due"]
+
+
+def test_commands_wake_the_topic_that_they_name(sleepy: Broker) -> None:
+    names = [f"told-{number}" for number in range(8)]
+    with zsq.Admin(sleepy.tcp) as admin, zsq.Producer(sleepy.ipc) as producer:
+        for name in names:
+            admin.create_channel(name, "c")
+            producer.publish_many(name, [b"%d" % number for number in range(3)])
+    for name in names:
+        asleep(sleepy, name)
+    with zsq.Admin(sleepy.tcp) as admin:
+        with pytest.raises(Refused, match="3 messages that are not finished") as refused:
+            admin.delete_topic(names[0])
+        assert refused.value.code == E_NOT_EMPTY
+        assert len(admin.peek(names[1], "c", 2).messages) == 2
+        assert admin.seek(names[2], "c", 2)["offset"] == 2
+        admin.pause(names[3])
+        assert topic_row(sleepy, names[3])["paused"]
+        assert admin.close_topic(names[4]) == {"closed": "publishers"}
+        admin.create_channel(names[5], "d")
+        assert {row["channel_name"] for row in topic_row(sleepy, names[5])["channels"]} == {
+            "c",
+            "d",
+        }
+        with pytest.raises(NotFound) as missing:
+            admin.pause(names[6], "e")
+        assert missing.value.code == E_NOT_FOUND
+        admin.delete_topic(names[7], force=True)
+        assert names[7] not in rows_of(sleepy)
+    for name in names[:7]:
+        asleep(sleepy, name)
+    assert topic_row(sleepy, names[3])["paused"]
+    assert topic_row(sleepy, names[4])["closed"] == "publishers"
+
+
+def rows_of(broker: Broker) -> dict[str, Any]:
+    with zsq.Admin(broker.ipc) as admin:
+        return {row["topic_name"]: row for row in admin.stats()["topics"]}
+
+
+def test_nsq_and_http_clients_wake_a_topic(sleepy: Broker) -> None:
+    filled(sleepy, "door", 1)
+    publish = urllib.request.Request(
+        f"http://127.0.0.1:{sleepy.http}/pub?topic=door", data=b"by http", method="POST"
+    )
+    with urllib.request.urlopen(publish, timeout=20) as answer:
+        assert answer.status == 200
+    assert processes(sleepy, "door"), "the gateway's link keeps the topic awake for a minute"
+    assert bodies(sleepy, "door", 2) == [b"0", b"by http"]
+
+
+def test_a_topic_that_sleeps_outlives_a_kill_of_the_broker(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data", "--sleep-after", "1s")
+    try:
+        broker.start()
+        filled(broker, "kept", 5)
+        with zsq.Admin(broker.ipc) as admin:
+            assert admin.chunks("kept")["chunks"], "a command on files wakes it, too"
+        asleep(broker, "kept")
+        assert broker.process is not None
+        broker.process.kill()
+        broker.process.wait()
+        broker.start()
+        assert bodies(broker, "kept", 5) == [b"%d" % number for number in range(5)]
+        asleep(broker, "kept")
+        begun = time.monotonic()
+        assert broker.stop() == 0
+        assert time.monotonic() - begun < 10.0
+    finally:
+        broker.close()
+
+
+def test_the_option_none_keeps_topics_awake(tmp_path: Path) -> None:
+    broker = Broker(tmp_path / "data", "--sleep-after", "none")
+    try:
+        broker.start()
+        with zsq.Admin(broker.ipc) as admin:
+            admin.create_channel("t", "c")
+        begun = time.monotonic()  # with 1s it would sleep within this time
+        wait_for(lambda: time.monotonic() > begun + 5.0, 20, "the end of 5 s")
+        assert processes(broker, "t") == ["topic t", "channel t/c"]
+    finally:
+        broker.close()
