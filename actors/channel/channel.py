@@ -1,7 +1,7 @@
 """Channel actor: gives each message of a topic to one of its consumers, under a lease.
 
-The module also says when an `#ephemeral` channel ends, how a channel starts from its stored state,
-and which consumers a channel accepts.
+The module also decides when an `#ephemeral` channel ends, creates a channel from its stored state,
+and checks which consumers a channel accepts.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _NS = 1_000_000_000
 
 
 class LastConsumer:
-    """Detects the end of an `#ephemeral` channel: its last consumer has left, or none came in time.
+    """Detects when an `#ephemeral` channel ends.
+
+    It ends when its last consumer has left, or when no consumer subscribed in time.
 
     `over` is True once the channel takes no more consumers. It never becomes False again, because
     the supervisor may already be removing the channel. A later consumer gets a new channel. The
@@ -80,9 +82,9 @@ _WAIT_MS = 10_000
 class OpenedChannel(NamedTuple):
     """The stored state of a channel.
 
-    `holes` are the rows that are not deferred. For an ordered channel, they include the deferred
-    rows. `deferred` holds the number of deferred rows, the number of their messages, and the next
-    due time. `start` and `end` are the bounds of the log.
+    `holes` are the rows of unfinished messages below the cursor (see `supply.py`). They include the
+    deferred rows only if the channel is ordered. `deferred` holds the number of deferred rows, the
+    number of their messages, and the next due time. `start` and `end` are the bounds of the log.
     """
 
     row: ChannelRow
@@ -95,15 +97,15 @@ class OpenedChannel(NamedTuple):
 def ask_for_row(storage: Port, channel: str, settings: NewChannelSettings) -> OpenedChannel:
     """Open the channel in the storage and return its state.
 
-    Many holes come in several replies. `settings` are the settings of a channel that is created
-    now.
+    If the channel has many holes, the storage sends them in several replies. `settings` are the
+    settings of a channel that is created now.
     """
     storage.send((), p.OpenChannel(1, channel, {**settings}))
     holes: list[Hole] = []
     while storage.socket.poll(_WAIT_MS):
         for mail in storage.receive(1):
             if isinstance(mail, Mail) and isinstance(mail.message, p.Dropped):
-                continue  # the reply follows and takes it into account
+                continue  # the reply follows and takes this message into account
             if isinstance(mail, Mail) and isinstance(mail.message, p.Failed):
                 raise ZsqError(mail.message.code, mail.message.text)
             if not isinstance(mail, Mail) or not isinstance(mail.message, p.Done):
@@ -143,7 +145,7 @@ def make_delivery(key: int, channel: str, opened: OpenedChannel) -> ChannelCore:
         channel,
         random.random,
     )
-    made.begin = row.next_offset if row.begin is None else row.begin  # not stored by version 0.1.0
+    made.begin = row.next_offset if row.begin is None else row.begin  # 0.1.0 did not store it
     # Rates are measured from here on.
     made.measurements.sample((), time.monotonic_ns(), time.time_ns())
     made.supply.go_on_without(row.emptied or ())
@@ -274,7 +276,7 @@ class ChannelActor(Actor[ChannelStart]):
 
     @cached_property
     def scan(self) -> Port:
-        """The link to the scan worker, opened for the first due time."""
+        """The link to the scan loop, opened for the first due time."""
         scan = self.open_dealer(self.given.scan)
         scan.route(p.Failed, self.on_failed)
         return scan
@@ -389,7 +391,7 @@ class ChannelActor(Actor[ChannelStart]):
     def on_dropped(self, port: Port, mail: Mail, message: p.Dropped) -> None:
         """Skip messages that retention removed. Only the storage sends this message.
 
-        The storage sends it before any block from after the new start.
+        The storage sends it before it sends any block above the new start.
         """
         start = message.start
         if self.supply.drop_below(start):
@@ -437,7 +439,7 @@ class ChannelActor(Actor[ChannelStart]):
             self._look_for_consumers(self.last_consumer)
 
     def _deliver(self) -> bool:
-        """Send deliveries. Return True if there are more than one turn may send."""
+        """Send deliveries. Return True if more messages wait than one turn may send."""
         now, wall = time.monotonic_ns(), time.time_ns()
         for _ in range(options.DRAIN_MAX):
             delivery = self.core.next_delivery(now, wall)
@@ -445,14 +447,15 @@ class ChannelActor(Actor[ChannelStart]):
                 return self.core.has_more()
             message = p.Deliver(delivery.token, delivery.runs, delivery.timeout_ns // _MS)
             if not self.front.send(delivery.peer, message, [delivery.block]):
-                # It is dead, or does not read what it has credit for.
+                # The consumer is dead, or does not read what it asked for.
                 self.core.unsubscribe(delivery.peer)
         return True
 
     def _found_corrupt(self) -> None:
         """Read blocks from the storage again, because they changed in this process's memory.
 
-        If that happens repeatedly, end the process. Its successor gets other memory.
+        If that happens repeatedly, end the process. The next process of the channel uses other
+        memory.
         """
         now, count = time.monotonic_ns(), self.supply.corrupt_count
         log.error(
@@ -498,7 +501,7 @@ class ChannelActor(Actor[ChannelStart]):
             self.storage.send((), p.Fetch(self._request, offset, self.supply.fetch_bytes))
 
     def _hint(self) -> None:
-        """Notify the scan worker when the next due time is earlier than the one it knows.
+        """Notify the scan loop when the next due time is earlier than the one that it knows.
 
         A difference of up to 1 ms is ignored, because two clocks may drift apart by that much.
         """
@@ -580,7 +583,7 @@ class ChannelActor(Actor[ChannelStart]):
         self.supply.deferred.failed(message.request)
         if order := self.peeks.failed(message.request):
             self.answer_order(p.Failed(order, message.code, message.text))
-        # Another owner, or invalid rows: the state held here is useless.
+        # The channel has another owner, or the rows are invalid. So this process must end.
         elif message.request == self.saving.out:
             raise RuntimeError(
                 f"{self.title}: storage refused a commit: {message.code} {message.text}"
@@ -597,7 +600,8 @@ class ChannelActor(Actor[ChannelStart]):
     def close(self, message: p.SetClosed) -> p.Done:
         """Close the channel to consumers, or open it again.
 
-        Connected consumers receive an error. Their messages wait until the topic is opened again.
+        Connected consumers receive an error. Their messages wait until the topic is opened again to
+        consumers.
         """
         self.closed = message.to_consumers
         for peer in list(self.core.consumers) if self.closed else ():
@@ -677,10 +681,12 @@ class ChannelActor(Actor[ChannelStart]):
         self.feed.moved()
 
     def on_stop(self) -> bool:
-        """Commit all confirmed answers, then tell the consumers to look for the successor.
+        """Commit what is not committed, then send Bye to the consumers.
 
-        Return True when the actor may end. It stops waiting for a commit after `STOP_COMMIT_S`:
-        answers that were not committed were not confirmed either.
+        They then connect to the channel's next process.
+
+        Return True when the actor may end. The actor waits at most `STOP_COMMIT_S` for the commit.
+        Answers of consumers that were not committed were not confirmed either.
         """
         self._stop_ns = self._stop_ns or time.monotonic_ns()
         self.core.end()

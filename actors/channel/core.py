@@ -1,10 +1,10 @@
-"""Channel core: which consumer holds which message until when. No I/O.
+"""Channel core: records which consumer holds which message, and until when. No I/O.
 
-Messages come from the channel's supply (`supply.py`) and go to consumers under leases. They are
-finished, returned to the supply, or their lease ends. Leases use monotonic nanoseconds (`now_ns`).
-Due times use wall-clock nanoseconds (`wall_ns`).
+Messages come from the channel's supply (`supply.py`) and go to consumers under leases. A consumer
+finishes a message, or the message returns to the supply: it was requeued, or its lease ended.
+Leases use monotonic nanoseconds (`now_ns`). Due times use wall-clock nanoseconds (`wall_ns`).
 
-The module also holds what a channel measures, the turns of its consumers, and peeks.
+The module also contains the measurements of a channel, the turns of its consumers, and peeks.
 
 Measurements. Latency is the wall-clock time from the arrival of a message in the topic to its
 finish. The arrival is the time of its block. For a delayed message it is the time at which the
@@ -96,7 +96,7 @@ class Measurements:
     def sample(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> None:
         """Record the counters for the rates and drop old latencies.
 
-        Called with each pulse from the start.
+        This is called with each pulse, from the start of the channel on.
         """
         if self._meter is None:
             self._meter = RateMeter(now_ns, self._counters)
@@ -127,7 +127,7 @@ class Measurements:
     def details(self, consumers: Iterable[Subscriber], now_ns: int, wall_ns: int) -> ChannelDetails:
         """Return reports of the consumers and latencies.
 
-        Computed on request, because it takes some work.
+        They are computed only on request, because this takes some work.
         """
         bins = self._latency.bins(wall_ns)
         clients: list[ConsumerReport] = [
@@ -150,8 +150,8 @@ def has_room(consumer: Subscriber) -> bool:
 class Turns:
     """The consumers in the order of their turns.
 
-    `served` is the number of messages a consumer received, as if all consumers had been here from
-    the beginning.
+    `served` is the number of messages that a consumer received. For a later consumer, it is counted
+    as if the consumer had subscribed at the beginning.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class Turns:
         self._line: list[tuple[int, int, Subscriber]] = []
         self._aside: dict[Peer, Subscriber] = {}
         self._turn = 0
-        self._floor = 0  # what the last served consumer had received before
+        self._floor = 0  # `served` of the last served consumer, before its delivery
 
     def join(self, consumer: Subscriber) -> None:
         consumer.served = 0
@@ -180,8 +180,8 @@ class Turns:
     def first(self, share: int = 0) -> Subscriber | None:
         """Return the next consumer, or None if no consumer has room.
 
-        It stays first until `served` is called. With a `share`, consumers that hold fewer messages
-        than that come first.
+        This consumer stays first until `served` is called. With a `share`, consumers that hold
+        fewer messages than `share` come first.
         """
         while self._line:
             consumer = self._line[0][2]
@@ -224,15 +224,15 @@ REJECTED: Final = "its consumer rejected it"
 
 
 def half() -> float:
-    """Return 0.5, the default in place of random numbers."""
+    """Return 0.5. This is the default for the function that returns random numbers."""
     return 0.5
 
 
 class ChannelCore:
     """The logic of one channel.
 
-    Commands come from consumers, and blocks come from the feed into `supply`. Deliveries and
-    changes to commit go out.
+    Commands come from consumers, and blocks come from the feed into `supply`. The core returns
+    deliveries, and changes to commit.
     """
 
     def __init__(
@@ -258,7 +258,7 @@ class ChannelCore:
         self._turns = Turns()
         self._takers = 0  # consumers with a ready count above 0
         self._beats_end_ns = (
-            0  # no consumer is lost before this time, as of the last scan; 0: no consumers
+            0  # at the last scan, no consumer could be lost before this time; 0: no consumers
         )
         self._leases: dict[int, Lease] = {}
         self._lease_rows = 0
@@ -302,7 +302,7 @@ class ChannelCore:
         return True
 
     def lost_consumers(self, now_ns: int) -> list[Peer]:
-        """Return the consumers not heard from for two heartbeats."""
+        """Return the consumers that sent nothing for two heartbeats."""
         return [c.peer for c in self.consumers.values() if now_ns >= c.lost_ns]
 
     def is_wanted(self) -> bool:
@@ -312,8 +312,9 @@ class ChannelCore:
     def rest(self) -> None:
         """Begin a turn: allow messages to be skipped again, and drop blocks that no consumer wants.
 
-        The feed is switched off for the same reason. While it is on, the window must not shrink:
-        the next block follows the end of the window, and a shorter window would look like a gap.
+        When no consumer wants messages, the actor also switches off the feed. While the feed is on,
+        the window must not shrink. The next block follows the end of the window, so a shorter
+        window would look like a gap.
         """
         self.supply.looks = options.LOOKS_MAX
         if not self.is_wanted():
@@ -332,7 +333,7 @@ class ChannelCore:
                 room = min(room, share - consumer.in_flight)
             picked = self.supply.pick(consumer, room, self._lease_rows, wall_ns)
             if picked is None:
-                return None  # no message waits: the turn does not move on
+                return None  # no message waits: this consumer stays first
             block = self._joined(picked) if picked.runs else None
             if picked.runs and block is None:
                 return None
@@ -345,8 +346,8 @@ class ChannelCore:
         """Return the picked messages as one block, or None if its bytes changed in memory.
 
         In that case the messages were returned to the supply. A block that is sent whole for the
-        first time is checked only by its consumer. If the consumer rejects it, it is checked here
-        before it is sent again.
+        first time is checked only by its consumer. If the consumer finds it damaged, the block is
+        checked here before it is sent again.
         """
         block, start, stop = picked.parts[0]
         try:
@@ -538,7 +539,7 @@ class ChannelCore:
     def next_due(self, now_ns: int, wall_ns: int) -> int:
         """Return when the next scan may have work, in monotonic nanoseconds, or 0 for never.
 
-        The scan may then find that all consumers have been heard from in the meantime.
+        All consumers may have sent a message by then, so the scan may find no work.
         """
         times = [self._beats_end_ns] if self.consumers else []
         lease = self._deadlines.next_due()
@@ -585,7 +586,7 @@ class ChannelCore:
         self.supply.end()
 
     def seek(self, offset: int) -> None:
-        """Continue at `offset` once that is committed, and clear everything before it.
+        """Continue at `offset` once the seek is committed, and forget all messages held until now.
 
         Leases are cleared too: consumers can no longer answer the messages that they hold.
         """
@@ -627,7 +628,7 @@ class ChannelCore:
     def statistics(self, head: int) -> DeliveryPulse:
         """Return the counters under NSQ's field names.
 
-        `details` returns what takes some work to compute.
+        `details` returns the values that take some work to compute.
         """
         return {
             **self.supply.statistics(head),
@@ -643,7 +644,7 @@ class ChannelCore:
         return self.measurements.details(self.consumers.values(), now_ns, wall_ns)
 
 
-ANY_NS = 1 << 62  # a due time after every other one
+ANY_NS = 1 << 62  # later than every due time
 
 
 class _HeldRow(TypedDict):
@@ -735,7 +736,9 @@ class Peeks:
         return Done(look.order, look.data | {"held": [*look.held, *_first(deferred, look.limit)]})
 
     def failed(self, request: int) -> int:
-        """Return the order whose request to the state store failed, or 0 if it was no peek."""
+        """Return the number of the failed peek's order, or 0 if the request does not belong to a
+        peek.
+        """
         look = self._looks.pop(request, None)
         return 0 if look is None else look.order
 

@@ -5,8 +5,8 @@ needs no thread: the actor's loop calls its `turn`, and also listens to the engi
 Rejected: a thread with a blocking Producer. It would have to be stopped while it waits for a topic
 that is down, and an actor that ends does not wait.
 
-Everything is created at the first publish and closed after a while without one. A thousand channels
-without dead letters cost nothing but one check each turn.
+Everything is created at the first publish and closed after a while without one. For a channel
+without dead letters, this costs only one check in each turn.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DeadLetterPublisher:
 
     `endpoint` is any endpoint of the actor. The supervisor listens in the same directory. `listen`
     and `ignore` add and remove a file descriptor that wakes the actor. `by` identifies the
-    publisher to the supervisor when it looks up a topic.
+    publisher to the supervisor when the publisher looks up a topic.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class DeadLetterPublisher:
         """
         if self._engine is None:
             self._engine = ProducerEngine(self._address, 0, 1, 1, None)
-            # Each turn of the loop looks at it.
+            # Each turn of the loop polls it.
             self._listen(self._engine.epoll.fileno(), lambda: None)
         now = self._used_ns = time.monotonic_ns()
         lane = self._engine.lane(topic)
@@ -141,7 +141,7 @@ class DeadLetterSender:
     def _tick(self, wanted: bool) -> None:
         """Start or stop a timer that makes the loop take a turn now and then.
 
-        The timer runs while there is work: links have heartbeats, and pauses end.
+        The timer runs while there is work, because links must send heartbeats and pauses must end.
         """
         if wanted and not self._ticks:
             self._actor.every(options.DEAD_TICK_MS, self._wake)

@@ -1,13 +1,15 @@
-"""Dead letters of a channel: packed, handed to the dead-letter topic, awaited until stored. No I/O.
+"""Dead letters of a channel: packs them and hands them to the dead-letter topic. No I/O.
+
+It then waits until they are stored. These are its states:
 
     IDLE     nothing is on its way
     SENDING  a batch was handed over, and its replies are awaited
-    RESTING  part of it was refused (a full topic or disk, a closed topic, an invalid name).
+    RESTING  part of the batch was refused (a full topic or disk, a closed topic, an invalid name).
              It is sent again after a pause.
 
 Messages that die in the meantime wait as rows. So a dead-letter topic that accepts nothing costs
-the memory of one batch. In the end the channel takes no new messages (HOLE_ROWS_MAX). While this
-process lives, the stored part of a batch is not sent again.
+the memory of one batch. If this goes on, the channel finally takes no new messages (HOLE_ROWS_MAX).
+While this process lives, the stored part of a batch is not sent again.
 """
 
 from __future__ import annotations
@@ -59,7 +61,8 @@ TRANSITIONS: Final[dict[LetterState, dict[str, LetterState]]] = {
 class DeadLetters:
     """The dead letters of one channel.
 
-    `post` hands blocks to a topic and returns at once. Its pending blocks show the results.
+    `post` hands blocks to a topic and returns at once. The pending blocks that it returns show the
+    results.
     """
 
     def __init__(self, topic: str, uuid: str, channel: str, post: Post) -> None:
@@ -84,7 +87,7 @@ class DeadLetters:
 
         If `more` is False, send nothing, only wait for replies.
         """
-        if self._batch != supply.dying.batch:  # a seek gave up the batch on its way, stored or not
+        if self._batch != supply.dying.batch:  # a seek gave up the batch, stored or not
             self._end("cleared", supply)
         if self.state is LetterState.SENDING and all(pending.done for pending in self._pending):
             self._answered(supply, now_ns)
@@ -170,7 +173,7 @@ def letters(
 ) -> list[Block]:
     """Return the batch as blocks for the dead-letter topic, in order.
 
-    Each message keeps its time. If it raises `CorruptBlock`, no block was made.
+    Each message keeps its time. If this function raises `CorruptBlock`, no block was made.
     """
     blocks: list[Block] = []
     rows: list[Row] = []

@@ -1,15 +1,15 @@
 """Filters: select the messages of a block that a channel wants, and gather them. No I/O.
 
 A block is examined only if part of it may be unwanted: the channel has tags, the block is too old,
-one of its messages is addressed to one channel, or the consumer takes a sample. All other blocks go
-out unexamined, however many messages they have.
+one of its messages is addressed to one channel, or the consumer takes a sample. All other blocks
+are sent unexamined, however many messages they have.
 
 The result is a mask with one byte for each message. If several reasons apply, the first counts:
 
     OTHER_CHANNEL   addressed to another channel by its header `zsq-channel`
     OTHER_TAG       the channel has tags, and the message has another one or none
     EXPIRED         stored longer ago than the channel's `max_age_s`
-    WANTED          a sample is drawn of these only
+    WANTED          a sample is drawn only from these messages
 
 Unwanted messages are finished for this channel: the cursor passes them, and they are counted. The
 tag and the sample are checked only before the first delivery. After that, a message is delivered

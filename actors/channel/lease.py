@@ -1,4 +1,4 @@
-"""Leases: what a channel has delivered, its subscribers, and the changes to commit. No I/O.
+"""Leases: what a channel has delivered, its consumers, and the changes to commit. No I/O.
 
 A delivery also carries the times at which its messages arrived in their topic.
 """
@@ -65,7 +65,10 @@ def renamed(counters: Mapping[str, int]) -> dict[str, int]:
 
 
 class OutgoingDelivery(NamedTuple):
-    """An effect: send `block` to this consumer. The block is made from `parts` of blocks."""
+    """A delivery that the actor must send: `block` for this consumer.
+
+    The block is made from `parts` of blocks.
+    """
 
     peer: Peer
     token: int
@@ -90,7 +93,7 @@ class Changes(NamedTuple):
 def save_pages(request: int, channel: str, row: ChannelRow, changes: Changes) -> list[Save]:
     """Return the messages of one commit, split so that each frame stays small.
 
-    The last one has `more` False and receives the reply.
+    In the last message, `more` is False. The storage replies to that message.
     """
     puts, gones, size = changes.holes_put, changes.holes_gone, options.SAVE_ROWS_MAX
     pages = [slice(at, at + size) for at in range(0, max(len(puts), len(gones), 1), size)]
@@ -111,7 +114,7 @@ class Subscriber:
     seen_ns: int
     connect_ts: int
     in_flight: int = 0
-    bytes_out: int = 0  # of deliveries that are not fully answered
+    bytes_out: int = 0  # bytes of deliveries that are not fully answered
     message_count: int = 0
     finish_count: int = 0
     requeue_count: int = 0
@@ -120,7 +123,7 @@ class Subscriber:
     again_last: bool = False
     sample_rate: int = 0  # percent; 0: all messages
     sampled_count: int = 0  # messages left out of the sample
-    served: int = 0  # for its turn, see `Turns` in core.py
+    served: int = 0  # decides its turn, see `Turns` in core.py
     tokens: set[int] = field(default_factory=set)
     latency: LatencyWindow | None = (
         None  # None if the channel had many consumers when this one subscribed
@@ -132,7 +135,10 @@ class Subscriber:
 
     @property
     def lost_ns(self) -> int:
-        """The time at which it counts as lost: two heartbeats and 1 ns after its last message."""
+        """The time at which the consumer counts as lost.
+
+        This is two heartbeats and 1 ns after its last message.
+        """
         return self.seen_ns + 2 * self.heartbeat_ns + 1
 
     def counts(self) -> dict[str, int]:

@@ -1,9 +1,10 @@
-"""States of a message in a channel, and the events that change them. docs/delivery.md draws them.
+"""States of a message in a channel, and the events that change them. docs/delivery.md shows them.
 
 The code does not use this table: it handles runs of messages, which move between the parts of
-`core.py` and `supply.py` without being split into messages. The table states the result. The state
-machines of the tests follow each offset through each call and check every move against the table
-(`tests/support/watched.py`). They also check that each move in the table occurs.
+`core.py` and `supply.py` without being split into messages. The table shows what this means for a
+single message. The state machines of the tests follow each offset through each call and check every
+move against the table (`tests/support/watched.py`). They also check that each move in the table
+occurs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ class MessageState(Enum):
     AHEAD = "ahead"  # the cursor has not passed it
     PARKED = "parked"  # ordered channels: passed by the cursor, waits for its key
     IN_FLIGHT = "in flight"  # under the lease of one consumer
-    WAITING = "waiting"  # to be delivered again; that attempt number is not on disk
+    WAITING = "waiting"  # to be delivered again; the next attempt number is not on disk
     PROMISED = "promised"  # ... that number is in the commit on its way
     READY = "ready"  # ... that number is on disk: it may be sent
     DEFERRED = "deferred"  # to be delivered again, but not before a due time

@@ -1,39 +1,38 @@
 """Ordered supply: delivers the messages of one key in order, one at a time. No I/O.
 
 A message has a slot, selected by the hash of its key. Only one message of a slot is delivered at a
-time. Consumers have threads, so no other rule would keep the order. Therefore the cursor looks
-ahead and sorts the messages that it passes:
+time. Consumers process messages in several threads, so no other rule would keep the order.
+Therefore the cursor looks ahead and sorts the messages that it passes:
 
-    window  ->  parked behind its slot's head, or free  ->  in flight  ->  finished: the next of its
-    slot is free
+    window  ->  parked behind its slot's head, or free  ->  in flight  ->  finished
                                                               |    ^
                                                               v    |
                                                        again, deferred: still the head of its slot
 
-Parked messages are holes like any other, in rows of adjacent messages with attempts 0. They were
-never sent, so their first delivery is the first attempt and needs no commit before it. No message
-overtakes another one of its slot: the head is always the slot's lowest message that is not
-finished. So after a crash it is enough to sort all rows by slot and offset before any message goes
-out. This includes deferred rows.
+When a message is finished, the next message of its slot is free. Parked messages are holes too
+(`supply.py`), in rows of adjacent messages with attempts 0. They were never sent, so their first
+delivery is the first attempt and needs no commit before it. No message overtakes another one of its
+slot: the head is always the slot's lowest message that is not finished. So after a crash it is
+enough to sort all rows by slot and offset before any message is sent. This includes deferred rows.
 
 Two limits bound how far the cursor looks ahead: ORDERED_PARKED_MAX messages, and what the shelf
-(`BlockShelf`) holds. A message that was parked longer ago must be read again, so the cursor looks
-beyond the shelf only while there is too little to do. A key whose messages arrive faster than they
-are finished fills this space. Then the channel is only as fast as that key's messages are finished.
-An ordered channel cannot avoid this.
+(`BlockShelf`) holds. A parked message whose block is no longer on the shelf must be read again. So
+the cursor looks further ahead than the shelf only while too few messages can be sent. A key whose
+messages arrive faster than they are finished fills this space. Then the channel is only as fast as
+that key's messages are finished. An ordered channel cannot avoid this.
 
-Rejected: giving a slot to one consumer as a whole, several messages at a time. The threads of its
-handler would run them at once.
+Rejected: giving a slot to one consumer as a whole, several messages at a time. The consumer's
+threads would process them at the same time.
 
 Slots. The messages of a slot are:
 
     head      in flight, to be delivered again, or deferred. Until it is finished, no other
-              message of the slot goes out.
+              message of the slot is sent.
     parked    wait behind the head, in the order of their offsets
 
-A slot without a head is *free*: its first parked message may go out. The free slots are in a heap
-by the offset of that message. So the oldest goes first, and adjacent messages go together. Messages
-without a key are in no slot. They are `loose`, as runs.
+A slot without a head is *free*: its first parked message may be sent. The free slots are in a heap
+by the offset of that message. So the oldest message is sent first, and adjacent messages are sent
+together. Messages without a key are in no slot. They are kept as runs in `loose`.
 
 There are 65,536 slots instead of one per key, so memory is bounded for any number of keys.
 Sometimes two keys share a slot and wait for each other, which breaks no order.
@@ -89,7 +88,7 @@ class Slots:
         self.parked: dict[int, int] = {}
         self.loose: deque[Run] = deque()
         self.loose_messages = 0
-        # Slot -> parked offsets; an array takes 8 bytes each, a deque 700 for the first.
+        # Slot -> parked offsets; an array takes 8 bytes for each, a deque 700 for the first.
         self._queues: dict[int, array[int]] = {}
         self._heads: dict[int, int] = {}  # slot -> offset
         self._slot_of: dict[int, int] = {}  # offset of a head -> slot
@@ -102,7 +101,7 @@ class Slots:
 
     @property
     def available(self) -> int:
-        """The number of waiting messages that may go out now."""
+        """The number of waiting messages that may be sent now."""
         return len(self._free) + self.loose_messages
 
     def heads_below(self, offset: int) -> list[int]:
@@ -143,7 +142,7 @@ class Slots:
     # Out
 
     def next_free(self) -> int:
-        """Return the lowest offset of a message with a key that may go out, or -1 if there is
+        """Return the lowest offset of a message with a key that may be sent, or -1 if there is
         none.
         """
         return self._free[0][0] if self._free else -1
@@ -173,9 +172,9 @@ class Slots:
         return start
 
     def set_aside(self) -> tuple[int, int]:
-        """Remove and return the lowest free entry, which cannot go out now.
+        """Remove and return the lowest free entry, which cannot be sent now.
 
-        `put_back` returns it.
+        `put_back` adds it again.
         """
         return heapq.heappop(self._free)
 
@@ -188,7 +187,7 @@ class Slots:
     def release(self, heads: Iterable[int]) -> None:
         """Release these heads, which are finished or given up.
 
-        The next of their slots may go out.
+        The next message of each of their slots may be sent.
         """
         for offset in heads:
             slot = self._slot_of.pop(offset)
@@ -267,7 +266,7 @@ def joined(items: Iterable[tuple[int, int]]) -> Iterator[Run]:
 class Sorted(NamedTuple):
     """A message with its slot, or a run of messages if the slot is LOOSE.
 
-    If `due_ns` is not 0, it is deferred and is in the state store.
+    If `due_ns` is not 0, the message is deferred and its row is in the state store.
     """
 
     start: int
@@ -281,7 +280,7 @@ class Unsorted:
     """Rows of an earlier process that are not sorted into slots yet."""
 
     def __init__(self) -> None:
-        self._rows: list[Hole] = []  # as they are in the state store
+        self._rows: list[Hole] = []  # these rows are in the state store
         self._left: list[Hole] = []  # rows that are not sorted yet, ascending
         self._found: list[Sorted] = []
         self._ascending = True
@@ -493,7 +492,7 @@ class OrderedSupply(Supply):
     # In
 
     def _look_ahead(self, rows_out: int, wall_ns: int) -> None:
-        """Sort the next messages until there is enough to do."""
+        """Sort the next messages until enough messages can be sent."""
         while self.looks > 0 and self._looks_on(rows_out):
             block = self._window[0]
             # Skip a gap, if there is one.
@@ -536,7 +535,8 @@ class OrderedSupply(Supply):
     # Out
 
     def share(self, takers: int, in_flight: int, rows_out: int, wall_ns: int) -> int:
-        """Return the number of messages that are or could be in flight, divided by the consumers.
+        """Return the number of messages that are or could be in flight, divided by the number of
+        consumers.
 
         A consumer that took more would leave the others without keys.
         """
@@ -561,8 +561,9 @@ class OrderedSupply(Supply):
     def may_ask(self, rows_out: int) -> bool:
         """Return True if the state store should be asked which messages are due.
 
-        It is not asked before all rows are sorted. A message that became due could be finished by
-        then, and would still be placed as a head that nothing releases.
+        It is not asked before all rows are sorted. Otherwise a message that becomes due could be
+        finished before the rows are sorted. It would then still become a head, and nothing would
+        release it.
         """
         return not self._unsorted and super().may_ask(rows_out)
 
@@ -572,7 +573,7 @@ class OrderedSupply(Supply):
     def _new(self, consumer: Subscriber, room: int, wall_ns: int) -> Picked | None:
         """Gather free messages, the oldest first.
 
-        A run of at least ORDERED_ALONE messages without a key makes a whole delivery.
+        A run of at least ORDERED_ALONE messages without a key is sent as a separate delivery.
         """
         filling = _Filling(room)
         aside: list[tuple[int, int]] = []  # free messages whose blocks are not in memory
@@ -741,7 +742,8 @@ class OrderedSupply(Supply):
 class _Filling:
     """A delivery that is being filled.
 
-    Each message with a key is added alone, so the facts about the last block are kept.
+    Each message with a key is added alone, so the data about the last block is kept for the next
+    message.
     """
 
     def __init__(self, room: int) -> None:

@@ -1,55 +1,59 @@
 """Redelivery: messages to deliver again, deferred messages, and dying messages. No I/O.
 
-Redelivery. The lists in the order in which a message passes through them:
+Redelivery. A *promise* is a commit with the next attempt number of a message. A message is sent
+again only after its promise. Before it is sent, it passes through these lists, in this order:
 
     returned     given back since the last promise, with the number of its last attempt
     waiting      the same, from earlier rounds
     promising    the next attempt number is in the commit on its way
     ready        the next attempt number is committed: the message may be sent
 
-An attempt number is promised only for messages that are about to be sent: while a consumer takes
-messages, and only for a limited number ahead of it. Otherwise each start would raise the numbers of
-all waiting messages and write all of their rows. A clean end takes back promises that were not
-used. After a crash, an attempt number may be skipped, but none is used twice. If attempts are
-limited, only as many messages are promised as consumers have room for. A skipped number costs a
-message one of its attempts, and this must affect only messages that are about to be sent.
+An attempt number is promised only for messages that are about to be sent. So promises are made only
+while a consumer takes messages, and only for a limited number of messages. Otherwise each start
+would raise the numbers of all waiting messages and write all of their rows. When a channel stops
+cleanly, it takes back promises that were not used. After a crash, an attempt number may be skipped,
+but none is used twice. If attempts are limited, only as many messages are promised as consumers
+have room for. A skipped number costs a message one of its attempts, and this must affect only
+messages that are about to be sent.
 
-Messages that came back in one round, from one promise to the next, go out in the order of their
-offsets, after those that waited before. They are not sorted into one queue: a message that fails at
-once, again and again, would keep messages with higher offsets waiting forever.
+A round lasts from one promise to the next. Messages that came back in one round are sent in the
+order of their offsets, after the messages of earlier rounds. All rounds together are not sorted by
+offset. Otherwise a message that fails at once, again and again, would keep messages with higher
+offsets waiting forever.
 
-A first delivery is not promised. It goes out at once. After a crash it counts as an attempt only if
-it was committed before, which happens about 0.2 s after the delivery.
+A first delivery is not promised. It is sent at once. After a crash it counts as an attempt only if
+it was committed before the crash. That commit follows about 0.2 s after the delivery.
 
-Deferred messages. These were requeued with a delay, and are only on disk once that is committed.
-Ten million of them cost this process only a few numbers. The states of a row:
+Deferred messages. These messages were requeued with a delay. Once that is committed, they are only
+on disk: for ten million of them, this process keeps only a few numbers. A row has these states:
 
     put          handed in: goes with the next commit, unless it is due before that
     take         the commit is on its way
     committed    in the state store, ordered by due time: here it is only counted
-    came         the state store returned it as due: it belongs to the channel again. The commit
-                 that makes it a live row removes it from the state store.
+    came         the state store returned it as due: it belongs to the channel again. The next
+                 commit removes the deferred row from the state store, or replaces it by a row
+                 that is not deferred.
 
 The state store is not asked again before that commit is done, because it would return the same
-rows. `held` limits how many rows are requested: a channel without consumers leaves due rows where
-they are.
+rows. It is also not asked while the channel holds many rows (`DUE_HELD_MAX`). So a channel without
+consumers leaves due rows in the state store.
 
 No delay is longer than one hour. A due time beyond that came from a wrong clock that has been
-corrected since, so it counts as due. The state store returns such rows with any reply
+corrected since, so the row counts as due. The state store returns such rows with any reply
 (`StateStore.due`).
 
-Dying messages. These are not delivered any more, and are not stored as dead letters yet. The states
-of a run:
+Dying messages. These messages are not delivered any more, and are not stored as dead letters yet. A
+run has these states:
 
     living     its attempts are below the channel's `max_attempts`, and no consumer rejected it
     waiting    no more deliveries. Its block may still have to be read.
     out        in the batch on its way to the dead-letter topic. There is one batch at a time.
     stored     a durable dead letter: finished for this channel
 
-Until it is stored, the run is a hole like any other. So a crash may cause a second dead letter, but
-never a loss. After a restart, the attempts in its row show that it was dying: they have reached the
-maximum, or include REJECTED. The kind of reason survives a crash, but its text does not, because
-rows do not hold texts.
+Until it is stored, the run is a hole, as other unfinished messages are (`supply.py`). So a crash
+may cause a second dead letter, but never a loss. After a restart, the attempts in its row show that
+it was dying: they have reached the maximum, or include REJECTED. The kind of reason survives a
+crash, but its text does not, because rows do not hold texts.
 """
 
 from __future__ import annotations
@@ -141,7 +145,7 @@ class Redelivery:
 
     @property
     def waits(self) -> bool:
-        """True if some message has not been promised its next attempt number."""
+        """True if some message waits for the promise of its next attempt number."""
         return bool(self.waiting or self.returned)
 
     def messages(self) -> int:
@@ -160,7 +164,7 @@ class Redelivery:
         yield from ((start, count, attempts + 1) for start, count, attempts in self.promising)
 
     def to_promise(self, bound: int) -> int:
-        """Return how many messages the next commit should promise.
+        """Return for how many messages the next commit should promise an attempt number.
 
         At most `bound` messages may be ready at a time. The result is 0 while enough messages are
         ready, or if none wait.
@@ -196,8 +200,7 @@ class Redelivery:
         return found
 
     def keep(self, living: Callable[[Iterable[Run]], list[Run]]) -> None:
-        """Keep only the messages that may be delivered again, by the number of their last
-        attempt.
+        """Keep only the messages that `living` returns. It gets the number of their last attempt.
         """
         self.waiting = deque(living(self.waiting))
         self.returned = living(self.returned)
@@ -228,7 +231,7 @@ def collect(
     """Take up to `quota` messages out of `again`.
 
     Offsets whose block `find` does not return are added to `wanted`. `expire` is called with each
-    run of a block before it goes out. If it returns True, the run is given up.
+    run of a block before that run is sent. If `expire` returns True, the run is given up.
     """
     parts: list[Part] = []
     runs: list[Run] = []
@@ -274,7 +277,7 @@ class Deferred:
     """The deferred messages of a channel.
 
     `rows` and `messages` count all of them. `next_due_ns` is the earliest due time in the state
-    store by the wall clock, or 0 if none are there.
+    store by the wall clock, or 0 if the state store has no deferred messages.
     """
 
     def __init__(
@@ -285,7 +288,7 @@ class Deferred:
         self.messages = messages
         self.next_due_ns = next_due_ns
         self.wanted = False
-        """Ask the state store what is due, as soon as `may_ask` allows it."""
+        """True if the state store must be asked for due rows as soon as `may_ask` allows it."""
         self._new: list[Row] = []
         self._out: list[Row] = []
         self._came = self._came_out = False
@@ -294,14 +297,14 @@ class Deferred:
 
     @property
     def uncommitted(self) -> int:
-        """The number of rows that are still held here."""
+        """The number of rows that are held in memory, because they are not committed yet."""
         return len(self._new) + len(self._out)
 
     def shown(self, stored: Iterable[Row]) -> list[Row]:
         """Return the deferred rows, the next due first.
 
-        `stored` are the rows that the state store returned. It may not know yet that some of them
-        became due or were cleared.
+        `stored` are the rows that the state store returned. The state store may not know yet that
+        some of them became due or were cleared.
         """
         if self._clear:
             stored = ()
@@ -310,7 +313,7 @@ class Deferred:
         return sorted((*self._new, *self._out, *stored), key=lambda row: row[3])
 
     def limit(self, rows_max: int) -> None:
-        """Lower the limit of rows to `rows_max`, if it is higher."""
+        """Lower the limit of rows to `rows_max` if the limit is higher."""
         self._rows_max = min(self._rows_max, rows_max)
 
     def is_full(self) -> bool:
@@ -327,7 +330,7 @@ class Deferred:
     def take(self) -> tuple[Sequence[Row], bool]:
         """Return the rows to write with the commit that begins.
 
-        Also return whether all rows written before are removed.
+        The second value is True if all rows that were written before must be removed.
         """
         self._out, self._new = self._new, []
         self._came_out, self._came = self._came, False
@@ -347,7 +350,7 @@ class Deferred:
         self._new, self._out = [], []
         self._came = False
         self._clear = True
-        self._asked = 0  # its reply is about rows that are gone
+        self._asked = 0  # its reply describes rows that are gone
 
     # Due
 
@@ -391,7 +394,7 @@ class Deferred:
     def came(self, rows: Sequence[Row], next_due_ns: int, wall_ns: int) -> list[Run]:
         """Take the due rows that the state store returned.
 
-        They are live again with the next commit.
+        With the next commit they are no longer deferred.
         """
         self.next_due_ns = next_due_ns
         self.wanted = bool(next_due_ns) and is_due(next_due_ns, wall_ns)
@@ -504,7 +507,7 @@ class Dying:
     # Out
 
     def pick(self, find: Callable[[int], Block | None], wanted: set[int]) -> list[Dead]:
-        """Return the next batch. No batch may be out.
+        """Return the next batch. Call this only if no batch is on its way.
 
         The batch is empty if nothing waits or no block is in memory. The offsets of missing blocks
         are added to `wanted`.
@@ -551,7 +554,7 @@ class Dying:
         return runs
 
     def take_back(self) -> None:
-        """Return the batch to those that wait, because it was not sent."""
+        """Put the batch back into `waiting`, because it was not sent."""
         self.waiting.extendleft(reversed(self.out))
         self.out = ()
         self.batch += 1

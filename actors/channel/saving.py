@@ -1,7 +1,7 @@
-"""Commits of a channel: one at a time. Changes made in the meantime go with the next one. No I/O.
+"""Commits of a channel, one at a time. Changes made during a commit go with the next one. No I/O.
 
-A finish with a request number, or an order, is answered when it is durable: after the first commit
-that begins after it arrived.
+A finish with a request number is answered when it is durable. The same holds for an order of the
+supervisor. Both are durable after a commit that began after they arrived.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Saving:
         self._channel = channel
         self.out = 0
         self.now = True
-        self._due_ns = 0  # when changes are committed even if no answer waits
+        self._due_ns = 0  # latest time of the next commit, 0 if nothing changed
         self._barriers: list[Barrier] = []
         self._barriers_out: list[Barrier] = []
         self._answers: list[Answered] = []
@@ -39,8 +39,8 @@ class Saving:
     def is_due(self, dirty: bool, now_ns: int) -> bool:
         """Return True if a commit should begin now.
 
-        It should if an answer waits, or if something changed a while ago. No timer runs while
-        nothing changes.
+        A commit should begin if an answer waits for it, or if a change has waited for
+        `SAVE_INTERVAL_MS`. No timer runs while nothing changes.
         """
         if dirty and not self._due_ns:
             self._due_ns = now_ns + options.SAVE_INTERVAL_MS * 1_000_000
@@ -69,12 +69,12 @@ class Saving:
         self.now = True
 
     def answer(self, answer: Answered) -> None:
-        """Send this answer to the supervisor, in the same way, for its order."""
+        """Send this answer to the supervisor when everything that arrived so far is committed."""
         self._answers.append(answer)
         self.now = True
 
     def dropped(self, start: int) -> None:
-        """Correct the answers to seeks: offsets below `start` are gone.
+        """Correct the waiting answers to seeks, because messages below `start` are gone.
 
         The storage may decide to drop messages before a seek to them arrives. The seek is then
         answered with the position that the channel really has.

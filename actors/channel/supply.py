@@ -1,6 +1,6 @@
 """Supply: selects the next message to deliver, and keeps messages that no consumer holds. No I/O.
 
-Once the cursor has passed a message, the message is in one of these states:
+Once the cursor has passed a message, the message is *behind* the cursor and in one of these states:
 
     in flight    under a lease of one consumer (`core.py`)
     again        to be delivered again, once its next attempt number is committed (`redelivery.py`)
@@ -9,12 +9,13 @@ Once the cursor has passed a message, the message is in one of these states:
     dying        never again: on its way to the dead letters (`redelivery.py`)
     finished     not kept anywhere
 
-All but the last are *holes*: rows (start, count, attempts, due) that are committed in the state
-store together with the cursor. The attempts of a row are the highest number under which the message
-may have been sent, so numbers never fall after a crash. No cost here depends on the number of
-messages in a run: runs are cut and joined, and messages are not touched.
+Messages in all states except the last are in *holes*. A hole is a row (start, count, attempts,
+due). Holes are committed in the state store together with the cursor. The attempts of a row are the
+highest number under which the message may have been sent, so numbers never fall after a crash. A
+run is a hole without its due time: (start, count, attempts). Runs are cut and joined, and single
+messages are not touched. So no cost here depends on the number of messages in a run.
 
-A block that goes out whole is not checked here, because its consumer checks it. All other blocks
+A block that is sent whole is not checked here, because its consumer checks it. All other blocks
 are checked before anything is read from them. If a block is not as its producer sent it, memory has
 changed it. It is dropped and read from the storage again (`corrupt_count`, `reread`).
 """
@@ -40,11 +41,14 @@ from .redelivery import BlockShelf, Dead, Deferred, Dying, Part, Redelivery, Row
 
 
 class SavedRows:
-    """The rows of a channel that are in the state store, so that a commit names only the changes.
+    """The rows of a channel that are in the state store.
+
+    They are remembered so that a commit contains only the changes.
 
     There may be ten million deferred rows, so they are not kept here. Instead, the start of each
-    row that comes due is remembered until the next commit has begun. That commit writes it as a
-    live row or removes it from the state store, depending on what happened in the meantime.
+    row that comes due is remembered until the next commit has begun. That commit writes it as a row
+    that is not deferred, or removes it from the state store, depending on what happened in the
+    meantime.
     """
 
     def __init__(self) -> None:
@@ -59,7 +63,7 @@ class SavedRows:
     def came(self, rows: Iterable[Row]) -> None:
         """Note the rows that the state store returned as due.
 
-        The next commit must change them there, or remove them.
+        The next commit must change them in the state store, or remove them.
         """
         self._came.update(row[0] for row in rows)
 
@@ -88,8 +92,8 @@ Span = tuple[int, int]  # offsets: from, to (exclusive)
 class Picked(NamedTuple):
     """The next messages for a consumer: runs in the order of the parts, and the parts of blocks.
 
-    `offered` is how many messages were offered to a consumer that takes a sample. There may be no
-    runs then.
+    `offered` is how many messages were offered to a consumer that takes a sample. In that case
+    there may be no runs.
     """
 
     runs: list[Run]
@@ -100,7 +104,7 @@ class Picked(NamedTuple):
 class Supply:
     """The messages of a channel that no consumer holds.
 
-    `counters` are the channel's. Methods with a parameter `rows_out` take the number of runs in
+    `counters` are the counters of the channel. A parameter `rows_out` is the number of runs in
     flight. `fetch_bytes` is the size of a read for `wanted`.
     """
 
@@ -118,24 +122,24 @@ class Supply:
         # Offsets of blocks that a redelivery needs and the shelf lacks.
         self.wanted: set[int] = set()
         self.dirty = False
-        self.corrupt_count = 0  # how many blocks have changed in memory
+        self.corrupt_count = 0  # number of blocks that have changed in memory
         self.reread = False  # the next blocks must be read from the storage
         self.choice = choice or ChannelFilter("", settings, lambda: 0.0)
-        # Messages that may still be passed in this turn; see `ChannelCore.rest`.
+        # Messages that the cursor may still pass in this turn; see `ChannelCore.rest`.
         self.looks = options.LOOKS_MAX
         self.emptied: list[Span] = []
         self.again = Redelivery()
         self.deferred = deferred
         self.dying = Dying()
         self.moving = False
-        """A seek is not committed yet.
+        """True while a seek is not committed yet.
 
-        Nothing is delivered until it is. Otherwise a crash could undo a seek that consumers have
-        seen.
+        Nothing is delivered until the seek is committed. Otherwise a crash could undo a seek that
+        consumers have seen.
         """
         self._move_out = False  # True if the commit on its way contains that seek
-        self._reached = 0  # where the cursor was before the seek
-        self._start = 0  # the topic has no messages below it
+        self._reached = 0  # position of the cursor before the seek
+        self._start = 0  # the topic has no messages below this offset
         self._window: deque[Block] = deque()
         self._shelf = BlockShelf(options.CACHE_BYTES_MAX)
         self._saved = SavedRows()
@@ -151,7 +155,7 @@ class Supply:
     def living(self, runs: Iterable[Run], cause: str) -> list[Run]:
         """Return the messages that may be delivered again.
 
-        The others begin to die, for this cause.
+        The others become dying messages, with this cause.
         """
         return self.dying.living(runs, self.settings.max_attempts, cause)
 
@@ -234,7 +238,9 @@ class Supply:
         self.emptied = [span for span in self.emptied if span[1] > self.next_offset]
 
     def _reach(self, end: int) -> None:
-        """Set the end of the window to `end`, or behind the emptied range that contains it."""
+        """Set the end of the window to `end`, or to the end of the emptied range that contains
+        `end`.
+        """
         for start, stop in self.emptied:
             if start <= end < stop:
                 end = stop
@@ -265,7 +271,7 @@ class Supply:
         self.window_bytes = 0
         self._reach(self.next_offset)
         self.wanted.clear()
-        if not self.dying:  # dead letters need blocks, but no consumer
+        if not self.dying:  # dead letters need their blocks even without a consumer
             self._shelf.clear()
 
     def _find(self, offset: int) -> Block | None:
@@ -296,7 +302,7 @@ class Supply:
     def take_back(self, runs: Iterable[Run]) -> None:
         """Take back picked messages whose blocks changed in memory after they were checked.
 
-        All blocks held here are dropped. The messages go out once the blocks are read again, and
+        All blocks held here are dropped. The messages are sent once the blocks are read again, and
         this does not count as an attempt.
         """
         self.again.waiting.extendleft(
@@ -319,7 +325,8 @@ class Supply:
     # Out
 
     def share(self, takers: int, in_flight: int, rows_out: int, wall_ns: int) -> int:
-        """Return how many messages a consumer may hold before consumers that hold fewer come first.
+        """Return the share of one consumer, in messages. Consumers that hold fewer messages come
+        first.
 
         0 means no limit.
         """
@@ -328,7 +335,7 @@ class Supply:
     def pick(self, consumer: Subscriber, room: int, rows_out: int, wall_ns: int) -> Picked | None:
         """Return the next messages for this consumer, at most `room`.
 
-        Return None if no message waits, or if this turn may not pass more messages.
+        Return None if no message waits, or if the cursor may not pass more messages in this turn.
         """
         new = self._has_new(rows_out)
         if self.again.ready and not (new and consumer.again_last):
@@ -391,9 +398,9 @@ class Supply:
         return Picked(gathering.runs, gathering.parts, gathering.offered)
 
     def _gather(self, gathering: Gathering, block: Block, mask: bytes | None) -> bool:
-        """Pass the window's first block as far as the delivery has room.
+        """Let the cursor pass the window's first block as far as the delivery has room.
 
-        Return True if it is full.
+        Return True if the delivery is full.
         """
         start = self.next_offset - block.first_offset
         stop = gathering.add(block, start, mask or bytes(block.count))
@@ -419,7 +426,7 @@ class Supply:
             self.window_bytes -= block.length
             self._shelf.put(block)
             if not self._window:
-                # Also skip lost messages behind it, or they would wait forever.
+                # Also skip lost messages after this block, because they never come.
                 self.next_offset = self.window_end
 
     # Back
@@ -436,7 +443,7 @@ class Supply:
         self.again.returned.extend(self.living(runs, cause))
 
     def later(self, runs: Sequence[Run], due_ns: int, cause: str) -> None:
-        """Deliver these messages again, not before a time of the wall clock."""
+        """Deliver these messages again, but not before `due_ns` (wall clock)."""
         self.deferred.put(self.living(runs, cause), due_ns)
 
     def reject(self, runs: Sequence[Run], cause: str) -> None:
@@ -446,13 +453,13 @@ class Supply:
     # Dying messages
 
     def next_dead(self) -> list[Dead]:
-        """Return the next batch for the dead letters. No batch may be on its way."""
+        """Return the next batch for the dead letters. Call this only if no batch is on its way."""
         return self.dying.pick(self._find, self.wanted)
 
     def take_back_dead(self) -> None:
         """Take back the batch, because its blocks changed in memory.
 
-        It waits until they are read again.
+        The batch waits until the blocks are read again.
         """
         self.dying.take_back()
         self._distrust()
@@ -496,7 +503,7 @@ class Supply:
     # Commits
 
     def to_promise(self, room: int) -> int:
-        """Return how many messages the next commit should promise their next attempt number.
+        """Return for how many messages the next commit should promise an attempt number.
 
         `room` is how many messages consumers accept now. If attempts are limited, no more than that
         are promised: after a crash, a promised delivery counts as one that was made.
@@ -545,7 +552,8 @@ class Supply:
     # Moves
 
     def seek(self, offset: int) -> None:
-        """Continue at `offset` once that is committed, and clear everything before it."""
+        """Continue at `offset` once the seek is committed, and forget all messages held until now.
+        """
         self._reached = self._reached if self.moving else self.next_offset
         self.moving, self._move_out = True, False
         self.again.clear()
@@ -557,7 +565,7 @@ class Supply:
         self.dirty = True
 
     def drop_below(self, start: int) -> bool:
-        """Give up and count the messages below `start`, which the topic's limit has removed.
+        """Give up and count the messages below `start`, which retention has removed.
 
         Consumers keep the messages that they hold until they answer. The channel then finds that
         the messages are gone. Return True if the next message has changed.
@@ -592,8 +600,8 @@ class Supply:
     def shown(self) -> dict[str, Iterator[Run]]:
         """Return the runs that no consumer holds, by state, for a peek.
 
-        The next to go out comes first. Each run has the number of its last attempt. Deferred runs
-        are not included.
+        The run that is sent next comes first. Each run has the number of its last attempt. Deferred
+        runs are not included.
         """
         ready = ((start, count, attempts - 1) for start, count, attempts in self.again.ready)
         dying = (death.run for death in chain(self.dying.out, self.dying.waiting))
@@ -612,7 +620,8 @@ class Supply:
         return (run[0] for run in self._held())
 
     def statistics(self, head: int) -> SupplyPulse:
-        """Return the report. `depth` counts waiting messages, neither in flight nor deferred."""
+        """Return the report. `depth` counts waiting messages, but not those in flight or deferred.
+        """
         again = self.again.messages()
         return {
             "depth": self._unread(self.next_offset, head) + again,

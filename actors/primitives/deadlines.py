@@ -1,10 +1,11 @@
 """Deadlines: an indexed heap of keys with due times. No I/O.
 
-One structure serves all uses. NSQ has two nearly equal ones, for messages in flight and deferred.
-It uses heapq with lazy deletion. If a key is removed or moved, its old entry stays in the heap and
-is skipped later. When more than half of the entries are old, the heap is rebuilt, so its size is at
-most about twice the number of keys. Rejected: a heap with a position index in Python. Each sift
-step would be interpreted, while heapq runs in C.
+One structure serves all uses. (NSQ has two nearly equal structures, for messages in flight and for
+deferred messages.) The structure here uses heapq with lazy deletion. If a key is removed or moved,
+its old entry stays in the heap and is skipped later. When more than half of the entries are old,
+the heap is rebuilt, so its size is at most about twice the number of keys. Rejected: a heap with a
+position index in Python. Each step in that heap would run in the interpreter, while heapq runs in
+C.
 """
 
 from __future__ import annotations

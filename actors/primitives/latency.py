@@ -1,13 +1,13 @@
 """Latencies: how long messages took, as percentiles over the last ten minutes. No I/O.
 
 A window is a row of sketches, each for a slot of time. A sketch is a DDSketch: a histogram with
-logarithmic bins. Each percentile is right within 1%, and sketches can be added. A slot that is too
-old is removed as a whole, so the window covers 10 to 10.5 minutes. Without messages nothing is
-held.
+logarithmic bins. Each percentile is accurate to 1%, and sketches can be added. A slot that is too
+old is removed as a whole, so the window covers 10 to 10.5 minutes. A window without messages takes
+no memory for sketches.
 
 One `add` takes any number of messages. Latencies are limited to the range from a microsecond to 400
-days, so a sketch has at most 1,560 bins. It stores 4 bytes for each bin between its lowest and its
-highest. From a millisecond to an hour, these are 760 bins and 3 KB.
+days, so a sketch has at most 1,560 bins. It stores 4 bytes for each bin from the lowest to the
+highest bin in use. For latencies from a millisecond to an hour, these are 760 bins and 3 KB.
 
 Other processes receive the bins and add them up, because percentiles of percentiles mean nothing.
 """
@@ -32,7 +32,7 @@ RECENT: Final = (0.5, 0.95, 0.99)
 ACCURACY: Final = 0.01
 LATENCY_NS_MIN: Final = 1_000
 LATENCY_NS_MAX: Final = 400 * 86_400 * _S
-COUNT_MAX: Final = 0xFFFF_FFFF  # for one bin in one slot of time; more are not counted
+COUNT_MAX: Final = 0xFFFF_FFFF  # limit of one bin in one slot of time; more are not counted
 _MAPPING: Final = LogarithmicMapping(ACCURACY)
 
 # Keys of the sketch's mapping, and their numbers of messages.
@@ -70,8 +70,8 @@ class _Counts:
 class LatencyWindow:
     """The latencies of the last ten minutes.
 
-    `now_ns` must always come from the same clock. If that clock is adjusted, times that are outside
-    of the window then are dropped.
+    `now_ns` must always come from the same clock. If that clock is adjusted, the latencies that are
+    then outside the window are dropped.
     """
 
     __slots__ = ("_slot_ns", "_slots", "_stores")
@@ -138,7 +138,7 @@ class LatencyWindow:
 def merged(windows: Iterable[Bins]) -> Latency:
     """Return NSQ's `e2e_processing_latency` of all these windows together.
 
-    It holds the number of messages, and the percentiles in nanoseconds.
+    It contains the number of messages, and the percentiles in nanoseconds.
     """
     store = DenseStore()
     for keys, weights in windows:

@@ -1,7 +1,7 @@
 """Ranges: runs of offsets with their attempts, and the parts that remain after answers. No I/O.
 
-A run is (first offset, count, attempts). Lists of runs are disjoint and ascending here. Answers
-from clients need not be.
+A run is (first offset, count, attempts). In this module, the runs of a list are disjoint and
+ascending. The ranges in an answer of a client need not be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def unread(start: int, stop: int, emptied: Iterable[Sequence[int]]) -> int:
 
 
 def within(numbers: Sequence[Any]) -> bool:
-    """Return True if all are integers from 0 to NUMBER_MAX.
+    """Return True if all numbers are integers from 0 to NUMBER_MAX.
 
     The sum of two such numbers can still be sent and stored.
     """

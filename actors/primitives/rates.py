@@ -12,7 +12,7 @@ from typing import Final
 
 _S: Final = 1_000_000_000
 WINDOW_NS: Final = 60 * _S
-# For estimates of the time to drain: an older burst says nothing about it.
+# For estimates of the time to drain a backlog, which an older burst would distort.
 RECENT_NS: Final = 10 * _S
 SAMPLE_NS: Final = 5 * _S
 SHORTEST_NS: Final = 1 * _S  # shorter periods count as one second
@@ -21,9 +21,9 @@ Counts = tuple[int, ...]
 
 
 class RateMeter:
-    """The samples of some counters. Created when counting begins.
+    """The samples of some counters.
 
-    All calls must pass the same names.
+    Create the meter when counting begins. All calls must pass the same names.
     """
 
     __slots__ = ("_samples",)
@@ -32,7 +32,8 @@ class RateMeter:
         self._samples: list[tuple[int, Counts]] = [(now_ns, tuple(counts.values()))]
 
     def note(self, now_ns: int, counts: Mapping[str, int]) -> None:
-        """Take a sample. Called with each pulse, about once a second, and less often while idle.
+        """Take a sample. This is called with each pulse: about once a second, less often while
+        idle.
 
         A change is reported within a second or two.
         """

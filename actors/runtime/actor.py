@@ -1,12 +1,14 @@
 """Actor base class: setup, loop, teardown, ports, timers, and the connection to the supervisor.
 
-The constructor opens nothing, because it runs wherever the spec is unpickled; `on_start` opens
-files and sockets in the child. The loop waits for input or the next timer, takes a bounded number
-of messages, and then calls `on_turn`, which acts once on all of them. The loop listens to the ports
-and raw sockets that were opened and not closed (`open_router`, `open_dealer`, `listen_raw`).
+The constructor opens nothing, because `on_start` opens files and sockets in the child. The loop
+waits for input or the next timer, takes a bounded number of messages, and then calls `on_turn`,
+which acts once on all of them. The loop listens to the ports and raw sockets that were opened and
+not closed (`open_router`, `open_dealer`, `listen_raw`).
 
-An actor dies with its supervisor: it holds one end of a pipe whose other end only the supervisor
-has, and the forkserver sets PDEATHSIG.
+An *order* is a request of the supervisor to an actor, which the actor answers (`Order`).
+
+An actor dies with its supervisor. It holds one end of a pipe whose other end only the supervisor
+has. The kernel also kills it when the forkserver ends (PDEATHSIG).
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ OrderReply = Done | OrderAnswer | Failed
 
 
 class StartFailed(Exception):
-    """The actor cannot start; the text goes to the supervisor."""
+    """The actor cannot start. The supervisor receives the text."""
 
 
 class Actor(Generic[StartT]):
@@ -98,14 +100,14 @@ class Actor(Generic[StartT]):
         raise StartFailed(f"{self.title} does not define on_start")
 
     def on_turn(self) -> None:
-        """Act on what came. Called after each round of inputs and timers."""
+        """Process what has arrived. The loop calls this after each round of inputs and timers."""
 
     def on_stop(self) -> bool:
         """Return True when all waiting clients are answered. Called on each turn while stopping."""
         return True
 
     def on_end(self) -> None:
-        """Close files. Sockets are closed after it."""
+        """Close files. The sockets are closed afterwards."""
 
     def on_gone(self, who: str) -> None:
         """Forget a dead gateway and all peers behind it. A gateway forgets a dead actor's links."""
@@ -117,7 +119,7 @@ class Actor(Generic[StartT]):
     def details(self) -> Mapping[str, object]:
         """Return the rows of a report with details.
 
-        Lists are cut to `options.DETAILS_BYTES_MAX`, newest last.
+        The rows that exceed `options.DETAILS_BYTES_MAX` are left out, so the newest rows come last.
         """
         return {}
 
@@ -126,7 +128,7 @@ class Actor(Generic[StartT]):
     def open_router(self, endpoint: str, *, answers_max: int = 0) -> Port:
         """Bind a ROUTER. A peer may have at most `answers_max` unread messages."""
         port = Port(self.context, zmq.ROUTER)
-        # an actor that connects again takes over the name of its dead connection
+        # An actor that connects again takes over the name of its dead connection.
         port.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         if answers_max:
             port.socket.setsockopt(zmq.SNDHWM, answers_max)
@@ -136,7 +138,8 @@ class Actor(Generic[StartT]):
     def open_dealer(self, endpoint: str, routing_id: bytes = b"") -> Port:
         """Connect a DEALER.
 
-        Its name stays the same when libzmq connects again: the other end knows this actor by it.
+        Its name stays the same when libzmq connects again, because the other end identifies this
+        actor by that name.
         """
         port = Port(self.context, zmq.DEALER, routing_id=routing_id or f"actor-{self.key}".encode())
         port.socket.connect(endpoint)
@@ -152,7 +155,7 @@ class Actor(Generic[StartT]):
     def open_pull(self, endpoint: str, mark: int, take: Callable[[Port], None]) -> Port:
         """Bind a PULL, whose frames `take` receives itself.
 
-        At most `mark` unread messages of a peer wait here, more at the peer.
+        At most `mark` unread messages of a peer wait here. Further messages wait at the peer.
         """
         port = Port(self.context, zmq.PULL, mark=mark)
         port.on_readable = take
@@ -196,7 +199,7 @@ class Actor(Generic[StartT]):
     ) -> None:
         """Let `handler` carry out the orders of this class.
 
-        It returns the answer, or None if the answer comes later (`answer_order`).
+        `handler` returns the answer, or None if the answer comes later (`answer_order`).
         """
 
         def carry_out(port: Port, mail: Mail, message: GivenOrder) -> None:
@@ -227,7 +230,7 @@ class Actor(Generic[StartT]):
         self.supervisor.route(Ask, self._ask)
         self.obey_reload(Reload, lambda told: None)
         self.every(options.PULSE_MS, self._pulse_if_stirred)
-        # a terminal sends it to all processes; the supervisor decides
+        # A terminal sends SIGINT to all processes, but the supervisor decides what follows.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             data = self.on_start()
@@ -244,7 +247,8 @@ class Actor(Generic[StartT]):
             self.supervisor.send((), Failed(self.key, code, str(error)))
             self.end_at_once(3)
         self.supervisor.send((), Born(self.key, self.key, data))
-        # imported objects live as long as the process: the collector need not look at them again
+        # Imported objects live as long as the process, so the collector need not look at them
+        # again.
         gc.freeze()
         try:
             self._loop()
@@ -266,8 +270,9 @@ class Actor(Generic[StartT]):
     def end_at_once(self, code: int) -> NoReturn:
         """End the process after a failure.
 
-        ZeroMQ's thread sends the last messages meanwhile. No socket is closed: an actor's
-        threads wait on their sockets, and libzmq aborts or hangs when another thread closes them.
+        Before that, ZeroMQ's thread gets time to send the last messages. No socket is closed: an
+        actor's threads wait on their sockets, and libzmq aborts or hangs when another thread closes
+        them.
         """
         logging.shutdown()
         time.sleep(options.LAST_WORDS_S)
@@ -276,7 +281,7 @@ class Actor(Generic[StartT]):
     def _close(self) -> None:
         for port in self._ports:
             port.close()
-        # closes raw sockets too: term() would wait for them for ever
+        # This closes raw sockets too. Otherwise term() would wait for them for ever.
         self.context.destroy(linger=200)
 
     def _loop(self) -> None:
@@ -287,7 +292,7 @@ class Actor(Generic[StartT]):
                 port = by_socket.get(source)
                 if port is None:
                     if source == self._lifeline:
-                        # the supervisor is dead: answer nothing any more, close nothing
+                        # The supervisor is dead: answer nothing any more, and close nothing.
                         os._exit(0)
                     by_socket = {port.socket: port for port in self._ports}
                     port = by_socket.get(source)
@@ -297,7 +302,7 @@ class Actor(Generic[StartT]):
                     self._drain(port)
                 else:
                     self.stir()
-                    # Else ignored in this same round.
+                    # Without a handler: `ignore_raw` was called in this same round.
                     if (handle := self._raw.get(source)) is not None:
                         handle()
             if self._stirred:
@@ -393,7 +398,7 @@ class Actor(Generic[StartT]):
     def _pulse_if_stirred(self) -> None:
         """Send a pulse. `hasten_pulse` expects the timer of this method to be the first one.
 
-        An idle actor sends its next pulse later; any message brings it forward.
+        An idle actor sends its next pulse later. Any message makes it send the pulse earlier.
         """
         if self._memory.due(time.monotonic_ns(), worked=self._worked, stirred=self._stirred):
             release_memory()

@@ -1,10 +1,10 @@
 """Actor on an event loop (uvloop): for gateways with thousands of plain sockets.
 
-The actors of a topic use a plain poller, which is the fastest for a few ZeroMQ sockets. A
-gateway for NSQ or HTTP has a connection for each client, and libraries that need asyncio. Both
-share what is in `Actor`: birth, pulses, orders, the end.
+The actors of a topic use a plain poller, which is the fastest for a few ZeroMQ sockets. A gateway
+for NSQ or HTTP has a connection for each client, and libraries that need asyncio. Both use the code
+of `Actor` for the start, pulses, orders, and the end.
 
-ZeroMQ's descriptor is edge-triggered: any use of the socket, also sending, consumes the event. So
+ZeroMQ's descriptor is edge-triggered: any use of the socket consumes the event, even a send. So
 after each action that may have sent, the supervisor's port is checked again.
 """
 
@@ -60,7 +60,7 @@ class AsyncActor(Actor[StartT]):
     async def _live(self) -> None:
         self._over = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
-        # the supervisor is dead: nothing may be answered any more
+        # The supervisor is dead: nothing may be answered any more.
         self.loop.add_reader(self._lifeline, os._exit, 0)
         for port in self._ports:
             self.loop.add_reader(port.socket.FD, self._take_in)
@@ -103,7 +103,7 @@ class AsyncActor(Actor[StartT]):
 
     def answer_order(self, answer: OrderReply) -> None:
         super().answer_order(answer)
-        self.loop.call_soon(self._take_in)  # messages that came while this was sent
+        self.loop.call_soon(self._take_in)  # process messages that came during the send
 
     def _close(self) -> None:
         loop = getattr(self, "loop", None)

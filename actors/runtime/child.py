@@ -1,4 +1,4 @@
-"""Child specs and restart intensity: supervision as data and a policy (after Erlang/OTP). Pure."""
+"""Child specs and restart intensity: supervision is data and a policy, as in Erlang/OTP. No I/O."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ ENDS_TREE: Final = frozenset({"gateway", "nsq_gateway", "http_gateway", "scan_lo
 class ChildSpec:
     """A process to start. `start` opens nothing; the child opens its files in `on_start`."""
 
-    key: int  # also the incarnation: a supervisor never uses it twice
+    key: int  # also the incarnation (this start of the process): never used twice
     kind: str
     title: str
     start: ActorStart = field(default_factory=ActorStart)
@@ -96,7 +96,7 @@ class OutOfFiles(ZsqError):
 class RestartIntensity:
     """Allows `restarts_max` restarts within `within_s`.
 
-    If there are more, the supervisor gives up. So a failure is escalated and not repeated for
+    After more restarts the supervisor gives up. So a failure is escalated and not repeated for
     ever.
     """
 

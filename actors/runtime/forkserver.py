@@ -11,11 +11,11 @@ from .process import raise_file_limit
 
 
 def begin() -> int:
-    """Start the forkserver, if it does not run yet, and return its pid.
+    """Start the forkserver if it is not running yet, and return its pid.
 
     Call it from the main thread: the parent-death signal fires when the thread that forked ends.
     Children inherit the present limit of open files, which is raised here, and the environment. So
-    secrets must be removed from the environment before.
+    remove secrets from the environment before the call.
     """
     raise_file_limit()
     os.environ["ZSQ_SUPERVISOR_PID"] = str(os.getpid())

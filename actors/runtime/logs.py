@@ -84,7 +84,7 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
 
 
 class LineHandler(logging.Handler):
-    """Writes to a descriptor, by one call a line."""
+    """Writes to a descriptor, with one call for each line."""
 
     def __init__(self, fd: int = 2) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ def set_up(level: str, form: str, actor: str) -> None:
 def say(text: str, form: str, level: int = logging.INFO) -> None:
     """Write a text that people at the terminal must read, whatever the log's level.
 
-    It is plain text, or a JSON object like all others.
+    The line is plain text, or a JSON object as all other lines are.
     """
     if form == "json":
         record = log.makeRecord(log.name, level, __file__, 0, text, (), None)

@@ -42,8 +42,8 @@ def user_label(name: str) -> bytes:
 def user_of(envelope: tuple[bytes, ...]) -> str:
     """Return the user who sent this, or "".
 
-    The envelope is (gateway, label, client) if users must authenticate. It has no user otherwise
-    and over ipc.
+    If users must authenticate, the envelope is (gateway, label, client). Otherwise, and over ipc,
+    the envelope contains no user.
     """
     return (
         envelope[1].removeprefix(_USER).decode()
@@ -55,7 +55,7 @@ def user_of(envelope: tuple[bytes, ...]) -> str:
 class Mail(NamedTuple):
     """A message as it arrived, with its envelope and its block frames.
 
-    Block frames are header bytes and column frame in turn.
+    Each block has two frames: the bytes of its header, then its columns.
     """
 
     envelope: Envelope
@@ -83,7 +83,8 @@ class Port:
         self.socket = context.socket(kind)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.MAXMSGSIZE, FRAME_BYTES_MAX)
-        # above every credit: memory is bounded by bytes, not by messages
+        # This is above every credit, because bytes limit the memory, and not the number of
+        # messages.
         self.socket.setsockopt(zmq.SNDHWM, mark)
         self.socket.setsockopt(zmq.RCVHWM, mark)
         if routing_id:
@@ -110,9 +111,9 @@ class Port:
         """
         socket = self.socket
         for _ in range(limit):
-            # Do not poll before. For each poll libzmq makes a system call (1.3 microseconds here);
-            # a receive reads its thread's commands once for all waiting messages. The exception at
-            # the end costs 2.6 microseconds, once.
+            # Do not poll before a receive. For each poll libzmq makes a system call (1.3
+            # microseconds here); a receive reads its thread's commands once for all waiting
+            # messages. The exception at the end costs 2.6 microseconds, once.
             try:
                 frames = self._receive_frames(socket)
             except zmq.Again:
@@ -184,7 +185,7 @@ class Port:
 
 
 def _replacement(message: Wire, size: int) -> bytes:
-    """Return the control frame to send instead of one over the limit, or b"" for none.
+    """Return the control frame that replaces one over the limit, or b"" if nothing replaces it.
 
     The receiver's libzmq would close the connection at such a frame, and all requests that wait
     on it would be lost. So a request is answered with an error, and a pulse is sent without its

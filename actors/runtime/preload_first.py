@@ -7,8 +7,8 @@ from . import process
 
 if _supervisor := int(os.environ.get("ZSQ_SUPERVISOR_PID", "0")):
     process.die_with_parent(_supervisor)
-    # a service manager may send it to all processes; the supervisor decides the order
+    # A service manager may send SIGTERM to all processes, but the supervisor decides their order.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # a terminal that closes sends it to all processes; the supervisor decides
+    # A terminal that closes sends SIGHUP to all processes, but the supervisor decides what follows.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     process.set_title("forkserver")

@@ -1,9 +1,9 @@
-"""Process facts from the operating system: title, parent's death, private memory, open files.
+"""What a process asks of the operating system: title, parent's death, private memory, open files.
 
-`transport/memory.py` makes a process keep freed memory. `Trimming` decides when the process
-gives it back to the system; it is pure. Under load the memory would soon be allocated again, and a
+`transport/memory.py` makes a process keep freed memory. `Trimming` decides when the process gives
+it back to the system. It does no I/O. Under load the memory would soon be allocated again, and a
 thousand idle channels must not release memory with each pulse. So memory is released once when a
-process is quiet again, and occasionally where small messages such as scan reports never stop.
+process is quiet again, and occasionally if small messages, such as scan reports, never stop.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def die_with_parent(parent_pid: int) -> None:
-    """Ask for SIGKILL when the thread that made this process ends; end at once if it has ended."""
+    """Let the kernel kill this process when the thread that created it ends.
+
+    If the parent has ended already, this process ends at once.
+    """
     _libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
     if os.getppid() != parent_pid:
         os._exit(0)
 
 
 def is_out_of_files(error: BaseException | None) -> bool:
-    """Return True if no more files may be opened by this process or on this machine.
+    """Return True if this process or this machine has reached its limit of open files.
 
     LMDB reports this only in the text of its error.
     """
@@ -51,8 +54,8 @@ def set_title(title: str) -> None:
 def private_bytes(pid: int | str = "self") -> int:
     """Return the memory of this process that no other shares and the system cannot reclaim.
 
-    It is 0 if it cannot be read. Clean pages do not count: those that only one process maps belong
-    to the files of state stores, and the system can reclaim them.
+    The result is 0 if it cannot be read. Clean pages do not count. The clean pages that only one
+    process maps belong to the files of state stores, and the system can reclaim them.
     """
     total = 0
     try:
@@ -92,9 +95,9 @@ def memory_bytes() -> int:
 
 
 _NS: Final = 1_000_000_000
-# after this idle time no more memory becomes free: storage's ring keeps blocks for 5 s
+# After this idle time no more memory becomes free, because storage's ring keeps blocks for 5 s.
 REST_NS: Final = 6 * _NS
-# between two releases while the process is never quiet, but no blocks come
+# The time between two releases while small messages never stop, but no blocks come.
 BUSY_NS: Final = 30 * _NS
 
 
@@ -105,7 +108,7 @@ class Trimming:
 
     def __init__(self, now_ns: int) -> None:
         self._stirred_ns = now_ns
-        # the time since which a release is due, or the time of the last release
+        # The time since which a release is due, or the time of the last release.
         self._since_ns = now_ns
         self._owed = True
 

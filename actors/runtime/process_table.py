@@ -35,13 +35,13 @@ from .process import die_with_parent, is_out_of_files, memory_bytes, set_title
 
 log = logging.getLogger("zsq")
 
-# sent over the lifeline; its first byte may be read as that of a pidfd
+# A child sends this over the lifeline. The attempt to receive a pidfd may consume its first byte.
 _NO_FILES_WORD: Final = b"FF"
 START_FILES: Final = 16  # the most descriptors that a start takes, and some to spare
 
 
 def processes_by_memory() -> int:
-    """Return how many processes this machine's memory, or the container's share, is enough for."""
+    """Return how many processes fit into the memory of this machine or container."""
     return min(
         max(memory_bytes() // options.PROCESS_MEMORY_BYTES, options.PROCESSES_MAX_LEAST),
         options.PROCESSES_MAX,
@@ -90,7 +90,7 @@ class ProcessTable:
         self._by_fd: dict[int, Child] = {}
         self._forkserver_pidfd = -1
         self._context = multiprocessing.get_context("forkserver")
-        # without it each child would run the caller's main module again
+        # Without this, each child would run the caller's main module again.
         self._blank_main = types.ModuleType("__main__")
 
     @property
@@ -217,7 +217,7 @@ def child_main(
     log_level: str,
     log_format: str = "text",
 ) -> None:
-    """Set up a child process: title, parent's death, pidfd; then run the actor."""
+    """Set up a child process (title, parent's death, pidfd), then run the actor."""
     try:
         _become(actor, spec, endpoint, lifeline, forkserver_pid, log_level, log_format)
     except BaseException as error:
@@ -229,7 +229,10 @@ def child_main(
 
 
 def _said_no_files(lifeline: Connection) -> bool:
-    """Return True if the child reported a lack of descriptors; it had no socket to report it."""
+    """Return True if the child reported over the lifeline that it lacks descriptors.
+
+    Without descriptors it has no socket for a report.
+    """
     try:
         os.set_blocking(lifeline.fileno(), False)
         return os.read(lifeline.fileno(), 2) in (_NO_FILES_WORD, _NO_FILES_WORD[1:])
@@ -247,7 +250,7 @@ def _become(
     log_format: str,
 ) -> None:
     die_with_parent(forkserver_pid)
-    # the supervisor stops its children; `kill -9` always works
+    # The supervisor stops its children. `kill -9` always works.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     set_title(spec.title)

@@ -1,6 +1,6 @@
 """Processes of the broker: keys, endpoints, limits on starts, and the time to stop.
 
-`process_table.py` knows which processes live. This module holds the rules that all owners of
+`process_table.py` knows which processes are running. This module holds the rules that all owners of
 processes share: the total is limited, one turn of the supervisor's loop starts a limited number,
 and a process that does not stop in time is killed.
 """
@@ -34,10 +34,10 @@ class Processes:
         self._port = port
         self._run_dir = run_dir
         self._processes_max = processes_max or processes_by_memory()
-        # Keys are incarnations, in endpoints and lease tokens. They begin at random, so that the
-        # next broker has others.
+        # Each start of a process has a new key, which is part of endpoints and lease tokens. Keys
+        # begin at a random number, so that the next broker uses other ones.
         self._key = int.from_bytes(os.urandom(4), "little") & 0x3FFF_FFFF
-        # each new scan loop uses the same endpoint
+        # Each new scan loop uses the same endpoint.
         self.scan_endpoint = self.endpoint(self.new_key())
         self.changes = 0
         """How often processes were started, ended, or asked for details. Each time costs memory."""
@@ -88,7 +88,7 @@ class Processes:
     def check_room(self, count: int, what: str) -> None:
         """Raise `Refused` (E_LIMIT) if a new topic or channel would exceed the limit.
 
-        Existing ones are started again regardless of it.
+        Existing topics and channels are started again even beyond the limit.
         """
         limit = self._processes_max
         if len(self.children) + self.asleep + count > limit:
@@ -106,7 +106,7 @@ class Processes:
             )
 
     def begin_turn(self, now_ns: int) -> None:
-        """Allow starts of channels for a share of the supervisor's next turn."""
+        """Allow starts of channels during a limited part of the supervisor's next turn."""
         self._starts_until_ns, self.more_to_start = (
             now_ns + options.STARTS_TURN_MS * 1_000_000,
             False,

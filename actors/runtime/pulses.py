@@ -1,6 +1,6 @@
 """Pulses: the reports that processes send once a second, and the details that they send on request.
 
-Each shape adds the fields that only the supervisor reads to a shape of `transport/reports.py`. A
+Each class extends a class of `transport/reports.py` by the fields that only the supervisor reads. A
 pulse is empty until its process has reported for the first time. Details are empty if the process
 did not answer in time. So both are read with `get`.
 
@@ -40,7 +40,7 @@ class OrderingPulse(TypedDict):
 class TopicPulse(OrderingPulse):
     """A topic's pulse, with that of its storage.
 
-    `end` is where channels must stop reading; `head` is the end of the log.
+    `head` is the end of the log. `end` is the offset up to which channels may read.
     """
 
     head: int
@@ -70,8 +70,8 @@ class DeliveryPulse(SupplyPulse, DeliveryFacts):
 class ChannelPulse(DeliveryPulse, ChannelFacts):
     """A channel's pulse.
 
-    `latency_recent` are the median, the 95th and the 99th percentile of recent finishes in ns;
-    it is empty if there were none.
+    `latency_recent` contains the median, the 95th and the 99th percentile of recent finishes in ns.
+    It is empty if there were none.
     """
 
     stirred_ns: int

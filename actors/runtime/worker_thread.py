@@ -77,7 +77,7 @@ class WorkerThread:
 
 
 class LazyThread:
-    """A worker thread that starts with its first job; most topics never need it."""
+    """A worker thread that starts with its first job. Most topics never need it."""
 
     def __init__(self, make: Callable[[], WorkerThread]) -> None:
         self._make = make

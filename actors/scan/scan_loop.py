@@ -1,6 +1,6 @@
 """Scan loop: selects which channels and topics the workers scan next.
 
-It holds only the plan (scan_plan.py, scan_rounds.py).
+`scan_plan.py` and `scan_rounds.py` make its decisions.
 """
 
 from __future__ import annotations

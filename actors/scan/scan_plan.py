@@ -5,23 +5,24 @@ The random numbers come from a function that the caller passes in.
 NSQ's queueScanLoop picks 20 channels at random every 100 ms, and lets the workers process what is
 due in each. It repeats this at once while more than 25% of them had work that was due. Every 5 s it
 sets the number of workers to a quarter of the channels, 1 to 4. With thousands of channels, the end
-of a lease would then be found only by luck. So each answer also carries the channel's next due
-time, and a channel sends a hint when that time becomes earlier. A round begins as soon as a channel
-is due. Due channels are selected first. Random ones fill the rest, because a hint may have been
-lost. Without due channels, a round of random ones begins once a second.
+of a lease would then be found only by luck. So in ZSQ each answer also carries the channel's next
+due time, and a channel sends a hint when that time becomes earlier. A round begins as soon as a
+channel is due. Due channels are selected first. Random ones fill the rest, because a hint may have
+been lost. Without due channels, a round of random ones begins once a second.
 
 Topics are scanned too, for their delayed messages. The plan treats them as channels.
 
-The table shows the states of a channel's scan. A channel that does not answer delays no other.
+The table shows the states of a channel's scan. A channel that does not answer does not delay the
+others.
 
-| State | It leaves the state when | And is due again |
-|---|---|---|
-| WAITING | it is due, or picked at random: ASKED | |
-| ASKED: in no other round | it answers: WAITING | at the time in the answer, or at an earlier hint |
-| | the answer is lost with the worker: WAITING | now |
-| | it misses the scan: SILENT | in 1, 2, 4, 4... s |
-| SILENT: as WAITING, but never picked at random | it is due: ASKED, and if it answers, WAITING | |
-| | a message of it comes, such as a late answer: WAITING | at the time in it, if that is earlier |
+| State | Event | Next state | The channel is due again |
+|---|---|---|---|
+| WAITING | it is due, or it is picked at random | ASKED | |
+| ASKED (in no other round) | it answers | WAITING | at the time in the answer, or an earlier hint |
+| ASKED | the answer is lost with the worker | WAITING | now |
+| ASKED | it misses the scan | SILENT | in 1, 2, 4, 4... s |
+| SILENT (it is never picked at random) | it is due | ASKED | |
+| SILENT | it sends a message, such as a late answer | WAITING | at the time in it, if earlier |
 
 A channel that missed three scans and has been silent for 10 s is hung. This is reported once, and
 the count starts again.
@@ -118,14 +119,14 @@ class ScanPlan:
     def answered(self, key: int, next_due_ns: int) -> None:
         """Note that the channel was scanned.
 
-        It is due again at `next_due_ns` (0: not before it hints).
+        It is due again at `next_due_ns` (0: not before it sends a hint).
         """
         if key not in self._endpoints:
             return
         self._asked.discard(key)
         self._missed.pop(key, None)
-        # The answer came through a worker, so a later hint may have arrived before it. The earlier
-        # time counts.
+        # The answer came through a worker, so a hint that was sent later may have arrived earlier.
+        # The earlier of both due times counts.
         times_due = [due for due in (next_due_ns, self._hinted.pop(key, 0)) if due]
         if times_due:
             self._due.set(key, min(times_due))
@@ -133,7 +134,7 @@ class ScanPlan:
             self._due.remove(key)
 
     def missed(self, key: int, now_ns: int) -> bool:
-        """Note that the channel did not answer. Return True if it is found to be hung."""
+        """Note that the channel did not answer. Return True if the channel is hung."""
         if key not in self._endpoints:
             return False
         self._asked.discard(key)

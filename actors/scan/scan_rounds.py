@@ -1,10 +1,10 @@
-"""Scan rounds: which worker asks which channel, and what its reports mean. No I/O.
+"""Scan rounds: decide which worker asks which channel, and process its reports. No I/O.
 
 The plan (scan_plan.py) selects the channels. A round is one order to each worker. A worker reports
 within `SCAN_SOON_MS`, and marks as LATE the channels that have not answered by then. Later reports
 contain their results. So a round ends soon, even if a channel hangs. The states of an order:
 
-| State | Event | State | What follows |
+| State | Event | Next state | What follows |
 |---|---|---|---|
 | NEW: its round waits for it | report | OPEN, or ended if none is LATE | when no order of the round is NEW, the round ends |
 | NEW | no report for `SCAN_REPORT_MS` | OVERDUE | the round goes on without it; its channels are asked through another worker |
@@ -13,11 +13,12 @@ contain their results. So a round ends soon, even if a channel hangs. The states
 | OVERDUE: its worker gets no orders | report | OPEN or ended | it counts for channels that no other worker has asked since |
 | any | the worker is gone | ended | its channels are asked again |
 
-`ScanOrders` is the memory of a scan worker: which scans have no answer, and when to report. The
-first report on an order is sent when all channels have answered, or after `SCAN_SOON_MS`. It marks
-the others as LATE. Their results are reported as soon as they are known. The result is the answer,
-or, after `SCAN_ANSWER_MS` without one, that the channel missed the scan. An even later answer is
-passed on too: the channel no longer hangs, and its next scan may be seconds away.
+`ScanOrders` is the state of a scan worker: the scans without an answer, and the times of the
+reports. The first report on an order is sent when all channels have answered, or after
+`SCAN_SOON_MS`. It marks the other channels as LATE. Their results are reported as soon as they are
+known. The result is the answer. If no answer comes within `SCAN_ANSWER_MS`, the result is that the
+channel missed the scan. An even later answer is reported too, because the channel no longer hangs
+and its next scan may be seconds away.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _MS: Final = 1_000_000
 
 
 class WorkerRequest(NamedTuple):
-    """An effect: send this request to the worker."""
+    """A request that the scan loop must send to the worker."""
 
     worker: str
     request: int
@@ -165,7 +166,7 @@ class ScanRounds:
                 self.plan.lost(key, now_ns)
 
     def wait_ms(self, now_ns: int) -> int:
-        """Return the time until `begin` may return orders."""
+        """Return the time after which `begin` may return orders."""
         if self._round:
             return options.SCAN_SOON_MS
         if not self._free():

@@ -19,7 +19,7 @@ _IDLE_NS = 60_000 * _MS  # a channel that was not asked for this long is disconn
 
 
 class ScanWorker(Actor[ActorStart]):
-    """The actor that scans.
+    """The actor that asks channels and topics, and reports to the scan loop.
 
     Its setting `front` is the endpoint to which the scan loop sends orders.
     """
@@ -78,8 +78,8 @@ class ScanWorker(Actor[ActorStart]):
         self.orders.hang_up(endpoint)
         if self._channels.pop(endpoint, None):
             # Read everything that has arrived before the disconnect. A poll looks ahead to the
-            # first frame of a message. If the pipe of its peer is closed then, libzmq ends the
-            # process at the next read ("Assertion failed: !_more").
+            # first frame of a message. If the pipe of its peer is closed at that moment, libzmq
+            # ends the process at the next read ("Assertion failed: !_more").
             for mail in self._asking.receive(options.WAITERS_MAX):
                 if isinstance(mail, Mail) and isinstance(mail.message, p.Scanned):
                     self.on_scanned(self._asking, mail, mail.message)
@@ -88,7 +88,7 @@ class ScanWorker(Actor[ActorStart]):
     def _forget(self) -> None:
         """Disconnect channels that were not asked for a while.
 
-        The loop reports removed channels, but may have done so before this worker was started.
+        The scan loop reports removed channels, but it may have done so before this worker started.
         """
         limit = time.monotonic_ns() - _IDLE_NS
         for endpoint in [e for e, (_, used) in self._channels.items() if used < limit]:

@@ -1,4 +1,6 @@
-"""Backups: captures a topic's files for the process that makes a backup, and drops them afterwards.
+"""Backups: captures a topic's files for the process that makes a backup.
+
+When the backup has ended, the captured copies and links are removed.
 
 | state | order or event | next | action |
 |---|---|---|---|
@@ -10,9 +12,10 @@
 | HELD, READY | end, or the process that asked is gone | IDLE | drop the captured files |
 
 The process that makes a backup holds a lock file of the data directory. The kernel releases the
-lock however that process dies. So storage tests the lock every few seconds and needs no heartbeats.
+lock however that process dies. So storage tests the lock every few seconds, and that process sends
+no heartbeats.
 
-A failed backup never ends the topic's process: it is no reason to stop a topic.
+A failed backup is no reason to stop a topic, so it never ends the topic's process.
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ log = logging.getLogger("zsq")
 
 LOCK_NAME: Final = "backup.lock"
 LOOK_NS: Final = 5_000_000_000
-# the longest time without removals; a backup of ten thousand topics takes less
+# The longest time without removals. A backup of ten thousand topics takes less.
 HELD_NS_MAX: Final = 600_000_000_000
 
 
@@ -72,7 +75,7 @@ class BackupState(Enum):
 class Backups:
     """The part of storage that serves backups of its topic.
 
-    `housekeeping` creates and removes links; `answer` sends the answer to an order.
+    `housekeeping` creates and removes links. `answer` sends the answer to an order.
     """
 
     def __init__(

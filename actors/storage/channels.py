@@ -5,25 +5,25 @@ committed. Only its present owner (the process that opened it last) may write it
 
 Rows of `#ephemeral` channels are in memory only. In a topic on disk, retention ignores these
 channels: it may remove messages that all other channels have finished. A topic without channels
-keeps its messages for the first channel, but a topic with only ephemeral channels does not. In a
-topic in memory (`in_memory`: the topic is ephemeral too) finished messages are not kept. There
-retention keeps what these channels have not finished, as for all other channels, and the topic's
-bound limits how much that is.
+keeps its messages for the first channel, but a topic with only ephemeral channels does not. A topic
+in memory (`in_memory`) is ephemeral too, and keeps no finished messages. In such a topic, retention
+keeps the messages that these channels have not finished, up to the topic's bound.
 
 `MemoryRows` holds the rows of `#ephemeral` channels until their processes end. A hole is a range of
-unfinished messages below a channel's cursor. The process of an ephemeral channel has no successor,
-so holes that are not deferred are not kept: only a successor would read them. Deferred holes are
-kept, because the channel itself asks for them when they are due. Rejected: rows in the state store
-that a start removes. Each commit of them would cost a sync for data that no crash needs to
-preserve.
+unfinished messages below a channel's cursor. After the process of an ephemeral channel, no other
+process reads its holes. So holes that are not deferred are not kept. Deferred holes are kept,
+because the channel itself asks for them when they are due. Rejected: to write these rows to the
+state store and to remove them at the next start. Each commit of them would cost a sync for data
+that no crash needs to preserve.
 
-`OldestTimes` finds when the oldest unfinished message of each channel came. Storage knows this
-best: it has the log, and the committed cursor of each channel, offline ones included. A header is
-read when a channel's first unfinished message lies in another block than before; channels at the
-same place share it. Each call reads a bounded number of headers. The other channels keep their
-known times and so look older than they are for a few seconds. Nothing is read for a channel that
-does not move or has nothing to deliver. Rejected: asking the channels. Channels without a consumer
-do not learn of new messages, and each would have to ask storage anyway.
+`OldestTimes` finds when the oldest unfinished message of each channel arrived. Storage can find
+this best, because it has the log and the committed cursor of each channel, even of channels without
+consumers. The header of a block is read when a channel's first unfinished message is in another
+block than before. Channels at the same block share one read. Each call reads a bounded number of
+headers. The other channels keep their known times, so for a few seconds their messages look older
+than they are. Nothing is read for a channel that does not move or has nothing to deliver. Rejected:
+asking the channels. Channels without a consumer do not learn of new messages, and each channel
+would have to ask storage anyway.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class MemoryRows:
         return bool(self.rows)
 
     def make(self, channel: str, row: ChannelRow) -> None:
-        """Add a channel, and forget the rows of a predecessor with that name."""
+        """Add a channel, and forget the rows of an earlier channel with that name."""
         self.rows[channel] = row
         self._deferred[channel] = _Deferred()
 
@@ -103,7 +103,7 @@ class MemoryRows:
     def first(self, channel: str, start: int) -> int:
         """Return the lowest unfinished offset, as the channel last reported it.
 
-        It is never below `start` of the log, which only grows.
+        The result is never below `start`, the start of the log, which only grows.
         """
         row = self.rows[channel]
         first = max(row.next_offset if row.first is None else row.first, start)
@@ -171,8 +171,8 @@ class _Deferred:
     def due(self, until_ns: int, limit: int, late_ns: int) -> tuple[list[HoleRow], int]:
         """Return the earliest due holes, then those due later than `late_ns`, the latest first.
 
-        No hole can truly be due that late. The second value is the due time of the next hole, or
-        0.
+        No hole can truly be due that late, so a wrong clock has set its due time. The second value
+        is the due time of the next hole, or 0.
         """
         early = bisect_right(self._by_due, (until_ns, _BEHIND))
         late = max(early, bisect_right(self._by_due, (late_ns, _BEHIND)))
@@ -187,7 +187,10 @@ LOOKS_MAX: Final = 100  # headers read for one pulse: 20 to 50 microseconds each
 
 
 class Floor(NamedTuple):
-    """The progress of `channel`: all below `offset` is finished, all below `end` may be seen."""
+    """The progress of `channel`.
+
+    All messages below `offset` are finished. The channel may see all messages below `end`.
+    """
 
     channel: str
     offset: int
@@ -198,7 +201,7 @@ class OldestTimes:
     """Computes the time of each channel's oldest unfinished message.
 
     `header_at` returns the header of the block that holds an offset, or of the first block after
-    it; None if it is not available now.
+    it. It returns None if that header is not available now.
     """
 
     def __init__(self, header_at: Callable[[int], Header | None]) -> None:
@@ -246,8 +249,8 @@ class OldestTimes:
 class Channels:
     """The channels of a topic.
 
-    `sync` is the sync mode. With `interval` channels may read all that is written, else only
-    what is durable.
+    `sync` is the sync mode. In the mode `interval`, channels may read all that is written. In the
+    other modes they may read only what is durable.
     """
 
     def __init__(
@@ -268,11 +271,12 @@ class Channels:
     def floor(self) -> int:
         """Return the offset below which every channel has finished all messages.
 
-        Offline channels count; ephemeral ones count in memory only. Without a channel, it is the
-        offset from which messages wait for a first channel. The floor counts only what is
-        committed, because only that is known after a crash. So chunks below it may be removed. A
-        channel that is new or was moved back keeps its messages from its request on, because its
-        commit and its answer may come before the commit of a removal.
+        Channels without a consumer count too. Ephemeral channels count only in a topic in memory.
+        Without a channel, the floor is the offset from which messages wait for a first channel. The
+        floor counts only what is committed, because only that is known after a crash. So chunks
+        below it may be removed. The messages of a channel that is new or was moved back are kept
+        from the moment of its request, because its commit and its answer may come before the commit
+        of a removal.
         """
         wanted = [
             *self._state.floors.values(),
@@ -321,7 +325,7 @@ class Channels:
         return channel in self.rows or channel in self.memory
 
     def checkpoint(self) -> bool:
-        """Stop keeping messages that only ephemeral channels had.
+        """Keep no messages for a first channel while there are only ephemeral channels.
 
         Return True if this must be committed.
         """
@@ -379,11 +383,11 @@ class Channels:
             row = self._new_row(message)
             self.rows[message.channel] = row
             self._state.batch.channel_puts[message.channel] = row
-        # messages of a dead predecessor may still arrive
+        # Messages of the channel's previous process may still arrive.
         self.owners[message.channel] = mail.envelope
         self._pages.pop(message.channel, None)
-        # The holes are read once everything that the predecessor sent is on disk. From here on only
-        # the new owner writes them.
+        # The holes are read once everything that the previous process sent is on disk. From here on
+        # only the new owner writes them.
         ordered = bool((self.rows[message.channel].settings or {}).get("ordered"))
         read = partial(
             self._state.read,
@@ -423,7 +427,7 @@ class Channels:
         """Answer in several messages, so that each frame stays small."""
         row = self._rows_of(message.channel).get(message.channel)
         if row is None or self.owners.get(message.channel) != mail.envelope:
-            return  # dropped meanwhile, or opened again
+            return  # the channel was dropped meanwhile, or opened again
         holes, total = [tuple(hole) for hole in kept[0]], kept[1]
         deferred = (total.rows, total.messages, total.next_due_ns)
         data = {
@@ -463,7 +467,7 @@ class Channels:
         self.rows[message.channel] = row
         self._state.batch.channel_puts[message.channel] = row
         self._state.cover(row.next_offset)
-        # The batch may already hold older changes of the same rows: the later change replaces them.
+        # The batch may already hold older changes of the same rows. The later change replaces them.
         if message.clear:
             self._state.clear_deferred(message.channel)
         for page in pages:
@@ -523,7 +527,8 @@ class Channels:
         self._state.then(partial(then, self.visible_end))
 
     def empty(self, then: Callable[[int, int], None]) -> None:
-        """Clear what waits for a first channel. Call `then` with the range behind a pause.
+        """Clear what waits for a first channel. Call `then` with the range that waits behind a
+        pause.
 
         The messages behind a pause are skipped by each channel itself. The channels do this after
         this call and before `move_pause`.
@@ -578,9 +583,10 @@ Columns = tuple[tuple[int, ...], ...]
 def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
     """Return the row as this commit changes it.
 
-    Raises `UsageError` (E_BAD_ARGUMENT) for values that could not be written, or not be read at
-    the next start, and for offsets behind the end of the log: no commit is made before the log has
-    the offsets that it mentions. One channel's mistake must not end the topic's process.
+    Raises `UsageError` (E_BAD_ARGUMENT) for values that could not be written, or could not be read
+    at the next start. It also raises it for offsets beyond the end of the log, because no commit is
+    made before the log has the offsets that it mentions. One channel's mistake must not end the
+    topic's process.
     """
     row = before
     columns: Columns = ()
@@ -588,7 +594,7 @@ def _saved(before: ChannelRow, message: p.Save, end: int) -> ChannelRow:
         row = before.changed(message.row)
         emptied = row.emptied or ()
         good = within([row.next_offset, row.first or 0, *row.counters.values()])
-        # below 0 if a channel was moved back and sees messages again
+        # `begin` is below 0 if a channel was moved back and sees messages again.
         good = good and within([abs(row.begin or 0)])
         good = good and within([*chain.from_iterable(emptied)]) and {*map(len, emptied)} <= {2}
         # a page has up to 50,000 rows, and publishers wait while it is checked

@@ -1,7 +1,7 @@
-"""Commits of state: changes gather in one batch while the thread commits the batch before it.
+"""Commits of state: collects changes in one batch while the thread commits the batch before it.
 
-Reads of the state store also go through its thread (`read`). LMDB without its lock file must not
-be read while another thread commits.
+Reads of the state store also go through its thread (`read`). The LMDB database has no lock file, so
+it must not be read while another thread commits.
 
 Two rules hold. A batch goes to the thread only when the log is synced beyond all offsets that the
 batch mentions, so state never gets ahead of the log. After a full disk, the same batch is tried
@@ -49,13 +49,13 @@ class StateCommits:
         self.waiting = table.waiting
         self._wanted = False  # a commit was requested
         self.disk_full = False
-        self.trouble = ""  # for health
+        self.trouble = ""  # the reason, for the health report
         self.on_full: list[Callable[[str], None]] = []
         self.keeper = keeper
         self._problem = ""
         self._store = store
         self._title = title
-        # of the batch; a later change replaces an earlier one
+        # The holes of the batch. A later change replaces an earlier one.
         self._holes: dict[tuple[str, int], tuple[int, int, int] | None] = {}
         self._end = 0
         self._then: list[Action] = []
@@ -79,7 +79,7 @@ class StateCommits:
         self._holes[channel, start] = row
 
     def clear_deferred(self, channel: str) -> None:
-        """Remove the channel's deferred holes, also those in the batch."""
+        """Remove the channel's deferred holes, including those in the batch."""
         self._holes = {
             key: None if key[0] == channel and row and row[2] else row
             for key, row in self._holes.items()
@@ -96,12 +96,13 @@ class StateCommits:
         self.batch.channel_drops.append(channel)
 
     def check_space(self) -> None:
-        """Raise `Refused` (E_DISK_FULL) if the disk is full, as a commit might wait for long."""
+        """Raise `Refused` (E_DISK_FULL) if the disk is full, because a commit might wait for long.
+        """
         if self.disk_full:
             raise Refused(E_DISK_FULL, self.trouble)
 
     def alarm(self) -> str:
-        """Return the alarm for health, or ""."""
+        """Return the alarm for the health report, or ""."""
         stale = self.keeper.problem if self.keeper is not None else ""
         return self.trouble or (
             f"{stale}; no log files are removed beyond the last snapshot" if stale else ""

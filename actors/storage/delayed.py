@@ -4,8 +4,8 @@ It also lists, counts and cancels them. Requests and orders:
 
 | message | action |
 |---|---|
-| `append` | when the log is synced to its present end (the producer's earlier blocks are durable): commit; tell the topic |
-| Scan | answer Scanned at once: when a message will be due. If one is due now, begin a move |
+| `append` | when the producer's earlier blocks are synced: commit, then notify the topic |
+| Scan | answer Scanned at once, with the next due time; if a message is due now, begin a move |
 | ListDelayed, CountDelayed | answer from a read |
 | CancelDelayed | wait until no move is under way; answer after the commit |
 
@@ -15,15 +15,15 @@ A move:
 |---|---|---|---|
 | IDLE | due (a scan; the topic is open and not sealed) | READING | read a bounded number of rows that are due by now |
 | READING | read | WRITTEN | append them to the log; give the topic the new head when the log is synced up to it |
-| READING | nothing (cancelled before, sealed meanwhile) | IDLE | |
-| READING | full (the disk) | IDLE | a later scan tries again; an alarm until it succeeds |
+| READING | nothing to move (cancelled before, or sealed meanwhile) | IDLE | |
+| READING | the disk is full | IDLE | a later scan tries again; an alarm until it succeeds |
 | WRITTEN | synced | REMOVING | remove their rows |
-| REMOVING | full | REMOVING | try again each second |
-| REMOVING | removed | IDLE | tell the scan loop what is due next |
+| REMOVING | the disk is full | REMOVING | try again each second |
+| REMOVING | removed | IDLE | send the next due time to the scan loop |
 
-While a move is in WRITTEN or REMOVING, its messages are both in the log and here. The state store's
-checkpoint must not pass them (`holds_checkpoint`), and nothing is cancelled. After a crash in
-between, recovery decides, see `storage/delayed/delayed.py`.
+While a move is in WRITTEN or REMOVING, its messages are both in the log and in the store of delayed
+messages. The state store's checkpoint must not pass them (`holds_checkpoint`), and nothing is
+cancelled. After a crash in such a state, recovery decides (see `storage/delayed/delayed.py`).
 
 Due times are wall-clock times, and only this module looks at them. If the clock is set forward,
 this is noticed within DELAYED_LOOK_NS.
@@ -32,8 +32,8 @@ One thread does all work with the store of delayed messages (an LMDB environment
 the first delayed message, and its jobs run in order.
 
 A count is always known and a list can be read at any time. A cancellation waits for a move that is
-under way, because the messages of a move are in two places. A message that has moved or was
-cancelled before is answered with False.
+under way, because the messages of a move are in two places. For a message that has moved or was
+cancelled before, the answer is False.
 """
 
 from __future__ import annotations
@@ -110,9 +110,8 @@ class DelayedListener(Protocol):
 class DelayedMessages:
     """The delayed messages of one topic.
 
-    `listener` is the topic. `moved` is called with the log's end after an append,
-    `hint` with the monotonic time at which a scan is wanted, and `answer` with the answer to an
-    order.
+    `listener` is the topic. `moved` is called with the log's end after an append. `hint` is called
+    with the monotonic time at which a scan is needed, and `answer` with the answer to an order.
     """
 
     def __init__(
@@ -136,10 +135,10 @@ class DelayedMessages:
         self._coming = 0  # messages of the waiting and running puts
         self._coming_bytes = 0
         self._waiting: deque[Callable[[], None]] = deque()
-        self._rows: list[DelayedRow] = []  # of the move under way
-        self._end = 0  # of the log, including these rows
+        self._rows: list[DelayedRow] = []  # the rows of the move under way
+        self._end = 0  # end of the log, including these rows
         self._freed = False  # rows were removed since the file was shrunk
-        self._lost = 0  # found damaged by this process; recovery raises alarms for what it finds
+        self._lost = 0  # found damaged by this process; recovery reports other losses
         # the reason why due messages cannot be moved to the log while space is short
         self.full = ""
         self._shortage = shortage
@@ -149,9 +148,10 @@ class DelayedMessages:
     # Storing
 
     def producers(self) -> dict[int, tuple[int, tuple[tuple[int, int, int], ...]]]:
-        """Return next sequence and last blocks (sequence, due time, serial) of each producer.
+        """Return the next sequence and the last blocks (sequence, due time, serial) of each
+        producer.
 
-        Used at start. Only producers of delayed messages are included.
+        This is used at the start of the process. Only producers of delayed messages are included.
         """
         if self._store.delayed is None:
             return {}
@@ -239,7 +239,7 @@ class DelayedMessages:
         """Return the monotonic time of the next scan, or 0 to wait for a hint."""
         now = self._clock.monotonic_ns()
         if self.state is not MoveState.IDLE:
-            # the end of the move is hinted; this covers a lost hint
+            # The end of the move sends a hint. This time is for the case that the hint is lost.
             return now + options.DELAYED_RETRY_NS
         if not self.summary.next_due_ns:
             return 0
@@ -249,7 +249,7 @@ class DelayedMessages:
         return now + min(wait, options.DELAYED_LOOK_NS)
 
     def _read(self, now_ns: int, rows: Any) -> None:
-        """Append the rows to the log, with a time not before they were due."""
+        """Append the rows to the log. Their time in the log is not earlier than their due times."""
         self._check(rows)
         self.look()
         if not rows or not self._open:
@@ -426,7 +426,7 @@ class DelayedMessages:
         self.state = MOVES[self.state][event]
 
     def _use(self) -> DelayedStore:
-        """Return the store; create it if it does not exist. Runs in the thread."""
+        """Return the store, and create it if it does not exist. This runs in the thread."""
         return self._store.make_delayed(self._clock.wall_ns())
 
     def submit(self, then: Callable[[Any], None], job: Callable[[], Any]) -> None:
@@ -440,7 +440,7 @@ class DelayedMessages:
     def _check(self, value: Any) -> None:
         """Raise `StoreFailed` on an exception.
 
-        The process ends, and its successor checks the environment.
+        The process ends, and the next process of the topic checks the environment.
         """
         if isinstance(value, Exception):
             raise StoreFailed(f"the store of delayed messages failed: {value}") from value
@@ -454,9 +454,9 @@ class DelayedMessages:
         self.summary = self._store.delayed.summary
 
     def is_idle(self) -> bool:
-        """Return True when no work is under way, or only a full disk prevents it.
+        """Return True when no work is under way, or when only a full disk prevents the rest of it.
 
-        Recovery does the rest.
+        Recovery then does that rest at the next start.
         """
         moving = self.state is not MoveState.IDLE and not (
             self.state is MoveState.REMOVING and self.full
@@ -472,7 +472,8 @@ class DelayedMessages:
 
     def statistics(self) -> DelayedPulse:
         return {
-            # includes messages not answered yet: a topic with them is not deleted
+            # This includes messages that are not answered yet, because a topic with them is not
+            # deleted.
             "delayed_count": self.summary.messages + self._coming,
             "delayed_bytes": self.summary.bytes,
             "delayed_next_due_ns": self.summary.next_due_ns,
@@ -487,9 +488,9 @@ Sequences = Mapping[int, tuple[int, tuple[tuple[int, ...], ...]]]
 
 
 def sequences(stored: Sequences, delayed: Sequences) -> Sequences:
-    """Return each producer's next sequence and last blocks, of both kinds together.
+    """Return each producer's next sequence and last blocks, for plain and delayed blocks together.
 
-    The topic numbers both kinds in one row.
+    The sequence of a producer counts both kinds.
     """
     found = dict(stored.items())
     for producer_id, (expected, recent) in delayed.items():

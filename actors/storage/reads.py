@@ -61,7 +61,7 @@ class Reads:
     def fetch_for_channel(self, port: Port, mail: Mail, message: p.Fetch) -> None:
         """Answer a channel's read, or keep it until it can be answered.
 
-        An error would make the channel skip messages that may be readable tomorrow.
+        An error would make the channel skip messages that may be readable later.
         """
         try:
             self._fetch(port, mail, message, self._channels_end(), options.READ_BYTES_MAX)
@@ -102,10 +102,10 @@ class Reads:
         )
 
     def _read(self, offset: int, bytes_max: int, end: int) -> list[Block]:
-        """Read blocks and raise an alarm for each damage.
+        """Read blocks, and raise an alarm for each damaged place.
 
-        The log sets damaged blocks aside when it meets them, and the next read skips them.
-        Readers see a gap.
+        The log sets damaged blocks aside when it finds them, and the next read skips them. Readers
+        see a gap.
         """
         while True:
             try:

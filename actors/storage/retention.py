@@ -3,20 +3,21 @@
 `RetentionRunner` applies the topic's policy once a second, and refuses publishes that exceed a
 bound. Rules that must hold:
 
-* The floor is what channels have *committed*: a channel that crashes now comes back at or above it.
+* The floor counts only what channels have *committed*. A channel that crashes now continues at or
+  above the floor.
 * No chunk is removed before a snapshot of the state on disk covers all of it. If the store is
   damaged later, the rows of producers and transactions are rebuilt from the snapshot and the chunks
-  behind it. If a full disk prevents a snapshot, the chunks that the last one covers may be removed.
+  after it. If a full disk prevents a snapshot, the chunks that the last one covers may be removed.
 * The new start is committed before any file is removed, and the log forgets the chunks before their
   files are removed: no reader sees a chunk that is half removed.
-* Channels get the new start through the port on which they get their blocks, so it precedes any
-  block from behind it.
+* Channels get the new start through the port on which they get their blocks, so they get it before
+  any block that follows the new start.
 * The housekeeping thread removes files, a round of chunks at a time. The loop never waits for the
   system to free space.
 
 `LogUpkeep` looks after the ring's age, the statistics of chunks, the copies of damaged blocks, the
-checks of old chunks, and alarms. It works once a second and never delays a publisher: the
-housekeeping thread reads and writes the files, one job at a time.
+checks of old chunks, and alarms. It works once a second and never delays a publisher, because the
+housekeeping thread reads and writes the files. That thread does one job at a time.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from .commits import StateCommits
 
 log = logging.getLogger("zsq")
 
-# shortest time between two measurements of a full topic, as refused clients soon try again
+# The shortest time between two measurements of a full topic. Refused clients soon try again.
 MEASURE_NS = 100_000_000
 FULL_SAID_NS = 60_000_000_000  # between two log lines about a topic that stays full
 ALARMS_MAX: Final = 20  # alarms that health shows; the process's log has all of them
@@ -54,7 +55,7 @@ RETRY_NS = 10_000_000_000  # the delay after a failed removal or a failed snapsh
 class RetentionRunner:
     """Applies a topic's retention policy.
 
-    `housekeeping` removes files; `tell` sends a message to a channel. `delayed_bytes` and
+    `housekeeping` removes files. `tell` sends a message to a channel. `delayed_bytes` and
     `staged_bytes` count messages that will enter the log later.
     """
 
@@ -83,7 +84,7 @@ class RetentionRunner:
         self._unfinished_at = 0
         self._measured_ns = 0
         self.refused_count = 0
-        # the reason why publishes are refused; empty while the topic's bound is not reached
+        # The reason why publishes are refused. It is empty while the topic's bound is not reached.
         self.full = ""
         self._wanted_bytes = 0
         self._full_said_ns = 0
@@ -110,10 +111,10 @@ class RetentionRunner:
     def admit(self) -> None:
         """Raise `Refused` (E_TOPIC_FULL) for a publish if the topic's bound is reached.
 
-        Delayed messages that were accepted before are not checked again. An append holds blocks
-        of many producers and is refused as a whole. So it is accepted if there is any room,
-        whatever its size. Only one append can exceed the bound (2 MiB, or one block), and no
-        producer is refused because of another producer's large block.
+        Delayed messages that were accepted before are not checked again. An append holds blocks of
+        many producers and is refused as a whole. So it is accepted if there is any room, whatever
+        its size. Only one append can exceed the bound (by 2 MiB, or by one block), and no producer
+        is refused because of another producer's large block.
         """
         self.admit_bytes(1)
 
@@ -134,8 +135,8 @@ class RetentionRunner:
         """Raise `Refused` as `admit` does, for blocks that a writer stages.
 
         They count from now on, so their commit is not refused later. A topic that drops its oldest
-        messages when it is full cannot drop parts of a stage. In such a topic the bound applies to
-        the stages alone.
+        messages when it is full cannot drop parts of a stage. In such a topic the bound applies
+        only to the stages.
         """
         bound = self.policy.max_bytes
         if bound >= 0 and self.staged_bytes() + total > bound:
@@ -185,7 +186,7 @@ class RetentionRunner:
         )
 
     def _full(self, text: str, wanted_bytes: int) -> Refused:
-        """Count a refusal and remember it for health.
+        """Count a refusal and remember it for the health report.
 
         It is logged at once, then once a minute while it lasts.
         """
@@ -243,7 +244,7 @@ class RetentionRunner:
     def hold(self, then: Callable[[], object]) -> None:
         """Remove nothing from now on. Call `then` once no removal is under way.
 
-        It replaces an earlier `then`.
+        This `then` replaces an earlier one.
         """
         self._held = True
         if self._removing:
@@ -257,7 +258,8 @@ class RetentionRunner:
     def turn(self) -> None:
         """Request a tick early if the topic is in memory and grew by a part of its bound.
 
-        Such a topic cannot wait for the next second. Chunks are removed only behind the checkpoint.
+        Such a topic cannot wait for the next second. A commit comes before the tick, because only
+        chunks that the last commit covers are removed.
         """
         if (
             self.in_memory
@@ -267,7 +269,7 @@ class RetentionRunner:
             self._state.then(self.tick)
 
     def tick(self) -> None:
-        """Remove what the policy removes. Called once a second and after a full round."""
+        """Remove what the policy removes. This is called once a second and after a full round."""
         self._measure()
         self._look_for_room()
         self._remove_what_is_left()
@@ -278,7 +280,7 @@ class RetentionRunner:
         if found.roll:
             try:
                 self._log.roll(view.now_ns)
-            # the chunk stays open; chunks that are sealed can be removed and make room
+            # The chunk stays open. Chunks that are sealed can be removed and make room.
             except DiskFull as error:
                 log.debug("%s: a chunk cannot be sealed early: %s", self._title, error)
         covered = self._store.keeper.covered
@@ -306,10 +308,10 @@ class RetentionRunner:
         )
 
     def _remove(self, start: int, chunks: int, view: LogView) -> None:
-        """Commit that the log begins at `start`; then remove the chunks.
+        """Commit that the log begins at `start`, then remove the chunks.
 
         The number of dropped messages counts from the lowest offset that some channel had not
-        finished, so it is an upper bound. Rejected: counting what each channel had finished behind
+        finished, so it is an upper bound. Rejected: counting what each channel had finished above
         that offset, because a channel may have millions of deferred rows. Each channel itself
         counts the messages that it loses.
         """
@@ -331,7 +333,7 @@ class RetentionRunner:
                 "%s: dropped up to %d messages below offset %d that not all channels had "
                 "finished, because the topic exceeds its bound"
             )
-            # usual in memory
+            # This is usual in a topic in memory.
             log.log(
                 logging.DEBUG if self.in_memory else logging.WARNING,
                 text,
@@ -431,7 +433,8 @@ class LogUpkeep:
     def tick(self, now_ns: int, steady_ns: int | None = None) -> None:
         """Do the upkeep that is due. This is called about once a second.
 
-        `now_ns` is of the wall clock, which may be set. Ages and rates use the steady clock.
+        `now_ns` is wall-clock time, which jumps when the clock is set. So ages and rates use
+        `steady_ns`, the monotonic time.
         """
         reader = self._log.reader
         if reader.ring.corrupt_count != self._corrupt_told:
@@ -472,7 +475,7 @@ class LogUpkeep:
         self._survey()
 
     def statistics(self, unreadable: str) -> UpkeepPulse:
-        """Return the statistics; `unreadable` is the reason why reads of channels wait, or ""."""
+        """Return the statistics. `unreadable` is the reason why reads of channels wait, or ""."""
         damage = self._log.reader.damage
         more = [f"and {self.more_alarms} more, see the log"] if self.more_alarms else []
         return {

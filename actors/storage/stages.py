@@ -1,13 +1,15 @@
-"""Stages of a topic: their writers, arrived blocks, waiting seals, and parts of a commit. Pure.
+"""Stages of a topic: their writers, arrived blocks, waiting seals, parts of a commit. No I/O.
 
-A stage is independent of the link that opened it: links come and go, the stage stays. Rules:
+A stage does not depend on the link that opened it, and stays when the link ends. With a *seal*, the
+writer asks storage to make the blocks of a stage durable. After the *final* seal, the stage accepts
+no more blocks. Rules:
 
 * Each stage accepts exactly its next block. A gap is reported once (Missing), and again after a
   while, because the blocks that were sent again may be lost again. Older blocks are ignored. Blocks
   of unknown stages are dropped and counted, because no writer waits for an answer to a push.
-* A seal waits until all blocks that it names have arrived, for at most STAGE_SEAL_WAIT_S since the
-  last block arrived. The blocks that arrived are compared with the writer's count, bytes and
-  checksum. The seal is answered once the stage's row is committed.
+* A seal waits until all blocks that it names have arrived. It waits for at most STAGE_SEAL_WAIT_S
+  after the arrival of the last block. The blocks that arrived are compared with the writer's count,
+  bytes and checksum. The seal is answered once the stage's row is committed.
 * Credit belongs to the link and ends with it; the stage's blocks stay. Only the link that opened a
   stage last receives messages about it.
 * A stage with a bad block is dead: it answers every request with its error until it expires.
@@ -56,10 +58,10 @@ Peer = tuple[bytes, ...]
 
 @dataclass(slots=True)
 class StageProgress:
-    """One stage: what has arrived, what is durable, and which seals wait for more.
+    """One stage: what has arrived, what is durable, and which seals wait for more blocks.
 
-    `blocks` are written, the first `durable` of them are committed with the stage's row, and
-    `taken` are accepted and about to be written.
+    `blocks` is the number of written blocks. The first `durable` of them are committed with the
+    stage's row. `taken` also counts the accepted blocks that are about to be written.
     """
 
     name: bytes
@@ -95,9 +97,10 @@ class StageProgress:
     def answer(self, message: Seal) -> Wire | None:
         """Return the answer to a seal, or None while it has to wait.
 
-        A seal may name fewer blocks than have arrived, as pushes go on while an interim seal is
-        on its way on another socket. Then the later blocks are sealed with it. The sums of the
-        named blocks are not known, but each block was checked when it arrived.
+        A seal may name fewer blocks than have arrived, because the writer pushes more blocks over
+        another socket while a seal that is not final is on its way. Then the later blocks are
+        sealed with it. In that case the seal's bytes and checksum cannot be compared, but each
+        block was checked when it arrived.
         """
         wrong = ""
         if (message.blocks > self.blocks and self.closed) or (
@@ -161,14 +164,14 @@ _NS_PER_S = 1_000_000_000
 
 
 class StageReply(NamedTuple):
-    """An effect: send this message to this peer."""
+    """A message that the caller must send to this peer."""
 
     peer: Peer
     message: Wire
 
 
 class SealNow(NamedTuple):
-    """An effect: make the stage's arrived blocks durable, then call `sealed`."""
+    """A stage that the caller must seal: make its arrived blocks durable, then call `sealed`."""
 
     stage: bytes
     final: bool
@@ -182,7 +185,7 @@ class _WriterLink:
 
 
 class Stages:
-    """The stages of one topic: each event adds to replies and seals. Times are monotonic ns."""
+    """The stages of one topic. Each event adds to `replies` and `seals`. Times are monotonic ns."""
 
     def __init__(self) -> None:
         self.replies: list[StageReply] = []
@@ -203,11 +206,11 @@ class Stages:
         final: bool,
         now_ns: int,
     ) -> None:
-        """Add a stage that storage found at start; all of it is durable.
+        """Add a stage that storage found at its start. All of the stage is durable.
 
-        `counts` are blocks, messages, bytes and checksum. Its expiry starts again, because its
-        writer may have computed for a long time, with a link that was open until the topic's
-        process ended.
+        `counts` are blocks, messages, bytes and checksum. The expiry of the stage starts again,
+        because its writer may have computed for a long time, with a link that was open until the
+        topic's process ended.
         """
         row = StageProgress(
             stage,
@@ -262,8 +265,8 @@ class Stages:
     def _credit(self, row: StageProgress | None) -> int:
         """Return the bytes of credit for a stage, or 0 if there are too many writers.
 
-        Each gets a share of what is left: the first get all they can use, and hundreds still get
-        some.
+        Each stage gets a share of the credit that is left. So the first stages get all that they
+        can use, and each of hundreds of stages still gets some.
         """
         mine = row.credit_bytes if row is not None else 0
         if not mine and self._writers >= options.STAGE_WRITERS_MAX:
@@ -274,7 +277,7 @@ class Stages:
     def link(self, peer: Peer, now_ns: int) -> None:
         """Register a link that opens a stage, even if its transaction is committed.
 
-        Its later messages are then understood. Raises `Refused` (E_LIMIT).
+        The later messages of this link are then accepted. Raises `Refused` (E_LIMIT).
         """
         if peer not in self._links and len(self._links) >= options.STAGE_LINKS_MAX:
             text = (
@@ -332,7 +335,7 @@ class Stages:
             link.seen_ns = now_ns
 
     def bye(self, peer: Peer) -> None:
-        """End a link: its credit is free again, its stages stay."""
+        """End a link. Its credit is free again, but its stages stay."""
         link = self._links.get(peer)
         if link is not None:
             for stage in list(link.stages):
@@ -404,7 +407,7 @@ class Stages:
         self._look(row)
 
     def refused(self, stage: bytes, code: str, text: str, now_ns: int) -> None:
-        """Report that accepted blocks could not be written; the writer tries again later."""
+        """Report that accepted blocks could not be written. The writer tries again later."""
         row = self._stages[stage]
         row.taken = row.told = row.blocks
         row.told_ns = now_ns  # the blocks after it are a gap, which the writer knows already
@@ -414,8 +417,8 @@ class Stages:
     def kill(self, stage: bytes, error: ZsqError) -> bool:
         """Kill a stage because of a block that no writer may send.
 
-        The stage accepts no more blocks and returns the error. Return False if it is unknown or
-        already dead.
+        The stage accepts no more blocks and returns the error. Return False if the stage is unknown
+        or already dead.
         """
         row = self._stages.get(stage)
         if row is None or row.failure is not None:
@@ -449,7 +452,8 @@ class Stages:
                 raise NotFound(E_NOT_FOUND, f"stage {message.stage.hex()} does not exist: {text}")
             self.replies.append(StageReply(peer, _superseded(message.request)))
         elif row.owner != peer:
-            # it was silent for too long, or the stage has a later link: open it again
+            # The link was silent for too long, or the stage has a later link: the writer must open
+            # it again.
             self.replies.append(StageReply(peer, Bye()))
         elif row.failure is not None:
             raise row.failure
@@ -492,7 +496,7 @@ class Stages:
         self._look(row)
 
     def unsealed(self, stage: bytes, code: str, text: str) -> None:
-        """Report that a stage could not be sealed (no space); the writer seals again later."""
+        """Report that a stage could not be sealed (no space). The writer seals again later."""
         row = self._stages[stage]
         row.sealing, row.closed = False, row.final
         due = [message for message in row.waiting if message.blocks <= row.blocks]
@@ -591,10 +595,10 @@ class Stages:
         return [stage for stage in found if self._stages[stage].blocks]
 
     def orphans(self, now_ns: int, open_kept_ns: int, sealed_kept_ns: int) -> list[bytes]:
-        """Return the stages that were not used for so long, by the monotonic clock.
+        """Return the stages that were not used for at least that long, by the monotonic clock.
 
-        An open link uses its stage. A finally sealed stage counts as used while any stage of its
-        transaction is used: a job whose first task sealed long ago may still run.
+        A stage with an open link counts as used. A finally sealed stage counts as used while any
+        stage of its transaction is used: a job whose first task sealed long ago may still run.
         """
         last: dict[Transaction, int] = {}
         used: dict[bytes, int] = {}

@@ -3,15 +3,16 @@
 `stages.py` makes the decisions. Rules that must hold:
 
 * A seal is answered after its files are synced and its row is committed.
-* A commit is answered once its group is in the log and synced. Its row in the state may come later,
-  as recovery rebuilds it from the log. An empty commit exists only as a row, so it is answered
-  after the commit of that row.
-* A commit of many small parts is merged in the thread first. Until its commit has ended, its stages
-  stay: requests about its app, and aborts of its stages, wait and are then processed in order.
+* A commit is answered once its group is in the log and synced. Its row in the state store may be
+  committed later, because recovery rebuilds it from the log. An empty commit exists only as a row,
+  so it is answered after the commit of that row.
+* The parts of a commit with many small parts are merged in the thread first. Until that commit has
+  ended, its stages stay. Requests about its app, and aborts of its stages, wait until then and are
+  processed in order.
 * The files of a removed stage are deleted after the commit that records its removal.
 
-`CommitQueue` holds the commits that wait for a merge, one merge at a time, and the requests that
-wait for them. A merge proceeds in steps in the thread that syncs stages. A commit that is requested
+`CommitQueue` holds the commits that wait for a merge, and the requests that wait for these commits.
+One merge runs at a time, in steps, in the thread that syncs stages. A commit that is requested
 twice is answered twice. The answer to an abort that came too late says that the transaction is
 committed.
 """
@@ -70,7 +71,7 @@ WAITING_MAX: Final = 256  # requests that wait for one commit: repeats of it and
 
 @dataclass(eq=False, slots=True)
 class PendingCommit:
-    """A commit whose parts are being merged; `stages` are those with blocks, in its order."""
+    """A commit whose parts are being merged. `stages` are its stages with blocks, in its order."""
 
     port: Port
     mail: Mail
@@ -84,8 +85,8 @@ class PendingCommit:
 class CommitQueue:
     """The commits that wait for their merge.
 
-    `commit` commits a merged one, and `again` processes a request that waited. A `ZsqError` of
-    either goes to the client as the answer.
+    `commit` carries out a commit that is merged, and `again` processes a request that waited. If
+    one of them raises a `ZsqError`, the client gets it as the answer.
     """
 
     def __init__(
@@ -101,7 +102,7 @@ class CommitQueue:
         self._merging = False  # the first commit is being merged in the thread
 
     def stages(self) -> set[bytes]:
-        """Return the stages that must stay."""
+        """Return the stages that must stay until their commits have ended."""
         return {stage for pending in self._pending for stage in pending.stages}
 
     def waits(
@@ -153,7 +154,8 @@ class CommitQueue:
         self._go_on()
 
     def _end_first(self, error: ZsqError | None) -> None:
-        """Commit the first one, or refuse it with `error`. Then process the requests that wait."""
+        """Carry out the first commit, or refuse it with `error`. Then process the waiting requests.
+        """
         pending = self._pending.pop(0)
         if error is None:
             try:
@@ -216,18 +218,18 @@ class StageCommits:
         self._shortage = shortage
         self._in_memory = in_memory
         self._closing = False
-        # True while the topic is closed to publishers: transactions that are not committed yet are
-        # refused
+        # True while the topic is closed to publishers. Transactions that are not committed yet are
+        # then refused.
         self._closed = closed
         self._log, self._staging, self._state = store.log, store.staging, state
         self._transactions: dict[str, TransactionRow] = dict(table.transactions)
         self._open_kept_s = stage_timeout_s or options.STAGE_OPEN_KEPT_S
         self._sealed_kept_s = stage_timeout_s or options.STAGE_SEALED_KEPT_S
-        # bytes that came into the log from committed stages and from delayed messages
+        # Bytes that came into the log from committed stages and from delayed messages.
         self._entered_bytes = 0
         self._meter = RateMeter(time.monotonic_ns(), {"entered_bytes": 0})
         self._forgot_ns = 0
-        # stages whose seal is synced and whose row is not committed yet
+        # Stages whose seal is synced and whose row is not committed yet.
         self._uncommitted: set[bytes] = set()
         state.on_full.append(self._state_full)
         self._queue = CommitQueue(thread, self._commit_merged, self._again)
@@ -241,7 +243,7 @@ class StageCommits:
     def take_pushes(self, port: Port) -> None:
         """Take waiting pushes, but no more than can be written quickly.
 
-        All blocks of a stage are written at once.
+        All taken blocks of a stage are written together.
         """
         now_ns = time.monotonic_ns()
         taken: dict[bytes, list[Block]] = {}
@@ -258,7 +260,7 @@ class StageCommits:
                     taken.setdefault(stage, []).append(block)
             except ZsqError as error:
                 taken.pop(stage, None)
-                # one line for each stage, as any client can send many bad pushes
+                # One line for each stage, because any client can send many bad pushes.
                 if self.core.kill(stage, error):
                     log.warning(
                         "stage %s is refused because of an invalid block: %s", stage.hex(), error
@@ -367,7 +369,7 @@ class StageCommits:
         replies, core.replies = core.replies, []
         for peer, message in replies:
             if not self._port.send(peer, message):
-                # It is dead or stuck: on its next link it asks again for what it needs.
+                # The writer is dead or stuck: on its next link it asks again for what it needs.
                 core.bye(peer)
 
     def tick(self) -> None:
@@ -382,7 +384,7 @@ class StageCommits:
             self._shortage.refused(error, 1, time.monotonic_ns())
             self.core.unsealed(order.stage, E_DISK_FULL, str(error))
         except NotFound:
-            return  # dropped in this same turn, and waiting seals were answered
+            return  # the stage was dropped in this same turn, and its seals were answered
         else:
             self.thread.submit(ticket, ticket.run)
 
@@ -453,7 +455,7 @@ class StageCommits:
                 "messages": done.messages if same else 0,
                 "repeated": True,
             }
-            # the row of an empty commit may not be on disk yet
+            # The row of an empty commit may not be on disk yet.
             self._state.then(partial(port.send, mail.envelope, p.Done(message.request, answer)))
             return
         if self._queue.waits(port, mail, message):
@@ -602,8 +604,9 @@ class StageCommits:
             self._forget_transactions()
 
     def stop(self) -> None:
-        """End all links, so that writers look for the successor. Seals that have begun are still
-        completed.
+        """End all links, so that writers connect to the topic's next process.
+
+        Seals that have begun are still completed.
         """
         self._closing = True
         for peer in self.core.peers():

@@ -2,21 +2,21 @@
 
 It lives in the process and the loop of its topic, which hands it blocks by a call (`append`) and
 gets the outcome by a call (`StorageListener`). Channels, readers and stages reach it over separate
-sockets. Two processes were tried first: each block then crossed two more sockets, and each publish
-woke six more threads (`docs/design.md`).
+sockets. Two processes were tried first. With them, each block crossed two more sockets, and each
+publish woke six more threads (`docs/design.md`).
 
 It syncs several appends at once, and commits state only after the log is synced. Three threads work
-beside the loop and are reached over inproc. One syncs the log, so that the next appends are written
-meanwhile. One commits the state store (`commits.py`). One syncs staged files (`staging.py`). Two
-more start with their first jobs: one for the delayed store (`delayed.py`), and one for
-housekeeping, whose jobs take long and are not urgent. Two rules must hold:
+beside the loop and are reached over inproc. One syncs the log, so that the loop can write the next
+appends meanwhile. One commits the state store (`commits.py`). One syncs staged files
+(`staging.py`). Two more start with their first jobs: one for the delayed store (`delayed.py`), and
+one for housekeeping, whose jobs take long and are not urgent. Two rules must hold:
 
 * An append is answered after a sync that began after its write (mode `always`).
-* Producers' rows include durable blocks only. The same commit stores the offset up to which they
-  include all blocks.
+* The stored rows of producers include only durable blocks. The commit that stores the rows also
+  stores the offset up to which they include all blocks.
 
 `ProducerTable` holds the last durable blocks of each producer, the rows for the next commit, and
-the producers to forget. It is pure.
+the producers to forget. It does no I/O.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ _GONE_MAX = 1_000  # the most producers that one commit forgets
 
 
 class ProducerTable:
-    """Producers' rows; `changed` are the producers whose rows changed since the last `take`."""
+    """The rows of producers. `changed` are the producers whose rows changed since the last `take`.
+    """
 
     def __init__(self, rows: Mapping[int, ProducerRow]) -> None:
         self._rows = dict(rows)
@@ -81,7 +82,7 @@ class ProducerTable:
         """Return the rows that changed and the producers to forget, for a commit."""
         limit = now_ns - options.PRODUCER_KEPT_S * 1_000_000_000
         gone = [pid for pid, row in self._rows.items() if row.used_ns < limit]
-        # a bound, not an expiry: the least recently used ones are forgotten
+        # This limits the number of producers: the least recently used ones are forgotten.
         if len(self._rows) > options.PRODUCERS_MAX + _GONE_MAX:
             gone = sorted(self._rows, key=lambda pid: self._rows[pid].used_ns)
         gone = gone[:_GONE_MAX]
@@ -132,8 +133,9 @@ class _Pending(NamedTuple):
 
 
 class Recovered(NamedTuple):
-    """State of a topic at its start: `producers` maps an id to the next sequence and the last
-    blocks.
+    """The state of a topic at its start.
+
+    `producers` maps an id to the next sequence and the last blocks.
     """
 
     producers: dict[int, tuple[int, Sequence[Sequence[int]]]]
@@ -147,13 +149,14 @@ class StorageListener(DelayedListener, Protocol):
     def appended(self, request: int, first_offset: int, time_ns: int) -> None:
         """Note that an append is stored as the sync mode promises.
 
-        Its blocks are consecutive from `first_offset` on, and have this time.
+        The offsets of its blocks are consecutive from `first_offset` on. All blocks have the time
+        `time_ns`.
         """
 
     def head_moved(self, head: int) -> None:
         """Note the new durable end after an append that the topic did not make.
 
-        These are committed stages, and delayed messages that became due.
+        Such appends are committed stages, and delayed messages that became due.
         """
 
 
@@ -191,7 +194,7 @@ class StorageActor:
         return {"channels": list(self._channels.rows), "alarms": list(self.store.report.alarms)}
 
     def _make_parts(self, table: Table) -> None:
-        """Create the parts, and pass each the other parts and the callbacks that it needs."""
+        """Create the parts. Each part gets the other parts and the callbacks that it needs."""
         given, store, title, send = self.given, self.store, self.title, self.front.send
         in_memory = given.in_memory
         self._sync_thread = self._start_thread("sync", self._sync_results)
@@ -311,7 +314,7 @@ class StorageActor:
         while True:
             try:
                 return open_store(files, given.directory, store_options, identity)
-            except Locked as error:  # a predecessor that is being killed still holds the lock
+            except Locked as error:  # a previous process that is being killed holds the lock
                 if time.monotonic() > deadline:
                     raise StartFailed(
                         f"{error}; waited {options.LOCK_WAIT_S:g} s for the lock"
@@ -321,7 +324,7 @@ class StorageActor:
     # Appends
 
     def recovered(self) -> Recovered:
-        """Return what the topic needs to go on where its predecessor ended."""
+        """Return the state with which the topic goes on where its previous process ended."""
         rows = sequences(self._producers.sequences(), self._delayed.producers())
         return Recovered(
             {pid: (row[0], row[1]) for pid, row in rows.items()},
@@ -375,20 +378,23 @@ class StorageActor:
     def empty(self, then: Callable[[int, int], None]) -> None:
         """Clear the messages that wait for a first channel.
 
-        `then` is called after the commit, with the start and the end of what waits behind a pause.
-        They are equal if nothing waits. Otherwise every channel must agree to skip these messages,
-        and then `move_pause` follows.
+        `then` is called after the commit. It gets the start and the end of the messages that wait
+        behind a pause. They are equal if no message waits. Otherwise every channel must agree to
+        skip these messages, and then `move_pause` follows.
         """
         self._channels.empty(then)
 
     def move_pause(self, end: int, then: Callable[[int], None]) -> None:
-        """Move the end that channels of a paused topic may see up to `end`. `then`: see `pause`."""
+        """Let the channels of a paused topic see messages up to `end` now.
+
+        For `then`, see `pause`.
+        """
         self._channels.move_pause(end, then)
 
     def _look_for_space(self) -> None:
         """Send a pulse when the refusal of publishes begins or ends.
 
-        The reason is a full disk or the topic's bound. The supervisor learns it within a second.
+        The cause is a full disk or the topic's bound. The supervisor learns of it within a second.
         """
         if self._shortage.text:
             self._shortage.look(self._space.room(), time.monotonic_ns())
@@ -445,7 +451,7 @@ class StorageActor:
         self._sync_ns = time.monotonic_ns() - begun_ns
 
     def _synced(self) -> None:
-        """Finish the ticket: all that was written before its sync began is durable."""
+        """Finish the ticket. All that was written before its sync began is durable."""
         assert self._ticket is not None
         self._log.finish_sync(self._ticket)
         self._ticket = None
@@ -454,8 +460,8 @@ class StorageActor:
     def _answer_durable(self) -> None:
         """Answer the appends that are durable.
 
-        A roll of the log also syncs. What it synced counts even if the append that caused it
-        failed.
+        When the log begins a new chunk, it syncs too. That sync counts even if the append that
+        caused it failed.
         """
         end = self._log.synced_end
         while self._written and self._written[0].end <= end:
@@ -475,7 +481,7 @@ class StorageActor:
             self._synced()
 
     def turn(self) -> None:
-        """Act on what came, once in each turn of the loop."""
+        """Process what has arrived. The topic calls this once in each turn of the loop."""
         self._answer_durable()
         if self.mode != "interval" or self._delayed.waits_for_log(self._log.synced_end):
             self._start_sync()
@@ -491,7 +497,11 @@ class StorageActor:
         self._stages.take_pushes(port)
 
     def _group_committed(self) -> None:
-        """Answer what is durable: a group is on disk, and so is everything written before it."""
+        """Answer the appends that are durable now.
+
+        The blocks of a commit (a group) are on disk, and so is everything that was written before
+        them.
+        """
         self._answer_durable()
         self._appends += 1
         self._listener.head_moved(self._log.synced_end)
@@ -525,10 +535,10 @@ class StorageActor:
     # Orders
 
     def seal(self, message: p.SetSealed) -> p.Position:
-        """Refuse further messages and return the end of the topic; or accept messages again."""
+        """Refuse further messages, or accept them again. Return the end of the topic."""
         self._sealed = message.is_sealed
         self._stages.hold(message.is_sealed)
-        # the end that is returned here must not move
+        # The end that is returned here must not move.
         self._delayed.opened(not message.is_sealed)
         return p.Position(message.request, self._log.end)
 

@@ -15,6 +15,6 @@ ACTORS: Final = {
     "http_gateway": "zsq.actors.gateways.http.gateway:HttpGateway",
     "alarm_teller": "zsq.actors.alarms.alarm_sender:AlarmSender",
 }
-# Each of these gateways needs libraries that no other process uses, and runs once.
+# Each of these gateways runs in one process, and needs libraries that no other process uses.
 # Loading them only in its process keeps their cost away from brokers that do not start it.
 NOT_PRELOADED: Final = frozenset({"nsq_gateway", "http_gateway"})

@@ -2,7 +2,8 @@
 
 The supervisor checks the channels' last pulses once a second, then logs and sends the changes.
 `alarms/backlog.py` decides which alarms are raised and cleared. Nothing is computed where no
-threshold is set. Only channels that are up have values; the others are unknown until they are up.
+threshold is set. Only channels that are up have values. The values of the others are unknown until
+they are up.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class AlarmWatch:
         self._alarms = Alarms(self.given.hold_s)
         self._recent: deque[AlarmEvent] = deque(maxlen=RECENT_MAX)
         self._due_ns = 0
-        self._broker_ns = 0  # when the alarm about the broker itself was raised, 0 if it is not
+        self._broker_ns = 0  # when the alarm about the broker was raised, 0 if it is not raised
         self._anew = False  # the receivers are new and have not received any alarm yet
 
     def configure(self, given: AlarmOptions) -> None:

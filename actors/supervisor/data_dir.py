@@ -6,21 +6,22 @@ A lost registry is rebuilt from the copy that was made before its last change an
 file in each topic's directory. The copy is one change behind. The last change was one of these:
 
 * A topic was made. Its directory has a number that the copy has not assigned yet, and its identity
-  gives the rest.
+  file contains the rest.
 * Settings were changed. The settings before the change apply.
 * A deletion began or ended. Either the topic is not deleted, or its directory is missing and the
   next start completes the deletion.
 * An import was committed. The copy contains its numbers.
 
-A directory is left alone if the copy had assigned its number but does not list its topic. Such a
-directory was not in use. Without a copy, all directories are taken as topics, and what only the
-registry contained is lost. The result lists each loss. If two directories have the same topic name
-or uuid, nothing is rebuilt, and a person must move one of them away.
+A directory is left out if the copy had assigned its number but does not list its topic, because
+such a directory was not in use. Without a copy, all directories are taken as topics, and what only
+the registry contained is lost. The result lists each loss. If two directories have the same topic
+name or uuid, nothing is rebuilt, and a person must move one of them away.
 
 The remains of an import from nsqd that was killed are removed by the next start of the broker or by
 the next import. The registry's record of the import says what to remove. An import builds its
-topics aside and renames them into `topics/` before it commits. Before the commit no process uses
-them; they only take space. Their numbers are recorded first, so no other topic gets those numbers.
+topics in a separate folder and renames them into `topics/` before it commits. Before the commit no
+process uses them, so they only take space. Their numbers are recorded first, so no other topic gets
+those numbers.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _TRASH: Final = re.compile(r"([0-9]{6,15})-", re.ASCII)
 
 
 class NotRebuilt(Exception):
-    """The registry cannot be rebuilt; the text says why."""
+    """The registry cannot be rebuilt. The text contains the reason."""
 
 
 @dataclass(slots=True)
@@ -91,8 +92,8 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
     given = set() if old is None else set(range(1, old.next_number)) - _begun(old)
     _add_topics(rebuilt, found, given)
     content = rebuilt.content
-    # If such a record stayed, the next start would remove the directories of that import. One of
-    # them may be a topic whose identity cannot be read.
+    # If the record of a begun import stayed, the next start would remove the directories of that
+    # import. One of them may be a topic whose identity cannot be read.
     content.imports = {
         digest: record for digest, record in content.imports.items() if record["state"] != "begun"
     }
@@ -110,7 +111,7 @@ def rebuild(files: Files, data_dir: Path, old_name: str) -> Rebuilt:
 
 
 def _identities(files: Files, data_dir: Path) -> dict[int, TopicIdentity | None]:
-    """Return the topics' identities by number, None for an identity that is missing or damaged."""
+    """Return the topics' identities by number. A missing or damaged identity is None."""
     folder = str(data_dir / "topics")
     found: dict[int, TopicIdentity | None] = {}
     for name in files.list(folder) if files.exists(folder) else ():
@@ -211,7 +212,9 @@ def locked_data_dir(files: Files, data_dir: Path, *, write: bool = True) -> Iter
 
 
 def _has_topics(files: Files, data_dir: Path) -> bool:
-    """Return True if any topic has its identity file. A copy may lack all other small files."""
+    """Return True if any topic has its identity file. A copy of a data directory may lack all other
+    small files.
+    """
     folder = data_dir / "topics"
     return files.exists(str(folder)) and any(
         files.exists(str(folder / name / IDENTITY_NAME)) for name in files.list(str(folder))

@@ -1,4 +1,4 @@
-"""The supervisor's watch over free space.
+"""Disk watch: the part of the supervisor that watches free space.
 
 While the disk is full it sets the broker's health, raises an alarm, and writes log lines.
 
@@ -42,10 +42,10 @@ _S: Final = 1_000_000_000
 
 
 class DiskState:
-    """The state of a disk, full or not, and the times at which to report it. Pure."""
+    """The state of a disk, full or not, and the times at which to report it. No I/O."""
 
     def __init__(self) -> None:
-        self.text = ""  # why the disk is full, "" while it is not
+        self.text = ""  # the reason why the disk is full, "" while it is not
         self.began_wall_ns = 0
         self._spare_since_ns = 0
         self._told_ns = 0
@@ -74,7 +74,7 @@ class DiskState:
 
 
 class RefusedCount:
-    """The number of publishes of all topics that were refused since the broker's start. Pure.
+    """The number of publishes of all topics that were refused since the broker's start. No I/O.
 
     Each topic's count begins at 0 when its process starts, and is gone when the topic is deleted.
     This class therefore adds up the growth of each count.
@@ -198,7 +198,7 @@ class DiskWatch:
         return events
 
     def again(self, wall_ns: int) -> list[Event]:
-        """Return the alarm if it is raised, for a receiver that has not received it."""
+        """Return the alarm if it is raised. It is for a receiver that has not received it yet."""
         return [self._event("raised", wall_ns)] if self._state.text else []
 
     def rows(self) -> list[RaisedAlarm]:

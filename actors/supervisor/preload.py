@@ -1,7 +1,7 @@
 """Preloaded modules: the forkserver imports this module before it forks.
 
 It imports everything that a child needs first, including what only unpickling needs. Otherwise each
-child would import it again, which takes 11 of the 26 ms of making a channel.
+child would import it again, which takes 11 of the 26 ms that the creation of a channel takes.
 """
 
 import gc

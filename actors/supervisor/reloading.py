@@ -7,16 +7,16 @@ retention of topics without settings of their own, the access file, and TLS cert
 changed options keep their old values, and the log says that they need a restart. If any new setting
 is wrong, all settings stay as they were.
 
-An actor gets a Reload of its kind. An actor that is still starting gets it when it is up, because
-it was started with the old settings. The new settings are also put into the start of each gateway,
-so a gateway that is started again later has them at once.
+An actor gets the Reload message of its kind. An actor that is still starting gets it when it is up,
+because it was started with the old settings. The new settings are also put into the start of each
+gateway, so a gateway that is started again later has them at once.
 
 An actor that does not answer within RELOAD_S has missed the reload. A gateway is then killed and
 started again, because a client whose token was revoked must not go on. The broker's health is bad
 until the new rules are in force everywhere. Any other actor gets the reload again until it answers.
-A topic may be delayed by a slow disk, but the settings that it misses (log level, retention) do
-not give access to anyone. If an actor answers that it cannot take the settings (a wrong access
-file), it keeps the old ones and the log says so.
+A slow disk may delay a topic, but the settings that the topic misses meanwhile (log level,
+retention) do not give access to anyone. If an actor answers that it cannot take the settings (a
+wrong access file), it keeps the old ones and the log says so.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def merged(now: ServeOptions, new: ServeOptions) -> tuple[ServeOptions, tuple[st
 
 
 def told(request: int, kind: str, now: ServeOptions) -> p.Reload:
-    """Return the order that tells an actor of this kind its new settings."""
+    """Return the order with the new settings for an actor of this kind."""
     common = request, now.log_level, now.security.access_file
     if kind == "nsq_gateway" and now.nsq is not None:
         return p.ReloadNsqGateway(*common, *astuple(now.nsq.tls))
@@ -92,7 +92,7 @@ def told(request: int, kind: str, now: ServeOptions) -> p.Reload:
 
 
 def _anew(start: ActorStart, now: ServeOptions) -> ActorStart:
-    """Return the start of an actor's successor: `start` with the new settings."""
+    """Return the start of an actor's next process: `start` with the new settings."""
     if isinstance(start, NsqStart):
         return replace(start, security=now.security, options=now.nsq or start.options)
     if isinstance(start, HttpStart):
@@ -101,7 +101,7 @@ def _anew(start: ActorStart, now: ServeOptions) -> ActorStart:
 
 
 class _Owing:
-    """An actor that did not apply the new settings yet."""
+    """An actor that has not applied the new settings yet."""
 
     __slots__ = ("again_ns", "asked", "child", "missed", "since_ns")
 
@@ -110,7 +110,7 @@ class _Owing:
         self.since_ns = now_ns
         self.asked = 0  # number of the reload that was sent and not answered, 0 for none
         self.again_ns = 0  # earliest time to send again
-        self.missed = 0  # how many reloads were not answered
+        self.missed = 0  # number of reloads that were not answered
 
 
 class Reloading:
@@ -130,11 +130,11 @@ class Reloading:
         self._orders = orders
         self._on_alarms = on_alarms
         self._read = read
-        self._number = 0  # of the last reload
-        self._owing: dict[int, _Owing] = {}  # by the child's key
+        self._number = 0  # number of the last reload
+        self._owing: dict[int, _Owing] = {}  # key of the child -> its state
         self._killed: dict[int, Child] = {}  # gateways whose successors are not up yet
-        # By topic: the key of its process that was asked and has not answered, and the earliest
-        # time to send.
+        # Topic -> the key of its process that was asked and has not answered, and the earliest time
+        # to send.
         self._to_configure: dict[str, tuple[int, int]] = {}
 
     def begin(self) -> None:
@@ -157,7 +157,7 @@ class Reloading:
         now, kept = merged(before, fresh.options)
         self._broker.options = now
         root = logging.getLogger()
-        # The lower of both levels, so that the log contains the next lines.
+        # Use the lower of both levels, so that the log contains the next lines.
         root.setLevel(min(root.level, logging.getLevelName(now.log_level.upper())))
         what = (
             f"{', '.join(fresh.changed)} changed"

@@ -1,4 +1,4 @@
-"""The directory of sockets: DATA_DIR/run, mode 0700.
+"""Run directory: the directory of the broker's sockets, DATA_DIR/run, with mode 0700.
 
 If its paths would be too long for ipc, a short directory elsewhere replaces it, and run.json names
 it.
@@ -33,7 +33,8 @@ def make(data_dir: Path) -> str:
     The caller holds the data directory's lock.
     """
     run_dir = _make_empty(data_dir)
-    # A broker must start on a full disk; without the id, clients stay at the gateway.
+    # A broker must start even on a full disk. Without the run id, clients stay connected to the
+    # gateway.
     with contextlib.suppress(OSError):
         fd = os.open(
             f"{run_dir}/{RUN_ID_FILE}", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600
@@ -72,7 +73,7 @@ def _named(pointer: Path) -> str:
 def clear(data_dir: Path, run_dir: str) -> None:
     """Remove the run directory.
 
-    One outside the data directory is removed only if zsq made it, as its name shows.
+    A run directory outside the data directory is removed only if its name shows that zsq made it.
     """
     if run_dir == str(data_dir / "run") or Path(run_dir).name.startswith("zsq-"):
         shutil.rmtree(run_dir, ignore_errors=True)
@@ -110,7 +111,7 @@ def claim(uuid: str) -> socket.socket:
     /tmp or in the user's run directory. Any user may remove the first or create it before us, and
     not every service has the second.)
 
-    Any user of the machine can take a name. If another user has taken it, this broker starts
+    Any user of the machine can bind this name. If another user has bound it, this broker starts
     nevertheless.
     """
     name = f"\0zsq-broker-{uuid}"

@@ -26,7 +26,7 @@ from .topics.registry import Registry
 def serve(serve_options: ServeOptions, read_again: Callable[[], Fresh] | None = None) -> int:
     """Run a broker in the foreground until SIGTERM or SIGINT.
 
-    Return the exit code: 0 stopped, 1 failed.
+    Return the exit code: 0 if the broker was stopped, 1 if it failed.
 
     `read_again` is called on SIGHUP. If it raises `ZsqError` or `OSError`, no setting changes.
     """

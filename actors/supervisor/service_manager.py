@@ -16,8 +16,8 @@ import socket
 from collections.abc import MutableMapping
 from typing import Final
 
-# A start may take long because recovery reads the log. At this interval the supervisor reports
-# that it goes on, and asks for this much more time.
+# A start may take long because recovery reads the log. So the supervisor reports at this interval
+# (STARTING_NS) that it is still starting, and asks for more time (STARTING_MORE_US).
 STARTING_NS: Final = 10_000_000_000
 STARTING_MORE_US: Final = 60_000_000
 

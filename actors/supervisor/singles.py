@@ -3,8 +3,8 @@
 They belong to no topic.
 
 A process that ends is started again. If it ends more often than its restart intensity allows, the
-broker ends too, because it cannot serve without it. The alarm sender is an exception: the broker
-goes on without alarms.
+broker ends too, because it cannot serve without that process. The alarm sender is an exception: the
+broker goes on without alarms.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Singles:
     # Discovery
 
     def tell_names(self) -> None:
-        """Tell the gateways that register with nsqlookupds that topics or channels came or went.
+        """Notify gateways that register with nsqlookupds that the topics or channels have changed.
 
         Only one such order is sent at a time. Changes before its answer go with the next one.
         """
@@ -166,7 +166,8 @@ class Singles:
     def _on_looked(self, done: p.Done | None, error: ZsqError | None) -> None:
         """Count the answer.
 
-        A failure needs no action: the gateway also looks by itself from time to time.
+        A failure needs no action, because the gateway also looks without an order from time to
+        time.
         """
         self._names_told -= 1
 
@@ -175,7 +176,7 @@ class Singles:
     def size_pool(self, workers_wanted: int = 0) -> None:
         """Start or stop scan workers until they are as many as the scan loop wants.
 
-        0 stands for the number that it wanted last.
+        0 means the number that the scan loop wanted last.
         """
         self._workers_wanted = workers_wanted or self._workers_wanted
         if self._broker.stopping:
@@ -194,7 +195,7 @@ class Singles:
         loops = [child for child in self.of_kind("scan_loop") if child.state == "up"]
         now = time.monotonic_ns()
         if not loops or now < self._tell_ns:
-            # An update lists all targets: one update per new process would cost more than the
+            # An update lists all targets, so one update per new process would cost more than the
             # process.
             return
         self._tell_ns = (

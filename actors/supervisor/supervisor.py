@@ -1,9 +1,9 @@
-"""The supervisor: starts, watches and stops all processes, and tells clients where they are.
+"""The supervisor: starts, watches and stops all processes, and answers the lookups of clients.
 
 Its endpoint RUN/supervisor is the only fixed one. This module contains the loop, the events of the
 process table, and the end of the broker. `commands/management.py` answers clients (Lookup, Manage,
-Stats), `topics/topic_group.py` owns a topic's processes, and `singles.py` the processes that belong
-to no topic.
+Stats). `topics/topic_group.py` owns a topic's processes. `singles.py` owns the processes that
+belong to no topic.
 """
 
 from __future__ import annotations
@@ -380,9 +380,9 @@ class Supervisor:
     def _look_for_sockets(self) -> None:
         """End the broker if its run directory was removed.
 
-        New clients could not reach any process then, and no process can bind its socket a second
-        time. All messages that were acknowledged are on disk. A service manager, or zsqd, starts
-        the broker again with a new run directory.
+        Without that directory, new clients could not reach any process, and no process can bind its
+        socket a second time. All messages that were acknowledged are on disk. A service manager, or
+        zsqd, starts the broker again with a new run directory.
         """
         there = self._inode()
         if (

@@ -2,22 +2,23 @@
 
 Rules (see "Publish" in `docs/design.md`):
 
-* The topic accepts exactly the next sequence of each producer. A repeated block that is stored is
-  answered like the first time. A repeated block that is pending waits for the first one. Any other
-  sequence is answered with E_SEQUENCE and the expected number. If the topic accepted a gap, the
-  blocks sent again would look old and be lost.
+* The topic accepts exactly the next sequence of each producer. A repeated block that is stored gets
+  the same answer as the first time. A repeated block that is pending waits for the first one. Any
+  other sequence is answered with E_SEQUENCE and the expected number. If the topic accepted a gap,
+  the missing blocks would look old when they are sent again, and would be lost.
 * A producer sends Hello on each link first. Without it, the answer is E_HELLO. (The pipe of a
   DEALER outlives its server, so messages for an earlier process of the topic can arrive here.)
 * When an append fails, all blocks that wait here fail too. The expected number of each producer
   goes back to its first failed block.
-* `offset -1` in an answer means: stored, but the offset is no longer remembered.
-* A delayed block is committed separately, and fails alone. So plain and delayed blocks of one
-  producer never overtake each other. A delayed block goes to the storage when no plain block of its
-  producer waits here. After a delayed block, no other block of that producer goes to the storage
-  until the delayed block is stored or has failed. Otherwise block 6 could be durable while the
-  delayed block 5 is not, and when 5 is sent again, it would count as stored. Blocks that must wait
-  are *held* with their producer. Blocks of other producers go on. One request with delayed blocks
-  is under way at a time. Delayed blocks that arrive in the meantime go together in the next one.
+* `offset -1` in an answer means that the block is stored, but its offset is no longer remembered.
+* A delayed block is committed separately, and can fail alone. Therefore plain and delayed blocks of
+  one producer must never overtake each other. A delayed block goes to the storage when no plain
+  block of its producer waits here. After a delayed block, no other block of that producer goes to
+  the storage until the delayed block is stored or has failed. Otherwise block 6 could be durable
+  while the delayed block 5 is not, and when 5 is sent again, it would count as stored. Blocks that
+  must wait are *held* with their producer. Blocks of other producers go on. One request with
+  delayed blocks is under way at a time. Delayed blocks that arrive in the meantime go together in
+  the next one.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ Place = tuple[int, ...]  # (first offset,), or (due time, serial) for a delayed 
 
 
 class Reply(NamedTuple):
-    """An effect: send this message to this peer."""
+    """A message that the actor must send to this peer."""
 
     peer: Peer
     message: Stored | Unstored | Delayed
@@ -95,7 +96,7 @@ def _first(entries: list[_Entry]) -> tuple[list[_Entry], list[_Entry]]:
 
 
 class Ordering:
-    """The ordering of one topic: each method takes an event and returns effects.
+    """The ordering of one topic. Each method takes an event and returns what the actor must do.
 
     The actor hands the blocks of `next_append` to the storage, and sends the replies to the
     producers.
@@ -118,7 +119,7 @@ class Ordering:
         self._delayed_out: tuple[int, list[_Entry]] | None = None
         self._out: OrderedDict[int, list[_Entry]] = OrderedDict()
         self._request = 0
-        self._held_bytes = 0  # the same, for all producers
+        self._held_bytes = 0  # as `out_bytes`, but for all producers together
         self._credit_granted = 0
         self.closed = False  # closed to publishers: no new blocks are taken
 
@@ -135,7 +136,8 @@ class Ordering:
         for older in [
             other for other, link in self._links.items() if link.producer_id == producer_id
         ]:
-            # Blocks left in its pipe must not be taken: the client may have reused their numbers.
+            # Blocks left in the older link's pipe must not be taken: the client may have reused
+            # their numbers.
             self.bye(older)
         free = options.CREDIT_POOL_BYTES - self._credit_granted
         # The credit is a share of the rest of the pool, so the first producers get all that they
@@ -192,7 +194,7 @@ class Ordering:
     # Incoming blocks
 
     def publish(self, peer: Peer, block: Block, now_ns: int, delay_ms: int = 0) -> list[Reply]:
-        """Take the block, or return the reply that says why not.
+        """Take the block. Return a reply at once if it is refused, or if it is stored already.
 
         The caller has checked checksums and limits.
         """
@@ -288,8 +290,8 @@ class Ordering:
         """Return (request, blocks) to hand to the storage now, or None.
 
         Blocks that arrived in the meantime go together, up to 2 MiB. A small amount waits until the
-        append that is under way is stored, as in Nagle's algorithm. Its sync could not begin before
-        the sync of that append has ended. With 64 clients of one message each, this was 12 to 32%
+        append that is under way is stored, as in Nagle's algorithm. The sync of the small amount
+        could not begin earlier anyway. With 64 clients of one message each, this was 12 to 32%
         faster than up to eight appends at once, in six pairs of runs.
         """
         if not self._queue or len(self._out) >= options.APPENDS_OUT_MAX:
@@ -385,7 +387,7 @@ class Ordering:
             producer.recent.popitem(last=False)
 
     def _forget_oldest(self) -> None:
-        """Forget the producers not used for longest, to limit memory.
+        """Forget the producers that have not been used for the longest time, to limit memory.
 
         Only producers without a link and without pending blocks are removed. They start again at
         sequence 0 if they return.
@@ -409,11 +411,11 @@ class Ordering:
     def failed(self, request: int, code: str, text: str) -> list[Reply]:
         """Note that this append failed, and return the replies.
 
-        Call it before the next `next_append`, so that no append is behind it. All blocks that wait
-        here fail too, and the producers go back to their first failed block. The appends before it
-        are written, and only their sync is awaited. If they were answered as failed, they would be
-        stored twice. If delayed blocks failed, only the later blocks of their producers fail with
-        them.
+        Call it before the next `next_append`, so that no later append is under way. All blocks that
+        wait here fail too, and the producers go back to their first failed block. The appends
+        before the failed one are written already, and only wait for their sync. If they were
+        answered as failed, they would be stored twice. If delayed blocks failed, only the later
+        blocks of their producers fail with them.
         """
         if self._delayed_out is not None and request == self._delayed_out[0]:
             lost = self._take_delayed_out()

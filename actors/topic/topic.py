@@ -1,12 +1,14 @@
-"""Topic actor: orders the blocks of producers, has them stored, and passes them on to channels.
+"""Topic actor: orders producers' blocks, hands them to storage, and passes them on to channels.
 
-Its storage (`storage/storage_actor.py`) lives in the same process and loop, and they call each
-other. If the process dies, both start again, so they never disagree about an append.
+Its storage (`storage/storage_actor.py`) lives in the same process and loop. The topic and its
+storage call each other's methods. If the process dies, both start again, so they never disagree
+about an append.
 
 Fan-out. The topic keeps a small ring of the newest durable blocks, and the place of each channel in
 it. A channel attaches at its offset and grants a running total of bytes. While its offset is in the
 ring, it receives runs of consecutive blocks. When the ring no longer holds the next block, the
-channel is notified (Behind) and reads from the storage. So a slow channel costs only one row here.
+channel is notified (Behind) and reads from the storage. So a slow channel takes only one row of
+memory here.
 """
 
 from __future__ import annotations
@@ -57,8 +59,8 @@ class _Place:
 class Fanout:
     """The ring of durable blocks, and the channels that read from it.
 
-    `head` is the end of the durable messages. `visible_end` is the end of what channels may see:
-    fixed for a paused topic, or -1 for everything.
+    `head` is the end of the durable messages. `visible_end` is the end of what channels may see. It
+    is fixed for a paused topic, and -1 means everything.
     """
 
     def __init__(self, head: int, visible_end: int = -1) -> None:
@@ -127,8 +129,9 @@ class Fanout:
             place.next_offset = -1
             return True
         place.granted = granted
-        # A channel that was given up is new here, but its granted total includes what it received
-        # before. It grants at most its window beyond that, so at least the rest was sent.
+        # A channel that was detached is new here, but its granted total includes the bytes that it
+        # received before. It grants at most WINDOW_BYTES_MAX more than it received. So at least the
+        # rest was sent.
         place.sent = max(place.sent, granted - options.WINDOW_BYTES_MAX)
         if next_offset >= self.head:
             place.next_offset, place.number = next_offset, self._first_number + len(self._ring)
@@ -149,7 +152,7 @@ class Fanout:
     def credit(self, peer: Peer, granted: int) -> bool:
         """Note the granted total. Return False if the channel has no place here.
 
-        It was given up and cannot know that, so the caller must answer Behind.
+        Such a channel was detached and does not know it, so the caller must answer Behind.
         """
         place = self._places.get(peer)
         if place is not None:
@@ -330,7 +333,7 @@ class TopicActor(Actor[TopicStart]):
     def _send(self, replies: list[Reply]) -> None:
         for peer, message in replies:
             if not self.front.send(peer, message):
-                # It sends its blocks again on a new link, and gets the same answer.
+                # The producer sends its blocks again on a new link, and gets the same answer.
                 self.ordering.bye(peer)
 
     # Storage
@@ -390,7 +393,7 @@ class TopicActor(Actor[TopicStart]):
             if not blocks:
                 self.front.send(peer, p.Behind(self.fanout.end))
             elif not self.front.send(peer, p.Offer(self.fanout.end), blocks):
-                # It is dead or stuck: it attaches again, or reads from the storage.
+                # The channel is dead or stuck: it attaches again, or reads from the storage.
                 self.fanout.detach(peer)
         self.fanout.trim()
 
@@ -430,9 +433,10 @@ class TopicActor(Actor[TopicStart]):
         self.answer_order(p.Done(request, {"visible_end": visible_end}))
 
     def on_stop(self) -> bool:
-        """Answer all blocks that were taken, and tell the producers to look for the successor.
+        """Answer all blocks that were taken, and send Bye to the producers.
 
-        Then let the storage write and commit what is left.
+        They then connect to the topic's next process. After that, the storage writes and commits
+        what is left.
         """
         if not self._is_over:
             if not self.ordering.idle():
@@ -444,7 +448,7 @@ class TopicActor(Actor[TopicStart]):
 
     def on_end(self) -> None:
         if not self.stopping:
-            self.end_at_once(4)  # nothing may wait for the files any more
+            self.end_at_once(4)  # after a failure, nothing may wait for the files
         self.storage.end()
 
     def _counts(self) -> dict[str, int]:

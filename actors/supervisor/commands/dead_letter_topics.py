@@ -1,17 +1,17 @@
 """Dead-letter topics in the supervisor: their owners, and the routes for redrive.
 
 The default name `TOPIC.CHANNEL.dead` is not unique: channel `orders.x` of topic `eu` and channel
-`x` of topic `eu.orders` have the same one. Therefore the first channel that sends its dead letters
-to a topic by default becomes the owner. The topic's registry row records the owner's channel and
-the uuid of its topic. Another channel with the same default name is refused when it is configured
-and when it sends. The record loses its effect when the owner is deleted. A channel whose
+`x` of topic `eu.orders` have the same default name. Therefore the first channel that sends its dead
+letters to a topic by default becomes the owner. The topic's registry row records the owner's
+channel and the uuid of its topic. Another channel with the same default name is refused when it is
+configured and when it sends. The record loses its effect when the owner is deleted. A channel whose
 `dead_letter_topic` is set may send to any topic, because the user who set it was permitted to
 publish there.
 
 Each route of a redrive is checked here. The headers of a dead letter prove nothing, because all
-clients that may publish to the dead-letter topic can write them. Letters return by their headers
-only if the named topic has the named uuid and the named channel confirms that its dead letters go
-there.
+clients that may publish to the dead-letter topic can write them. Dead letters return by their
+headers only if the named topic has the named uuid and the named channel confirms that its dead
+letters go there.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def check_default(
 
 
 def claim(broker: BrokerState, message: p.Lookup) -> None:
-    """Make a channel the owner of its dead-letter topic, which it looks up.
+    """Make a channel the owner of its dead-letter topic when the channel looks up that topic.
 
     Raises `Refused` (E_IN_USE) if another channel owns the topic.
     """
@@ -95,7 +95,7 @@ def _check_owner(broker: BrokerState, dead_topic: str, topic: str, uuid: str, ch
 
 
 class _Asked(NamedTuple):
-    """A route: the target, and the origin that the letters name."""
+    """A route: the target, and the origin that the dead letters name."""
 
     to: str
     channel: str
@@ -147,7 +147,7 @@ def _asked(options: Mapping[str, Any]) -> _Asked:
 def redrive(requests: Requests, message: p.Manage) -> None:
     """Answer whether dead letters of `message.topic` may take this route.
 
-    The client itself reads and publishes them.
+    The client itself reads and publishes these messages.
     """
     broker = requests.broker
     asked = _asked(message.options)

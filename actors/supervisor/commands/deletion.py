@@ -217,7 +217,7 @@ def remove_channel(
 ) -> None:
     """End the process of a channel, then delete its rows. The topic must be up.
 
-    `lost` means that the process died; its consumers may come back.
+    `lost` means that the process died. Its consumers may come back.
     """
     topic, child = group.topic, group.channels[name]
     assert topic is not None
@@ -293,7 +293,8 @@ def end_if_over(requests: Requests, group: TopicGroup) -> None:
 def remove_topic(requests: Requests, group: TopicGroup, end: int, answer: Then) -> None:
     """Delete a topic.
 
-    The registry records it durably first, and the next start completes it if necessary.
+    The registry records the deletion durably first. If it is interrupted, the next start completes
+    it.
 
     A later topic of that name begins at offset `end`.
     """
@@ -353,7 +354,7 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
 
 
 class _Closing:
-    """A close or open on its way to all processes of the topic."""
+    """A change (closed or open) that is being sent to all processes of the topic."""
 
     def __init__(self, requests: Requests, request: int, group: TopicGroup) -> None:
         self.requests = requests

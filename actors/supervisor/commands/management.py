@@ -45,7 +45,7 @@ _ABOUT_ALL: Final = ("list", "audit", "overview")
 
 
 class Commands:
-    """The handlers of clients' requests. `view` is what statistics show."""
+    """The handlers of clients' requests. `view` contains the data that statistics show."""
 
     def __init__(self, requests: Requests, view: BrokerView) -> None:
         self._requests = requests
@@ -118,7 +118,7 @@ class Commands:
     def _group(
         self, topic: str, create: bool, sync: str = "", retention: Mapping[str, Any] | None = None
     ) -> TopicGroup:
-        """Return the topic's group. It is created if `create` is True and it does not exist."""
+        """Return the topic's group. If it does not exist and `create` is True, it is created."""
         check_name(topic)
         group = self._broker.groups.get(topic)
         if group is not None:
@@ -167,7 +167,7 @@ class Commands:
         if there is not None and (
             message.channel in there.channels or there.state is not GroupState.UP
         ):
-            made(message.settings)  # a channel that exists, or may exist, has its settings
+            made(message.settings)  # a channel that exists, or may exist, has settings already
         else:
             made(message.settings, message.topic, message.channel)
         message = self._by_rule(message, there)
@@ -345,7 +345,7 @@ class Commands:
     ) -> None:
         """Save the settings in the registry, then send the resulting retention to the topic.
 
-        If the topic's process ends before it has them, its successor starts with them.
+        If the topic's process ends before it has them, the topic's next process starts with them.
         """
         own = changed(group.row.retention, changes)
         found = group.resolved(own)
@@ -408,7 +408,7 @@ class Commands:
             )
         children = self._requests.scope(group)
         singles = self._view.singles.values()
-        # NSQ gateways know most about their clients, so they take part for a single topic too.
+        # NSQ gateways know most about their clients, so they are asked even for a single topic.
         asked = [child for child in singles if group is None or child.spec.kind == "nsq_gateway"]
         children += [child for child in asked if child.state == "up"]
 

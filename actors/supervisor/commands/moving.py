@@ -18,7 +18,7 @@ from ...statistics.statistics import reach
 from ..topics.topic_group import TopicGroup
 from .requests import AnswerT, Requests, starting
 
-CLOCKS_DIFFER_S: Final = 60.0  # largest lead over the broker's clock of a time that counts as now
+CLOCKS_DIFFER_S: Final = 60.0  # a time this far ahead of the broker's clock still counts as now
 ACTIONS: Final = ("empty", "seek", "peek")  # on a channel
 
 
@@ -112,17 +112,17 @@ def carry_out(requests: Requests, message: p.Manage, group: TopicGroup) -> None:
 
 
 class _EmptyTopic:
-    """The emptying of a topic: of messages behind its pause or before its first channel.
+    """The emptying of a topic: it clears the messages behind its pause or before its first channel.
 
-    Each channel agrees durably to skip the messages behind the pause. Then the pause moves to its
-    end, so that the topic has no messages left. If this is interrupted, some channels were not
-    emptied and the client gets an error. Another request continues from there.
+    Each channel agrees durably to skip the messages behind the pause. Then the pause moves to the
+    end of these messages, so that the topic has no messages left. If this is interrupted, some
+    channels were not emptied and the client gets an error. Another request continues from there.
     """
 
     def __init__(self, requests: Requests, message: p.Manage, group: TopicGroup) -> None:
         self._requests = requests
         self._message, self._group = message, group
-        self._told: set[str] = set()  # channels
+        self._told: set[str] = set()  # channels that got the order
         self._left = 0
         self._moved = False
         self._error: ZsqError | None = None

@@ -140,8 +140,8 @@ class Orders:
 class Requests:
     """The state that the handlers of commands share.
 
-    `send` sends to a client. `count_refused` counts a topic's refused publishes; call it before the
-    topic is deleted.
+    `send` sends to a client. `count_refused` counts the refused publishes of all topics. Call it
+    before a topic is deleted.
     """
 
     def __init__(

@@ -32,7 +32,7 @@ class BrokerState:
         self.stopping = False
         self.groups: dict[str, TopicGroup] = {}
         self.channels_changed = False
-        self.names_changed = False  # topics or channels came or went, by name
+        self.names_changed = False  # the set of names of topics and channels has changed
         self._events = GroupEvents(self._on_channels, self._on_names, channel_died, unused)
 
     def _on_channels(self) -> None:

@@ -1,23 +1,23 @@
 """The registry: all topics with their directories, and the last offsets of deleted topics.
 
-It is one small file that is always replaced as a whole; `registry_format.py` defines its bytes. A
-topic's `retention` holds what was set for it, and everything else follows the broker's settings. A
-row is `new` until its directory is known to exist, `live`, or `deleting`. A topic that is created
-again gets a new uuid and begins at the offset where the deleted topic of that name ended, so
-offsets are never used again. Rows of `#ephemeral` topics are never written; such topics begin at 0
-each time.
+It is one small file that is always replaced as a whole. `registry_format.py` defines its bytes. A
+topic's `retention` contains only what was set for this topic. Everything else follows the broker's
+settings. A row is `new` until its directory is known to exist. Then it is `live`, and during a
+deletion it is `deleting`. A topic that is created again gets a new uuid and begins at the offset
+where the deleted topic of that name ended, so offsets are never used again. Rows of `#ephemeral`
+topics are never written. Such topics begin at offset 0 each time.
 
-The content before the last change stays in `registry.json.old`. From that copy and the topics' own
-identities `zsq fsck --repair` rebuilds a lost registry (`data_dir.py`). A start never uses the copy
-by itself. The copy may lack a topic whose publishes were acknowledged, and a person should see that
-a disk loses bytes.
+The content before the last change stays in `registry.json.old`. `zsq fsck --repair` rebuilds a lost
+registry from that copy and from the topics' identity files (`data_dir.py`). A start never uses the
+copy by itself. The copy may lack a topic whose publishes were acknowledged, and a person should see
+that a disk loses bytes.
 
 `#ephemeral` topics are in a folder of this broker on the machine's memory file system. The folder
-is removed at the broker's end. It is made with the first such topic. Its random name is written to
-DATA_DIR/memory.json before the folder is made, so that the next start finds what a killed broker
-left. A lock inside shows that the folder is in use; the broker holds it as long as it runs. A copy
-of the data directory names the same folder, and a broker on the copy must not remove it while the
-original runs.
+is removed at the broker's end. It is created with the first such topic. Its random name is written
+to DATA_DIR/memory.json before the folder is made, so that the next start finds what a killed broker
+left. A lock file in the folder shows that the folder is in use. The broker holds this lock as long
+as it runs. A copy of the data directory names the same folder, and a broker on the copy must not
+remove it while the original runs.
 
 If no memory file system is usable, these topics are in DATA_DIR/memory. That is slower, and they
 are removed at the broker's end too.
@@ -50,7 +50,7 @@ __all__ = ["OLD_NAME", "REGISTRY_NAME", "Content", "Registry", "RegistryDamaged"
 
 
 POINTER_NAME: Final = "memory.json"
-FOLDER_NAME: Final = "memory"  # in the data directory
+FOLDER_NAME: Final = "memory"  # this folder is in the data directory
 SHM: Final = Path("/dev/shm")
 _MOUNTS: Final = Path("/proc/self/mounts")
 _MEMORY_TYPES: Final = ("tmpfs", "ramfs")
@@ -128,7 +128,7 @@ class MemoryRoot:
         self._pointer.unlink(missing_ok=True)
 
     def clear(self) -> None:
-        """Remove at a start what a killed broker of this data directory left."""
+        """Remove what a killed broker of this data directory left. This is called at a start."""
         left = self._named()
         if left is not None and self._is_ours(left):
             try:
@@ -191,8 +191,8 @@ log = logging.getLogger("zsq")
 REGISTRY_NAME: Final = "registry.json"
 OLD_NAME: Final = "registry.json.old"
 _FILE_BYTES_MAX: Final = 64 * 1024 * 1024
-# Names that a data directory without a registry may contain: an earlier start was cut off, or zsqd
-# runs there.
+# Names that a data directory without a registry may contain: an earlier start was interrupted, or
+# zsqd runs there.
 _OURS: Final = frozenset(
     {
         "lock",
@@ -362,7 +362,7 @@ class Registry:
     def settle(self) -> None:
         """Restore the old content if a change failed at its last step.
 
-        Each call tries until the disk allows it.
+        If the disk does not allow it, the next call tries again.
         """
         if self._doubtful and self._written:
             with contextlib.suppress(OSError):
@@ -443,7 +443,7 @@ class Registry:
     def _set(self, name: str, **fields: object) -> None:
         """Change the topic's row durably.
 
-        Raises `Refused` if that fails; the row is then unchanged.
+        Raises `Refused` if that fails. The row is then unchanged.
         """
         row = self.topics[name]
         before = {field: getattr(row, field) for field in fields}
@@ -490,7 +490,7 @@ class Registry:
             return
         folder = self.folder(row)
         try:
-            # The second exists if its creation was interrupted.
+            # The second folder exists if the creation of the topic was interrupted.
             for suffix in (
                 "",
                 TEMPORARY_SUFFIX,
@@ -519,7 +519,10 @@ class Registry:
             self._files.remove_tree(str(trash / name))
 
     def finish_removals(self) -> None:
-        """Remove at a start what deletions left. Files that cannot be removed only take space."""
+        """Remove what deletions left. This is called at a start.
+
+        Files that cannot be removed only take space.
+        """
         try:
             self.empty_trash()
         except OSError as error:

@@ -1,13 +1,14 @@
-"""The bytes of the registry, and the checks of its content. Pure.
+"""The bytes of the registry, and the checks of its content. No I/O.
 
-    {"version": 1, "checksum": "0011aabb", "uuid": of this data directory, "node": 0, "next_number":
-    3,
-     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0, "state":
-     "live", "retention": {},
-        "closed": "", "dead_letters_of": {"uuid": of a topic, "channel": ...} (only of dead-letter
-        topics)}},
-     "ended": {"old": 1234}, "imports": {digest of what was taken over: {"state": "begun" or "done",
-     ...}}}
+    {"version": 1, "checksum": "0011aabb", "uuid": "...", "node": 0, "next_number": 3,
+     "topics": {"clicks": {"number": 1, "uuid": "...", "sync": "always", "base_offset": 0,
+                           "state": "live", "retention": {}, "closed": "",
+                           "dead_letters_of": {"uuid": "...", "channel": "..."}}},
+     "ended": {"old": 1234},
+     "imports": {"DIGEST": {"state": "done", ...}}}
+
+The first `uuid` is that of the data directory. Only dead-letter topics have `dead_letters_of`. The
+key of an import is the digest of what was taken over. Its `state` is `begun` or `done`.
 
 The checksum is CRC-32C, in 8 hex digits, of all other keys as JSON with sorted keys and without
 spaces (ASCII). It covers the content of the file and not its layout. It is computed in the same way
@@ -15,8 +16,8 @@ in every version, so an unknown version can be distinguished from a damaged vers
 without a checksum is accepted once. Earlier versions wrote such files, and a person can edit the
 file that way.
 
-Rejected: a checksum behind the JSON, as in a topic's identity. JSON tools could not read the file
-then.
+Rejected: a checksum after the JSON text, as in a topic's identity file. JSON tools could not read
+such a file.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class RegistryDamaged(ForeignDirectory):
 class TopicRow:
     """A topic's row.
 
-    `number` 0 means that the topic is in memory; such a row is never written to the file.
+    `number` 0 means that the topic is in memory. Such a row is never written to the file.
     """
 
     number: int
@@ -74,8 +75,9 @@ class TopicRow:
     """
     closed: str = closing.OPEN
     dead_letters_of: dict[str, str] = field(default_factory=dict)
-    """The owner of a dead-letter topic of the default name: `uuid` of the topic and `channel`. {}
-    for any other topic.
+    """The owner of a dead-letter topic with the default name.
+
+    It contains the `uuid` of the owner's topic and the `channel`. It is {} for any other topic.
     """
 
     @property
@@ -83,8 +85,8 @@ class TopicRow:
         return self.number == 0
 
 
-# A record of an import from nsqd. A begun import has `numbers`, those of its topics; a finished one
-# has the rest.
+# A record of an import from nsqd. The record of a begun import has `numbers`, the numbers of its
+# topics. The record of a finished import has the other keys.
 ImportRecord = TypedDict(
     "ImportRecord",
     {
@@ -122,8 +124,8 @@ def encode(content: Content) -> bytes:
         "ended": content.ended,
         "imports": content.imports,
     }
-    # The checksum is not the last key. Otherwise the line before it would end with a comma after a
-    # person has removed its line.
+    # The checksum is not the last key, because a person may remove its line. If it were the last
+    # key, the line before it would then end with a comma, which is invalid JSON.
     head = {"version": VERSION, CHECKSUM: checksum(data)}
     return json.dumps(head | data, indent=1).encode()
 

@@ -6,7 +6,7 @@ on it. These are the states of the unit and their transitions:
 NEW -> STARTING -> UP                  the topic starts; channels start when it is up
 any of these -> CLEARING               the topic died: the channels are killed and awaited
 CLEARING -> STARTING | FAILED          started again, or given up if it happens too often
-CLEARING, waiting                      it cannot start: tried again after 1, 2, 4 ... 60 s
+CLEARING, waiting                      a start failed: the next try follows after 1, 2, 4 ... 60 s
 UP -> STOPPING -> ENDED                stopped in reverse order: channels, then the topic
 UP -> DOZING -> ASLEEP -> STARTING     not used for a while: stopped in the same order; the next
                                        request for the topic starts it again (`dormancy.py`)
@@ -16,8 +16,8 @@ forked in one turn of the supervisor's loop, they would delay each other and all
 supervisor. Channels that a client waits for come first.
 
 The messages of an `#ephemeral` topic are in memory, so they need a bound. Without settings for it,
-such a topic keeps no finished messages and drops the oldest messages beyond its bound.
-`reject` may be set instead. The broker's settings for retention are meant for disks and do not
+such a topic keeps no finished messages and drops the oldest messages beyond its bound. `when_full`
+may be set to `reject` instead. The broker's settings for retention are meant for disks and do not
 apply.
 """
 
@@ -141,7 +141,7 @@ class StartQueue:
     def __init__(self, at_once: int) -> None:
         self.starting: set[str] = set()
         self._at_once = at_once
-        self._first: dict[str, None] = {}  # as an ordered set
+        self._first: dict[str, None] = {}  # used as an ordered set
         self._others: dict[str, None] = {}
 
     def add(self, channel: str, *, first: bool = False) -> None:
@@ -192,9 +192,9 @@ Then = Callable[[ZsqError | None], None]
 class GroupEvents:
     """The callbacks by which a group reports changes of its topic."""
 
-    channels_changed: Callable[[], None]  # a process that is scanned came or went
-    names_changed: Callable[[], None]  # a channel came or went, by name
-    channel_died: Callable[[TopicGroup, str], None]  # an ephemeral channel: delete it now
+    channels_changed: Callable[[], None]  # the set of processes that are scanned has changed
+    names_changed: Callable[[], None]  # the set of channel names has changed
+    channel_died: Callable[[TopicGroup, str], None]  # an ephemeral channel must be deleted
     unused: Callable[[TopicGroup], None]  # an ephemeral topic that has had no channel for a while
 
 
@@ -215,14 +215,14 @@ class TopicGroup:
         self._events = events
         self.row = row
         self.state = GroupState.NEW
-        self.cause: Failure | None = None  # of the last failure
+        self.cause: Failure | None = None  # reason of the last failure
         self.topic: Child | None = None
-        self.channels: dict[str, Child | None] = {}  # None: wanted, not started yet or failed
+        self.channels: dict[str, Child | None] = {}  # None: not started yet, or failed
         self.restarts = RestartIntensity()
         self._starts = StartQueue(options.STARTS_MAX)
         # Channels that the topic had stored when it came up.
         self.stored: frozenset[str] = frozenset()
-        self._new_settings: dict[str, NewChannelSettings] = {}  # of channels that are being made
+        self._new_settings: dict[str, NewChannelSettings] = {}  # for new channels
         self._channel_restarts: dict[str, RestartIntensity] = {}
         self._failed_channels: set[str] = set()
         self._waiting: list[tuple[str, Then]] = []  # channel ("" for the topic) and callback
@@ -230,7 +230,7 @@ class TopicGroup:
         # Requests for an ephemeral channel that is being deleted. They get a new one afterwards.
         self._returning: list[tuple[str, Then, Mapping[str, Any]]] = []
         self._retry_ns = 0  # in CLEARING: the earliest time of the next start
-        self._over_ns = 0  # when an ephemeral topic is removed if it has no channel by then
+        self._over_ns = 0  # time at which an ephemeral topic without channels is removed
         self._tries = 0
         self._short_ns = 0  # since when file descriptors for a start are missing, 0 if they are not
         self._channels_later: dict[str, int] = {}  # next start of channels without descriptors
@@ -248,7 +248,7 @@ class TopicGroup:
 
     @property
     def failure(self) -> str:
-        """Why the topic is or was not up, or ""."""
+        """The reason why the topic is or was not up, or ""."""
         return str(self.cause or "")
 
     def _go(self, event: str) -> None:
@@ -257,9 +257,9 @@ class TopicGroup:
             self._starts.clear()
 
     def retention(self) -> Retention:
-        """Return the retention: the topic's settings over the broker's.
+        """Return the retention. The topic's settings override the broker's settings.
 
-        Settings that are invalid (edited by hand) remove nothing.
+        If the topic's settings are invalid (edited by hand), nothing is removed.
         """
         try:
             return self.resolved(self.row.retention)
@@ -370,7 +370,7 @@ class TopicGroup:
                 try:
                     self._registry.set_state(self.name, "live")
                 except Refused as error:
-                    # harmless: the topic's directory exists
+                    # This is harmless, because the topic's directory exists.
                     log.error(
                         "topic %s works, but cannot be marked as created in the registry: %s",
                         self.name,
@@ -395,7 +395,7 @@ class TopicGroup:
             self._events.channels_changed()
 
     def _start_next(self) -> None:
-        """Start waiting channels as far as allowed.
+        """Start waiting channels as far as the limits allow.
 
         All groups share one limit for each turn of the supervisor's loop.
         """
@@ -553,7 +553,7 @@ class TopicGroup:
             self._start_again()
 
     def fail(self, text: str, *, out_of_files: bool = False) -> None:
-        """End all processes and try again later. A step of the start has failed."""
+        """End all processes and try again later, because a step of the start has failed."""
         if not self._short_ns:
             log.error("topic %s: %s", self.name, f"{OUT_OF_FILES} {text}" if out_of_files else text)
         if self.state not in (GroupState.STARTING, GroupState.UP, GroupState.CLEARING):
@@ -600,8 +600,8 @@ class TopicGroup:
     def _not_made(self, channel: str, failure: Failure | None) -> bool:
         """Drop a new channel that storage refuses to make, and report why.
 
-        Reasons are a limit, missing space, or a start position that cannot be read now. Return
-        False in any other case.
+        Possible reasons are a limit, missing space, or a start position that cannot be read now.
+        Return False in any other case.
         """
         if (
             channel not in self._new_settings
@@ -652,14 +652,14 @@ class TopicGroup:
     def _waits_for_files(self) -> bool:
         """Return True if the topic only waits for file descriptors.
 
-        Requests wait with it for at most FILES_WAIT_S.
+        Requests for the topic then wait too, for at most FILES_WAIT_S.
         """
         return self._short_ns > 0 and time.monotonic_ns() - self._short_ns < int(
             options.FILES_WAIT_S * 1e9
         )
 
     def _start_when_files(self) -> None:
-        """Try again soon.
+        """Try again soon, because file descriptors are missing.
 
         The cause is outside the topic and may pass, so it does not count as a failure of the topic.
         """
@@ -816,8 +816,9 @@ class TopicGroup:
             self._count_asleep(1 + len(self.channels))
 
     def differs(self, channel: str, asked: Mapping[str, Any]) -> ZsqError | None:
-        """Return an error if the channel, which is up, has other settings than a request
-        expects.
+        """Return an error if the settings of the channel differ from those that a request expects.
+
+        The channel must be up.
         """
         child = self.channels.get(channel)
         try:
@@ -830,7 +831,8 @@ class TopicGroup:
     def drop_channel(self, channel: str, *, lost: bool = False) -> None:
         """Remove a channel.
 
-        `lost` means that its process died. The count of restarts is then kept for its successor.
+        `lost` means that its process died. The count of restarts is then kept for the channel's
+        next process.
         """
         if not lost:
             self._channel_restarts.pop(channel, None)
