@@ -1,7 +1,7 @@
 """ZSQ: a durable message queue for Python and Spark teams, without a cluster to run first.
 
-The public names are loaded when they are first used. So `zsq --help` answers and the supervisor
-forks its children without a client library, and the import creates no ZeroMQ context.
+The public names are loaded when they are first used. So `zsq --help` and the supervisor do not load
+a client library, and the import creates no ZeroMQ context.
 """
 
 from __future__ import annotations
@@ -64,12 +64,13 @@ _CLIENT: Final = dict.fromkeys(
     ("Admin", "Batch", "Consumer", "Message", "Producer", "Reader", "Receipt"),
     ".transport.client.blocking.client",
 )
+# All other public names are exceptions of transport/errors.py.
 _HOMES: Final = _CLIENT | {
     "DiskQueue": ".storage.nsq.disk_queue",
     "RangeReader": ".transport.client.blocking.range_reader",
     "StageCommitter": ".transport.client.blocking.stage_writer",
     "StageWriter": ".transport.client.blocking.stage_writer",
-}  # all other public names are errors
+}
 
 
 def __getattr__(name: str) -> Any:

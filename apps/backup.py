@@ -5,8 +5,8 @@ copies them. It takes the states of all topics first, then the logs of all topic
 the backup says that a message is finished, the logs in the backup contain everything that its
 consumer published before it finished the message, in any topic.
 
-This process holds a lock file. If it dies, the storages see that the lock is free, and release what
-they hold for the backup.
+This process holds a lock file. If it dies, the storages see that the lock is free, and release the
+files that they hold for the backup.
 
 With a stopped broker, this process copies the files as they are and holds the directory's lock.
 """

@@ -1,7 +1,8 @@
-"""State of `zsq top`: rows of topics, channels or processes, and effects of keys; no terminal.
+"""State of `zsq top`: rows of topics, channels or processes, and effects of keys, without a
+terminal.
 
-Picture    takes overviews, each with only the changes, and keeps the complete state
-Screen     view, order, filter and position: a key calls one method, and `rows` are drawn
+`Picture` takes overviews, each with only the changes, and keeps the complete state. `Screen` has
+the view, order, filter and position. It processes the keys and selects the rows to draw.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class Screen:
     first: int = 0
 
     def arranged(self, rows: Iterable[Row]) -> list[Row]:
-        """Return the rows that have the filter in one of their texts, in order."""
+        """Return the rows that contain the filter in one of their texts, sorted."""
         wanted = self.filter.lower()
         texts = [column.key for column in COLUMNS[self.view] if column.is_text]
         found = [

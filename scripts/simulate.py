@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Play ZSQ in a simulated world, seed by seed.
+"""Run ZSQ in a simulated world, one seed after the other.
 
     ./scripts/simulate.py [--seeds N] [--first S] [--seed S -v] [--minutes M] [--jobs J]
 

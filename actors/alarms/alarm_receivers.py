@@ -88,9 +88,9 @@ class Deadline:
                     held.shutdown(socket.SHUT_RDWR)
 
 
-TRY_S: Final = 30.0  # for a whole try, from the connection or the command's start
+TRY_S: Final = 30.0  # for a whole try, from the start of the connection or the command
 TIMEOUT_S: Final = 10.0  # for each step of a connection, if the server sends nothing
-_END_S: Final = 5.0  # for the end of a program that is killed
+_END_S: Final = 5.0  # how long a killed program may take to end
 _TAIL: Final = 200  # characters of a receiver's error text
 
 
@@ -219,7 +219,7 @@ class Command(Receiver):
                 raise NotSent(f"ended with exit code {code}" + (f": {words}" if words else ""))
 
     def end(self) -> None:
-        """Kill the program and what it started in its process group, if it still runs."""
+        """Kill the program and the other processes of its process group, if the program still runs."""
         if self._running is not None and self._running.poll() is None:
             # A program that runs as another user cannot be killed.
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):

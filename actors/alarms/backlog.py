@@ -1,8 +1,8 @@
-"""Backlog alarms as a state machine: decides when one is raised or cleared. Pure.
+"""State machine of backlog alarms: it decides when an alarm is raised or cleared. Pure.
 
 Two values of each channel are watched: its depth (all messages that wait) and the age of the oldest
-unfinished message. Each has a threshold: the channel's own setting, or else the broker's; -1 is
-none.
+unfinished message. Each has a threshold, which is the channel's setting or else the broker's. A
+threshold of -1 means none.
 
 | state | above the threshold | between | at most 80% of it | unknown |
 |---|---|---|---|---|

@@ -60,7 +60,7 @@ FIRST_USE_KNOWN_S: Final = 1.0  # the list of topics is requested at most this o
 
 
 class FirstUse:
-    """Decides if a principal may publish or subscribe where that would create a topic or channel.
+    """Decides if a principal may use a topic or channel whose first use would create it.
 
     `topics` returns the names of all topics with their channels. It is called only for principals
     whose policy does not let them create the name.

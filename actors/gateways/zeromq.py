@@ -112,7 +112,7 @@ class Unread:
     how full a pipe is. But a frame that is sent without a copy reports when libzmq has released it,
     because the kernel took it or the peer is gone. So large replies are sent as such frames and
     counted. Small frames are not counted: the high-water mark limits them. Credit limits each
-    consumer and producer. Large frames to consumers are counted all the same, because thousands of
+    consumer and producer. Large frames to consumers are counted nevertheless, because thousands of
     consumers have thousands of credits.
 
     Each client has a limit, and all clients share `budget` bytes. The gateway cannot empty a pipe.
@@ -209,7 +209,7 @@ class _ClientLink(NamedTuple):
     port: Port
     key: str  # the user's key
     route: bytes  # for a stage's link: the first frame of its pushes
-    envelope: tuple[bytes, ...]  # the client, for a stage's link after the user's label
+    envelope: tuple[bytes, ...]  # the client's id; on a stage's link the user's label precedes it
 
     @property
     def kind(self) -> str:
@@ -219,8 +219,8 @@ class _ClientLink(NamedTuple):
 class PushRoute:
     """The socket for the pushes to one storage.
 
-    ZeroMQ's mark counts messages, but memory is limited in bytes. So the gateway sets the mark for
-    blocks of the size of the largest recent one.
+    ZeroMQ's high-water mark counts messages, but memory is limited in bytes. So the gateway sets
+    the mark for blocks of the size of the largest recent one.
     """
 
     def __init__(self, endpoint: str, port: Port) -> None:
@@ -296,9 +296,8 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
     def _bind(self, port: Port, listen: str, option: str) -> Port:
         port.socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
         port.socket.setsockopt(zmq.BACKLOG, 1_024)
-        port.socket.setsockopt(
-            zmq.TCP_MAXRT, _SILENT_NS // 1_000_000
-        )  # a peer that takes nothing for this long loses its connection and the frames in its pipe
+        # A peer that reads nothing for this long loses its connection and the frames in its pipe.
+        port.socket.setsockopt(zmq.TCP_MAXRT, _SILENT_NS // 1_000_000)
         self.doors.guard(port)
         try:
             port.socket.bind(f"tcp://{listen}")
@@ -416,7 +415,7 @@ class ZeroMqGateway(Actor[ZeroMqStart]):
                 frames: list[Any] = port.socket.recv_multipart(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 return
-            # A label precedes the client: an empty frame ends the envelope.
+            # A label precedes the client's id: only an empty frame ends the envelope.
             if len(frames) > 1 and len(frames[1]):
                 del frames[0]
             client = frames[0].bytes

@@ -14,11 +14,12 @@ Only `Access.load` reads a file; everything else is pure.
     [anonymous]                        # clients without a key or token
     view = ["*"]
 
-A pattern covers the whole name. `*` stands for any characters, also none, and is the only wildcard.
-Regular expressions have permitted more than was meant: NSQ's `orders` also matches `old-orders`. If
-any part of the file is invalid, the whole file is refused, because a part of the rules may permit
-more than all of them. Error texts name the places of keys and tokens and never show their values. A
-value may be a secret that is in the file by mistake.
+A pattern covers the whole name. `*` stands for any number of characters, including none, and is the
+only wildcard. Regular expressions are not supported, because they often permit more than was meant:
+in NSQ, `orders` also matches `old-orders`. If any part of the file is invalid, the whole file is
+refused, because a part of the rules may permit more than all of them. Error texts name the places
+of keys and tokens and never show their values. A value may be a secret that is in the file by
+mistake.
 """
 
 from __future__ import annotations
@@ -153,8 +154,8 @@ class User:
 
     @property
     def is_broker_admin(self) -> bool:
-        """True if the user may change configuration, processes, and what else belongs to no
-        topic.
+        """True if the user may change what belongs to no topic, such as configuration and
+        processes.
         """
         return any(one.text == "*" for one in self.admin)
 

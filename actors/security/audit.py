@@ -5,16 +5,16 @@ Only the broker's user can read the file.
 A separate thread writes, so that a slow disk delays no request. The line is on disk (synced) a
 moment after the answer. Lines that a full disk refuses are kept and tried again, up to a bound in
 bytes. Lines beyond it are lost and counted, and the count is written when there is space again. A
-line is written completely or not at all. At 16 MiB the file is renamed to audit.log.1, and so on;
-four old files stay.
+line is written completely or not at all. When the file has 16 MiB, it is renamed to audit.log.1,
+and each older file gets the next number. Four old files are kept.
 
 Texts from outside are shortened and escaped as in JSON, so a text cannot look like another line of
 the log. A line has at most LINE_BYTES_MAX bytes.
 
 `AuditRecorder` decides which orders are logged, and writes each with its result when it is
-answered. The gateway tells who gave the order (Manage.by). Over ipc it is a process of the broker's
-own user. Actions that only read are listed and left out, so a new action is logged until it is
-added to that list.
+answered. The gateway reports who gave the order (Manage.by). An order over ipc comes from a process
+of the broker's own user. Actions that only read are listed and left out, so a new action is logged
+until it is added to that list.
 
 An order is identified by a number of the broker, because a client may use the same number twice.
 
@@ -48,14 +48,14 @@ log = logging.getLogger("zsq")
 FILE: Final = "audit.log"
 BYTES_MAX: Final = 16 * 1024 * 1024
 OLD_FILES: Final = 4
-LINE_BYTES_MAX: Final = 4 * 1024  # a longer line is cut, and says so
+LINE_BYTES_MAX: Final = 4 * 1024  # a longer line is cut, and the line says that
 WAITING_BYTES_MAX: Final = 4 * 1024 * 1024  # lines that are not on disk yet
 REMEMBERED: Final = 1_000  # newest lines that are kept in memory for queries
 REMEMBERED_BYTES: Final = 1024 * 1024  # limit of these lines together
 TAIL_BYTES: Final = 256 * 1024  # read from the file at a start
 RETRY_S: Final = 1.0
 CLOSE_S: Final = 2.0  # at the end, for the last lines
-COMPLAIN_EVERY: Final = 60  # tries
+COMPLAIN_EVERY: Final = 60  # failed tries between two lines in the log
 _TEXT_CHARS: Final = 200
 _SHORT_CHARS: Final = 12  # of each value, if a line is too long even with cut options
 _ENTRIES: Final = 20
@@ -346,7 +346,7 @@ class Allowances:
         self._left: dict[str, tuple[float, float]] = {}  # by user: bytes, and their time
 
     def take(self, user: str, size: int, now_s: float) -> bool:
-        """Take so many bytes and return True, or take none and return False if fewer are left."""
+        """Take `size` bytes and return True. If fewer are left, take none and return False."""
         left, then_s = self._left.pop(user, (float(USER_BYTES), now_s))
         left = min(float(USER_BYTES), left + (now_s - then_s) * USER_BYTES_PER_S)
         taken = left >= size
@@ -365,7 +365,7 @@ class AuditRecorder:
         self._folded_s = time.monotonic()
 
     def ordered(self, number: int, message: p.Manage) -> None:
-        """Note an order. `number` is the broker's own."""
+        """Note an order. `number` is the broker's number for it."""
         if looks_only(message):
             return
         if len(self._open) >= OPEN_MAX:

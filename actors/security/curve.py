@@ -8,7 +8,7 @@ There are three modes:
   its routing id, and another client may use that id later.
 * With only an access file every client is its `[anonymous]`.
 
-A connection cannot be closed from here. But when a key is removed from the file, it loses all
+The gateway cannot close a single connection. But when a key is removed from the file, it loses all
 permissions at once.
 
 `answer_zap` answers libzmq's authentication requests, by ZAP 1.0 (RFC 27) for the mechanism CURVE.
@@ -47,7 +47,7 @@ _FRAMES: Final = 7  # version, request id, domain, address, identity, mechanism,
 
 
 def answer_zap(frames: Sequence[bytes], known: Callable[[str], bool]) -> tuple[list[bytes], str]:
-    """Return the frames of the reply, and why the client is refused or "".
+    """Return the frames of the reply, and the reason if the client is refused, else "".
 
     `known` returns True if a public key (Z85) may connect. The key becomes the User-Id.
     """
@@ -131,7 +131,7 @@ class CurveAuthentication:
     def answer(self, port: Port) -> None:
         """Answer libzmq's requests.
 
-        A call answers at most ZAP_DRAIN_MAX, so that the links are not delayed.
+        A call answers at most ZAP_DRAIN_MAX requests, so that the links are not delayed.
         """
         for _ in range(ZAP_DRAIN_MAX):
             try:
@@ -150,7 +150,7 @@ class CurveAuthentication:
         """Log that a client was refused.
 
         Strangers could fill the disk, so only one line every COMPLAINT_S is written. It contains
-        the number of the others.
+        the number of lines that were left out.
         """
         self.refused += 1
         self._untold += 1
@@ -186,8 +186,8 @@ class CurveAuthentication:
 
         A client that does may wait for the id of another client and get its answers. The id itself
         is checked too: if a handshake contains Identity twice, libzmq uses the last one as routing
-        id and reports the first. The remaining ids look like libzmq's own, a zero and 32 bits of a
-        counter with a random start, so a client cannot know the id of another.
+        id and reports the first. Ids that pass have the form of libzmq's ids: a zero and 32 bits of
+        a counter with a random start. So a client cannot know the id of another client.
         """
         if not self.closed:
             return False
@@ -208,7 +208,7 @@ class CurveAuthentication:
         return found or NOBODY
 
     def reload(self, access_file: str) -> None:
-        """Read the rules again. The start decides whether there is an access file at all.
+        """Read the rules again. A gateway that started without an access file stays without one.
 
         Raises `Refused` if the file cannot be used. The old rules then stay.
         """
@@ -221,7 +221,7 @@ class CurveAuthentication:
 
 
 def check(security: SecurityOptions, access: Access | None) -> None:
-    """Raise `AccessError` if a listening gateway would admit no client, or any with a key."""
+    """Raise `AccessError` if a gateway would admit no client, or every client that has a key."""
     if security.curve_key_file and access is None:
         text = (
             "a key pair alone admits every client, because any client can make one; list the "

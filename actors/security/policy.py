@@ -9,9 +9,9 @@ An order that is in no table needs `admin` of `*`, so no other user may send a n
 has a row here. The permission to change a topic does not include reading its messages.
 
 A publish creates the topic on first use, and a subscription creates the topic and the channel, as
-far as `create` permits. Settings need more. `dead_letter_topic` and redrive copy bodies from one
-topic to another, so they need `subscribe` on the source and `publish` on the target. Otherwise a
-user with only `admin` could read a topic by sending its messages to another one.
+far as `create` permits. `dead_letter_topic` and redrive copy bodies from one topic to another, so
+they need more: `subscribe` on the source and `publish` on the target. Otherwise a user with only
+`admin` could read a topic by sending its messages to another one.
 
 An auth server knows only two permissions, publish and subscribe. A client that may publish to a
 topic may also change it, and a client that may subscribe to a channel may also change the channel.
@@ -335,7 +335,7 @@ def check_dead_letters(
 ) -> None:
     """Check the dead-letter topic.
 
-    The channel copies bodies there with the permissions of the user who sets it.
+    The channel copies bodies to that topic with the permissions of the user who sets the topic.
     """
     dead = settings.get(DEAD_LETTER_TOPIC)
     if not dead:
@@ -372,7 +372,7 @@ COMMANDS: Final[Mapping[str, Action]] = {PUBLISH: Action.PUBLISH, SUBSCRIBE: Act
 def may_command(principal: Principal, permission: str, topic: str, channel: str) -> bool:
     """Return True if an NSQ client has the permission.
 
-    NSQ asks for publish without a channel, for subscribe with one.
+    A publish has no channel, and a subscribe has one. Any other combination is not permitted.
     """
     action = COMMANDS.get(permission)
     return (

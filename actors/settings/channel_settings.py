@@ -120,7 +120,7 @@ A channel's setting names that topic, so no rule about first use (`--auto-create
 def default_dead_letter_topic(topic: str, channel: str) -> str:
     """Return the dead-letter topic of a channel that names none.
 
-    Other topics and channels may have the same one (`dead_letter_topics.py`).
+    Channels of other topics may have the same dead-letter topic (`dead_letter_topics.py`).
     """
     return f"{topic}.{channel}.dead".replace("#ephemeral", "")
 

@@ -14,7 +14,7 @@ The state is durable in the registry's row before any actor receives it. The top
 receive it by an order, and each start includes it. An actor that dies in between is started again
 with the state of the row.
 
-Delayed messages that were accepted before still become due: they were acknowledged.
+Delayed messages that were accepted before still become due, because they were acknowledged.
 """
 
 from __future__ import annotations

@@ -32,10 +32,10 @@ _BEHIND_HOST: Final = re.compile(r"[/?#\\;\s]")
 class AlarmOptions:
     """Thresholds and receivers of alarms.
 
-    `depth` and `age_s` are the thresholds of channels that set none; -1 is none. A backlog must
-    be above (to clear the alarm: below) for `hold_s` before it is reported. `webhooks` are URLs
-    that get a JSON POST with `webhook_token` as bearer. Each of `commands` is an argv that gets
-    JSON on stdin.
+    `depth` and `age_s` are the thresholds of channels that set none; -1 is none. A backlog is
+    reported when it has stayed above its threshold (to clear the alarm: below it) for `hold_s`.
+    `webhooks` are URLs that get a JSON POST with `webhook_token` as bearer. Each of `commands` is
+    an argv that gets JSON on stdin.
     """
 
     depth: int = -1
@@ -125,7 +125,7 @@ class TlsOptions:
 class NsqOptions:
     """Options of the NSQ gateway; times are in ms.
 
-    Each of `listen` is HOST:PORT or unix:PATH. `given` means that a person set it: then an
+    Each of `listen` is HOST:PORT or unix:PATH. `given` is True if the user set `listen`. Then an
     address that cannot be used is an error and not a warning.
     """
 
@@ -160,9 +160,9 @@ class HttpOptions:
     """Options of the HTTP gateway.
 
     `listen` is HOST:PORT; `given` is as above. `nsq` is the NSQ gateway that /info, /lookup and
-    /nodes describe, None without one. `tls_cert` and `tls_key` are paths of PEM files, both or
-    none. `allowed_hosts` are names by which clients may call, besides those of this machine.
-    `console` is the folder of the console's static files, "" for none.
+    /nodes describe, or None without an NSQ gateway. `tls_cert` and `tls_key` are paths of PEM
+    files, both or none. `allowed_hosts` are host names that clients may use, besides those of this
+    machine. `console` is the folder of the console's static files, "" for none.
     """
 
     listen: str = HTTP_LISTEN
@@ -192,7 +192,7 @@ class SecurityOptions:
 KIB: Final = 1024
 MIB: Final = 1024 * 1024
 
-# whose first use creates topics; with never, channels are not created either
+# whose first use creates topics; with `never`, first use creates no channels either
 AUTO_CREATE: Final = ("always", "publishers", "never")
 SYNC_INTERVAL_MS: Final = 100  # mode `interval`: EQueue's value; NSQ waits 2 s
 
@@ -201,7 +201,8 @@ SYNC_INTERVAL_MS: Final = 100  # mode `interval`: EQueue's value; NSQ waits 2 s
 WINDOW_BYTES_MAX: Final = 4 * MIB
 # blocks kept for requeued messages; older ones are read from storage
 CACHE_BYTES_MAX: Final = 4 * MIB
-# blocks changed in a channel's memory within CORRUPT_S; beyond it the process is restarted
+# blocks that were corrupted in a channel's memory within CORRUPT_S; with more, the process is
+# restarted
 CORRUPT_MAX: Final = 10
 CORRUPT_S: Final = 60
 HOLE_ROWS_MAX: Final = 10_000  # beyond it no new messages are delivered until old ones are finished
@@ -210,7 +211,7 @@ DEFERRED_ROWS_MAX: Final = 10_000_000
 # due deferred rows are read only while fewer are held, so that new messages are still delivered
 DUE_HELD_MAX: Final = HOLE_ROWS_MAX // 2
 DUE_ROWS_MAX: Final = 1_000  # rows of one answer
-# no requeue is due later; includes a minute for clocks that are set
+# no requeue is due later; it includes a minute in case the clock is changed
 DUE_LATEST_NS: Final = (REQUEUE_DELAY_MS_MAX + 60_000) * 1_000_000
 # redeliveries whose attempt number one commit records; the rest of a long range waits
 PROMISED_MAX: Final = 50_000
@@ -226,9 +227,9 @@ LOOKS_MAX: Final = 20_000  # messages that a channel filters in one turn of its 
 LOOK_BLOCK: Final = 10  # a block counts as this many messages of LOOKS_MAX
 # messages that an ordered channel reads before it may send them: up to 10 MB
 ORDERED_PARKED_MAX: Final = 50_000
-# with this many messages ready to send, an ordered channel reads no farther
+# with this many messages ready to send, an ordered channel reads no further messages
 ORDERED_AHEAD: Final = 2_000
-# with fewer messages in flight or ready, it reads beyond the blocks that it holds
+# with fewer messages in flight or ready, an ordered channel reads beyond the blocks that it holds
 ORDERED_BUSY: Final = 64
 ORDERED_LOOK: Final = 4  # sorting a message counts as this many of LOOKS_MAX: its key is hashed
 # this many contiguous messages without a key are sent without being gathered
@@ -239,7 +240,8 @@ ORDERED_READ_BYTES: Final = 256 * KIB
 ORDERED_DEFERRED_ROWS_MAX: Final = 100_000  # requeued with a delay; a start must sort them first
 FETCHES_MAX: Final = 4  # outstanding reads of blocks for redelivery
 CONSUMERS_MAX: Final = 10_000
-# characters of error texts kept for dead letters under way; beyond it they are sent without
+# characters of error texts kept for dead letters under way; beyond it dead letters are sent without
+# their error text
 DYING_TEXT_MAX: Final = 1 * MIB
 DEAD_TICK_MS: Final = 100  # interval of checks of the link while dead letters are under way
 # delay before refused dead letters (a full topic or disk) are tried again; each try doubles it
@@ -259,11 +261,12 @@ CONSUMER_LATENCY_SLOT_S: Final = 120
 CONSUMER_BYTES_MAX: Final = 16 * MIB
 
 # Ephemeral channels and topics: in memory
-EPHEMERAL_UNUSED_S: Final = 60.0  # a channel that never had a consumer; others end with the last
+# lifetime of a channel without any consumer; others end with the last one
+EPHEMERAL_UNUSED_S: Final = 60.0
 EPHEMERAL_DEFERRED_ROWS_MAX: Final = 100_000  # rows of a channel, in storage's memory: about 30 MB
 # a topic's unfinished messages; and as much again for finished ones that are kept
 EPHEMERAL_BYTES_MAX: Final = 64 * MIB
-EPHEMERAL_SHARE: Final = 8  # or this part of the memory file system, if that is less
+EPHEMERAL_SHARE: Final = 8  # or the size of the memory file system divided by this, if that is less
 # a smaller memory file system is not used: one topic would fill it
 EPHEMERAL_SHM_BYTES_MIN: Final = 32 * MIB
 
@@ -278,7 +281,7 @@ CREDIT_BYTES_LEAST: Final = 16 * KIB
 APPEND_BYTES_MAX: Final = 2 * MIB  # blocks given to storage as one append
 APPEND_BYTES_LITTLE: Final = 64 * KIB  # less than that waits while another append is under way
 APPENDS_OUT_MAX: Final = 8  # appends under way; more blocks wait in the topic and are gathered
-# remembered by a topic; beyond it the least recently used one is forgotten
+# producers that a topic remembers; beyond it the least recently used one is forgotten
 PRODUCERS_MAX: Final = 20_000
 RECENT_SEQUENCES: Final = 256  # answers of each producer that are remembered for repeated blocks
 PRODUCER_KEPT_S: Final = 7 * 86_400
@@ -287,7 +290,8 @@ PRODUCER_KEPT_S: Final = 7 * 86_400
 CHECKPOINT_INTERVAL_MS: Final = 1_000
 # a small lone append is synced in the loop: two wake-ups of a thread cost more
 INLINE_SYNC_BYTES_MAX: Final = 64 * KIB
-# after a sync that took longer, the thread does the next one: producers and channels do not wait
+# after a sync that took longer, the thread does the next one, so that producers and channels do not
+# wait
 INLINE_SYNC_NS_MAX: Final = 1_000_000
 READ_BYTES_MAX: Final = 4 * MIB  # one answer to a channel
 READER_BYTES_MAX: Final = 1 * MIB  # one answer to a reader
@@ -315,7 +319,7 @@ DELAYED_LIST_MAX: Final = 1_000
 DELAYED_LIST_BODY_BYTES: Final = 200
 DELAYED_CANCEL_MAX: Final = 1_000  # keys of one order
 DELAYED_CANCEL_ROWS: Final = 5_000  # rows of one step, if all are cancelled
-# and in bytes: LMDB reads them all, and publishers wait meanwhile
+# bytes of one such step: LMDB reads them all, and publishers wait meanwhile
 DELAYED_CANCEL_BYTES: Final = 32 * MIB
 
 # Staging
@@ -350,15 +354,15 @@ assert PUSH_MARK * 256 * KIB <= STAGE_CREDIT_POOL_BYTES
 # Pushes for one storage that a gateway holds. More are dropped, and pushed again. It is above the
 # credit of all writers unless there are very many.
 PUSH_GATEWAY_BYTES: Final = 48 * MIB
-PUSH_GATEWAY_MARK: Final = 10_000  # and in number
-# and at least this many, however large: one writer's large blocks must not drop the small ones of
-# others
+PUSH_GATEWAY_MARK: Final = 10_000  # the same limit as a number of pushes
+# the gateway holds at least this many pushes of any size, so that the small blocks of one writer
+# are not dropped because of the large blocks of another
 PUSH_GATEWAY_MARK_MIN: Final = 32
 assert PUSH_GATEWAY_BYTES > STAGE_CREDIT_POOL_BYTES
 
 # Scan: NSQ's values (nsqd's queueScanLoop), except the interval. NSQ finds what is due only by
-# scanning, every 100 ms. Here each channel says when it is due, and scans at random find only what
-# a lost hint left over.
+# scanning, every 100 ms. In ZSQ each channel reports when its next message is due, and scans at
+# random find only what was missed because such a report was lost.
 SCAN_IDLE_MS: Final = 1_000
 SCAN_INTERVAL_MS: Final = 100  # while an order has no complete report, or no worker is free
 SCAN_REFRESH_MS: Final = 5_000
@@ -369,7 +373,8 @@ SCAN_DIRTY_SHARE: Final = 0.25
 SCAN_ANSWER_MS: Final = 1_000
 # a round waits this long for an answer: half an interval, and much longer than an answer takes
 SCAN_SOON_MS: Final = 50
-# for a worker without a report: it has waited SCAN_SOON_MS and is slow or hangs
+# time limit of a worker's report: the worker waits SCAN_SOON_MS for answers, so if it takes longer
+# than this, it is slow or hangs
 SCAN_REPORT_MS: Final = 250
 # between attempts to reach an actor that is down; the supervisor reports its end
 SCAN_RECONNECT_MAX_MS: Final = 5_000
@@ -397,10 +402,10 @@ IDLE_PULSE_MS: Final = 10_000
 REPORT_S: Final = 1.0  # time in which all actors must answer a request for pulses
 # plus this for each actor: an answer with details takes 1.5 ms of a processor
 REPORT_EACH_S: Final = 0.005
-# twice this, for requests that wait for the next round, is below a client's timeout
+# a request that waits for the next round takes up to twice this, which is below a client's timeout
 REPORT_S_MAX: Final = 9.0
 STARTS_MAX: Final = 32  # channels of a topic that start at the same time
-# for starts in one turn of the supervisor: a fork takes 2 ms, and 20 or more on a busy machine
+# time for starts in one turn of the supervisor: a fork takes 2 ms, or over 20 ms on a busy machine
 STARTS_TURN_MS: Final = 20
 # after this many starts, ends and reports, the supervisor gives memory back once it is quiet
 LARGE_CHANGE: Final = 50
@@ -434,8 +439,8 @@ class ServeOptions:
 
     `gateway` is host:port of the ZeroMQ gateway, "" for none. `gateway_push` is its address for
     PUSH writers, "" for the port that `push_listen` chooses. `nsq` and `http` are None for no
-    gateway. `sync` is the mode of topics that are created without one. `auto_create` is one of
-    AUTO_CREATE. `stage_timeout_s` is how long an unused stage is kept, sealed or not; 0 is
+    gateway. `sync` is the mode of topics that are created without a mode. `auto_create` is one of
+    AUTO_CREATE. `stage_timeout_s` is how long an unused stage is kept, sealed or not; 0 means
     STAGE_OPEN_KEPT_S and STAGE_SEALED_KEPT_S. `retention` applies to topics without settings, by
     the names of `transport.settings.Retention`. A topic or channel is made only while fewer than
     `processes_max` processes run; 0 takes the limit from the machine's memory. `message_bytes_max`

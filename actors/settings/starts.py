@@ -28,10 +28,10 @@ class ActorStart:
 class StorageStart:
     """Start values of a topic's storage.
 
-    `front`, `reader`, `stage` and `push` are the endpoints where it listens, and `scan` is the scan
-    loop's. `create` means that the topic is new and its directory must be created. `closed` means
-    closed to publishers. `woken` means that the topic was asleep, and `refused_count` and
-    `removed_bytes` are what it counted before.
+    `front`, `reader`, `stage` and `push` are the endpoints where it listens, and `scan` is the
+    endpoint of the scan loop. `create` means that the topic is new and its directory must be
+    created. `closed` means closed to publishers. `woken` means that the topic was asleep.
+    `refused_count` and `removed_bytes` are what it counted before.
     """
 
     front: str
@@ -58,9 +58,9 @@ class StorageStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicStart(ActorStart):
-    """Start values of a topic's process, in which its storage lives too.
+    """Start values of a topic's process, which also contains the topic's storage.
 
-    `message_count` and `message_bytes` are what it counted before it was asleep.
+    `message_count` and `message_bytes` are what the topic counted before it was asleep.
     """
 
     storage: StorageStart
@@ -96,13 +96,13 @@ def scanned_at(start: ActorStart) -> str:
 
 
 def channel_of(start: ActorStart) -> str:
-    """Return the channel that is started with this, or "" for another kind of actor."""
+    """Return the channel that is started with these values, or "" for another kind of actor."""
     return start.channel if isinstance(start, ChannelStart) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatewayStart(ActorStart):
-    """Start values of gateways; `supervisor` is its endpoint in the run directory."""
+    """Start values of gateways; `supervisor` is the supervisor's endpoint in the run directory."""
 
     supervisor: str
     security: SecurityOptions = field(default_factory=SecurityOptions)

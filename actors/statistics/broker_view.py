@@ -1,4 +1,4 @@
-"""Broker view: a narrow, read-only view of a broker, instead of the supervisor itself."""
+"""Broker view: the read-only view of a broker that statistics get instead of the supervisor."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ _NOT_REPORTED: Final[Mapping[str, object]] = {}
 
 
 def topic_pulse(group: TopicView) -> TopicPulse:
-    """Return the last pulse of the topic's process: the same object until the next pulse."""
+    """Return the last pulse of the topic's process. It is the same object until the next pulse."""
     return cast("TopicPulse", group.topic.stats if group.topic is not None else _NOT_REPORTED)
 
 

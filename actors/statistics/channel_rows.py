@@ -97,7 +97,7 @@ def _row(
 
 
 def said_of(stats: ChannelPulse) -> str:
-    """Return the part of a channel's pulse that belongs into health, or ""."""
+    """Return the text of a channel's pulse that belongs into the channel's health, or ""."""
     found = [
         DEFERRED_FULL if stats.get("deferred_full") else "",
         stats.get("dead_letter_alarm", ""),

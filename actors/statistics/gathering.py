@@ -1,9 +1,10 @@
-"""Gatherings: requests for fresh pulses of many processes at once, and waits for ends of processes.
+"""Gatherings: requests for fresh pulses of many processes at once, and waiting for processes to
+end.
 
 A gathering waits a second and a little more for each process that is asked, then continues with
 the known pulses. If the same processes are requested again while a gathering runs, the requests
-share the next one. The answers of the running one may be older than facts that the clients already
-know.
+share the next one. The answers of the running gathering may be older than facts that the clients
+already know.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _Scope = tuple[bool, frozenset[int]]  # with details or not, and the children's 
 
 
 def patience_s(asked: int) -> float:
-    """Return how long to wait for so many answers.
+    """Return how long to wait for `asked` answers.
 
     Each answer costs processor time, and there are fewer processors than processes.
     """
@@ -108,7 +109,7 @@ class Gatherings:
             self._close(request, complete=True)
 
     def reported(self, request: int, key: int, details: Mapping[str, object]) -> None:
-        """Take a pulse that was asked for."""
+        """Take a pulse that was requested."""
         one = self._open.get(request)
         if one is None or key not in one.waiting:
             return
@@ -136,7 +137,7 @@ class Gatherings:
             self._close(request, complete=False)
 
     def stop(self) -> None:
-        """Answer all that wait."""
+        """Answer all requests that wait."""
         following, self._next, self._waiting = self._next, {}, 0
         for request in list(self._open):
             self._close(request, complete=False)

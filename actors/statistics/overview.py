@@ -7,8 +7,8 @@ names the fields once. The overview has the time of the oldest message instead o
 does not change while nothing happens.
 
 A channel reports its position once a second, and so does its topic, at another moment. A depth
-computed from both would count the messages that came in between as a backlog. So the topic's end is
-reduced, by its rate, to the moment of the channel's report.
+computed from both would count the messages that came in between as a backlog. So the overview
+estimates, from the topic's rate, where the topic's end was at the time of the channel's report.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Overview:
         if whole:
             found["topic_fields"], found["channel_fields"] = TOPIC_FIELDS, CHANNEL_FIELDS
         if asked.get("processes"):
-            # Without the memory of the processes: reading it for a thousand of them takes as long
-            # as everything else here.
+            # The rows have no memory sizes: to read them for a thousand processes takes as long as
+            # everything else here.
             found["processes"] = [
                 {"state": "up", **row} for row in process_rows(self._view, memory=False)
             ]

@@ -56,7 +56,7 @@ _OF_STORAGE: Final = {
 
 
 def label_of(client_id: str, remote: str) -> str:
-    """Return the channel's name of a gateway's client: readable and unique to the connection."""
+    """Return the name by which a channel knows a gateway's client, unique to the connection."""
     return f"{client_id[:64]} {remote}"
 
 
@@ -100,10 +100,10 @@ FAILED_NAMED: Final = 20
 def unfinished(group: TopicView, channel: str = "") -> int | None:
     """Return the number of messages that a channel (or the fullest of all) has not finished.
 
-    Without channels it is the number that wait for a first one. It is None if it is not known.
-    Messages behind a topic's pause count up to the end of the log: they are acknowledged, and no
-    channel has finished them. Delayed messages that are not due yet count too, unless one channel
-    is named.
+    Without channels it is the number of messages that wait for a first channel. The result is None
+    if the number is not known. Messages behind a topic's pause count up to the end of the log: they
+    are acknowledged, and no channel has finished them. Delayed messages that are not due yet count
+    too, unless one channel is named.
     """
     asked = [child for name, child in group.channels.items() if not channel or name == channel]
     known = [
@@ -148,7 +148,7 @@ def behind_pause(group: TopicView) -> int:
 
 
 def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) -> list[str]:
-    """Return all that is wrong with a topic; empty for nothing. `alarms` are about its backlog."""
+    """Return a text for each problem of a topic. `alarms` are the alarms about its backlog."""
     if group.state not in REPORTED:
         return [f"{group.state.value} {group.failure}".strip()]
     storage = storage_pulse(group)
@@ -171,7 +171,7 @@ def said_of_topic(group: TopicView, disk: DiskView, alarms: Iterable[str] = ()) 
 
 
 def write_trouble(group: TopicView, disk: DiskView) -> str:
-    """Return why published messages may not be kept now, or "".
+    """Return the reason why published messages might not be stored now, or "".
 
     Alarms about backlogs, old damage and a first start do not count.
     """
@@ -193,7 +193,7 @@ def _disk_full(group: TopicView) -> str:
 def _refused_text(group: TopicView, disk: DiskView, full: str) -> str:
     """Return why publishes are refused on a full disk.
 
-    The text is short if the broker's health says the rest.
+    The text is short if the broker's health has the details.
     """
     return REFUSED_TEXT if disk.says_why(group.name) else f"publishes are refused: {full}"
 
@@ -270,7 +270,7 @@ def broker_health(view: BrokerView) -> str:
 
 
 def broker_statistics(view: BrokerView, topic: str, channel: str, details: Details) -> BrokerStats:
-    """Return the statistics of everything, or of one topic, or of one of its channels.
+    """Return the statistics of the whole broker, or of one topic, or of one of its channels.
 
     `details` are the fresh answers of the actors that were asked for details.
     """

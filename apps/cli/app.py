@@ -199,7 +199,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     An expected error never gives a traceback.
     """
     if sys.stdin is None:
-        sys.stdin = open(os.devnull)  # noqa: SIM115 - closed by who started us (`<&-`): empty
+        sys.stdin = open(os.devnull)  # noqa: SIM115 - the parent process closed it (`<&-`)
     try:
         with options_as_flags():
             code = app.main(

@@ -17,8 +17,8 @@ import click
 from ...transport.errors import E_BAD_ARGUMENT, UsageError, ZsqError
 from .quantities import Number
 
-# These repeat constants of transport (a test compares them). Its import takes 80 ms, too much for
-# help.
+# These repeat constants of transport (a test compares them). The import of transport takes 80 ms,
+# which is too long for --help.
 DEFAULT_URL: Final = "tcp://127.0.0.1:4153"
 BLOCK_COUNT_MAX: Final = 10_000
 MESSAGE_BYTES_MAX: Final = 1024 * 1024
@@ -44,9 +44,9 @@ class Value(NamedTuple):
 def with_broker(command: Command) -> Command:
     """Add `--url`, `--key-file` and `--timeout` (seconds) to a command.
 
-    The command receives the resolved `url`: its own, that of `zsq --url`, ZSQ_URL, or the default.
-    `--key-file` reaches the clients through the environment variable ZSQ_KEY_FILE, which all of
-    them read.
+    The command receives the resolved `url`: the value of its `--url`, of `zsq --url`, of ZSQ_URL,
+    or the default. `--key-file` reaches the clients through the environment variable ZSQ_KEY_FILE,
+    which all of them read.
     """
     return _with_broker(command, GIVES_UP + NOBODY_LISTENS)
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 NAME_MIN: Final = 20
-# The most characters of a text column that is no name; longer texts are wrapped.
+# The largest width of a text column that is not a name; longer texts are wrapped.
 TEXT_MAX: Final = 40
-# The width if stdout is no terminal: a table cut to 80 columns is of no use in a file.
+# The width if stdout is not a terminal: a table cut to 80 columns is of no use in a file.
 FILE_COLUMNS: Final = 160
 GAP: Final = 2
 
@@ -84,7 +84,8 @@ def shown_body(body: bytes) -> bytes:
 def wide_console(columns: int = FILE_COLUMNS) -> Console:
     """Return the console on stdout.
 
-    If stdout is no terminal, the width is that of the environment variable COLUMNS, else `columns`.
+    If stdout is not a terminal, the width is that of the environment variable COLUMNS, else
+    `columns`.
     """
     from rich.console import Console
 
@@ -186,8 +187,8 @@ def laid_out(
     """Return the widths of the name columns, and the other columns of each page. Pure.
 
     `names` and `others` are the widths of their longest cells. Names get the width they need if
-    that leaves half of the terminal. Otherwise they are cut to an equal share of one half, but not
-    below `NAME_MIN`. Width that no page uses goes back to the names.
+    that leaves half of the terminal for the other columns. Otherwise they are cut to an equal share
+    of one half, but not below `NAME_MIN`. Width that no page uses goes back to the names.
     """
     given = [min(one, max(NAME_MIN, (width // 2) // max(1, len(names)) - GAP)) for one in names]
     room = width - sum(one + GAP for one in given) + 1

@@ -15,14 +15,15 @@ from typing import Any, Final
 from ...storage.files import Files
 
 Advance = Callable[[int], None]
-# Most updates of rich a second. Work may advance a million times a second.
+# The largest number of updates of rich in a second. Work may advance a million times a second.
 REFRESHES_S: Final = 5
 
 
 def shown() -> bool:
-    """Return True if the user would see a bar.
+    """Return True if the user would see a progress bar.
 
-    False for a pipe, a file, an editor's terminal, or if the user wants none (TERM=dumb).
+    The result is False for a pipe, a file or an editor's terminal, or if the user wants no bar
+    (TERM=dumb).
     """
     try:
         return sys.stderr.isatty() and os.environ.get("TERM", "") not in ("dumb", "unknown")

@@ -1,6 +1,6 @@
-// Before anything is painted: the theme that was chosen here, so that a dark console does not flash white.
+// Set the chosen theme before anything is painted, so that a dark console does not flash white.
 try {
   document.documentElement.dataset.theme = localStorage.getItem("zsq.theme") || "system";
 } catch {
-  // a browser that keeps nothing: as the system says
+  // the browser stores nothing: the system's theme is used
 }

@@ -1,4 +1,4 @@
-// The console: puts the frame up, follows the broker live, and shows the page that the address names.
+// The console: shows the frame, follows the broker live, and shows the page that the address names.
 
 import { get, onTokenWanted, Refused } from "./base/api.js";
 import { announce, h, put } from "./base/dom.js";
@@ -33,7 +33,7 @@ const model = new Model();
 let page = null; // {element, title, up, follow, update(), tick(), close()}
 let place = "";
 let leaving = new AbortController();
-let drawn = false; // an update waits for the next frame
+let drawn = false; // an update is scheduled for the next animation frame
 let query = {};
 
 const frame = new Frame({ theme: switchTheme, retry: () => live.retry() });
@@ -48,17 +48,17 @@ const live = new Live((name, data) => {
   frame.page.classList.toggle("stale", state.state === "lost" && model.ready);
 });
 
-/** What the stream tells only when it changes, and a snapshot does not have. */
+/** Request data that the stream sends only when it changes and that a snapshot does not contain. */
 async function ask(name, path) {
   try {
     model.take(name, await get(path));
     schedule();
   } catch (error) {
-    if (!(error instanceof Refused)) throw error; // who may not see them sees none
+    if (!(error instanceof Refused)) throw error; // a user without the permission sees no rows
   }
 }
 
-/** Once a frame at most, however many events come. */
+/** Draw at most once in each animation frame, even if many events arrive. */
 function schedule() {
   if (drawn) return;
   drawn = true;

@@ -22,8 +22,9 @@ SYNCS: Final = 200
 SYNCS_S: Final = 3.0  # the measurement ends after so many seconds, however slow the disk is
 SYNC_BYTES: Final = 4_096
 P99_SLOW_S: Final = 0.05
-P50_FAST_S: Final = 0.000_02  # no disk is so fast: it is memory, or a cache that hides itself
-FREE_SHARE: Final = 10  # advice below a tenth of free space
+# no disk is this fast: it is memory, or a cache that does not write at a sync
+P50_FAST_S: Final = 0.000_02
+FREE_SHARE: Final = 10  # the check gives advice below a tenth of free space
 MEMORY_SYSTEMS: Final = frozenset({"tmpfs", "ramfs"})
 NETWORK_SYSTEMS: Final = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "lustre", "afs"}

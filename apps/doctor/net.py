@@ -122,7 +122,7 @@ def _name(pid: int) -> str:
 
 
 def broker(url: str, timeout_s: float, *, expected: bool) -> Iterator[CheckResult]:
-    """Check a running broker. `expected` says that one should run."""
+    """Check a running broker. `expected` is True if one should run."""
     try:
         with Admin(url, timeout=timeout_s) as admin:
             found: Any = admin.stats()

@@ -56,7 +56,7 @@ def examined(checks: Mapping[str, Check]) -> list[CheckResult]:
     for name, check in checks.items():
         try:
             found += check()
-        except Exception as error:  # the system may differ from all that the checks expect
+        except Exception as error:  # the system may differ from what the checks expect
             found.append(
                 CheckResult(
                     ADVICE,
@@ -294,7 +294,10 @@ def clock() -> Iterator[CheckResult]:
 
 
 def _unsynchronised() -> bool:
-    """Return True if adjtimex(2) answers TIME_ERROR. With 0 in its first field it only reads."""
+    """Return True if adjtimex(2) answers TIME_ERROR.
+
+    The call changes nothing, because the first field is 0.
+    """
     return bool(ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512)) == 5)
 
 

@@ -43,7 +43,7 @@ from .record import (
 
 
 def dump_data(files: Files, path: str, *, bodies: bool) -> Iterator[Record]:
-    """Yield all messages from the first on, whatever the metadata says.
+    """Yield all messages from the first on. The metadata is ignored.
 
     A part that cannot be read becomes a record with its position.
     """

@@ -1,9 +1,9 @@
 """Import of a stopped nsqd's data: all or nothing, and only once.
 
-1. Lock nsqd's folder in nsqd's way (a running nsqd makes it fail), and the data directory as `zsq
-serve` does.
+1. Lock nsqd's folder as nsqd does (this fails while nsqd runs), and the data directory as `zsq
+   serve` does.
 
-2. If the registry has this source's digest and any of its topics still exists, say so and end.
+2. If the registry has this source's digest and any of its topics still exists, report that and end.
 
 3. Write to the registry that an import has begun, with the numbers that its topics will have. No
 other topic gets those numbers.
@@ -14,19 +14,19 @@ other topic gets those numbers.
 
 6. Commit with one write of the registry: the topics' rows and the record of the import.
 
-After a crash before step 6, the broker's next start or the next import removes the rest, by the
-numbers noted in step 3. After a crash later, nothing is left to do.
+After a crash before step 6, the broker's next start or the next import removes the unfinished
+topics, by the numbers noted in step 3. After a later crash, nothing is left to do.
 
 A topic is built as a store with a log and the rows of its channels. The log first gets the backlogs
 of the channels, one after another. Then it gets the messages that wait in the topic itself, which
-are common to all channels. A channel's row stands at the start of the common part. Its own backlog,
-which lies before that, becomes holes (start, count, attempts). The other channels' messages there
-count as finished for it.
+are common to all channels. A channel's row points to the start of the common part. Its own backlog,
+which lies before that, becomes holes (start, count, attempts). The backlogs of other channels count
+as finished for it.
 
 The largest backlog is written last, directly before the common part, because then it needs few
-holes. Its channel's row stands at its first message without attempts. Its messages with attempts
-are written before that, as holes. So a topic with one channel, the usual case, is read like any
-other.
+holes. In this backlog, the messages that were already attempted are written first, and become
+holes. The row of its channel points to the first message after them. So a topic with one channel,
+the usual case, is read like any other topic.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class TopicBuilder:
                 cursors.get(channel.name, common), channel.paused, now
             )
         batch.applied_offset = batch.synced_end = writer.end
-        if topic.paused:  # a paused nsqd topic passes its own backlog to no channel
+        if topic.paused:  # in nsqd, a paused topic passes its own backlog to no channel
             batch.paused_end = common
         built.waiting = writer.end - common
         built.messages = writer.end - store.log.start
@@ -265,7 +265,8 @@ class TopicBuilder:
             store.close()
 
 
-# The output grows by the id header, the time and block headers, most for small bodies.
+# The output is larger than the input by the id header, the time and block headers. The share is
+# largest for small bodies.
 _GROWTH: Final = 1.1
 
 
@@ -273,8 +274,8 @@ _GROWTH: Final = 1.1
 class ImportReport:
     """Result of an import.
 
-    `again` says that the source was imported before and nothing was done. Then `still` names its
-    topics, and `lost_before` counts its earlier losses. `found` has the losses and notes.
+    `again` is True if the source was imported before, and nothing was done now. Then `still` names
+    its topics, and `lost_before` counts its earlier losses. `found` has the losses and notes.
     """
 
     again: bool = False

@@ -1,14 +1,14 @@
 """Reading of nsqd's data files, including the readable messages of damaged files.
 
 Records have no checksum and no marks, so a wrong length would misplace all later records. nsqd
-itself gives up the rest of the file. But each record has 16 hex digits at a fixed place, and noise
-does not.
+itself gives up the rest of the file. But each record has 16 hex digits at a fixed place, and random
+bytes do not.
 
 A record is accepted, whatever its time is, if another record can follow it or the file ends after
 it. It is also accepted if no place inside of it looks like a record: then only what follows it is
 damaged. Otherwise its length must be wrong, and the reader searches for the next place that looks
 like a record. The search begins inside of the rejected record. A place counts only if its time is
-likely or another record follows it.
+plausible or another record follows it.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def _end_of(view: FileView, position: int) -> int:
 def _why(view: FileView, position: int, following: int, behind: bool) -> str:
     """Return the reason why bytes are lost.
 
-    `behind` says that a message ends at `position`, whose length was accepted although no record
-    follows it.
+    `behind` is True if a message ends at `position` and its length was accepted although no record
+    follows.
     """
     rest = view.get(position, min(READ_BYTES, following - position))
     if following == view.size:

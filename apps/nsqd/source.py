@@ -216,9 +216,9 @@ class NsqdSource:
     def _begin(self, queue: str, report: SourceReport | None = None) -> tuple[int, int]:
         """Return the file and position at which reading begins.
 
-        If the files agree with the metadata, it decides. Otherwise reading begins at the first
-        file. The metadata has no checksum: if one flipped bit made it hide messages, they would be
-        lost forever. Messages that come twice do less harm.
+        If the files agree with the metadata, the metadata decides. Otherwise reading begins at the
+        first file. The metadata has no checksum: if one flipped bit made it hide messages, they
+        would be lost forever. Messages that come twice do less harm.
         """
         if queue not in self._begins:
             self._begins[queue] = self._found_begin(queue)
@@ -357,7 +357,7 @@ class MessageReader:
     """Reads messages of a log.
 
     Offsets below `start` were removed by retention. `notes` gets the missing messages. `lost`
-    counts those that damage took.
+    counts the messages that were lost to damage.
     """
 
     def __init__(self, log: Log, start: int, notes: list[str]) -> None:

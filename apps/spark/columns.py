@@ -10,8 +10,8 @@ largest block and sliced.
 Spark takes twice as long for a row in a batch of 128 rows as in one of 1024. Therefore blocks of
 fewer messages are joined, which copies them.
 
-Arrow gets numbers as typed scalars. For each plain number it searches for numpy, which takes 80
-microseconds where numpy is not installed.
+Arrow gets numbers as typed scalars. For each plain number, Arrow would search for numpy, which
+takes 80 microseconds where numpy is not installed.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ OWN_TIME: Final = 0  # Kafka's timestampType for a time that the producer set
 
 
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
-    """Return the schema that Spark derives from the source's: it refuses batches of other types."""
+    """Return the schema of all batches. Spark derives the same one, and refuses batches that
+    differ.
+    """
     return pa.schema([(name, _TYPES[name]) for name in columns])
 
 

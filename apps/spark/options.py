@@ -82,7 +82,8 @@ class _BrokerOptions:
     """The options by which clients reach the broker.
 
     `key_file` is the option's value. `credentials` is the content of the file. The driver reads it
-    and pickles it for the executors, which do not have the file. No text shows it.
+    and pickles it for the executors, which do not have the file. No error text shows the
+    credentials.
     """
 
     url: str
@@ -100,7 +101,7 @@ class _BrokerOptions:
 class SourceOptions(_BrokerOptions):
     """Options of the source.
 
-    `starting` and `ending` have a point for each topic. 0 means no limit.
+    `starting` and `ending` have a point for each topic. For the numbers, 0 means not set.
     """
 
     topics: tuple[str, ...]
@@ -135,8 +136,8 @@ def source_options(
 ) -> SourceOptions:
     """Return the options of `spark.readStream` or `spark.read` (`streaming` None: not known yet).
 
-    `url` is the broker's if no option names one. Raises `UsageError` (E_BAD_ARGUMENT), which says
-    what to write instead.
+    `url` is the broker's address if no option gives one. Raises `UsageError` (E_BAD_ARGUMENT),
+    which says what to write instead.
     """
     given = _given(options)
     topics = _topics(given)

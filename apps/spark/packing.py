@@ -26,8 +26,8 @@ from .schema import HEADERS
 
 __all__ = ["BLOCK_BYTES", "Packer", "rows_as_batches", "several_topics", "topic_of"]
 
-# The most bytes of a block, unless one message is larger. Only the last block has less than half of
-# it.
+# The largest size of a block, unless one message is larger. Only the last block has less than half
+# of it.
 BLOCK_BYTES: Final = 256 * 1024
 _NOTHING: Final = memoryview(b"")
 
@@ -77,7 +77,8 @@ def strip_of(array: pa.Array) -> Strip | None:
 def _checked_text(array: pa.Array, name: str) -> pa.Array:
     """Return the column as text. Refuse bytes that are not UTF-8, which ZSQ requires.
 
-    Spark and Arrow can cast bytes to a string unchecked. Arrow's cast from binary checks.
+    Spark and Arrow can cast bytes to a string without a check. Arrow's cast from binary to string
+    checks them.
     """
     if array.null_count == len(array):
         return array
@@ -91,7 +92,7 @@ def _checked_text(array: pa.Array, name: str) -> pa.Array:
 
 
 def _header_strip(array: pa.Array) -> Strip | None:
-    """Pack the headers of each row as a block carries them.
+    """Pack the headers of each row in the form that a block contains.
 
     Only this column makes Python objects.
     """

@@ -11,9 +11,9 @@ Spark's checkpoint keeps a stream's position in its topics as JSON:
 
     {"version": 1, "topics": {"clicks": {"0": 1234}}, "uuids": {"clicks": "6f…"}}
 
-"0" is the partition. A topic has only one log, and this is how the Kafka connector writes it. The
-uuid distinguishes a recreated topic from the one that was read. Spark compares positions as text,
-so the same position always gives the same text.
+"0" is the only partition of a topic. The Kafka connector writes offsets in the same form. The uuid
+distinguishes a recreated topic from the topic that was read. Spark compares positions as text, so
+the same position always gives the same text.
 
 The driver keeps one connection for each topic while the query runs. It asks for the topic's extent,
 for the offset at a time, and for the size of ranges.
@@ -62,7 +62,7 @@ __all__ = [
 
 VERSION: Final = 1
 PARTITION_BYTES: Final = 64 * 1024 * 1024  # a smaller task takes longer to start than to read
-PARTITIONS_MAX: Final = 10_000  # the most partitions of one batch
+PARTITIONS_MAX: Final = 10_000  # the largest number of partitions of one batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class StreamPosition:
 class OffsetRange(NamedTuple):
     """Offsets `start` to `stop` (exclusive) of a topic, with about `size_bytes` of messages.
 
-    `uuid` is the topic's when the range was planned.
+    `uuid` is the topic's uuid at the time of planning.
     """
 
     topic: str
@@ -261,7 +261,7 @@ class FollowingChannel:
     def begin(self, place: StreamPosition, logs: Logs, *, new: bool) -> None:
         """Create the channel at this position, once for each topic, if it does not exist.
 
-        `new` says that the query has no checkpoint.
+        `new` is True if the query has no checkpoint.
         """
         for topic in sorted(place.offsets.keys() - self._ready):
             try:
@@ -286,7 +286,7 @@ class FollowingChannel:
                 )
 
     def _check(self, topic: str, new: bool) -> None:
-        """Warn if an existing channel does not look like this query's own."""
+        """Warn if an existing channel does not seem to belong to this query."""
         found = [
             channel
             for one in self._admin.stats(topic, self._name)["topics"]
@@ -306,7 +306,7 @@ class FollowingChannel:
             )
 
     def advance(self, offsets: Mapping[str, int]) -> None:
-        """Move the channel to these offsets: Spark is done with all before them.
+        """Move the channel to these offsets, because Spark has processed all messages before them.
 
         No offset is sent twice, because an idle query calls this many times a second.
         """
@@ -383,7 +383,7 @@ class _Plan:
 
 
 class BatchPlan(_Plan):
-    """One read from the starting to the ending points. Both are resolved when it is planned."""
+    """The plan of one read from the starting to the ending points. Planning resolves both points."""
 
     def partitions(self) -> list[OffsetRange]:
         spans = []

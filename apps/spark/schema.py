@@ -30,7 +30,7 @@ _TYPES: Final = {
     HEADERS: "array<struct<key:string,value:binary>>",
 }
 COLUMNS: Final = tuple(_TYPES)
-# Headers cost a Python object a row, so they are optional, as in Kafka's connector.
+# Headers cost a Python object for each row, so they are optional, as in the Kafka connector.
 SOURCE_COLUMNS: Final = tuple(name for name in COLUMNS if name != HEADERS)
 
 SINK_COLUMNS: Final = ("value", "key", "tag", HEADERS, "topic")
@@ -53,7 +53,7 @@ def ddl(columns: Sequence[str]) -> str:
 def simple(columns: Sequence[str]) -> str:
     """Return the source's schema in the form of Spark's `simpleString`.
 
-    To parse DDL takes a Spark session, which Spark's Python processes do not have.
+    Parsing DDL needs a Spark session, which Spark's Python processes do not have.
     """
     return f"struct<{','.join(f'{name}:{_TYPES[name]}' for name in columns)}>"
 

@@ -1,10 +1,10 @@
 """Sink: executors stage rows as PUSH producers, the driver's commit adds them to the topic.
 
 A `write()` call is one stage with a uuid. A retried, speculative or zombie task makes another
-stage, and only the stages that the commit names count. A streaming query's transaction is (query
-id, batch number). A batch write's is (txnAppId, txnVersion) if the user sets them, otherwise a uuid
-of the job. A transaction is committed at most once. If Spark repeats a batch after a crash, the
-commit is answered and nothing is stored again.
+stage, and only the stages that the commit names count. The transaction of a streaming query is
+(query id, batch number). The transaction of a batch write is (txnAppId, txnVersion) if the user
+sets them, otherwise a uuid of the job. A transaction is committed at most once. If Spark repeats a
+batch after a crash, the commit is answered and nothing is stored again.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ except ImportError:
 QUERY_ID: Final = "sql.streaming.queryId"  # stays the same after a restart from the checkpoint
 BATCH_ID: Final = "streaming.sql.batchId"
 ABORT_TIMEOUT_S: Final = 10.0  # seconds; if an abort fails, the stages expire by themselves later
-# Seconds. A commit may be repeated, and a link to a host that failed silently must not use up the
-# time-out.
+# Seconds for one attempt of a commit. A commit may be repeated, and a link to a host that failed
+# silently must not use up the whole time-out.
 ATTEMPT_S: Final = 15.0
 PAUSE_S: Final = 0.5  # seconds before a commit that was refused temporarily is tried again
 ADVICE: Final = {
@@ -226,10 +226,10 @@ def abort_parts(
 ) -> None:
     """Drop the staged rows. Never raises: Spark fails the batch anyway, and stages expire.
 
-    A job's transaction belongs to that job, so all its stages are dropped. A successor may try an
-    app's transaction again, and an old driver must not touch its stages. So of an app's transaction
-    only the stages that the messages name are dropped. Its next commit or the expiry drops the
-    rest.
+    A job's transaction belongs to that job, so all its stages are dropped. Another driver may try
+    an app's transaction again, and this driver must not drop the stages of that attempt. So for an
+    app's transaction, only the stages that the messages name are dropped. Its next commit or the
+    expiry drops the other stages.
     """
     try:
         named: dict[str, list[bytes]] = {}

@@ -115,8 +115,8 @@ class PlainStreamReader(FollowingReader):
             self._at = self._plan.latest(
                 self._at, offsets_max=self._options.offsets_max, bytes_max=self._options.bytes_max
             )
-        # This is the end of a batch. The channel begins at the start of one, which is not known
-        # here.
+        # This is the end of a batch. The channel must be created at the start of a batch, which is
+        # not known here.
         return self._at.as_json()
 
     def partitions(

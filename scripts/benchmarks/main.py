@@ -90,7 +90,7 @@ def _run(
     nsq = ("--nsq-listen", f"127.0.0.1:{nsq_port}") if nsq_port else ("--no-nsq",)
     options = (*zeromq, *http, *nsq, "--sync", common["sync"])
     console = Console() if sys.stdout.isatty() else Console(width=160)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then acts like Ctrl-C
     try:
         with temporary_broker(*options, prefix="zsq-bench-", under=common["folder"]) as broker:
             durable = {

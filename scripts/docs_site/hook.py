@@ -27,8 +27,8 @@ DOCUMENTS: Final = (
 API: Final = "docs/api.md"
 TABLE_ROW: Final = re.compile(r"^\|.*\|$", re.MULTILINE)
 CODE: Final = re.compile(r"`[^`\n]+`")
-# Parts of a page that a browser loads without being asked. Links that a reader may follow are not
-# included.
+# Parts of a page that a browser loads without a click of the reader. Links that a reader may follow
+# are not included.
 FETCHED: Final = re.compile(
     r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|"""
     r"""<link\b[^>]*\bhref=["']?(?:https?:)?//"""

@@ -57,8 +57,8 @@ def temporary_broker(
 ) -> Iterator[LocalBroker]:
     """Run `zsq serve` in a new directory below `under` (default: the system's temporary directory).
 
-    The broker and its directory are removed at the end of the context. `program` replaces `-m zsq`
-    as the interpreter's arguments, before the same arguments of ZSQ.
+    The broker and its directory are removed at the end of the context. The interpreter gets
+    `program` in place of `-m zsq`. The arguments after it stay the same.
     """
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=under))
     try:
@@ -70,7 +70,7 @@ def temporary_broker(
 
 @contextlib.contextmanager
 def serve_again(broker: LocalBroker, *options: str) -> Iterator[LocalBroker]:
-    """Run a broker on the data directory of another that has ended. The directory stays."""
+    """Run a broker on the data directory of a broker that has ended. The directory stays."""
     with _serve(
         broker.folder, broker.folder / "broker-again.log", ("--no-listen", *options)
     ) as again:
@@ -88,7 +88,8 @@ def _serve(
     line = [sys.executable, "-P", *program, "serve", "--data-dir", str(folder / "data"), *options]
     env = {**os.environ, **(environment or {})}
     with log.open("wb") as out:
-        # A session for the broker alone: this process handles Ctrl-C and stops everything in order.
+        # The broker runs in its own session, so that Ctrl-C reaches only this process. This process
+        # then stops everything in order.
         process = subprocess.Popen(
             line, stdout=out, stderr=out, stdin=subprocess.DEVNULL, start_new_session=True, env=env
         )

@@ -1,4 +1,4 @@
-"""`--chaos`: SIGKILL for one of the Python workers that push rows for Spark, during its work."""
+"""Option `--chaos`: one of the Python workers that push rows for Spark is killed while it works."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Consuming processes of the demo: starts, watches, drains and ends them."""
+"""The consuming processes of the demo. `Crew` starts, watches and ends them."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Crew:
                 raise BrokerFailed(f"a consumer ended early with code {process.exitcode}")
 
     def end(self) -> None:
-        """Send SIGTERM: each process drains, writes its file and ends. Kill those that do not."""
+        """Send SIGTERM, then wait for the end of each process. Kill a process that does not end."""
         for process in self.processes:
             process.terminate()
         for process in self.processes:

@@ -65,7 +65,7 @@ def write_csv(path: Path, bodies: Iterable[bytes]) -> None:
 
 
 def message_of(number: int, row: bytes) -> bytes:
-    """Return the body of a flight's message: its number in the file, then its row."""
+    """Return the body of a flight's message: the row's number in the file, then the row."""
     return b"%d,%s" % (number, row)
 
 

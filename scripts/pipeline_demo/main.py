@@ -67,7 +67,7 @@ def progress_bars(console: Console, flights: int) -> Iterator[Bars]:
 class Demo:
     """The steps of the demo, in order.
 
-    Each is watched until it is done or the time limit is over.
+    The demo shows the progress of each step, until the step is done or the time limit is over.
     """
 
     def __init__(
@@ -236,14 +236,14 @@ def run(broker: LocalBroker, rows: list[bytes], chaos: bool, console: Console) -
 
 
 def main() -> None:
-    """Run the demo. Exit code 0 if every check is good, 1 if not, 2 without the archive."""
+    """Run the demo. The exit code is 0 if every check is good, 1 if not, and 2 for wrong usage."""
     arguments = sys.argv[1:]
     chaos = "--chaos" in arguments
     paths = [argument for argument in arguments if argument != "--chaos"]
     if len(paths) != 1 or paths[0].startswith("-"):
         print(USAGE, file=sys.stderr)
         sys.exit(2)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # cleans up as on Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM then acts like Ctrl-C
     console = Console() if sys.stdout.isatty() else Console(width=120)
     start = time.monotonic()
     try:

@@ -1,6 +1,6 @@
-"""Spark side of the demo: the CSV goes into a topic, and the topic's stream into a second topic.
+"""Spark's side of the demo. It pushes the CSV to a topic, and a stream of sums to a second topic.
 
-Both ways are exactly once. The second topic gets sums.
+The stream reads the first topic. Both topics get their messages exactly once.
 
 The driver is this process. Spark's executors (here threads of one JVM) pass rows to Python workers,
 which are the PUSH producers. `local[2,4]` runs two tasks at a time and tries each up to four times.
@@ -26,9 +26,10 @@ MINUTES: Final = (
 
 
 def push(spark: SparkSession, url: str, csv: Path) -> None:
-    """Run the batch job: a row of the CSV is a message with its carrier as key, its airport as tag.
+    """Run the batch job, which publishes each row of the CSV as a message.
 
-    All messages become visible at once, when the job is done.
+    The key is the carrier, and the tag is the airport of departure. All messages become visible at
+    once, when the job is done.
     """
     flights = spark.read.csv(str(csv), header=True).repartition(4)
     flights.select(
@@ -41,11 +42,12 @@ def push(spark: SparkSession, url: str, csv: Path) -> None:
 
 
 def stream(spark: SparkSession, url: str, checkpoint: Path) -> Any:
-    """Start the streaming query: a micro-batch's sums by hour and carrier go to the second topic.
+    """Start the streaming query. It writes the sums of each micro-batch to the second topic.
 
-    The sums count flights and delays. The consumer adds up the sums of all micro-batches. If one
-    came twice or was lost, the totals would be wrong. `txnAppId` and `txnVersion` make a batch that
-    Spark repeats count once. A stream that writes directly to ZSQ needs neither.
+    The sums are flights and minutes of delay, by hour and carrier. The consumer adds up the sums of
+    all micro-batches. If a sum came twice or was lost, the totals would be wrong. Because of
+    `txnAppId` and `txnVersion`, a batch that Spark repeats counts only once. A stream that writes
+    directly to ZSQ needs neither of these options.
     """
 
     def write(batch: DataFrame, number: int) -> None:

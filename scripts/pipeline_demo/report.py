@@ -1,4 +1,4 @@
-"""Report of the demo: the checks against the CSV, each of which can fail, and the rates."""
+"""Report of the demo. It shows the checks against the CSV and the rates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ HOURS_SHOWN: Final = 5
 
 @dataclass(slots=True)
 class Times:
-    """Seconds that each part took from its start."""
+    """Seconds that each part took, and the number of micro-batches.
+
+    `workers` and `totals` are counted from the end of the push.
+    """
 
     push: float = 0.0
     stream: float = 0.0

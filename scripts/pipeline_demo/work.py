@@ -63,10 +63,11 @@ def work(url: str, counters: Any, results: Path, seed: int) -> None:
 
 
 def total(url: str, counters: Any, results: Path, summary: Path, flights: int, seed: int) -> None:
-    """Add up by carrier, in batches, until SIGTERM.
+    """Add up the flights by carrier, in batches, until SIGTERM.
 
-    2% of the batches are requeued although they were counted, as by a consumer that fails before it
-    finishes them. They are delivered again and must not count again.
+    2% of the batches are requeued although their flights were counted. A consumer that fails before
+    it finishes a batch would cause the same. Such a batch is delivered again and must not count
+    again.
     """
     chance = random.Random(seed)
     seen = bytearray(flights)
@@ -116,7 +117,7 @@ class Hours:
 def receive_hours(
     consumer: Consumer, count: int, limit_s: float, show: Callable[[int], None]
 ) -> Hours:
-    """Consume the second topic's channel, and finish each message, until `count` have come."""
+    """Consume the second topic's channel until `count` messages have come, and finish them."""
     hours = Hours()
     seen = bytearray(count)
     left = count
@@ -126,7 +127,7 @@ def receive_hours(
         if batch is None:
             continue
         for offset, body in zip(batch.offsets, batch.bodies, strict=True):
-            if not seen[offset]:  # false if it was delivered again
+            if not seen[offset]:  # a message that is delivered again must not be added again
                 seen[offset] = 1
                 left -= 1
                 hours.add(body)

@@ -10,7 +10,7 @@ counts and checksums. Only the database below this code differs: `SqliteEnvironm
 calls of LMDB that the stores use. SQLite's table is WITHOUT ROWID, and its keys are those of the
 stores. Its page cache is small, nothing is mapped into memory, and each commit is synced.
 
-The engines take turns. For each round, each engine gets a new forked process. So each figure is a
+The engines take turns. In each round, each engine gets a new forked process. So each number is a
 median of interleaved rounds, and the memory and the written bytes belong to one engine alone.
 
 Parts:
@@ -88,7 +88,7 @@ FILL_CACHE_KB: Final = 400_000
 BASE_NS: Final = 1_700_000_000_000_000_000
 HOUR_NS: Final = 3_600 * 1_000_000_000
 NOW_NS: Final = BASE_NS + 100 * HOUR_NS
-MOVE_ROWS: Final = 2_000  # the broker moves as many due rows at a time
+MOVE_ROWS: Final = 2_000  # the broker moves this many due rows at a time
 MOVE_BYTES: Final = 2 * 1024 * 1024
 FILL_ROWS: Final = 20_000  # rows of one commit
 SECTOR: Final = 512
@@ -96,7 +96,7 @@ CHANNEL: Final = "archive"
 CHANNEL_ROW: Final = ChannelRow(1)
 
 
-# Processes and figures
+# Processes and numbers
 
 
 def in_child(call: Callable[[Callable[[Any], None]], Any]) -> tuple[list[Any], Any, int]:
@@ -261,7 +261,7 @@ def work_delayed(engine: str, path: str, seed: int, scale: float) -> dict[str, A
 
 
 def alone(engine: str, path: str, clock: Clock, times: int) -> None:
-    """Measure the engine without ZSQ's code: encoded rows by its fastest call, a commit a call."""
+    """Measure the engine without ZSQ's code, with encoded rows. Each transaction has 1,000 rows."""
     store = open_delayed(engine, path)
     env: Any = store._env
     value = bytes(250)
@@ -451,7 +451,7 @@ def pragma(path: str, name: str) -> list[str]:
 
 
 def sum_rows(engine: str, path: str) -> list[str]:
-    """Check the rows like the product's check of an environment, on either engine."""
+    """Check the rows of either engine as the product checks an environment."""
     if engine == "lmdb":
         return list(delayed_recovery.counted(path).values())
     rows = messages = 0
@@ -551,7 +551,7 @@ def live(
 def salvage(engine: str, path: str, commits: int) -> int:
     """Count the rows that can be read.
 
-    This reads like the product's rescue: forward up to the damage, and backward down to it.
+    It reads as the product's rescue does: forward up to the damage, then backward down to it.
     """
     if engine == "lmdb":
         with contextlib.suppress(Exception):
@@ -698,9 +698,10 @@ def power(folder: str, count: int) -> None:
 
 
 def torn(engine: str, path: str, states: list[dict[str, bytes]], drawn: random.Random) -> str:
-    """Open the files that a power cut before the last sync may leave: any mixture of sectors.
+    """Open files as a power cut before the last sync may leave them.
 
-    LMDB's head stays old, because LMDB writes it only after the first sync.
+    They have any mixture of old and new sectors. LMDB's head stays old, because LMDB writes it only
+    after the first sync.
     """
     shutil.rmtree(path, ignore_errors=True)
     os.mkdir(path)

@@ -2,21 +2,22 @@
 """A spike that asks how many processes a topic should have: scripts/spikes/topic_process.py
 [--help].
 
-The spike uses raw pyzmq over the hops of a message. Each block is written with `writev` and synced
-with `fdatasync` before it is acknowledged and passed on. Nothing is packed, checked, leased or
-finished. `docs/design.md` has the result. The arrangements are:
+The spike sends messages over the same hops as the product, but with pyzmq alone. Each block is
+written with `writev` and synced with `fdatasync` before it is acknowledged and passed on. Nothing
+is packed, checked, leased or finished. `docs/design.md` has the result. The arrangements are:
 
 | arrangement | what it is |
 |---|---|
 | processes | topic and storage are two processes that talk over ipc |
-| threads | one process; the storage is a thread that the topic reaches over inproc, and it writes and syncs |
-| loop | one process with one loop; the loop writes, and a thread that it reaches over inproc syncs |
+| threads | one process; the storage is a thread behind inproc, which writes and syncs |
+| loop | one process with one loop, which writes; a thread behind inproc syncs |
 | inline | like loop, but the loop itself syncs small writes |
 
-In each arrangement the producer, the channel and the consumer are separate processes. `blocks`
-publishes blocks, of which a limited number may be unanswered. `single` publishes one small message
-at a time and waits for its acknowledgement. It measures the time from the publish to the
-acknowledgement, and from the publish to the consumer. The arrangements take turns, and the figures
+In each arrangement, the producer, the channel and the consumer are separate processes. There are
+two measurements. The first one publishes `--blocks` blocks and measures the rate. At most 24 of
+these blocks are unanswered at a time. The second one publishes `--singles` small messages, and
+waits for the acknowledgement of each before the next. It measures the time from the publish to the
+acknowledgement, and from the publish to the consumer. The arrangements take turns, and the results
 are medians of the rounds.
 """
 
@@ -210,9 +211,9 @@ def topic(run: str, barrier: Any, count: int, arrangement: str) -> None:
         thread.start()
     poller.register(answers, zmq.POLLIN)
     barrier.wait()
-    waiting: list[Any] = []  # arrived
-    written: list[Any] = []  # written; their sync has not begun
-    under: list[Any] = []  # being synced, or sent to the storage
+    waiting: list[Any] = []  # blocks that have arrived
+    written: list[Any] = []  # blocks that are written, but not yet being synced
+    under: list[Any] = []  # blocks that are being synced, or that the storage has
     done = 0
     while done < count:
         for socket, _ in poller.poll(WAIT_MS):
@@ -251,9 +252,10 @@ def topic(run: str, barrier: Any, count: int, arrangement: str) -> None:
 def measure(
     arrangement: str, count: int, size: int, window: int, folder: str
 ) -> tuple[float, list[float], list[float]]:
-    """Return the seconds until the consumer has all blocks, and two lists of waits in seconds.
+    """Return the seconds until the consumer has all blocks, and two lists of times in seconds.
 
-    The lists have the times to the acknowledgement and to the consumer.
+    The first list has the times from each publish to its acknowledgement. The second list has the
+    times from each publish to the consumer.
     """
     with tempfile.TemporaryDirectory(prefix="spike-", dir=folder) as run:
         with_storage = arrangement == "processes"

@@ -1,7 +1,7 @@
 """ASGI application: nsqd's and nsqlookupd's HTTP API, /metrics and the console for one broker.
 
-`make_app` combines the handlers. It opens no sockets or files. `Guard` around them refuses
-forbidden requests and limits the number and duration of requests.
+`make_app` combines the handlers. It opens no sockets or files. `Guard` encloses the handlers. It
+refuses forbidden requests and limits the number and duration of requests.
 
 If a large body is refused before it is read and the connection is closed at once, the client gets a
 reset and loses the answer. So after the answer, input is dropped up to a size and a time, and then
@@ -48,7 +48,9 @@ OTHER: Final = "other"  # all unknown paths, in metrics
 
 
 class RequestGuard:
-    """The checks before any handling: required TLS, and requests of browsers for other origins."""
+    """The checks before each handler: required TLS, and requests that browsers send for other
+    sites.
+    """
 
     def __init__(self, origins: Origins, authority: HttpAuthority, tls_required: bool) -> None:
         self._origins = origins

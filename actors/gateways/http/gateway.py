@@ -1,4 +1,4 @@
-"""HTTP gateway: its listening socket, its clients of the broker, and their orderly end.
+"""HTTP gateway: its listening socket, its clients of the broker, and its orderly shutdown.
 
 By default it listens on loopback. Permissions come from the access file or an auth server. Without
 both, every client may do everything.
@@ -113,7 +113,7 @@ def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
     """Return this node as clients see it.
 
     The broadcast address is the configured one. Otherwise it is the address that the gateway
-    listens on, because the machine's name may resolve to another one. If the gateway listens on
+    listens on, because the machine's name may resolve to another address. If the gateway listens on
     all addresses, it is the machine's name, as in nsqd.
     """
     hostname = socket.gethostname()
@@ -138,7 +138,8 @@ def make_node(nsq: NsqOptions | None, host: str, port: int) -> LookupNode:
 def make_origins(node: LookupNode, told: tuple[str, ...]) -> Origins:
     """Return the accepted names and origins.
 
-    They include the machine's name and its first part, which nobody can register as a domain.
+    They include the machine's name and the first part of that name. Nobody can register this part
+    as a domain.
     """
     return Origins((node.hostname, node.hostname.partition(".")[0], node.broadcast_address), told)
 
@@ -222,7 +223,7 @@ class HttpGateway(AsyncActor[HttpStart]):
         }
 
     async def on_finish(self) -> None:
-        # So that waiting requests are answered and the server can end.
+        # The waiting requests are answered first. Otherwise the server could not end.
         self._publisher.stop_waiting()
         await self._console.close()
         await self._server.close(FINISH_S - 2)

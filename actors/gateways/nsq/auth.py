@@ -3,21 +3,21 @@
 `Authenticator` asks auth servers, as nsqd does:
 `GET http://AUTH/auth?remote_ip=&tls=&secret=&common_name=` (or the same as a form by POST). It
 tries the addresses in the given order, so that a near server can come first. nsqd starts at a
-random one. If no server gives a valid reply, the client is not admitted. A reply is kept for the
-time that it states, and not longer when no server can be reached.
+random address. If no server gives a valid reply, the client is not admitted. A reply is kept for
+the time that it states, and not longer when no server can be reached.
 
 A reply applies to all clients with the same secret and address, to connections and HTTP requests
 alike. AUTH itself always asks, as in nsqd, so a new permission applies from the next connection on.
 
-Clients that are not authenticated cause requests too, and must not block those of other clients.
-So requests by AUTH and requests to renew a reply have separate slots. One address uses at most half
-of the slots. A request that gets no slot within WAIT_S fails. Replies that permit nothing are kept
-separately and in smaller number.
+Clients that are not authenticated cause requests too. These must not block the requests of other
+clients. So requests by AUTH and requests to renew a reply have separate slots. One address uses at
+most half of the slots. A request that gets no slot within WAIT_S fails. Replies that permit nothing
+are kept separately and in smaller number.
 
 `AccessAuthenticator` uses the access file in place of an auth server and answers at once. The
-secret of AUTH is the token. A client that does not AUTH is `[anonymous]` if the file has
-permissions for it. Otherwise the client must AUTH first, as with an auth server. Rules are looked
-up for each command, so new rules apply at once.
+secret of AUTH is the token. A client that does not send AUTH is the user `[anonymous]` if the file
+gives permissions to that user. Otherwise the client must send AUTH first, as with an auth server.
+Rules are looked up for each command, so new rules apply at once.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Authenticator:
         known = None if fresh else self.known(who)
         if known is not None:
             return known
-        # AUTH's may wait longer for a slot.
+        # A request by AUTH may wait longer for a slot.
         task = self._asking.get((who, False)) or (self._asking.get((who, True)) if fresh else None)
         if task is None:  # clients that need the same reply share one request
             slots = self._slots[fresh]

@@ -522,5 +522,5 @@ class Connection(asyncio.Protocol):
 
 CLOSE_S: Final = 5.0  # for a client to read the last output
 DISCARD_S: Final = 2.0  # for a client to stop sending after an error
-# That it may send in this time: the largest body and some more.
+# Bytes that the client may send in this time: the largest body and some more.
 DISCARD_BYTES_MAX: Final = 6 * 1024 * 1024

@@ -109,7 +109,7 @@ class _Session(ConsumerSession):
     """A session that reports refusals, so that NSQ clients learn which messages were refused.
 
     If a delivery was answered as a whole or touched, the channel's refusal does not name messages.
-    So the runs of the deliveries that were answered last are kept by token.
+    So the runs of the most recently answered deliveries are kept by token.
     """
 
     on_refused: Callable[[int, Sequence[tuple[int, int]]], None]
@@ -149,7 +149,7 @@ class Subscription:
         self.loop = asyncio.get_running_loop()
         self._open = False
         self.session = _Session(1, msg_timeout_ms, label, sample_rate)
-        self.session.ready = 0  # until the client says RDY
+        self.session.ready = 0  # until the client sends RDY
         self.session.on_refused = self._on_refused
         self.engine = ConsumerEngine(
             Address(url, True, None, by), topic, channel, self.session, None, {}
@@ -231,7 +231,7 @@ class Subscription:
             self._hand_out()
 
     def stop(self) -> None:
-        """End the subscription. Other consumers get the messages that it holds at once."""
+        """End the subscription. Other consumers get its messages at once."""
         if self._stopped:
             return
         self._stopped = True
@@ -342,7 +342,8 @@ class Subscription:
                     self._refused(self._asked.pop(message_id, "FIN"), message_id)
             return
         handed = next((one for one in self._out if one.delivery.token == token), None)
-        if handed is not None:  # it was touched: the client has lost the rest of it
+        # the delivery was touched; the client has lost its remaining messages
+        if handed is not None:
             for message_id in handed.touched:
                 self._refused("TOUCH", message_id)
             self._drop(handed, handed.ids)

@@ -1,8 +1,8 @@
 """NSQ gateway: serves clients of NSQ's TCP protocol V2 as ordinary producers and consumers.
 
 It confirms a publish when the messages are durable, and each delivery is under a lease of its
-channel. So no confirmed message exists only here. If the gateway dies, its clients reconnect and
-their messages are delivered again.
+channel. So no confirmed message exists only in the gateway. If the gateway dies, its clients
+reconnect and their messages are delivered again.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def limits_of(
     access: AccessAuthenticator | None = None,
     message_bytes_max: int = MESSAGE_BYTES_MAX,
 ) -> NsqLimits:
-    """Return the limits that clients are told.
+    """Return the limits that are reported to clients.
 
     If the access file admits anonymous clients, AUTH is offered but not required, because clients
     without a secret give up if it is required.
@@ -136,8 +136,8 @@ class NsqGateway(AsyncActor[NsqStart]):
     def _node(self) -> Node:
         """Return this node's addresses for nsqlookupd.
 
-        As in nsqd, the host is the configured address, else the one that it listens on, else the
-        machine's name.
+        As in nsqd, the host is the configured address, else the address that the gateway listens
+        on, else the machine's name.
         """
         options = self.options
         host, port = next(
@@ -327,7 +327,7 @@ class NsqGateway(AsyncActor[NsqStart]):
         }
 
     def details(self) -> GatewayDetails:
-        """Return the rows of clients. Clients that have not published or subscribed have none."""
+        """Return the rows of clients. Clients that have not published or subscribed have no row."""
         return {
             "clients": [
                 one.statistics()

@@ -12,15 +12,15 @@ connections with work.
 Bytes. Each connection reports the bytes that it holds: received bytes that are incomplete or wait
 for their turn. Strangers together have STRANGERS_BYTES_MAX, which includes their TLS and
 compression layers. Above it, the strangers that have been idle for longest are closed. All
-connections together have HELD_BYTES_MAX. Above it, nothing is read. Then connections that wait for
-their own client (it must send the rest of a body, or does not read its answers) may hold half of
-it, and those with the oldest last command are closed. The other half waits for the broker and is
-freed without any client's help.
+connections together have HELD_BYTES_MAX. Above it, nothing is read. Some of these connections wait
+for their client to send the rest of a body or to read its answers. They may hold half of
+HELD_BYTES_MAX. If they hold more, those whose last command is the oldest are closed. All other
+connections wait for the broker, and their bytes are freed without any client's help.
 
 Hang-ups. The event loop does not notice the end of a connection from which it does not read. So
 these sockets are checked once a second. If the client is gone, its input is dropped. A client that
-only stopped sending gets one heartbeat. If its socket is closed, the heartbeat fails and shows
-that the client is gone.
+only stopped sending gets one heartbeat. If the client has closed its socket, the heartbeat fails
+and shows that it is gone.
 
 Lines of the log. Warnings about clients are limited to one in COMPLAINT_S.
 """
@@ -199,7 +199,8 @@ class Intake:
         self.known(connection)
 
     def _relieve(self) -> None:
-        """Close the slowest connections while waiting ones hold more than half of the limit.
+        """Close the slowest connections while those that wait for clients hold over half of the
+        limit.
 
         Stop reading if all connections together still hold too much.
         """

@@ -1,6 +1,7 @@
 """Permissions of NSQ clients, from auth servers or the access file.
 
-Auth servers are asked when needed. Without auth servers and access file, clients may do everything.
+Auth servers are asked when needed. Without auth servers and without an access file, clients may do
+everything.
 """
 
 from __future__ import annotations

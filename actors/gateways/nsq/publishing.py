@@ -27,11 +27,11 @@ Answer = Callable[[str], None]
 
 AHEAD_MAX: Final = 2  # blocks on their way for a topic and delay: one at the disk, one behind it
 # A second block is sent only with this many bytes, or with half as many publishes as the first.
-# Each block costs the processes on its way as much as ten publishes do.
+# Each block costs the processes that it passes as much as ten publishes do.
 WORTH_BYTES: Final = 32 * 1024
 BLOCK_BYTES: Final = 1024 * 1024  # of bodies; a block of this size does not wait
-PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; above it none is read
-TIMEOUT_NS: Final = 30_000_000_000  # then the publish fails, although it may still be stored
+PENDING_BYTES_MAX: Final = 64 * 1024 * 1024  # of all connections; above it no connection is read
+TIMEOUT_NS: Final = 30_000_000_000  # after this time a publish fails, but it may still be stored
 _LOOK_S: Final = 1.0
 LANE_IDLE_NS: Final = 60_000_000_000  # the link of a topic ends after this time without messages
 LANES_MAX: Final = 2_000  # above it the longest idle lanes end, because clients choose the names
@@ -142,7 +142,7 @@ class Gatherer:
             self.loop.call_soon(self._send)
 
     def _send(self) -> None:
-        """Send all blocks that may go, at the end of the turn in which messages arrived."""
+        """Send all blocks that may be sent now, at the end of the turn in which messages arrived."""
         self._planned = False
         now = time.monotonic_ns()
         for key, waiting in list(self._gathers.items()):
@@ -187,7 +187,7 @@ class Gatherer:
     def _settle(self) -> None:
         if self._stopping:
             self._give_up_lost()
-        self.engine.failed.clear()  # each failure is in its block's answers
+        self.engine.failed.clear()  # the answers of its block report each failure
         room = False
         for topic, out in list(self._out.items()):
             while out and out[0].pending.done:
@@ -204,7 +204,7 @@ class Gatherer:
                 )
             if not out:
                 del self._out[topic]
-        # Without room it would repeat in each turn.
+        # Without `room`, this would repeat in each turn.
         if room and self._gathers and not self._planned:
             self._planned = True
             self.loop.call_soon(self._send)
@@ -257,7 +257,8 @@ class Gatherer:
     def stop_waiting(self) -> None:
         """Fail publishes to topics that cannot be reached, because the broker stops.
 
-        Such a topic does not return. Blocks that a topic has and can still answer are waited for.
+        Such a topic does not return. Publishes still wait if their topic has the block and can
+        answer.
         """
         self._stopping = True
         if not self._planned:
@@ -288,9 +289,9 @@ class Gatherer:
 
 
 def _all_of(answer: Answer, parts: int) -> Answer:
-    """Return an answer for each part.
+    """Return the function to call with the answer to each part.
 
-    When all parts are answered, it calls `answer` with the first failure's reason, or "".
+    After the last part, that function calls `answer` with the first failure's reason, or "".
     """
     left, first = parts, ""
 

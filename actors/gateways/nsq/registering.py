@@ -2,7 +2,7 @@
 
 Clients of NSQ and nsqadmin find this node there. `Registrar` keeps a connection to each nsqlookupd
 and reconnects when it ends. The pauses grow to 15 s, which is nsqd's pause. A new connection
-registers everything again. Nothing is kept for an nsqlookupd that is away.
+registers everything again. Nothing is kept for an nsqlookupd that cannot be reached.
 
 `Discovery` registers the names and creates a new topic's channels that exist on other nodes. A
 channel of NSQ gets the messages that come after its creation. So these channels are created before
@@ -14,8 +14,8 @@ ZSQ clients, commands) is seen some milliseconds later. Its channels are then cr
 its first message, which has the same effect.
 
 The supervisor reports each change of names (`look`), so nsqlookupd has it within milliseconds.
-Clients ask nsqlookupd once a minute, and a name that it does not have then stays unread for a
-minute. Without a report the names are requested once a second.
+Clients ask nsqlookupd once a minute. If nsqlookupd does not have a topic at that time, nobody reads
+the topic for a minute. Without a report the names are requested once a second.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ class _LookupConnection(asyncio.Protocol):
         self.over: asyncio.Future[None] = loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        # Uvloop's transports are not subclasses of it.
+        # Uvloop's transports are not subclasses of asyncio.Transport.
         self._transport = cast("asyncio.Transport", transport)
         self._after()
 
@@ -311,7 +311,7 @@ class _LookupConnection(asyncio.Protocol):
 
 
 LOOK_S: Final = 1.0
-# The pause between two requests for all names is this and four times the duration of the last
+# The pause between two requests for all names is this time plus four times the duration of the last
 # request, so that many new topics cost at most a fifth of a core.
 LOOK_PAUSE_S: Final = 0.002
 ASK_S: Final = 10.0

@@ -89,7 +89,7 @@ def _time(time_ns: int) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_ns / 1e9))
 
 
-ENTRIES_MAX: Final = 1_000  # the broker keeps so many; older entries are in the files
+ENTRIES_MAX: Final = 1_000  # the broker keeps this many in memory; older entries are in the files
 LAST: Final = 100
 
 

@@ -66,7 +66,7 @@ def message(topic: str, which: str, as_json: bool, url: str, timeout: float) -> 
 
 
 class MessageObject(TypedDict, total=False):
-    """A message as JSON, as `zsq pub --json-lines` reads it. `attempts` exists after a delivery."""
+    """A message as JSON, as `zsq pub --json-lines` reads it. Only deliveries have `attempts`."""
 
     topic: str
     offset: int
@@ -85,7 +85,7 @@ class MessageObject(TypedDict, total=False):
 def as_object(found: StoredMessage) -> MessageObject:
     """Return a message for JSON.
 
-    Bytes that are UTF-8 become text. Other bytes become base64 under a name that says so.
+    Bytes that are UTF-8 become text. Other bytes become base64 under a name that ends in `_base64`.
     """
     time = datetime.fromtimestamp(found.timestamp_ns / 1e9, UTC).isoformat()
     shown: MessageObject = {

@@ -111,7 +111,7 @@ def tables(
     """
     if grids is None:
         grids = [_topics(found), _channels(found), _counted(found), *_clients(found, width)]
-        # The broker sends a user without permission no names of processes.
+        # Without the permission, the broker sends the rows of processes without names.
         processes = [row for row in found.get("processes", ()) if "name" in row]
         grids += [_processes(processes)] if whole and processes else []
     return [table for grid in grids for table in grid.tables(width)]
@@ -286,7 +286,7 @@ def _drain(channel: ChannelStats) -> str:
 
 
 def _latency(row: TopicStats | ChannelStats | ConsumerStats, *quantiles: float) -> list[str]:
-    """Return the time from the topic to the finish that these shares of messages took at most."""
+    """Return the time from a message's storing to its finish, as text, for each quantile."""
     latency = row.get("e2e_processing_latency")
     known = {
         one["quantile"]: one["value"] / 1e6 for one in (latency["percentiles"] if latency else ())

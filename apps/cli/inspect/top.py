@@ -32,7 +32,8 @@ SPECIAL: Final = {
     "[A": "up", "[B": "down", "[C": "right", "[D": "left", "[5~": "pageup", "[6~": "pagedown", "[H": "home", "[F": "end",
     "OA": "up", "OB": "down", "OC": "right", "OD": "left", "[1~": "home", "[4~": "end",
 }  # fmt: skip
-HEAD_LINES: Final = 5  # lines around the table: two above, its own two, the keys
+# lines that are not rows: two above the table, two of its heading, one with the keys
+HEAD_LINES: Final = 5
 ESCAPE_WAIT_S: Final = 0.05
 SHARE_WAIT_S: Final = 0.5
 
@@ -219,7 +220,9 @@ def head(picture: Picture, url: str) -> RenderableType:
 
 
 def tables(screen: Screen, rows: Sequence[Row], width: int) -> list[RenderableType]:
-    """Return all columns, in one table, or in several with the same names if they do not fit."""
+    """Return all columns in one table, or in several tables that repeat the names if they do not
+    fit.
+    """
     cells, names, pages = _laid_out(screen, rows, width)
     return [_table(screen, rows, cells, names, page) for page in pages]
 

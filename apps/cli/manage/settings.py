@@ -1,4 +1,6 @@
-"""Options for settings of channels and topics, made from `transport/settings.py`; their display."""
+"""Options for settings of channels and topics, made from `transport/settings.py`, and texts that
+show settings to users.
+"""
 
 from __future__ import annotations
 

@@ -158,8 +158,8 @@ def topic_delete(topic: str, force: bool, yes: bool, url: str, timeout: float) -
     with Admin(url, timeout=timeout) as admin:
         found = admin.stats(topic)["topics"][0]
         what, left = held_by(found), left_in(found)
-        # The broker would refuse, too. But if the messages were finished meanwhile, it would delete
-        # the topic, and the user was never asked.
+        # The broker would refuse this too. But if the messages are finished in the meantime, it
+        # would delete the topic without asking the user.
         if left and not force:
             text = (
                 f"topic {topic!r} has {left} unfinished messages; let consumers finish them, or "

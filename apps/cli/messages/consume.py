@@ -123,9 +123,10 @@ def sub(
 
 
 def note_new(topic: str, channel: str, channels: Sequence[str]) -> None:
-    """Note that the command creates the channel: a misspelt one would keep a backlog forever.
+    """Print a note that the command creates the channel.
 
-    `#ephemeral` channels delete themselves.
+    A channel with a misspelt name would keep a backlog forever. `#ephemeral` channels need no note,
+    because they delete themselves.
     """
     from ....transport.names import EPHEMERAL_SUFFIX
 
@@ -155,9 +156,9 @@ def check_topic(url: str, timeout: float, topic: str, what: str) -> Sequence[str
 
 
 def _say_where_it_is(url: str, timeout: float, topic: str, channel: str) -> None:
-    """Note that `--start` has no effect on an existing channel.
+    """Print a note that `--start` has no effect on an existing channel.
 
-    The consumer itself warns of settings without effect.
+    The consumer itself warns about settings without effect.
     """
     from ....transport.client.blocking.client import Admin
     from ....transport.errors import NotFound
@@ -239,7 +240,7 @@ def write_lines(out: IO[bytes], bodies: list[bytes]) -> None:
 def pipe_broken(out: Any) -> bool:
     """Return True if the reader of `out` has closed the pipe.
 
-    This checks without writing, so no message is received in vain.
+    This checks without writing, so no message is received that cannot be written.
     """
     try:
         poll = select.poll()

@@ -74,7 +74,7 @@ def lines(
     rest = b""
     while not stopped():
         if not select.select([descriptor], (), (), POLL_S)[0]:
-            continue  # lets a signal be noticed while no input comes
+            continue  # so that a signal is noticed while no input arrives
         found = os.read(descriptor, READ_BYTES)
         if not found:
             break

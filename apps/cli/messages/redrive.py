@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class Run:
     """One run of the command. It sends requests and publishes.
 
-    The plan records which messages went where, and why others stay.
+    The plan records how many messages were sent to each place, and why others stay.
     """
 
     def __init__(self, admin: Admin, producer: Producer, dead_topic: str, plan: Redrive) -> None:
@@ -151,8 +151,8 @@ def redrive(
             _tell(run, as_json)
         consumer.flush()
         if not was_there and not run.plan.total and run.plan.left.keys() <= {NO_LETTER, BEHIND}:
-            # Not removed here: with a topic's only channel, its messages would be lost to the next
-            # one.
+            # The channel is not removed here. If it is the topic's only channel, a later channel
+            # would not get its messages.
             advice = (
                 f"if you do not need it, delete it: zsq channel delete {dead_topic} {CHANNEL} "
                 "--force"

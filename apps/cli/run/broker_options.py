@@ -138,7 +138,7 @@ def secret(name: str, environment: MutableMapping[str, str]) -> str:
 
 
 def given_gateways(given: GivenOptions) -> tuple[NsqOptions | None, HttpOptions | None]:
-    """Return the options of both gateways. Each gateway's options name the other."""
+    """Return the options of both gateways. The options of each also describe the other gateway."""
     http, nsq = given_http(given), given_nsq(given)
     if http is not None and nsq is not None:
         nsq = replace(nsq, http_port=int(http.listen.rpartition(":")[2]))

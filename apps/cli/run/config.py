@@ -104,7 +104,7 @@ def _value(option: click.Option, value: Any) -> tuple[Any, str]:
     elif name == "alarm_webhook":
         from ....actors.settings.options import shown_url
 
-        # In the URLs of many services the rest is the secret.
+        # In the URLs of many services the part after the host is the secret.
         value = [f"{shown_url(url)}/..." for url in value]
     elif name == "alarm_command":
         # An argument may be a secret.

@@ -53,7 +53,8 @@ class Row:
 
     `live` options are reloaded by SIGHUP (actors/supervisor/reloading.py). The others need a
     restart. `usual` is the default (a text or a value). It is only given if neither click nor the
-    object that gets the option has the default. `variable` is an older name of its variable.
+    object that gets the option has the default. `variable` is an older name of its environment
+    variable.
     """
 
     value: Value

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class ConfigReload:
-    """Reads the same flags and environment again, and the present file.
+    """Reads the same flags and environment again, and the file as it is now.
 
     Secrets are kept here, because they leave the environment at the start, so that no child
     inherits them. The files that *_FILE variables name are read again.

@@ -1,9 +1,11 @@
-// The broker's JSON API: requests with the token of this session, and refusals as sentences that say what to do.
+// The broker's JSON API: sends requests with the token of this session, and turns refusals into
+// sentences that say what to do.
 
 const KEY = "zsq.token";
 const TIMEOUT_MS = 20_000;
 
-/** What the broker refused, or that it was not reached (status 0). `code` is E_NOT_FOUND and the like, `text` its sentence. */
+/** The error of a request that the broker refused, or that did not reach the broker (status 0).
+ * `code` is a code such as E_NOT_FOUND, and `text` is its sentence. */
 export class Refused extends Error {
   constructor(status, said) {
     const [, code, text] = /^([A-Z][A-Z0-9_]+)\b[ :]*(.*)$/s.exec(said) ?? [null, "", said];
@@ -14,7 +16,7 @@ export class Refused extends Error {
   }
 }
 
-/** A person's mistake in a field, said as it is. */
+/** The error of an invalid value in a field. Its message is shown unchanged. */
 export class Wrong extends Error {}
 
 const ADVICE = {
@@ -30,7 +32,7 @@ const ADVICE = {
   E_BAD_NAME: "Use 1 to 64 of A-Z a-z 0-9 . _ - (and #ephemeral at the end).",
 };
 
-/** A sentence or two for a person. */
+/** Return one or two sentences that describe an error to the user. */
 export function explain(error) {
   if (error instanceof Wrong) return error.message;
   if (!(error instanceof Refused)) return `The console failed: ${error.message}. Reload the page.`;
@@ -44,7 +46,8 @@ let held = "";
 let asking = null;
 let ask = () => Promise.reject(new Refused(401, "AUTH_FIRST"));
 
-/** `dialog(refused)` asks for a token and resolves to it; it is called once, however many requests wait for it. */
+/** Set the dialog that asks for a token. `dialog(refused)` resolves to the token. It is called
+ * once, even if many requests wait for the token. */
 export function onTokenWanted(dialog) {
   ask = dialog;
 }
@@ -57,18 +60,19 @@ export function token() {
   }
 }
 
-/** Kept until this tab is closed; never in an address. */
+/** Keep the token until this tab is closed. The token is never part of an address. */
 export function setToken(value) {
   held = value;
   try {
     if (value) sessionStorage.setItem(KEY, value);
     else sessionStorage.removeItem(KEY);
   } catch {
-    // a browser that keeps nothing: it lives as long as this page
+    // the browser stores nothing: the token is kept as long as this page
   }
 }
 
-/** fetch with the token; asks for one and tries again where the broker wants (another) one. Throws Refused. */
+/** Call fetch with the token. If the broker needs a token or another token, ask for it and try
+ * again. Throws Refused. */
 export async function request(path, options = {}) {
   for (;;) {
     const used = token();
@@ -106,13 +110,13 @@ export function url(path, query = {}) {
   return asked.length ? `${path}?${new URLSearchParams(asked)}` : path;
 }
 
-/** What is read: `get("/api/topic", {topic})`. A `signal` gives up, a time-out does too. */
+/** Read JSON, as in `get("/api/topic", {topic})`. The `signal` or a time-out ends the request. */
 export async function get(path, query = {}, signal = undefined) {
   const answer = await request(url(path, query), { signal: bounded(signal) });
   return answer.json();
 }
 
-/** What changes something: the names in the query, the rest as JSON. */
+/** Change something. The names are in the query, and all other values are in the JSON body. */
 export async function post(path, query = {}, body = {}) {
   const answer = await request(url(path, query), {
     method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), signal: bounded(undefined, 65_000),
@@ -130,7 +134,8 @@ function bounded(signal, ms = TIMEOUT_MS) {
   return signal ? AbortSignal.any([signal, late]) : late;
 }
 
-/** Call `step` now and again `ms` after it ended, until the signal; not while nobody looks at the page. */
+/** Call `step` now, and `ms` after each call has ended, until the signal. While the page is hidden,
+ * `step` is not called. */
 export async function every(ms, step, signal) {
   while (!signal.aborted) {
     if (!document.hidden) {
@@ -138,7 +143,7 @@ export async function every(ms, step, signal) {
         await step();
       } catch (error) {
         if (signal.aborted) return;
-        if (!(error instanceof Refused)) console.error(error); // a page's own steps show refusals themselves
+        if (!(error instanceof Refused)) console.error(error); // a page's steps show refusals themselves
       }
     }
     await pause(ms, signal);

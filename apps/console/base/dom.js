@@ -1,16 +1,18 @@
-// Making and changing elements. Text goes in as text and styles by CSSOM, so no name and no body can become markup, and the
-// content security policy needs no exception. There is no way to pass HTML, on purpose.
+// Functions that create and change elements. Texts are set as text and styles by CSSOM, so no name
+// and no body can become markup, and the content security policy needs no exception. There is no
+// function that takes HTML.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-/** `h("td.num.wide", {title: "exact"}, "12", node, [more])`: an element. Properties: `on` {event: handler}, `style` {name: value},
- * anything else is an attribute; null, undefined and false leave it out. */
+/** Create an element: `h("td.num.wide", {title: "exact"}, "12", node, [more])`. The properties are
+ * `on` {event: handler} and `style` {name: value}. Any other property is an attribute. Null,
+ * undefined and false leave it out. */
 export function h(spec, props, ...children) {
   const [tag, ...classes] = spec.split(".");
   return fill(document.createElement(tag), classes, props, children);
 }
 
-/** The same in SVG. */
+/** Create an SVG element, with the same arguments as `h`. */
 export function svg(spec, props, ...children) {
   const [tag, ...classes] = spec.split(".");
   return fill(document.createElementNS(SVG, tag), classes, props, children);
@@ -29,7 +31,8 @@ function fill(element, classes, props, children) {
   return element;
 }
 
-/** Append children: nodes, texts, numbers, lists of them; null, undefined and false are nothing. */
+/** Append children: nodes, texts, numbers, or lists of these. Null, undefined and false are left
+ * out. */
 export function add(element, ...children) {
   for (const child of children.flat(Infinity)) {
     if (child === null || child === undefined || child === false) continue;
@@ -38,13 +41,13 @@ export function add(element, ...children) {
   return element;
 }
 
-/** Take all children out and put these in. */
+/** Replace all children by these. */
 export function put(element, ...children) {
   element.replaceChildren();
   return add(element, ...children);
 }
 
-/** Set an attribute, only if it changes; null, undefined and false remove it. */
+/** Set an attribute if its value changes. Null, undefined and false remove the attribute. */
 export function setAttr(element, name, value) {
   if (value === null || value === undefined || value === false) {
     if (element.hasAttribute(name)) element.removeAttribute(name);
@@ -54,7 +57,7 @@ export function setAttr(element, name, value) {
   if (element.getAttribute(name) !== text) element.setAttribute(name, text);
 }
 
-/** Set the text of an element, only if it changes: what did not change is neither laid out nor painted again. */
+/** Set the text of an element if it changes. An unchanged text causes no layout and no painting. */
 export function setText(element, text) {
   const said = text === null || text === undefined ? "" : String(text);
   const only = element.firstChild;
@@ -63,7 +66,8 @@ export function setText(element, text) {
   } else if (only !== null || said !== "") element.textContent = said;
 }
 
-/** A short text whose exact form shows on hover: `part` is {text, exact} of format.js, or a text. */
+/** Set a short text whose exact form is shown on hover. `part` is {text, exact} of format.js, or a
+ * text. */
 export function setPart(element, part) {
   if (typeof part === "string") return setPart(element, { text: part });
   setText(element, part.text);
@@ -78,7 +82,7 @@ export function show(element, on) {
   if (element.hidden === Boolean(on)) element.hidden = !on;
 }
 
-/** A text for those who listen and do not look. */
+/** Announce a text to users of screen readers. */
 export function announce(text) {
   const place = document.getElementById("announcer");
   if (place) setText(place, text);
@@ -86,7 +90,7 @@ export function announce(text) {
 
 let numbered = 0;
 
-/** An id that is used once. */
+/** Return an id that no other element has. */
 export function freshId(prefix) {
   numbered += 1;
   return `${prefix}-${numbered}`;

@@ -1,4 +1,5 @@
-// How figures read: short enough for a dense table, and exact on hover. Pure: numbers in, {text, exact} out.
+// Formats of numbers: short enough for a dense table, and exact on hover. Pure: each function takes
+// a number and returns {text, exact}.
 
 const UNITS = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
 const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -14,13 +15,13 @@ function known(value) {
   return typeof value === "number" && Number.isFinite(value);
 }
 
-/** Three digits that count: 1.23, 12.3, 123. */
+/** Format a number with three significant digits: 1.23, 12.3, 123. */
 function three(value) {
   const size = Math.abs(value);
   return size >= 99.95 ? value.toFixed(0) : size >= 9.995 ? value.toFixed(1) : value.toFixed(2);
 }
 
-/** A count: all digits up to 9,999, then 12.3k, 4.56M. */
+/** Format a count: all digits up to 9,999, then 12.3k, 4.56M. */
 export function count(value) {
   if (!known(value)) return UNKNOWN;
   const exact = whole.format(value);
@@ -29,7 +30,7 @@ export function count(value) {
   return { text: exact, exact };
 }
 
-/** Of something a second: 0, 0.4, 37.2, 1.24k. */
+/** Format a rate a second: 0, 0.4, 37.2, 1.24k. */
 export function rate(value) {
   if (!known(value)) return UNKNOWN;
   const exact = `${fine.format(value)} a second`;
@@ -52,7 +53,7 @@ export function bytes(value) {
   return { text: `${unit ? three(size) : whole.format(size)}${THIN}${BYTES[unit]}`, exact };
 }
 
-/** A length of time, in seconds: 850 ms, 12 s, 3 m 20 s, 5 h 12 m, 3 d 4 h. */
+/** Format a duration in seconds: 850 ms, 12 s, 3 m 20 s, 5 h 12 m, 3 d 4 h. */
 export function duration(seconds) {
   if (!known(seconds)) return UNKNOWN;
   const exact = `${fine.format(seconds)} seconds`;
@@ -72,19 +73,20 @@ function pair(at, large, largeUnit, small, smallUnit) {
   return rest ? `${head} ${rest}${THIN}${smallUnit}` : head;
 }
 
-/** Nanoseconds as a duration. */
+/** Format nanoseconds as a duration. */
 export function latency(ns) {
   return known(ns) ? duration(ns / 1e9) : UNKNOWN;
 }
 
-/** A share, 0 to 1, as per cent. */
+/** Format a share from 0 to 1 as a percentage. */
 export function percent(share) {
   if (!known(share)) return UNKNOWN;
   const value = share * 100;
   return { text: `${value !== 0 && value < 9.95 ? value.toFixed(1) : value.toFixed(0)}${THIN}%`, exact: `${fine.format(value)} per cent` };
 }
 
-/** A moment in milliseconds since 1970, here: the time, with the day if it is another one. `exact` is UTC. */
+/** Format a time in milliseconds since 1970 in the local time zone: the time, and the day if it is
+ * not today. `exact` is UTC. */
 export function moment(ms, now = Date.now()) {
   if (!known(ms) || Math.abs(ms) > 8.64e15) return UNKNOWN;
   const date = new Date(ms);
@@ -93,7 +95,7 @@ export function moment(ms, now = Date.now()) {
   return { text: today ? clock.format(date) : `${day.format(date)}${year} ${clock.format(date)}`, exact: date.toISOString().replace("T", " ") };
 }
 
-/** How long ago or ahead: "12 s ago", "in 3 m 20 s". */
+/** Format a time relative to now: "12 s ago", "in 3 m 20 s". */
 export function relative(ms, now = Date.now()) {
   if (!known(ms)) return UNKNOWN;
   const seconds = (ms - now) / 1000;
@@ -103,19 +105,21 @@ export function relative(ms, now = Date.now()) {
   return { text: seconds > 0 ? `in ${size}` : `${size} ago`, exact };
 }
 
-/** "1 message", "12 messages". */
+/** Return a number with its noun: "1 message", "12 messages". */
 export function plural(number, one, many = `${one}s`) {
   return `${whole.format(number)} ${number === 1 ? one : many}`;
 }
 
-/** "2.5 s", "10 m", "7d", "90": seconds, or null where it is none. */
+/** Parse a duration such as "2.5 s", "10 m", "7d" or "90". Return seconds, or null if the text is
+ * not a duration. */
 export function parseDuration(text) {
   const found = /^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|min|h|d)?\s*$/.exec(text);
   if (!found) return null;
   return Number(found[1]) * { ms: 0.001, s: 1, m: 60, min: 60, h: 3600, d: 86_400 }[found[2] ?? "s"];
 }
 
-/** Bytes as a person writes them: "1 GiB", "64MiB", "1024"; null where it is none. */
+/** Parse a size such as "1 GiB", "64MiB" or "1024". Return bytes, or null if the text is not a
+ * size. */
 export function parseBytes(text) {
   const found = /^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB|TiB)?\s*$/i.exec(text);
   if (!found) return null;

@@ -1,7 +1,10 @@
-// The stream of changes: server-sent events read by fetch, because EventSource cannot carry a token. It reconnects by itself.
+// The stream of changes: server-sent events that are read by fetch, because EventSource cannot send
+// a token. The stream reconnects by itself.
 //
-// States: "connecting", "live", "lost" (with `retry_at`), "away" (nobody has looked at the page for a minute: the broker need not work
-// for it). A stream that says nothing for 40 s, though it should say so every 15 s, is dead: a proxy or a sleeping laptop does that.
+// The states are "connecting", "live", "lost" (with `retry_at`) and "away". In the state "away" the
+// page has been hidden for a minute, so the broker need not work for it. The server sends something
+// at least every 15 s. A stream that has sent nothing for 40 s is dead, for example because of a
+// proxy or a sleeping laptop.
 
 import { Refused, explain, request, url } from "./api.js";
 
@@ -9,7 +12,7 @@ const SILENCE_MS = 40_000;
 const AWAY_MS = 60_000;
 const PAUSES_MS = [500, 1000, 2000, 4000, 8000, 15_000];
 
-/** The next whole events of a text and what is left over; pure. */
+/** Return the complete events of a text, and the rest of the text. Pure. */
 export function split(text) {
   const blocks = text.split(/\r?\n\r?\n/);
   const rest = blocks.pop();
@@ -27,21 +30,22 @@ export function split(text) {
 }
 
 export class Live {
-  /** `on(name, data)` for each event, `state(now)` for {state, retry_at, text}. */
+  /** `on(name, data)` is called for each event. `state(now)` is called with {state, retry_at, text}
+   * when the state changes. */
   constructor(on, state) {
     this.on = on;
     this.tell = state;
     this.query = null;
     this.failures = 0;
     this.now = { state: "connecting" };
-    this.ending = null; // of the stream that is read
+    this.ending = null; // the AbortController of the current stream
     this.wake = null; // ends a pause
     this.awayTimer = 0;
     document.addEventListener("visibilitychange", () => this.#looked());
     window.addEventListener("online", () => this.retry());
   }
 
-  /** Follow this; what was followed before ends. */
+  /** Follow the changes that match `query`. The stream of an earlier query ends. */
   follow(query) {
     const same = this.query !== null && url("", query) === url("", this.query);
     this.query = query;
@@ -49,7 +53,7 @@ export class Live {
     this.#restart();
   }
 
-  /** At once, where it waits. */
+  /** Reconnect at once if the stream is waiting to reconnect. */
   retry() {
     if (this.now.state === "lost") this.wake?.();
   }
@@ -108,9 +112,10 @@ export class Live {
     }
   }
 
-  /** Read one stream to its end; true: the server asks for another one at once. */
+  /** Read one stream to its end. Return true if the server asks for a new stream at once. */
   async #read(query, ending) {
-    const mine = new AbortController(); // so that silence ends the stream and not the following of it
+    // so that silence ends only this stream, and `#run` opens the next one
+    const mine = new AbortController();
     const stop = () => mine.abort();
     ending.signal.addEventListener("abort", stop, { once: true });
     let timer = setTimeout(stop, SILENCE_MS);

@@ -1,5 +1,5 @@
-// What is known of the broker now: one snapshot and the changes since, merged. Topics and channels are Maps, not objects: a topic may
-// be called `__proto__`.
+// The current state of the broker: a snapshot, merged with the changes since then. Topics and
+// channels are Maps and not objects, because a topic may have the name `__proto__`.
 
 export class Model {
   constructor() {
@@ -7,15 +7,16 @@ export class Model {
     this.topics = new Map();
     this.alarms = null;
     this.jobs = [];
-    this.ready = false; // a snapshot came
-    this.full = false; // of all topics, not of one
+    this.ready = false; // a snapshot has arrived
+    this.full = false; // the snapshot has all topics, not only one
     this.channelsToo = false;
     this.version = 0;
     this.serverMs = Date.now();
     this.heardAt = performance.now();
   }
 
-  /** The server's clock: ages must not depend on the clock of who looks. */
+  /** Return the time of the server's clock. Ages must not depend on the clock of the user's
+   * machine. */
   now() {
     return this.serverMs + (performance.now() - this.heardAt);
   }
@@ -28,7 +29,7 @@ export class Model {
     return this.topics.get(topic)?.channels?.get(name);
   }
 
-  /** Take an event of the stream in; `query` is what is followed. */
+  /** Process an event of the stream. `query` is the query that the stream follows. */
   take(name, data, query) {
     if (name === "snapshot") this.#snapshot(data, query);
     else if (name === "changes") this.#changes(data);
@@ -57,7 +58,8 @@ export class Model {
     if (this.alarms) this.#raised(this.alarms);
   }
 
-  /** Alarms that are raised are marked where they are: `alarms` of a channel, and of its topic all of them. */
+  /** Store the raised alarms in the rows: a channel's `alarms` are its own, and a topic's `alarms`
+   * are those of all its channels. */
   #raised(data) {
     this.alarms = data;
     const of = (topic, channel) => (data.now ?? []).filter((one) => one.topic === topic && (channel === undefined || one.channel === channel));
@@ -95,7 +97,8 @@ export class Model {
   }
 }
 
-/** May this user do it? `may` is a topic's or channel's letters: a admin, s subscribe, p publish. */
+/** Return true if the user may do an action. `may` has the letters that a topic or channel permits:
+ * a admin, s subscribe, p publish. */
 export function may(thing, letter) {
   return typeof thing?.may !== "string" || thing.may.includes(letter);
 }
@@ -104,7 +107,7 @@ export function isHealthy(thing) {
   return !thing?.health || thing.health === "OK";
 }
 
-/** Is one raised? `figure`: of depth or age_s alone. */
+/** Return true if an alarm is raised. `figure` restricts this to depth or age_s. */
 export function isAlarm(thing, figure = "") {
   return Boolean(thing?.alarms?.some((one) => !figure || one.figure === figure));
 }

@@ -1,7 +1,9 @@
-// Where we are, in the address after the `#`: a page can be linked to, reloaded and gone back from, and the server needs to know
-// nothing of pages. Names are percent-encoded: `#` (of `#ephemeral`), `/` and `%` may stand in them.
+// The current page, in the part of the address after the `#`. So a page can be linked to, reloaded
+// and left by the back button, and the server does not need to know the pages. Names are
+// percent-encoded, because they may contain `#` (in `#ephemeral`), `/` and `%`.
 
-/** The address of a page: `link("topics", "a#ephemeral")` is "#/topics/a%23ephemeral". A last object is the query. */
+/** Return the address of a page: `link("topics", "a#ephemeral")` is "#/topics/a%23ephemeral". If
+ * the last argument is an object, it is the query. */
 export function link(...parts) {
   const query = typeof parts.at(-1) === "object" ? parts.pop() : null;
   const path = `#/${parts.map((part) => encodeURIComponent(part)).join("/")}`;
@@ -9,7 +11,8 @@ export function link(...parts) {
   return asked.length ? `${path}?${new URLSearchParams(asked)}` : path;
 }
 
-/** {parts, query} of an address. What cannot be decoded is a page that does not exist. */
+/** Return {parts, query} of an address. An address that cannot be decoded becomes a page that does
+ * not exist. */
 export function parse(hash) {
   const [path, query = ""] = hash.replace(/^#\/?/, "").split(/\?(.*)/s);
   const parts = path.split("/").filter((part) => part !== "");
@@ -20,7 +23,8 @@ export function parse(hash) {
   }
 }
 
-/** Match parts against patterns like "topics/:topic/channels/:channel"; the first that fits, with its parameters. */
+/** Match parts against patterns such as "topics/:topic/channels/:channel". Return the page of the
+ * first pattern that fits, with its parameters. */
 export function match(routes, parts) {
   for (const [pattern, page] of Object.entries(routes)) {
     const wanted = pattern.split("/").filter((part) => part !== "");
@@ -47,7 +51,7 @@ export function go(address) {
   location.hash = address;
 }
 
-/** Change the query of this page without a step in the history. */
+/** Change the query of this page without a new entry in the history. */
 export function replace(address) {
   history.replaceState(null, "", address);
 }

@@ -1,4 +1,5 @@
-// Light and dark: as the system says, or as chosen here; kept in this browser. The colours themselves are pairs in theme.css.
+// The theme, light or dark: the system's, or the one that the user chose. The choice is stored in
+// this browser. theme.css defines the colours as pairs.
 
 const KEY = "zsq.theme";
 const NEXT = { system: "light", light: "dark", dark: "system" };
@@ -8,7 +9,7 @@ export function theme() {
     const kept = localStorage.getItem(KEY);
     return kept in NEXT ? kept : "system";
   } catch {
-    return "system"; // a browser that keeps nothing
+    return "system"; // the browser stores nothing
   }
 }
 
@@ -17,11 +18,11 @@ export function setTheme(name) {
   try {
     localStorage.setItem(KEY, name);
   } catch {
-    // it holds for this page
+    // the theme applies to this page only
   }
 }
 
-/** On to the next of system, light, dark; returns its name. */
+/** Switch to the next theme (system, light, dark) and return its name. */
 export function nextTheme() {
   const name = NEXT[theme()];
   setTheme(name);

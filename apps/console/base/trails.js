@@ -1,7 +1,9 @@
-// The last minutes of figures, for charts and sparklines: what the broker remembers, and from then on what comes live.
+// Values of the last minutes, for charts and sparklines: the history of the broker, followed by
+// live values.
 //
-// A trail is a row of buckets of `step_s`. The last one is being filled: a rate is the mean of what was seen in it, a depth the maximum.
-// No DOM, and the clock is an argument.
+// A trail is a list of buckets of `step_s`. The last bucket is being filled. For a rate it gets the
+// mean of the sampled values, and for a depth the maximum. This module uses no DOM, and the time is
+// an argument.
 
 const MAXIMA = new Set(["backlog", "depth", "in_flight", "deferred", "p50_ms", "p95_ms", "p99_ms"]);
 
@@ -9,7 +11,7 @@ export class Trails {
   constructor() {
     this.step = 1;
     this.points = 0;
-    this.end = 0; // ms: the end of the last whole bucket
+    this.end = 0; // ms: the end of the last complete bucket
     this.rows = new Map(); // name -> {series: values}
     this.filling = new Map(); // name -> {series: [sum or maximum, count]}
   }
@@ -18,7 +20,7 @@ export class Trails {
     return this.points > 0;
   }
 
-  /** What the broker remembers: `rows` by name, each {series: values}. */
+  /** Load the broker's history. `rows` has {series: values} by name. */
   load(rows, stepS, endMs, points = 0) {
     this.step = stepS;
     this.end = endMs;
@@ -27,7 +29,7 @@ export class Trails {
     this.points = Math.max(points, ...[...this.rows.values()].flatMap((row) => Object.values(row).map((values) => values.length)), 1);
   }
 
-  /** One look at the figures of `name`. */
+  /** Add one sample of the values of `name`. */
   sample(name, figures) {
     let filling = this.filling.get(name);
     if (!filling) this.filling.set(name, (filling = {}));
@@ -43,7 +45,8 @@ export class Trails {
     }
   }
 
-  /** Close buckets that are over. False: so many were missed (the page slept) that what the broker remembers must be loaded again. */
+  /** Close the buckets that have ended. Return false if too many were missed (the page slept), so
+   * that the history must be loaded again. */
   advance(nowMs) {
     const missed = Math.floor((nowMs - this.end) / 1000 / this.step);
     if (missed > Math.max(3, 10 / this.step)) return false;
@@ -58,14 +61,15 @@ export class Trails {
       const filling = this.filling.get(name) ?? {};
       for (const series of new Set([...Object.keys(row), ...Object.keys(filling)])) {
         row[series] ??= [];
-        row[series].push(filling[series] ? filled(filling[series]) : (row[series].at(-1) ?? null)); // as before: nothing changed
+        // without a sample the last value is repeated
+        row[series].push(filling[series] ? filled(filling[series]) : (row[series].at(-1) ?? null));
         if (row[series].length > this.points) row[series].splice(0, row[series].length - this.points);
       }
     }
     this.filling.clear();
   }
 
-  /** All values, oldest first, the bucket that is being filled last. */
+  /** Return all values, oldest first. The last value is that of the bucket that is being filled. */
   values(name, series) {
     const whole = this.rows.get(name)?.[series] ?? [];
     const last = this.filling.get(name)?.[series];

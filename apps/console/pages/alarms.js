@@ -1,4 +1,4 @@
-// Alarms: what is raised, what was told lately, and how those who are told do.
+// Page of alarms: the raised alarms, the recent events, and the state of the receivers.
 
 import { every, get } from "../base/api.js";
 import { h, put, show } from "../base/dom.js";
@@ -28,7 +28,8 @@ export function alarmsPage({ model, signal }) {
   let drawn = "";
   const draw = (found) => {
     show(waiting, false);
-    const minute = Math.floor(model.now() / 10_000); // the words say how long ago
+    // the texts contain how long ago each alarm was raised
+    const minute = Math.floor(model.now() / 10_000);
     const said = JSON.stringify([found.now, found.recent, minute]);
     receivers.update(found.receivers ?? []);
     if (said === drawn) return;

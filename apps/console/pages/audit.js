@@ -1,4 +1,4 @@
-// Audit log: the broker's log of admin actions, newest first.
+// Page of the audit log: the broker's log of changes, newest first.
 
 import { every, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";

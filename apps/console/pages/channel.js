@@ -1,4 +1,5 @@
-// A channel: what waits and how fast it goes, over time; in tabs who consumes it, what it holds, and its settings.
+// Page of a channel: its backlog and its rates over time. The tabs show its consumers, the messages
+// that it holds, and its settings.
 
 import { every, explain, get } from "../base/api.js";
 import { h, put, setText, show } from "../base/dom.js";

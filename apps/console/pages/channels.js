@@ -1,4 +1,5 @@
-// All channels of all topics in one table: where is the backlog, who has no consumer?
+// Page of all channels of all topics in one table. It shows where the backlog is and which channels
+// have no consumer.
 
 import { h, setText, show } from "../base/dom.js";
 import { plural } from "../base/format.js";

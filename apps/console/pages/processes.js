@@ -1,4 +1,4 @@
-// The broker's processes: each actor with its pid, memory, restarts and state.
+// Page of the broker's processes: each actor with its pid, memory, restarts and state.
 
 import { every, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";

@@ -1,4 +1,5 @@
-// A topic: its figures over time, and in tabs its channels, chunks, messages, delayed messages, producers, keeping and removal.
+// Page of a topic: its values over time. The tabs show its channels, chunks, messages, delayed
+// messages, producers, retention and removal.
 
 import { post } from "../base/api.js";
 import { h, put, setText, show } from "../base/dom.js";
@@ -113,7 +114,7 @@ export function topicPage({ model, params, query, signal }) {
   };
 }
 
-/** How far redrives of this topic are. */
+/** The progress of this topic's redrives. */
 class Jobs {
   constructor(topic, model) {
     Object.assign(this, { topic, model, drawn: "" });

@@ -1,4 +1,4 @@
-// The first page: all topics with their rates and backlogs, and the sums over them.
+// The first page: all topics with their rates and backlogs, and the sums of all topics.
 
 import { explain, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";
@@ -12,7 +12,7 @@ import { Spark } from "../view/spark.js";
 import { filterField, skeleton, Table } from "../view/table.js";
 import { RaisedAlarms } from "../view/raised.js";
 
-const ALL = "*"; // the sums' row of the trails: no topic can be called so
+const ALL = "*"; // the name of the row of sums in the trails; no topic can have this name
 const SERIES = ["in", "out", "backlog"];
 const FIGURES = [
   { key: "in", name: "Published a second", spark: "in" },
@@ -61,7 +61,7 @@ export function topicsPage({ model, query, signal }) {
     table.update(model.topics.values());
     if (first && query.q) filter.querySelector("input").value = query.q;
     if (first && query.q) table.filter(query.q);
-    if (first) tick(); // the figures do not stand empty for a second
+    if (first) tick(); // so that the values are not empty for a second
     first = false;
     permit(create, model.broker.may?.admin !== false, "the permission admin");
     raised.update();
@@ -97,7 +97,7 @@ function total(model) {
   return sum;
 }
 
-/** Value by value, the latest ones together. */
+/** Add the rows value by value. The latest values are aligned. */
 function sums(rows) {
   const out = {};
   for (const series of SERIES) {

@@ -1,4 +1,4 @@
-// A topic's channels, with what waits in each and how fast it goes.
+// Tab of a topic's channels, with their backlogs and rates.
 
 import { explain, get } from "../base/api.js";
 import { h } from "../base/dom.js";

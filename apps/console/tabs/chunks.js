@@ -1,4 +1,5 @@
-// The map of a topic's log: its chunks in order, how full, why they are still here, and which are read and written now.
+// Map of a topic's log: its chunks in order. It shows how full each chunk is, why it is still kept,
+// and whether it is being read or written.
 
 import { every, get } from "../base/api.js";
 import { h, setAttr, setClass, setText, show } from "../base/dom.js";
@@ -7,7 +8,7 @@ import { asked, empty, figureCell } from "../view/parts.js";
 import { Table } from "../view/table.js";
 
 const MS = 2000;
-const CHUNK_BYTES = 256 * 1024 * 1024; // of a broker that was not told otherwise: the scale of a first chunk
+const CHUNK_BYTES = 256 * 1024 * 1024; // the broker's default: the scale if the log has only one chunk
 
 export function chunksTab({ topic, model, signal }) {
   const map = h("div.chunk-map", { role: "group", "aria-label": "Chunks, oldest first" });
@@ -22,7 +23,8 @@ export function chunksTab({ topic, model, signal }) {
   const draw = (found) => {
     const chunks = found.chunks ?? [];
     const cursors = Object.entries(found.cursors ?? {});
-    const none = model.topic(topic)?.waiting ? 0 : Infinity; // without a channel all of it waits for the first
+    // without a channel, all messages wait for the first channel
+    const none = model.topic(topic)?.waiting ? 0 : Infinity;
     const first = Math.min(none, ...cursors.map(([, offset]) => offset));
     const whole = chunks.slice(0, -1).map((chunk) => chunk.bytes);
     const full = Math.max(...(whole.length ? whole : [CHUNK_BYTES]), ...chunks.map((chunk) => chunk.bytes));
@@ -64,7 +66,7 @@ export function chunksTab({ topic, model, signal }) {
   return { element, close: () => table.close() };
 }
 
-/** Does a channel go on in this chunk? */
+/** Return true if a channel at `offset` continues in this chunk. */
 function at(offset, chunk, last) {
   return offset >= chunk.first_offset && (last || offset < chunk.first_offset + chunk.messages);
 }

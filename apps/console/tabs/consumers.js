@@ -1,4 +1,4 @@
-// Who consumes a channel, and what each holds.
+// Tab of a channel's consumers, with the messages that each one holds.
 
 import { h, put, setText, show } from "../base/dom.js";
 import { count, duration, moment, rate, relative } from "../base/format.js";

@@ -1,4 +1,4 @@
-// A channel's settings as they hold, and every counter by its name.
+// Tab of a channel's current settings, and of all its counters by name.
 
 import { h, show, put } from "../base/dom.js";
 import { count, rate } from "../base/format.js";

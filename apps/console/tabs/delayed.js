@@ -1,4 +1,4 @@
-// Messages that were published with a delay and are not due: soonest first; they can be cancelled.
+// Tab of delayed messages that are not due, the soonest first. They can be cancelled here.
 
 import { every, get, post } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";

@@ -1,4 +1,5 @@
-// What a channel holds: which message is with whom and for how long, what is deferred, what comes next.
+// Tab of the messages that a channel holds: those in flight with their consumer and time, the
+// deferred ones, and the next ones.
 
 import { every, get } from "../base/api.js";
 import { h, put, setText, show } from "../base/dom.js";
@@ -26,7 +27,8 @@ export function heldTab({ topic, channel, model, signal }) {
     }
     await asked(failed, signal, async () => {
       const found = await get("/api/peek", { topic, channel, count: COUNT, body_max: 512 }, signal);
-      table.update([...found.messages].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state))); // as they came where the state is one
+      // messages of the same state keep their order
+      table.update([...found.messages].sort((a, b) => ORDER.indexOf(a.state) - ORDER.indexOf(b.state)));
       setText(sum, Object.entries(found.counts ?? {}).filter(([, number]) => number).map(([kind, number]) => `${count(number).text} ${KINDS[kind] ?? kind}`).join(", "));
     });
   }, signal);

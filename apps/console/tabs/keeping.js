@@ -1,4 +1,4 @@
-// How long a topic keeps what, and facts about it that change seldom.
+// Tab of a topic's retention, with facts about the topic that seldom change.
 
 import { every, get } from "../base/api.js";
 import { add, h, put } from "../base/dom.js";

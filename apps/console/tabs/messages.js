@@ -1,4 +1,5 @@
-// A topic's messages: the latest hundred, by offset, by time, by id; and one of them whole.
+// Tab of a topic's messages: the latest hundred, or messages by offset, time or id. One message can
+// be shown completely.
 
 import { explain, get } from "../base/api.js";
 import { h, put, setAttr, setClass, setText, show } from "../base/dom.js";
@@ -91,7 +92,7 @@ export function messagesTab({ topic, model, query, signal }) {
     event.preventDefault();
     const wanted = asked();
     if (typeof wanted === "string") complain(wanted);
-    else void load(wanted, wanted.latest ? -1 : 1); // what is looked for comes first
+    else void load(wanted, wanted.latest ? -1 : 1); // the requested message is shown first
   });
   way.addEventListener("change", () => {
     value.value = "";

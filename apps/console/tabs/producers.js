@@ -1,4 +1,4 @@
-// Who publishes to a topic now.
+// Tab of the producers that are connected to a topic.
 
 import { every, get } from "../base/api.js";
 import { h, setText, show } from "../base/dom.js";

@@ -1,5 +1,5 @@
-// Taking a topic out of use, step by step, without losing what is in it: close it to publishers, let it drain, close it to consumers,
-// delete it. At each step there is a way back.
+// Tab for taking a topic out of use step by step, without losing messages: close it to publishers,
+// let it drain, close it to consumers, delete it. Each step before the deletion can be undone.
 
 import { every, get, post } from "../base/api.js";
 import { h, put } from "../base/dom.js";

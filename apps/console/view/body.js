@@ -1,4 +1,5 @@
-// A message's bytes for people: as text, as JSON with its parts in colour, or in hex. Bodies are hostile: all of it goes in as text.
+// Views of a message's bytes: as text, as coloured JSON, or as hex. A body may be hostile, so it is
+// only ever set as text.
 
 import { getBlob } from "../base/api.js";
 import { add, h, put, setAttr, show } from "../base/dom.js";
@@ -6,7 +7,7 @@ import { bytes as size } from "../base/format.js";
 import { button, segment } from "./parts.js";
 import { attempt } from "./toast.js";
 
-const JSON_MAX = 200_000; // characters that are put in colour
+const JSON_MAX = 200_000; // longer JSON is not parsed and not coloured
 const LINE_MAX = 160;
 const HEX_ROWS_MAX = 4096;
 const TOKEN = /("(?:[^"\\]|\\.)*")(\s*:)?|(-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)|\b(true|false|null)\b/g;
@@ -15,7 +16,7 @@ export function raw(bytes) {
   return Uint8Array.from(atob(bytes.base64 ?? ""), (one) => one.charCodeAt(0));
 }
 
-/** For a table's cell: the beginning, without line breaks. */
+/** Return the beginning of the bytes without line breaks, for a cell of a table. */
 export function oneLine(bytes) {
   if (!bytes) return "";
   if (bytes.size === 0) return "(empty)";
@@ -23,14 +24,15 @@ export function oneLine(bytes) {
   return [...raw({ base64: (bytes.base64 ?? "").slice(0, 64) })].map((one) => one.toString(16).padStart(2, "0")).join(" ");
 }
 
-/** A key or a header's value, whole. */
+/** Return a complete key or header value as text. */
 export function shortText(value) {
   if (value === null || value === undefined) return "";
   if (typeof value === "object") return typeof value.text === "string" ? value.text : oneLine(value);
   return String(value);
 }
 
-/** Rows of 16 bytes: offset, hex, characters. Pure. */
+/** Return the bytes as a hex dump, with the offset, hex digits and characters of 16 bytes a row.
+ * Pure. */
 export function hex(data) {
   const rows = [];
   for (let at = 0; at < data.length && rows.length < HEX_ROWS_MAX; at += 16) {
@@ -53,7 +55,7 @@ function parsed(text) {
   }
 }
 
-/** JSON text as nodes: keys, texts, numbers and words have their colours. */
+/** Return JSON text as nodes. Keys, strings, numbers and literals (true) have different colours. */
 function coloured(text) {
   const nodes = [];
   let at = 0;
@@ -68,7 +70,8 @@ function coloured(text) {
   return nodes;
 }
 
-/** A body with its switch between text, JSON and hex. `whole()`: a path and query of all of it, where it was cut. */
+/** Return the view of a body, with a switch between text, JSON and hex. `path` and `query` address
+ * the whole body, for the download. */
 export function bodyView(bytes, { path, query, name }) {
   const value = bytes.cut ? undefined : parsed(bytes.text);
   const isText = typeof bytes.text === "string";
@@ -96,7 +99,7 @@ async function download(path, query, name) {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
-/** A message with all that belongs to it. */
+/** Return the view of a message: its body, offset, id, time, key, tag and headers. */
 export function messageView(message, topic, moment) {
   const facts = h("dl.facts");
   const fact = (name, ...value) => add(facts, h("dt", {}, name), h("dd", {}, value));

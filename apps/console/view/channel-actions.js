@@ -1,4 +1,5 @@
-// What can be done to a channel, each with its dialog: make it, pause, empty, seek, redrive, configure, delete.
+// Actions on a channel, each with its dialog: create, pause, empty, seek, redrive, configure,
+// delete.
 
 import { post, Wrong } from "../base/api.js";
 import { h, show } from "../base/dom.js";
@@ -10,7 +11,7 @@ import { settingsForm, shownSettings } from "./settings.js";
 import { nameInput } from "./topic-actions.js";
 import { attempt, tell } from "./toast.js";
 
-/** A local date and time field; its value as ms since 1970. */
+/** A field for a local date and time. Its value is in ms since 1970. */
 function timeInput(label) {
   const input = h("input", { type: "datetime-local", step: "1", "aria-label": label });
   const local = new Date(Date.now() - new Date().getTimezoneOffset() * 60_000);
@@ -24,7 +25,8 @@ function offsetInput(label, value = "") {
   return input;
 }
 
-/** Where a channel starts or goes: earliest, latest, an offset, a time. `.asked()` gives it, for the body of a request, and for the preview. */
+/** A choice of a position: earliest, latest, an offset or a time. `.asked()` returns the position
+ * in the form of a request's body and of the preview. */
 function position(options, chosen, changed) {
   const offset = offsetInput("Offset");
   const time = timeInput("Time");
@@ -114,7 +116,8 @@ export async function seekChannel(topic, channel) {
   if (done) tell(typeof answer?.offset === "number" ? `${channel} continues at offset ${answer.offset}.` : `${channel} has moved.`);
 }
 
-/** Send dead letters back where they came from; it goes on in the broker, and the page shows how far it is. */
+/** Send dead letters back to their channels. The redrive runs in the broker, and the page shows its
+ * progress. */
 export async function redrive(topic, waiting) {
   const number = h("input", { inputmode: "numeric", autocomplete: "off", placeholder: waiting ? `all (${count(waiting).exact})` : "all that exist now" });
   const other = h("input", { autocomplete: "off", spellcheck: "false", placeholder: "its original topic" });

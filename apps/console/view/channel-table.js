@@ -1,4 +1,4 @@
-// The columns of tables of channels: on a topic's page, and of all of them.
+// The columns of the tables of channels, on a topic's page and on the page of all channels.
 
 import { h } from "../base/dom.js";
 import { count, duration, rate } from "../base/format.js";
@@ -7,9 +7,9 @@ import { link } from "../base/router.js";
 import { figureCell, pills } from "./parts.js";
 import { Spark } from "./spark.js";
 
-const MANY = 1000; // a few messages that wait come and go: only a backlog is worth a colour
+const MANY = 1000; // only a backlog of at least this size is coloured
 
-/** How long the oldest unfinished message has been here, as a part; the clock is the broker's. */
+/** Return the age of the oldest unfinished message, by the broker's clock, as {text, exact}. */
 export function age(thing, now) {
   if (thing.oldest_ms === 0) return { text: "–", exact: "everything is finished" };
   if (!thing.oldest_ms) return { text: "–", exact: "not known yet" };
@@ -17,14 +17,15 @@ export function age(thing, now) {
   return duration(seconds >= 1 ? Math.round(seconds) : seconds);
 }
 
-/** Time to drain; null: the backlog did not get less within the last ten seconds. */
+/** Return the time to drain. Null means that the backlog did not shrink in the last ten seconds. */
 export function drain(seconds) {
   if (seconds === 0) return { text: "–", exact: "no messages wait" };
   if (seconds === null || seconds === undefined) return { text: "not now", exact: "the backlog did not shrink in the last 10 s" };
   return duration(seconds >= 1 ? Math.round(seconds) : seconds);
 }
 
-/** `topics`: with the topic's name in front. `trails`: with sparklines. */
+/** Return the columns. With `topics`, the first column is the topic. With `trails`, there are
+ * sparklines. */
 export function channelColumns(model, { topics = false, trails = null } = {}) {
   const plain = (key, title, width, rank, hint, state = () => "") => ({
     key, title, hint, num: true, width, rank, value: (channel) => channel[key], show: (cell, channel) => figureCell(cell, count(channel[key]), channel[key], state(channel)),

@@ -1,15 +1,17 @@
-// A line chart over time: a few series, an axis from 0, and a readout that follows the pointer or the arrow keys. Own SVG, no library.
+// A line chart over time: a few series, an axis from 0, and values that follow the pointer or the
+// arrow keys. It is plain SVG without a library.
 
 import { h, put, setAttr, setText, svg } from "../base/dom.js";
 import { moment } from "../base/format.js";
 import { area, path } from "./spark.js";
 
 const HEIGHT = 132;
-const FOOT = 18; // for the times below
+const FOOT = 18; // height of the time labels below the chart
 const HEAD = 8;
-const LEFT = 48; // for the words of the axis, so that no line runs through them
+const LEFT = 48; // width of the axis labels, so that no line crosses them
 
-/** The top of an axis that holds `value`: 1, 2, 2.5 or 5 times a power of ten; of bytes a power of two. Pure. */
+/** Return the top of an axis that includes `value`: 1, 2, 2.5 or 5 times a power of ten, or a power
+ * of two for bytes. Pure. */
 export function niceTop(value, binary = false) {
   if (!(value > 0)) return 1;
   if (binary) return 2 ** Math.ceil(Math.log2(value * 0.9999));
@@ -18,7 +20,7 @@ export function niceTop(value, binary = false) {
   return 10 * power;
 }
 
-/** Round moments within a span, at most `most` of them. Pure. */
+/** Return round times within a span, at most `most` of them. Pure. */
 export function times(startMs, endMs, most) {
   const steps = [30, 60, 120, 300, 600, 900, 1800, 3600, 7200].map((s) => s * 1000);
   const step = steps.find((one) => (endMs - startMs) / one <= most) ?? steps.at(-1);
@@ -28,7 +30,8 @@ export function times(startMs, endMs, most) {
 }
 
 export class Chart {
-  /** series: [{key, name, kind, area}]; format: value -> {text, exact}; least: the axis shows at least up to this; binary: it is of bytes. */
+  /** `series` is [{key, name, kind, area}]. `format` converts a value to {text, exact}. The axis
+   * reaches at least `least`. `binary` is true for bytes. */
   constructor({ title, series, format, least = 1, binary = false }) {
     this.series = series.map((one) => ({ ...one, line: svg(`path.chart-line.${one.kind}`), fill: one.area ? svg(`path.chart-area.${one.kind}`) : null }));
     this.format = format;
@@ -38,9 +41,9 @@ export class Chart {
     this.width = 0;
     this.top = 0;
     this.data = { values: [], step: 1, end: 0 };
-    this.at = null; // the value that is pointed at
+    this.at = null; // the index of the value under the pointer
     this.grid = svg("g.chart-grid");
-    this.words = svg("g.chart-grid"); // above the lines, so that they stay readable
+    this.words = svg("g.chart-grid"); // drawn above the lines, so that the labels stay readable
     this.cross = svg("line.chart-cross", { y1: HEAD, y2: HEIGHT - FOOT, visibility: "hidden" });
     this.svg = svg("svg.chart-svg", { height: HEIGHT, role: "img" }, this.grid,
       this.series.map((one) => one.fill), this.series.map((one) => one.line), this.words, this.cross);
@@ -69,7 +72,8 @@ export class Chart {
     this.sizes.disconnect();
   }
 
-  /** values: one list a series, oldest first, equally long but for missing beginnings; the last one belongs to `end` (ms). */
+  /** Draw new values: one list for each series, oldest first. A list may lack values at its
+   * beginning. The last value belongs to `end` (ms). */
   update(values, step, end) {
     this.data = { values, step, end };
     this.#draw();
@@ -138,7 +142,7 @@ export class Chart {
     this.#read((this.at ?? this.#count()) + way);
   }
 
-  /** Show the values at an index, or the newest ones. */
+  /** Show the values at an index, or the newest values. */
   #read(at) {
     const count = this.#count();
     this.at = at === null || !count ? null : Math.max(0, Math.min(count - 1, at));

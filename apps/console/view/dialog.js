@@ -1,10 +1,12 @@
-// Dialogs: to ask, to warn with what will be lost, to fill in. The browser's own <dialog> keeps the focus inside and gives it back.
+// Dialogs that ask, warn about losses, or have fields. The browser's <dialog> keeps the focus
+// inside and restores it at the end.
 
 import { freshId, h, put, setAttr, show } from "../base/dom.js";
 import { explain, get } from "../base/api.js";
 
-/** Show a dialog and resolve to what `act` returns, or to null where the person went away. `fields`: nodes; `act()` runs when it is
- * submitted: while it runs the button is busy, and what it throws is shown and the dialog stays. */
+/** Show a dialog. It resolves to the result of `act`, or to null if the user closes the dialog.
+ * `fields` are nodes. `act()` runs when the dialog is submitted. While it runs, the button is busy.
+ * If it throws an error, the error is shown and the dialog stays open. */
 export function dialog({ title, fields = [], submit = "OK", danger = false, wide = false, cancel = "Cancel", act, ready = true, closes = true }) {
   const id = freshId("dialog");
   const error = h("p.note.alarm", { role: "alert", hidden: true });
@@ -47,7 +49,7 @@ export function dialog({ title, fields = [], submit = "OK", danger = false, wide
   });
 }
 
-/** A labelled field. */
+/** Return a field with its label. */
 export function field(label, input, help = "") {
   return h("label.field", {}, h("span", {}, label), input, help && h("small", {}, help));
 }
@@ -60,7 +62,8 @@ export function checkbox(label, checked = false) {
   return element;
 }
 
-/** Radio buttons: [[value, label, node or text below]]; `.value` is the chosen one. */
+/** Return radio buttons for the options [[value, label, node or text below]]. `.value` is the
+ * chosen value. */
 export function choices(label, options, chosen, changed = () => {}) {
   const name = freshId("choice");
   const element = h("div.choices", { role: "radiogroup", "aria-label": label });
@@ -77,7 +80,8 @@ export function choices(label, options, chosen, changed = () => {}) {
   return element;
 }
 
-/** What an action would lose, as the broker says it; `loss.element` fills itself, `ask(query)` asks (anew), `say(text)` does not. */
+/** Show what an action would lose, by the broker's preview. `element` shows the result.
+ * `ask(query)` requests the preview again, and `say(text)` shows a text instead. */
 export function losses(query, known = () => {}) {
   const element = h("div.note", { role: "status" }, "Asking the broker what this does …");
   let round = 0;
@@ -100,7 +104,7 @@ export function losses(query, known = () => {}) {
     }
   };
   const say = (text) => {
-    round += 1; // what was asked before is not wanted any more
+    round += 1; // a reply to an earlier request is ignored
     setAttr(element, "class", "note");
     put(element, text);
   };
@@ -108,10 +112,11 @@ export function losses(query, known = () => {}) {
   return { element, ask, say };
 }
 
-/** Ask before something that loses. `name`: what must be typed first (for what cannot be undone), "" for a plain question. */
+/** Ask for confirmation of an action that loses data. `name` is the text that the user must type
+ * first, for an action that cannot be undone, or "". */
 export function confirm({ title, text = "", query, name = "", submit, danger = true, act }) {
   let asked = null;
-  // To empty what is empty does nothing: no name is asked for, and there is nothing to press.
+  // If there is nothing to empty, the action has no effect. Then no name must be typed.
   const loss = query ? losses(query, (said) => { if (asked && said?.harmless && query.action.endsWith(".empty")) asked.hidden = true; }) : null;
   const fields = [text && h("p.quiet", {}, text), loss?.element];
   let ready = true;

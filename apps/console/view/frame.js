@@ -1,4 +1,5 @@
-// The frame around all pages: the bar with its links, how the connection is, and banners: what is shown is old, the disk is full.
+// The frame around all pages: a bar with links and the state of the connection, and banners for
+// outdated data and a full disk.
 
 import { h, put, setAttr, setText, show, svg } from "../base/dom.js";
 import { count, relative } from "../base/format.js";
@@ -7,7 +8,7 @@ import { help } from "./keys.js";
 
 const NAV = [["#/", "Topics", ["", "topics"]], ["#/channels", "Channels", ["channels"]], ["#/alarms", "Alarms", ["alarms"]], ["#/processes", "Processes", ["processes", "audit"]]];
 const WORDS = { connecting: "connecting", live: "live", lost: "not connected", away: "paused" };
-const BANNER_AFTER_MS = 1200; // a stream that comes back at once is nobody's business
+const BANNER_AFTER_MS = 1200; // a stream that reconnects at once causes no banner
 
 export class Frame {
   constructor({ theme: switched, retry }) {
@@ -41,7 +42,7 @@ export class Frame {
     for (const link of this.links) setAttr(link.element, "aria-current", link.heads.includes(parts[0] ?? "") ? "page" : null);
   }
 
-  /** How the stream is now. */
+  /** Show the state of the stream. */
   link(now) {
     if (now.state === "lost" && this.state.state !== "lost") this.lostAt = Date.now();
     if (now.state === "live") this.lostAt = 0;
@@ -72,7 +73,7 @@ export class Frame {
     if (this.state.state === "live" && this.version !== model.version) {
       this.version = model.version;
       this.dot.classList.remove("beat");
-      void this.dot.getBoundingClientRect(); // so that the animation begins anew
+      void this.dot.getBoundingClientRect(); // so that the animation starts again
       this.dot.classList.add("beat");
     }
   }

@@ -1,4 +1,5 @@
-// The charts of a page over one stretch of time: what the broker remembers, then what comes live; five minutes or two hours.
+// The charts of a page over five minutes or two hours: the history of the broker, followed by live
+// values.
 
 import { explain, get } from "../base/api.js";
 import { h } from "../base/dom.js";
@@ -9,7 +10,8 @@ import { segment } from "./parts.js";
 const ROW = "this";
 const KEY = "zsq.span";
 const SPANS = [["5m", "5 min"], ["2h", "2 h"]];
-const POINTS = { "5m": 150, "2h": 240 }; // means over 2 s and 30 s: a calm line
+// each point is a mean over 2 s or 30 s, so that the line is calm
+const POINTS = { "5m": 150, "2h": 240 };
 
 function kept() {
   try {
@@ -20,8 +22,9 @@ function kept() {
 }
 
 export class History {
-  /** charts: options of Chart; `figures()`: what is known now, by series; `query`: topic, and channel. `topics`: series that are the
-   * topic's, on a channel's page: what comes to a channel is what comes into its topic. */
+  /** `charts` has the options of each Chart. `figures()` returns the current values by series.
+   * `query` has the topic and the channel. `topics` names the series that come from the topic on a
+   * channel's page, because a channel receives what is published to its topic. */
   constructor({ query, charts, figures, model, signal, topics = [] }) {
     Object.assign(this, { query, figures, model, signal, topics, loading: null, trails: new Trails(), span: kept() });
     this.charts = charts.map((one) => new Chart(one));
@@ -41,7 +44,7 @@ export class History {
     try {
       sessionStorage.setItem(KEY, span);
     } catch {
-      // it holds for this page
+      // the choice applies to this page only
     }
     this.trails = new Trails();
     this.loading = null;
@@ -68,7 +71,7 @@ export class History {
     this.loading = mine;
   }
 
-  /** Once a second. */
+  /** Add a sample and draw. Called once a second. */
   tick() {
     const now = this.figures();
     if (!now || !this.trails.ready) return;

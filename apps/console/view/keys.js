@@ -1,4 +1,5 @@
-// The keyboard: single keys as in a mail reader, sequences that begin with g, and none of them while a person types.
+// Keyboard control: single keys, and sequences that begin with g. None of them works while the user
+// types in a field.
 
 import { go } from "../base/router.js";
 import { h } from "../base/dom.js";
@@ -17,9 +18,9 @@ export function help() {
   return dialog({ title: "Keyboard", fields: [h("dl.keys-list", {}, rows)], submit: "Close", cancel: "" });
 }
 
-/** Listen; `up()` goes one page up, `theme()` on to the next theme. */
+/** Listen for keys. `up()` goes one page up, and `theme()` switches to the next theme. */
 export function listen({ up, theme }) {
-  let began = 0; // when g was pressed
+  let began = 0; // the time at which g was pressed
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || document.querySelector("dialog[open]")) return;
     const typing = event.target.matches?.("input:not([type=checkbox], [type=radio]), textarea, select");
@@ -64,7 +65,7 @@ function press(event, { up, theme }) {
   }
 }
 
-/** The focus to the next or previous row of the list it is in, or of the first list of the page. */
+/** Move the focus to the next or previous row of its list, or to the first list of the page. */
 function move(way, first = false) {
   const now = first ? null : document.activeElement;
   const list = now?.closest?.("[data-list]") ?? [...document.querySelectorAll("[data-list]")].find((one) => one.querySelector("tbody tr"));

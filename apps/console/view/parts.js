@@ -1,4 +1,5 @@
-// Small parts that several pages use: pills of state, figures, empty places with a command, heads of pages.
+// Small parts that several pages use: pills of state, values, empty places with a command, and
+// heads of pages.
 
 import { explain } from "../base/api.js";
 import { add, h, put, setAttr, setClass, setPart, setText, show } from "../base/dom.js";
@@ -7,7 +8,8 @@ import { isAlarm, isHealthy } from "../base/model.js";
 import { Spark } from "./spark.js";
 import { tell } from "./toast.js";
 
-/** Ask the broker for what is shown. If that fails, `failed` says why, and what was shown before stays. `waiting` goes with the first answer. */
+/** Request the data of a page from the broker. If that fails, `failed` shows the reason, and the
+ * old data stays. `waiting` is hidden after the first answer. */
 export async function asked(failed, signal, ask, waiting = null) {
   try {
     await ask();
@@ -20,13 +22,13 @@ export async function asked(failed, signal, ask, waiting = null) {
   if (waiting) show(waiting, false);
 }
 
-/** "3,114 messages waiting (alarm above 400)". */
+/** Return the text of an alarm: "3,114 messages waiting (alarm above 400)". */
 export function alarmText({ figure, value, threshold }) {
   if (figure === "depth") return `${count(value).text} messages waiting (alarm above ${count(threshold).text})`;
   return `oldest unfinished is ${duration(value).text} old (alarm above ${duration(threshold).text})`;
 }
 
-/** What is special about a topic or channel, as [text, kind, hint]. */
+/** Return the special states of a topic or channel as [text, kind, hint]. */
 export function states(thing) {
   const found = [];
   if (isAlarm(thing)) found.push(["alarm", "alarm", thing.alarms.map(alarmText).join("; ")]);
@@ -40,7 +42,7 @@ export function states(thing) {
   return found;
 }
 
-/** Draw pills, if they changed. */
+/** Draw the pills if they have changed. */
 export function pills(element, thing) {
   const found = states(thing);
   const said = JSON.stringify(found);
@@ -49,7 +51,8 @@ export function pills(element, thing) {
   put(element, found.map(([text, kind, hint]) => h(`span.pill${kind && `.${kind}`}`, { title: hint }, text)));
 }
 
-/** A list of figures: [{key, name, hint, spark}]; set(key, part, {under, state, unit}). */
+/** A list of values: [{key, name, hint, spark}]. `set(key, part, {under, state, unit})` sets one of
+ * them. */
 export class Figures {
   constructor(list, minor = false) {
     this.parts = new Map();
@@ -79,12 +82,12 @@ export class Figures {
   }
 }
 
-/** A place with nothing in it, and what to do about it. */
+/** Return an empty place, with advice on what to do about it. */
 export function empty(title, text, command = "", ...more) {
   return h("div.empty", {}, h("strong", {}, title), text && h("span", {}, text), command && shell(command), more);
 }
 
-/** A command to copy. */
+/** Return a command that can be copied. */
 export function shell(command) {
   const copy = h("button.button.small", { type: "button", "aria-label": "Copy the command", on: { click: () => void copied(command) } }, "Copy");
   return h("div.command", {}, h("code", {}, command), copy);
@@ -99,7 +102,7 @@ export async function copied(text) {
   }
 }
 
-/** The head of a page: crumbs [[text, href]], title, pills, actions. */
+/** Return the head of a page: crumbs [[text, href]], title, pills, actions. */
 export function head(title, crumbs = [], actions = []) {
   const marks = h("span.pills");
   const element = h("div.head", {},
@@ -114,14 +117,14 @@ export function button(text, act, { kind = "", title = null, disabled = false } 
   return h(`button.button${kind && `.${kind}`}`, { type: "button", title, disabled, on: { click: act } }, text);
 }
 
-/** An action that may not be permitted: then it says so instead of working. */
+/** Enable or disable an action. If it is not permitted, its hint names the missing permission. */
 export function permit(element, permitted, need) {
   element.disabled = !permitted;
   if (!permitted) setAttr(element, "title", `Your token does not permit this. It needs ${need}.`);
   else if (element.title.startsWith("Your token")) setAttr(element, "title", null);
 }
 
-/** A switch between a few choices; calls `changed(value)`. */
+/** Return a switch between a few choices. It calls `changed(value)`. */
 export function segment(label, options, chosen, changed) {
   const element = h("div.segment", { role: "group", "aria-label": label });
   for (const [value, text] of options) {
@@ -135,7 +138,7 @@ export function segment(label, options, chosen, changed) {
   return element;
 }
 
-/** Set a cell to a figure; zero is faint, so that what is there stands out. */
+/** Set a cell to a value. Zero is shown faintly, so that other values stand out. */
 export function figureCell(cell, part, value, state = "") {
   setPart(cell, part);
   setClass(cell, "zero", value === 0 || value === null || value === undefined);
@@ -143,7 +146,7 @@ export function figureCell(cell, part, value, state = "") {
   setClass(cell, "warn", state === "warn");
 }
 
-/** Mark the tab that is shown, and bring it into sight where the row of tabs is wider than the screen. */
+/** Mark the tab that is shown. If the row of tabs is wider than the screen, scroll to it. */
 export function markTab(links, key) {
   for (const one of links) {
     setAttr(one.element, "aria-current", one.key === key ? "page" : null);
@@ -151,7 +154,7 @@ export function markTab(links, key) {
   }
 }
 
-/** What is wrong with a topic or channel, as a line; "" where nothing is. */
+/** Return the problems of a topic or channel as one line, or "". */
 export function troubles(thing) {
   const alarms = (thing.alarms ?? []).map((one) => `Alarm${one.channel && one.channel !== thing.name ? ` of ${one.channel}` : ""}: ${alarmText(one)}.`);
   return [isHealthy(thing) ? "" : `Health: ${thing.health}.`, ...alarms].filter(Boolean).join(" ");

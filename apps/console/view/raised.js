@@ -1,4 +1,4 @@
-// The alarms that are raised now, above the topics: nothing where there is none.
+// The raised alarms, shown above the topics. Without alarms nothing is shown.
 
 import { h, put, show } from "../base/dom.js";
 import { bytes, count, duration, relative } from "../base/format.js";
@@ -6,7 +6,8 @@ import { link } from "../base/router.js";
 
 const MOST = 5;
 
-/** "121k messages waiting (alarm above 100k)" as parts of a line; of the broker itself: that its disk is full. */
+/** Return an alarm as parts of a line: "121k messages waiting (alarm above 100k)". The broker's own
+ * alarm reports that its disk is full. */
 export function alarmWords({ figure, value, threshold }) {
   if (figure === "free_bytes") return ["the disk is full: ", h("b", { title: bytes(value).exact }, bytes(value).text), ` free; the reserve is ${bytes(threshold).text}`];
   const depth = figure === "depth";

@@ -1,4 +1,5 @@
-// Settings of a channel or a topic as facts and as fields of a dialog, from the rows of the broker's table of settings.
+// Settings of a channel or topic as facts and as fields of a dialog, made from the broker's table
+// of settings.
 
 import { Wrong } from "../base/api.js";
 import { h } from "../base/dom.js";
@@ -9,7 +10,7 @@ const whole = (text) => (/^\d+$/.test(text) ? Number(text) : null);
 const PARSE = { count: whole, seconds: parseDuration, bytes: parseBytes };
 const FORMAT = { count, seconds: duration, bytes };
 
-/** What a setting's value means, for people. */
+/** Return the meaning of a setting's value as text for users. */
 function shown(row, value) {
   if (value === null || value === undefined) return "as set for the broker";
   if (row.kind === "flag") return value ? `yes: ${row.hint}` : row.none_label;
@@ -17,10 +18,10 @@ function shown(row, value) {
   return row.choices[value] ?? FORMAT[row.kind]?.(value).text ?? value;
 }
 
-/** Pairs for a list of facts. */
+/** Return settings as pairs for a list of facts. */
 export const shownSettings = (rows, now) => rows.map((row) => [row.label, shown(row, now?.[row.name])]);
 
-/** A value as a text that reads back as the same value. */
+/** Return a value as a text that is parsed to the same value. */
 function editable(row, value) {
   if (value === null || value === undefined) return "";
   if (value === -1) return "none";
@@ -37,7 +38,8 @@ function parsed(row, text) {
   return value;
 }
 
-/** A field for a setting, and how it is read: `was` is what it says unless somebody changes it. */
+/** Return the field of a setting, and functions that read it. `was` is its value before the user
+ * changes it. */
 function input(row, value, empty) {
   if (row.kind === "flag") {
     const element = checkbox(`${row.label}: ${row.hint}`, value === true);
@@ -52,7 +54,8 @@ function input(row, value, empty) {
   return { row, element: field(row.label, line, row.hint), was: line.value, read: () => line.value.trim(), sent: (text) => parsed(row, text) };
 }
 
-/** Fields for settings: their elements, and `changes()` for the body of a request; null takes a setting back. `empty`: what an empty field means. */
+/** Return the fields of settings: their elements, and `changes()` for the body of a request. In a
+ * request, null resets a setting. `empty` is the placeholder of an empty field. */
 export function settingsForm(rows, now, empty) {
   const inputs = rows.map((row) => input(row, now?.[row.name], empty));
   return {

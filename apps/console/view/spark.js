@@ -1,10 +1,11 @@
-// A sparkline: the last minutes of one figure, beside its number. It is redrawn only when its path changes.
+// A sparkline: the last minutes of one value, shown beside its number. It is drawn again only if
+// its path changes.
 
 import { svg } from "../base/dom.js";
 
 const PAD = 1.5;
 
-/** The path of values over a width and height, scaled to `top`; gaps where a value is null. Pure. */
+/** Return the path of values in a width and height, scaled to `top`. Null values are gaps. Pure. */
 export function path(values, width, height, top, pad = PAD) {
   const step = width / Math.max(values.length - 1, 1);
   const room = height - 2 * pad;
@@ -23,7 +24,7 @@ export function path(values, width, height, top, pad = PAD) {
   return out;
 }
 
-/** The same, closed down to the ground, piece by piece: for a fill. */
+/** Return the path of the area below a line, piece by piece, for a fill. */
 export function area(line, height) {
   const pieces = line.split("M").filter((piece) => piece.includes("L"));
   return pieces.map((piece) => {
@@ -34,7 +35,7 @@ export function area(line, height) {
 }
 
 export class Spark {
-  /** `kind`: in, out, wait, third: which colour of theme.css. */
+  /** `kind` (in, out, wait or third) selects a colour of theme.css. */
   constructor(kind, width = 96, height = 22) {
     this.width = width;
     this.height = height;
@@ -48,12 +49,13 @@ export class Spark {
   draw(values, floor = 0) {
     let top = floor;
     for (const value of values) if (value > top) top = value;
-    // The scale follows at once where it must, and falls back slowly: a line that jumps is read as a change.
+    // The scale grows at once and shrinks only if the values are much smaller. A line that jumps
+    // would look like a change of the values.
     if (top > this.top || top < this.top * 0.6) this.top = top;
     const line = values.length < 2 ? "" : path(values, this.width, this.height, this.top || 1);
     if (line === this.drawn) return;
     this.drawn = line;
-    this.element.classList.toggle("flat", top === 0); // nothing happened: not worth a look
+    this.element.classList.toggle("flat", top === 0); // all values are 0
     this.line.setAttribute("d", line);
     this.fill.setAttribute("d", area(line, this.height));
   }

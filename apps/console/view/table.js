@@ -1,21 +1,26 @@
-// Tables that stay smooth with a thousand rows: rows are put up as far as a person has scrolled, filled when they can be seen, and a
-// cell is touched only where its text changed. They sort and filter over all rows, and are walked through by keyboard.
+// Tables that stay fast with a thousand rows. Rows are added as far as the user has scrolled and
+// filled when they become visible. A cell is changed only if its text has changed. Sorting and
+// filtering include all rows. The keyboard moves between rows.
 //
-// Rows hold still while the pointer or the focus is among them: a row that slips away under the finger is worse than an order that is a
-// few seconds old. Screen readers get a real table; j and k move between the rows' links (keys.js).
+// Rows do not move while the pointer or the focus is in the table: an order that is a few seconds
+// old is better than a row that moves away under the pointer. Screen readers get a real table. The
+// keys j and k move between the links of the rows (keys.js).
 
 import { add, h, setAttr, setClass, setText, show } from "../base/dom.js";
 
 const SORT_MS = 4000;
-const FIRST_ROWS = 40; // filled at once, before the browser has said what can be seen
-const ROWS_STEP = 150; // put up at a time: laying out a thousand takes as long as everything else together
+const FIRST_ROWS = 40; // filled at once, before the browser has reported which rows are visible
+// added at a time, because the layout of a thousand rows takes as long as everything else together
+const ROWS_STEP = 150;
 
 export class Table {
-  /** columns: [{key, title, hint, num, width, rank, value(row), make(cell, row), show(cell, row)}]; rank 2 and 3 give way on narrow
-   * screens. `id(row)`: which one it is. `words(row)`: what the filter looks at. `sort`: [key, 1 or -1]. `empty`: an element. */
+  /** `columns` is [{key, title, hint, num, width, rank, value(row), make(cell, row), show(cell,
+   * row)}]. Columns of rank 2 and 3 are hidden on narrow screens. `id(row)` identifies a row.
+   * `words(row)` is the text that the filter searches. `sort` is [key, 1 or -1]. `empty` is an
+   * element. */
   constructor({ label, columns, id, words = null, sort = null, empty = null, fixed = true }) {
     Object.assign(this, { columns, id, words, sort, empty });
-    this.rows = new Map(); // id -> {id, data, tr (null: not put up yet), cells, seen, made}
+    this.rows = new Map(); // id -> {id, data, tr (null: not added yet), cells, seen, made}
     this.most = ROWS_STEP;
     this.asked = "";
     this.sortedAt = 0;
@@ -47,7 +52,7 @@ export class Table {
     return head;
   }
 
-  /** Sort by a column; once more turns it round. Numbers begin with the largest. */
+  /** Sort by a column. A second call reverses the order. Numbers begin with the largest. */
   order(key) {
     const column = this.columns.find((one) => one.key === key);
     const first = column.num ? -1 : 1;
@@ -60,7 +65,7 @@ export class Table {
     this.#place(true);
   }
 
-  /** These are the rows now. */
+  /** Set the rows of the table. */
   update(all) {
     const there = new Set();
     let came = false;
@@ -87,7 +92,7 @@ export class Table {
     this.refresh();
   }
 
-  /** Fill what can be seen anew: figures that change by the clock alone. */
+  /** Fill the visible rows again, because some values change with the clock alone. */
   refresh() {
     for (const row of this.rows.values()) if (row.seen) this.#fill(row);
   }
@@ -103,12 +108,12 @@ export class Table {
     this.watch.observe(row.tr);
   }
 
-  /** A person nears the end of what is put up. */
+  /** Add rows, because the user has scrolled near the end. */
   #grow() {
     if (this.most >= this.rows.size) return;
     this.most += ROWS_STEP;
     this.#place(true);
-    this.end.unobserve(this.more); // said anew if the end is still in sight
+    this.end.unobserve(this.more); // then the observer reports again if the end is still visible
     this.end.observe(this.more);
   }
 
@@ -179,7 +184,8 @@ function classes(column) {
   return [column.num && "num", column.rank && `rank-${column.rank}`, column.key && `c-${column.key}`].filter(Boolean).join(" ");
 }
 
-/** Numbers by size, texts by letters and the numbers in them; what is not known is the least. */
+/** Compare numbers by size, and texts by letters and the numbers in them. An unknown value is the
+ * smallest. */
 function compare(a, b) {
   const none = (value) => value === null || value === undefined;
   if (none(a) || none(b)) return Number(none(b)) - Number(none(a));
@@ -189,7 +195,7 @@ function compare(a, b) {
 
 const words = new Intl.Collator("en", { numeric: true });
 
-/** A field that filters a table, with its key. */
+/** Return a field that filters a table, with its key. */
 export function filterField(table, label, changed = () => {}) {
   const input = h("input", { type: "search", placeholder: label, "aria-label": label, autocomplete: "off", spellcheck: "false", "data-filter": true });
   input.addEventListener("input", () => {
@@ -206,12 +212,12 @@ export function filterField(table, label, changed = () => {}) {
   return h("label.search", {}, input, h("kbd", { "aria-hidden": "true" }, "/"));
 }
 
-/** A panel with a title, tools, and a table in it. */
+/** Return a panel with a title, tools and a table. */
 export function tablePanel(title, table, ...tools) {
   return h("section.panel", { "aria-label": title }, h("header", {}, h("h2", {}, title), tools), table.element);
 }
 
-/** A row of cells that says that data is on its way. */
+/** Return placeholder rows that show that data is being loaded. */
 export function skeleton(rows = 6) {
   const body = h("div.skeleton", { "aria-hidden": "true" });
   for (let at = 0; at < rows; at += 1) add(body, h("div.skeleton-row", {}, h("span.waiting", {}, "x"), h("span.waiting", {}, "x"), h("span.waiting", {}, "x")));

@@ -1,4 +1,5 @@
-// A short word on what was done, or was not; it goes by itself. What failed stays until it is closed.
+// Short messages about the result of an action. They disappear after some seconds. The message of a
+// failure stays until it is closed.
 
 import { announce, h } from "../base/dom.js";
 import { explain } from "../base/api.js";
@@ -24,7 +25,7 @@ export function tell(text, bad = false) {
   }
 }
 
-/** Do something and say how it went. */
+/** Run an action and show a message about its result. */
 export async function attempt(done, act) {
   try {
     const answer = await act();

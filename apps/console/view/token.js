@@ -1,10 +1,11 @@
-// The token, asked for when the broker wants one.
+// The dialog that asks for a token when the broker needs one.
 
 import { h } from "../base/dom.js";
 import { explain } from "../base/api.js";
 import { dialog, field } from "./dialog.js";
 
-/** Resolves to a token; there is no way past it but closing the tab, because nothing else can be shown. */
+/** Ask for a token and resolve to it. The dialog cannot be closed without a token, because nothing
+ * else can be shown. */
 export async function askToken(refused, used) {
   const input = h("input", { type: "password", autocomplete: "current-password", name: "token", required: true, spellcheck: "false" });
   const wrong = used ? h("p.note.alarm", { role: "alert" }, refused.code === "AUTH_FIRST" ? "The broker does not know this token. Enter another one." : explain(refused)) : null;

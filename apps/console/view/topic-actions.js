@@ -1,4 +1,4 @@
-// What can be done to a topic, each with its dialog: make it, publish, pause, empty, configure, delete.
+// Actions on a topic, each with its dialog: create, publish, pause, empty, configure, delete.
 
 import { post, Wrong } from "../base/api.js";
 import { h } from "../base/dom.js";
@@ -28,14 +28,15 @@ export async function createTopic() {
 
 const HEADER = /^\s*([^:\s][^:]*?)\s*:\s?(.*)$/;
 
-/** "name: value" lines as an object of texts. */
+/** Parse lines of "name: value" into an object of texts. */
 function parseHeaders(text) {
   const found = {};
   for (const line of text.split("\n").filter((one) => one.trim())) {
     const [, name, value] = HEADER.exec(line) ?? [];
     if (name === undefined) throw new Wrong(`“${line.slice(0, 60)}” is not a header. Write “name: value”, one header per line.`);
     if (Object.hasOwn(found, name)) throw new Wrong(`The header “${name}” is given twice.`);
-    Object.defineProperty(found, name, { value, enumerable: true }); // also where the name is __proto__
+    // this also works for the name __proto__
+    Object.defineProperty(found, name, { value, enumerable: true });
   }
   return found;
 }
@@ -72,7 +73,7 @@ export async function publish(topic) {
   if (done) tell(sentence(done));
 }
 
-/** What became of a publish, for a person. */
+/** Return a sentence about the result of a publish. */
 function sentence({ count: sent, offset, keys }) {
   const them = sent === 1 ? "Published" : `Published ${sent} messages`;
   const on = sent === 1 ? "it is on disk" : "they are on disk";

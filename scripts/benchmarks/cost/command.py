@@ -162,7 +162,7 @@ def draw(results: dict[str, list[Plot]], folder: Path) -> None:
 def document(docs: Path, results: dict[str, list[Plot]], told: dict[str, str]) -> None:
     """Replace the measured sweeps in the document.
 
-    The others keep their pictures and numbers, which may come from another machine.
+    The other sweeps keep their pictures and numbers, which may come from another machine.
     """
     (docs.parent / PICTURES).mkdir(exist_ok=True)
     draw(results, docs.parent / PICTURES)

@@ -16,8 +16,8 @@ from zsq.transport.client.blocking.client import Consumer, Producer, Receipt
 from ..harness.loads import WAIT_S, WINDOW_BYTES, Shape, Start, make_bodies
 
 PROCESSES_MAX: Final = 2
-# After so many seconds without a message, all are taken as delivered. Pauses in deliveries are far
-# shorter.
+# After this many seconds without a message, all messages count as delivered. Pauses in deliveries
+# are far shorter.
 IDLE_S: Final = 3.0
 READY_ALL: Final = 40_000  # messages that all consumers of a channel together may hold
 Place = tuple[str, str]
@@ -34,8 +34,8 @@ def consume_all(
 ) -> tuple[int, float]:
     """Run a consumer at each place (topic, channel).
 
-    They end when they have `expected` messages together or none arrives. Return how many came, and
-    the time of the last.
+    They end when they have `expected` messages together or no message arrives. Return the number of
+    messages, and the time of the last one.
     """
     seen = [0] * len(places)
     ends = [0.0] * len(places)
@@ -83,7 +83,7 @@ def consume_all(
 def publish_to(start: Start, url: str, topics: list[str], shape: Shape) -> float:
     """Publish blocks to the topics in turn.
 
-    Return the time when the last was known to be durable.
+    Return the time when the last block was known to be durable.
     """
     bodies = make_bodies(Shape(shape.block, shape.size, shape.block))
     out_max = max(2, WINDOW_BYTES // (shape.block * (shape.size + 8)))

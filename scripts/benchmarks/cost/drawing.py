@@ -37,7 +37,7 @@ DARK: Final = {  # the replacement of each colour on a dark page
     "#1a7f37": "#3fb950",
     "#8250df": "#bc8cff",
 }
-DECADES_WITH_STEPS: Final = 3  # axes of up to so many decades also have ticks at 2 and 5
+DECADES_WITH_STEPS: Final = 3  # axes of at most this many decades also have ticks at 2 and 5
 TEXTS: Final = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
 SETTINGS: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",  # text stays text
@@ -100,7 +100,7 @@ def _scale(set_scale: Callable[..., None], scale: Scale, axis: Axis, values: lis
 def _dark() -> str:
     """Return CSS rules for dark pages.
 
-    matplotlib writes each colour into the element's style, so the rules look for it there.
+    matplotlib writes each colour into the element's style, so the rules match that style.
     """
     rules = (
         f'[style*="{what}: {light}"] {{ {what}: {dark} !important }}'

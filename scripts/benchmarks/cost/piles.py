@@ -25,7 +25,7 @@ KINDS: Final = {f"topic {TOPIC}": "topic", f"channel {TOPIC}/{SLOW}": "the slow 
 
 
 def steps(most: int) -> tuple[int, ...]:
-    """Return 0, 10,000, and ten times as many until there are `most`."""
+    """Return the numbers of messages at which to measure: 0, 10,000, 100,000 and so on, and `most`."""
     found = [0]
     count = FIRST
     while count < most:
@@ -37,7 +37,7 @@ def steps(most: int) -> tuple[int, ...]:
 def backlog(load: Load) -> list[Plot]:
     """Measure one topic with a growing backlog.
 
-    Before each step the slow channel skips the messages of the load before.
+    Before each step the slow channel skips the messages of the previous load.
     """
     where = Axis("messages waiting", "waiting")
     rates = Plot("backlog", "Messages waiting behind a slow channel", where, RATE_LINEAR)

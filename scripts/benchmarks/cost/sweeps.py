@@ -35,8 +35,8 @@ SINGLES: Final = "64 clients, a message at a time"
 class Load:
     """The load of the sweeps.
 
-    `scale` multiplies the load of each point. `waiting` and `delayed` are the ends of those sweeps.
-    Brokers live in `folder`.
+    `scale` multiplies the load of each point. `waiting` and `delayed` are the last points of those
+    sweeps. Brokers live in `folder`.
     """
 
     folder: Path | None

@@ -12,7 +12,7 @@ from typing import Final
 from zsq.transport.client.blocking.client import Consumer, Producer, Receipt
 
 BODIES_MAX: Final = 100_000  # the number of different bodies; after these they repeat
-# The most bytes of unanswered blocks; the client's own window is smaller.
+# The limit of bytes in unanswered blocks; the client's own window is smaller.
 WINDOW_BYTES: Final = 32 << 20
 WAIT_S: Final = 120.0
 

@@ -1,4 +1,4 @@
-"""Description of the machine, which every number needs."""
+"""Description of the machine, which is part of every report."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Timetable of an open-loop load, and the times at which its messages were sent and arrived. No I/O
-but the clock.
+"""Timetable of an open-loop load, and the times at which its messages were sent and arrived. The
+module does no I/O, except that it reads the clock.
 
 A publisher that waits for each answer sends less while the broker stalls. It then never measures
 the messages that it would have sent (coordinated omission). Here a message is due at a time that is
-fixed before the run. It is sent at that time, whatever is still unanswered, and its latency counts
-from that time.
+fixed before the run. It is sent at that time, even if earlier messages are unanswered, and its
+latency counts from that time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final
 OUTSTANDING: Final = 4_000  # unanswered messages of a closed loop
 LEAD_S: Final = 0.3  # from the common start to the first message
 GRACE_S: Final = (
-    30.0  # after the last message is due, until its answer and its arrival are given up
+    30.0  # the longest wait for the answer and the arrival of the last message, after it is due
 )
 CLOSED_S_MAX: Final = 60.0  # for all messages of a closed loop
 BURST: Final = 500  # messages sent in a row before answers are read
@@ -106,9 +106,9 @@ def latencies(load: Load, begin: float, times: array[float]) -> list[float]:
 
 
 def known(count: int) -> dict[str, float]:
-    """Return the percentiles that so many messages show.
+    """Return the percentiles that can be known from `count` messages.
 
-    At least `BEYOND` messages must lie beyond a percentile. With fewer, it would be the chance of
-    a few single messages.
+    At least `BEYOND` messages must lie beyond a percentile. With fewer, it would depend on a few
+    single messages.
     """
     return {name: share for name, share in SHARES.items() if count >= round(BEYOND / (1 - share))}

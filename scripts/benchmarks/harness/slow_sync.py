@@ -59,9 +59,9 @@ class SyncDelay:
 
 
 def slowed(work: Callable[..., Any], delay: SyncDelay, syncs: int = 1) -> Callable[..., Any]:
-    """Return `work` with a delay of that many syncs after it.
+    """Return a function that calls `work` and then waits as long as `syncs` syncs are delayed.
 
-    An error is raised without a delay.
+    If `work` raises an error, there is no wait.
     """
 
     def slow(*arguments: Any, **options: Any) -> Any:

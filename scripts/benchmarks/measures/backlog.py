@@ -1,4 +1,4 @@
-"""Backlog behind a slow channel: rates and memory with none and with a huge one, and a restart.
+"""Backlog of a slow channel: rates and memory without it and with a huge one, and a restart.
 
 The restart follows a kill of all processes.
 """
@@ -117,7 +117,7 @@ def _last_chunk(data_dir: Path) -> int:
 
 
 def private_memory(broker: LocalBroker) -> dict[str, int]:
-    """Return the bytes of each process, by name, that it shares with no other."""
+    """Return the private memory of each process in bytes, by the process's name."""
     time.sleep(3.0)  # an idle process releases the memory of its last load
     with Admin(broker.url) as admin:
         return {row["name"]: row["private_bytes"] for row in admin.stats()["processes"]}

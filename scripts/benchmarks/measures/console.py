@@ -75,7 +75,7 @@ def console(
             report.add(f"{place} in Chromium, to its first row", "ms", *times)
         for load in ("idle", f"{BUSY} topics busy")[: 1 + busy]:
             with _publishing(broker, BUSY if load != "idle" else 0):
-                _wait(LINGER_S)  # the previous page is not forgotten at once
+                _wait(LINGER_S)  # the gateway still works for the previous page for 30 s
                 alone = _costs(processes, seconds)
                 for stream, name in ((STREAM_TOPICS, "topics"), (STREAM_CHANNELS, "channels too")):
                     with _open(port, stream) as heard:

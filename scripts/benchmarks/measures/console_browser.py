@@ -10,8 +10,8 @@ from typing import Final
 BROWSERS: Final = ("chromium", "chromium-browser", "google-chrome")
 PATIENCE_MS: Final = 30_000
 SAID: Final = "first row "
-# This script is set before the page's own code runs. It reports the time at which the first row is
-# drawn, by the page's clock, which starts at the navigation.
+# The browser runs this script before the page's own code. It reports the time at which the first
+# row is drawn, by the page's clock, which starts at the navigation.
 _WATCH: Final = """
 new MutationObserver((_, observer) => {
     if (document.querySelector("tbody tr")) {

@@ -1,4 +1,4 @@
-"""Processor time and waits of each process on a block's way, by thread, for several block sizes.
+"""Processor time and waits of each process that a block passes, by thread, for several block sizes.
 
 Processor time is the kernel's (`schedstat`, nanoseconds), so it counts what a thread does, not what
 it waits for. A voluntary switch is a wait for a socket, for a disk, or for the lock of the other

@@ -41,7 +41,7 @@ LINGER_MS: Final = 1.0
 CHANNEL: Final = "bench"
 WARM: Final = b"warm"
 PROBE: Final = 2_000  # messages with which a rate is first estimated
-CLOSED_S: Final = 4.0  # the most for the second and final estimate
+CLOSED_S: Final = 4.0  # the longest run of the second and final estimate
 MESSAGES_MAX: Final = 4_000_000
 READY: Final = 5_000
 
@@ -155,7 +155,7 @@ def _closed_rate(peer: Peer, topic: str, load: Load) -> float:
 
 
 def _run(peer: Peer, topic: str, load: Load) -> tuple[float, Sent, array[float]]:
-    """Return the begin of the load, what the publisher did, and the times of arrival."""
+    """Return the begin of the load, the publisher's result, and the times of arrival."""
     peer.prepare(peer.place, topic)
     with Crew() as crew:
         crew.add(peer.consume, peer.place, topic, load)

@@ -98,7 +98,7 @@ def written_bytes(pid: int) -> int:
 
 
 def _settle(pid: int) -> None:
-    """Wait until no bytes are written for three seconds: checkpoints follow a load."""
+    """Wait until no bytes are written for three seconds, because checkpoints follow a load."""
     deadline = time.monotonic() + SETTLE_S
     last, since = written_bytes(pid), time.monotonic()
     while time.monotonic() < deadline and time.monotonic() - since < 3.0:

@@ -1,6 +1,4 @@
-"""Many small topics, idle: what they cost in processes, memory and processor time, and a
-restart.
-"""
+"""Cost of many small idle topics: processes, memory, processor time, and a restart."""
 
 from __future__ import annotations
 
@@ -78,8 +76,8 @@ def _used(pid: int) -> _Used:
         wake_ups += sum(
             int(line.split()[1]) for line in lines if line.startswith("voluntary_ctxt_switches")
         )
-    # The name of the process, in brackets, may have spaces. User and system time are 12th and 13th
-    # behind it.
+    # The name of the process, in brackets, may have spaces. User and system time are the 12th and
+    # 13th field after it.
     ticks = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return _Used(wake_ups, (int(ticks[11]) + int(ticks[12])) / _TICKS_A_SECOND)
 

@@ -1,7 +1,7 @@
-"""The default address of a client on the broker's machine, beside ipc and beside the gateway.
+"""Rates of a client on the broker's machine: by its default address, by ipc, and by the gateway.
 
-The gateway's address must cost a local client next to nothing more than ipc, because such a client
-goes to the actors directly. With $ZSQ_TRANSPORT=tcp it goes through the gateway.
+With the gateway's address, a local client must be almost as fast as with ipc, because such a client
+connects to the actors directly. With $ZSQ_TRANSPORT=tcp it goes through the gateway.
 """
 
 from __future__ import annotations

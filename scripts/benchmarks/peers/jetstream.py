@@ -1,8 +1,8 @@
 """The same work on JetStream if nats-server is on PATH: file storage, every message synced.
 
-The client speaks NATS's text protocol in plain Python, as ZSQ's does. A publish names a reply
-subject, and the server answers on it when the message is stored. A push consumer acknowledges each
-message explicitly.
+The client is plain Python, like ZSQ's client, and speaks NATS's text protocol. A publish names a
+reply subject, and the server answers on it when the message is stored. A push consumer acknowledges
+each message explicitly.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Delivery(NamedTuple):
 
 
 class Parser:
-    """Takes the server's messages out of a stream, whatever pieces they arrive in.
+    """Parses the server's messages from a stream that arrives in pieces of any size.
 
     A PING is not answered: the server closes a connection only after several of them, and they are
     an hour apart.

@@ -103,7 +103,7 @@ def _producer(start: Start, run: str, shape: Shape) -> None:
     out, words = ends.open(zmq.PUSH, "topic", bind=False), ends.open(zmq.PULL, "words", bind=True)
     block = pack(make_bodies(shape)[: shape.block])
     header = block.wire_header()
-    # With more, topic and storage could wait for each other.
+    # With a larger window, topic and storage could wait for each other.
     window = max(2, min(HWM, WINDOW_BYTES // 2 // block.length))
     start()
     answered = 0

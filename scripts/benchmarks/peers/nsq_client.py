@@ -1,8 +1,8 @@
 """Client of NSQ's protocol with the least possible cost: plain sockets and prebuilt frames.
 
-So the measured rate is the server's and not the client's. But it does all that a client must: it
-reads every answer, and finishes each message by the message's own id. In the end it checks that
-every message came exactly once.
+So the measured rate is the server's and not the client's. But the client does all that a client
+must do: it reads every answer, and finishes each message by the message's id. At the end it checks
+that every message came exactly once.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def consume(
 ) -> Done:
     """Finish `expected` messages with one FIN each.
 
-    The messages are numbered from 0 below `different`, and then from 0 again.
+    The messages are numbered from 0 to `different` - 1, and then from 0 again.
     """
     reader = Frames(size)
     link = subscribe(port, topic, channel)
@@ -281,7 +281,7 @@ def _ready(poll: select.epoll) -> list[int]:
 
 
 class Responses:
-    """Responses of a server on one connection, whatever pieces they arrive in.
+    """Responses of a server on one connection, which arrive in pieces of any size.
 
     `read` answers heartbeats.
     """
@@ -318,9 +318,9 @@ class Responses:
 
 
 def _expect(link: socket.socket, answer: bytes, rest: bytes = b"") -> None:
-    """Wait for this response, which only heartbeats may follow.
+    """Wait for this response. No other frames may come, except heartbeats.
 
-    `rest` was already read: the beginning of a frame.
+    `rest` is the beginning of a frame that was already read.
     """
     responses = Responses(link, rest)
     while not responses.read(answer):

@@ -25,7 +25,8 @@ CHUNK: Final = 500  # messages in one write of the source
 READY_S: Final = 20.0
 SYNCED: Final = "nsqd, synced"
 KINDS: Final = {"nsqd": (), SYNCED: ("--mem-queue-size=0", "--sync-every=1")}
-SYNCED_SHARE: Final = 20  # it syncs after each message, so it gets this fraction of the messages
+# it syncs after each message, so the number of messages is divided by this
+SYNCED_SHARE: Final = 20
 IN_MEMORY: Final = "nsqd, in memory"
 ON_DISK: Final = "nsqd, on disk"
 BLOCK_KINDS: Final = {IN_MEMORY: (f"--mem-queue-size={1 << 20}",), ON_DISK: ("--mem-queue-size=0",)}
@@ -78,7 +79,7 @@ def nsqd(program: str, kind: str, folder: Path) -> Iterator[tuple[int, int]]:
 def rate(
     port: int, topic: str, shape: Shape, channels: int, produces: bool, consumes: bool
 ) -> float:
-    """Return the deliveries a second, or messages if nothing consumes.
+    """Return the deliveries a second, or the messages a second if nothing consumes.
 
     The server on `port` gets MPUBs of a block and a FIN for each message.
     """
@@ -168,7 +169,7 @@ class _Source(_Plain):
             self.transport.write(CLOSE_WAIT)
 
     def _greet(self, data: bytes) -> None:
-        """Read SUB and answer it, then read RDY. No message is sent before."""
+        """Read SUB and answer it, then read RDY. No message is sent before RDY."""
         self._lines += data
         if self._lines.endswith(b"\n"):
             if self._lines.startswith(b"RDY"):

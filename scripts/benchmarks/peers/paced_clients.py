@@ -2,8 +2,8 @@
 runs.
 
 Each message is one command and has one answer. A publisher never waits for an answer before it
-sends what is due. What the socket does not take stays in memory. So a broker that stalls does not
-slow down the timetable.
+sends a message that is due. Bytes that the socket does not accept stay in memory. So a broker that
+stalls does not slow down the timetable.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def prepare_channel(port: str, topic: str) -> None:
 def publish_nsq(start: Start, port: str, topic: str, load: Load) -> Sent:
     with nsq_client.connect(int(port)) as link:
         responses = nsq_client.Responses(link)
-        # Without heartbeats: a NOP could get between two parts of a PUB.
+        # Heartbeats are switched off, because a NOP could get between two parts of a PUB.
         link.sendall(b"IDENTIFY\n" + len(IDENTITY).to_bytes(4, "big") + IDENTITY)
         responses.read()
         head = b"PUB %s\n%s" % (topic.encode(), load.size.to_bytes(4, "big"))

@@ -1,7 +1,8 @@
 """The same work on Redis streams if redis-server is on PATH.
 
-It runs with appendfsync always, and gets XADD and XREADGROUP + XACK in pipelines. The client speaks
-RESP in plain Python, as ZSQ's does. It packs each command and unpacks each body, nothing more.
+It runs with appendfsync always, and gets XADD and XREADGROUP + XACK in pipelines. The client is
+plain Python, like ZSQ's client, and speaks RESP. It packs each command and unpacks each body,
+nothing more.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ class _PrebuiltReader(DataSourceReader):
         return self._arrow(rows) if self.how == "arrow" else self._tuples(rows)
 
     def _arrow(self, rows: int) -> Iterator[pa.RecordBatch]:
-        """Yield one batch again and again, which is made only once."""
+        """Yield the same batch again and again. It is made only once."""
         count = self.batch
         now = time.time_ns() // 1000
         columns = [

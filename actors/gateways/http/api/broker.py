@@ -2,8 +2,8 @@
 
 While a request for statistics is running, its reply may lack changes that a new caller has already
 seen. So a new caller gets the next reply, and all waiting callers share it. At any time at most one
-request for all topics and one for each topic are running. So many scrapers cost no more than a
-single fast one.
+request for all topics and one for each topic are running. So many scrapers cost no more than one
+scraper that requests without pauses.
 """
 
 from __future__ import annotations

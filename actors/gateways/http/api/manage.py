@@ -98,7 +98,7 @@ class ManagementHandlers:
         return nothing()
 
     async def _missing(self, topic: str) -> ApiError:
-        """Return the error that tells which of the two is missing.
+        """Return TOPIC_NOT_FOUND or CHANNEL_NOT_FOUND for a command on a channel that failed.
 
         The broker's own error says only in its text whether the topic or the channel is missing.
         """

@@ -3,9 +3,9 @@
 Each family is a row of actors/statistics/schema.py with its help text and labels. Names of counters
 end in _total. Times are in seconds, sizes in bytes.
 
-Cardinality is limited. Labels are the broker's topics and channels, quantiles, kinds of processes,
-and for requests the known path and the status. Clients, addresses and messages are never labels. A
-counter restarts at 0 with its process.
+Cardinality is limited. Labels are the broker's topics and channels, quantiles, and kinds of
+processes. The labels of requests are the known path and the status. Clients, addresses and messages
+are never labels. A counter restarts at 0 with its process.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def _rows(stats: BrokerStats) -> dict[str, Sequence[tuple[Labels, Mapping[str, o
         row for row in stats.get("gateways", ()) if row["kind"] == "nsq_gateway"
     ]
     counted = [one.name for one in METRICS if one.level == "gateway"] if gateways else []
-    # By kind; "" is the number of processes, for zsq_processes.
+    # By kind; the key "" counts the processes, for zsq_processes.
     kinds: dict[str, dict[str, float]] = {}
     for row in stats.get("processes", ()):
         own = kinds.setdefault(str(row["kind"]), {"": 0, "private_bytes": 0, "restarts": 0})

@@ -1,8 +1,8 @@
 """Handlers of /pub and /mpub, and their publisher: simultaneous requests share a block.
 
 The handlers use `TopicPublisher`. `GatheredPublisher` implements it with the NSQ gateway's
-`Gatherer`. A single request is not slower, and a hundred simultaneous requests need one append and
-one sync.
+`Gatherer`. A single request does not wait for others. A hundred simultaneous requests need one
+append and one sync.
 
 A `Gatherer` has a lane for each topic. Clients choose the names, so after LANES_MAX different
 topics a new `Gatherer` takes over, and the old one ends after its last answer.

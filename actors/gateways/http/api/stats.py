@@ -3,10 +3,10 @@
 Names, types and units are nsqd's, so that nsqadmin and nsq_stat can show them. Other statistics are
 in /metrics.
 
-Some differ from nsqd (docs/http.md describes them). `message_bytes` counts blocks, not only bodies.
-A delayed message waits in its topic and belongs to every channel when it is due. But nsqd counts it
-in each channel's `deferred_count` and `message_count` from the start, so it is counted there here
-too. `backend_depth` leaves out what a channel has in memory, although everything is on disk.
+Some statistics differ from nsqd's (docs/http.md describes them). `message_bytes` counts blocks, not
+only bodies. A delayed message waits in its topic and belongs to every channel when it is due. But
+nsqd counts it in each channel's `deferred_count` and `message_count` from the start, so this module
+does too. `backend_depth` leaves out what a channel has in memory, although everything is on disk.
 `memory` has the values of a Go runtime, of which only the memory of the processes is known.
 """
 
@@ -119,7 +119,7 @@ def health(stats: BrokerStats, failures: Mapping[str, str]) -> str:
     `failures` has the reasons of failed publishes, by topic.
     """
     said = [stats["health"]] if stats.get("health", "OK") != "OK" else []
-    # The broker's health has that, and names the topics.
+    # The broker's health reports the full disk, with its topics.
     disk_full = stats.get("disk", {}).get("full", "")
     for row in stats["topics"]:
         name = row["topic_name"]
@@ -182,7 +182,8 @@ def _channel(row: ChannelStats, delayed: int, clients: bool) -> NsqChannel:
 def _told(row: Mapping[str, object], fields: Mapping[str, Any]) -> Any:
     """Return these statistics of a row.
 
-    A process that has just started has not reported any, so missing ones have their defaults.
+    A process that has just started has not reported any statistics. Statistics that are missing get
+    their defaults.
     """
     return {name: type(default)(row.get(name, default)) for name, default in fields.items()}
 
@@ -207,7 +208,7 @@ def _client(row: ConsumerStats | ProducerStats) -> NsqClient:
 def _producer(row: ProducerStats, topic: str) -> NsqClient:
     """Return a producer in nsqd's form.
 
-    As in nsqd, `topic` does not leave out producers but only their counts for other topics.
+    As in nsqd, `topic` leaves out no producers, only their counts for other topics.
     """
     found = _client(row)
     if counts := [one for one in row.get("pub_counts", ()) if topic in ("", one["topic"])]:

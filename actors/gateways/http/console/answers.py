@@ -1,7 +1,7 @@
 """Parsing of the console's requests, and its replies as JSON.
 
-Messages are shown with bytes as base64, and also as text if they are text, up to the requested
-length. Messages to publish are parsed here too.
+The bytes of a message are shown as base64, and also as text if they are valid text, up to the
+requested length. Messages to publish are parsed here too.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ async def options_of(request: Request, limits: HttpLimits, budget: Budget) -> Js
 
 
 async def read_options(request: Request, bytes_max: int, body_s: float, share: Share) -> JsonObject:
-    """Return the options in a body that stays counted in `share` after it is read."""
+    """Return the options in a body. The body stays counted in `share` after it is read."""
     body = await read_body(request, bytes_max, api_error("BODY_TOO_BIG"), body_s, share)
     if not body:
         return {}
@@ -158,7 +158,7 @@ class ShownDelayed(TypedDict):
 
 
 class Room:
-    """The bytes of bodies that fit into a reply: `each` for one body, `left` for all."""
+    """The number of body bytes that fit into a reply: `each` for one body, `left` for all."""
 
     def __init__(self, each: int, left: int = ALL_BYTES_MAX) -> None:
         self._each = each

@@ -7,7 +7,7 @@ what its principal may see.
 
 Rates are for about the last second: the growth of a counter between two pulses of an actor. (The
 rates that actors measure are for the last minute, so a chart of them would lag.) Each pulse has a
-time. Without pulses nothing happens, and the rate is 0.
+time. If an actor has sent no pulse for STILL_MS, its rates become 0.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _known(number: float) -> float | None:
     return None if number == UNKNOWN else number
 
 
-# Fields of the overview that pages get renamed or converted. Those with None are left out.
+# Fields of the overview that are renamed or converted for pages. Fields with None are left out.
 _OTHERWISE: Final[dict[str, tuple[str, Convert] | None]] = {
     "oldest_ns": ("oldest_ms", _oldest), "delayed_next_due_ns": ("delayed_next_ms", lambda ns: ns // _MS), "drain_s": ("drain_s", _known),
     "p50_ns": ("p50_ms", _latency), "p95_ns": ("p95_ms", _latency), "p99_ns": ("p99_ms", _latency),

@@ -1,7 +1,8 @@
 """Handlers of the console's actions and their previews, and redrives as background jobs.
 
 An action is a POST with names in the query and options in a JSON body. `authority.py` has already
-checked the permission for the names in the query. Here only other topics in the body are checked.
+checked the permission for the names in the query. This module checks only the other topics that the
+body names.
 
 Redrives take longer than a request, so they are jobs with progress. Their number is limited, and
 each dead-letter topic has at most one. Jobs exist only in the gateway's memory. If the gateway
@@ -253,7 +254,7 @@ class BackgroundJobs:
     async def _send(self, job: Job, batch: Batch, producer: Producer) -> None:
         plan, messages = job.plan, batch.messages()
         for route in plan.unknown(messages):
-            # Any publisher may have written the letter's origin.
+            # Any publisher may have written the origin in the dead letter.
             if not job.principal.may(Action.PUBLISH, route.place.topic):
                 why = (
                     f"publishing to topic {route.place.topic!r} is not permitted for "
@@ -296,12 +297,12 @@ class BackgroundJobs:
 
 KEYS_MAX: Final = 1_000
 PUBLISHES_MAX: Final = 16  # at the same time; each opens a client of the broker
-END_S: Final = 0.1  # for that client to close after its publish
+END_S: Final = 0.1  # the time that this client has to close after its publish
 Do = Callable[[str, str, JsonObject, Principal], Awaitable[Mapping[str, object]]]
 
 
 class Doing:
-    """The handlers of actions. `stir` is called after each, so that pages show its effect."""
+    """The handlers of actions. `stir` is called after each action, so that pages show its effect."""
 
     def __init__(
         self,
@@ -464,7 +465,8 @@ class Doing:
     async def _publish(self, request: Request) -> Response:
         """Publish messages with keys, tags, headers and delays.
 
-        Each request opens a producer, because `Gatherer` has no keys, tags, headers and offsets.
+        Each request opens a producer, because `Gatherer` does not support keys, tags, headers and
+        offsets.
         """
         if self._publishes >= PUBLISHES_MAX:
             raise Refused(
@@ -565,7 +567,7 @@ def _check_dead_letters(
     """Check the permissions for a channel's dead-letter topic. Raises `ApiError` without them.
 
     The channel copies bodies to that topic on behalf of the user that sets it. So the user must be
-    permitted to read here and to publish there.
+    permitted to read the channel's topic and to publish to the dead-letter topic.
     """
     if isinstance(options.get(DEAD_LETTER_TOPIC), str):  # else the broker reports the error
         try:

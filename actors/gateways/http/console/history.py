@@ -2,9 +2,10 @@
 
 Each series has one value a second for 5 minutes, and one value every 10 seconds for 2 hours. It is
 stored in two rings of 4-byte numbers, 4 KB together. A series that was always 0 or unknown has no
-rings. Values are written when they change, and the seconds in between are filled then, or when a
-page reads the series. So idle series cost neither time nor memory. The maximum is `TRACKS_MAX` rows
-of eight series, which is 37 MB for each thousand rows.
+rings. The rings are written only when the value changes or a page reads the series. Then the
+seconds since the last write are filled with the value that they had. So idle series cost neither
+time nor memory. The maximum is `TRACKS_MAX` rows of eight series, which is 37 MB for each thousand
+rows.
 
 For each 10 seconds, a rate is stored as its mean and a level (a depth, a latency) as its maximum.
 So a chart of 2 hours shows a peak of one second.
@@ -36,8 +37,8 @@ SPANS: Final = {"5m": (FINE, 1), "2h": (COARSE, STEP_S)}
 class Figure:
     """One series of values.
 
-    `value` applies from the second `_at` on. The rings have the values before it. Without rings
-    these are unknown.
+    `value` applies from the second `_at` on. The rings have the values before that second. Without
+    rings, those values are unknown.
     """
 
     __slots__ = ("_at", "_coarse", "_fine", "_mean", "_sum", "_top", "value")
@@ -183,7 +184,7 @@ class History:
 
 
 def stride(span: str, points: int) -> int:
-    """Return the number of values that become one, so that at most `points` result."""
+    """Return how many values to combine into one, so that at most `points` values result."""
     count = SPANS[span][0]
     return max(1, -(-count // max(1, points)))
 

@@ -244,7 +244,7 @@ def _channel_seek(asked: ActionRequest) -> LossReport:
     """Return the losses of a seek.
 
     Before the channel's position, only messages that the channel holds are unfinished. A seek
-    clears them. They are delivered again only if the new position is before them.
+    clears them. It delivers them again only if they are at or after the new position.
     """
     row, start, head = asked.own, asked.topic["start"], asked.topic["head"]
     if asked.to is None:
@@ -352,7 +352,9 @@ class Retirement(TypedDict):
 
 
 class TopicPage(TypedDict):
-    """The page of a topic. `topic` is its row on the board, with requested statistics."""
+    """The page of a topic. `topic` is its row on the board, with further statistics from the
+    broker.
+    """
 
     topic: Mapping[str, object]
     producers: list[ShownPublisher]
@@ -360,7 +362,7 @@ class TopicPage(TypedDict):
 
 
 class ShownClient(TypedDict):
-    """A consumer, with the overview's names of statistics."""
+    """A consumer. Its statistics have the names that the overview uses."""
 
     name: str
     address: str
@@ -381,7 +383,9 @@ class ShownClient(TypedDict):
 
 
 class ChannelPage(TypedDict):
-    """The page of a channel. `channel` is its row on the board, with requested statistics."""
+    """The page of a channel. `channel` is its row on the board, with further statistics from the
+    broker.
+    """
 
     channel: Mapping[str, object]
     clients: list[ShownClient]

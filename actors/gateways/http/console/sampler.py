@@ -26,8 +26,8 @@ WATCHED_S: Final = 1.0
 WATCHED_S_MAX: Final = 5.0
 ROWS_A_S: Final = 400
 UNWATCHED_S: Final = 10.0
-LINGERS_S: Final = 30.0  # after the last watcher, because a user who changes pages returns at once
-LOST_S: Final = 15.0  # without a reply; then the values are unknown
+LINGERS_S: Final = 30.0  # after the last watcher left: a user who changes pages returns at once
+LOST_S: Final = 15.0  # after this time without a reply, the values are unknown
 PATIENCE_S: Final = 10.0
 
 

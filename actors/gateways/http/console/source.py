@@ -1,6 +1,7 @@
-"""Interfaces of the console's broker: parts of `aio.Admin`, `aio.Reader` and `aio.Producer`.
+"""Interfaces by which the console uses the broker: parts of `aio.Admin`, `aio.Reader` and
+`aio.Producer`.
 
-Tests replace them.
+Tests replace these clients.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Authentication and authorization of HTTP requests, in one place for all paths.
 
 A request authenticates with `Authorization: Bearer TOKEN`. With an access file, its users have
-tokens, and a request without one is `[anonymous]` if the file has that. With an auth server, the
-token is the secret of NSQ's AUTH. (nsqd asks its auth server only for TCP clients.) Without both,
-every request may do everything.
+tokens. A request without a token belongs to the user `[anonymous]` if the file has that section.
+With an auth server, the token is the secret of NSQ's AUTH. (nsqd asks its auth server only for TCP
+clients.) Without both, every request may do everything.
 
 `actors/security/policy.py` lists the actions that each path requires. An application with a path
 that is not listed there does not start. Permissions are checked before the body is read.
@@ -37,7 +37,7 @@ from .responses import ApiError, api_error
 log = logging.getLogger("zsq")
 
 Handler = Callable[[Request], Awaitable[Response]]
-API: Final = "/api/"  # ZSQ's own paths: names are required, valid and given once
+API: Final = "/api/"  # ZSQ's own paths: a name must be valid and given once
 WARNINGS_S: Final = 10.0  # between two warnings about refused requests, which could fill the disk
 _KEY: Final = "zsq.principal"
 

@@ -71,7 +71,7 @@ class Parameters:
         return self._name("topic", "MISSING_ARG_TOPIC", invalid)
 
     def existing_topic(self) -> str:
-        """Return the topic. An invalid name is "not found".
+        """Return the topic. An invalid name raises TOPIC_NOT_FOUND.
 
         This is for commands for which nsqd does not check the name.
         """
@@ -144,7 +144,7 @@ async def skip_body(request: Request, body_s: float, share: Share) -> None:
 class QueryRequest:
     """The parameters of a request that needs no body.
 
-    A body that comes all the same is read, up to a limit, and dropped.
+    If the request has a body anyway, the body is read, up to a limit, and dropped.
     """
 
     def __init__(self, body_s: float, budget: Budget) -> None:
@@ -176,7 +176,8 @@ def lines(body: bytes, max_msg_size: int) -> list[bytes]:
 
 
 def counted(body: bytes, max_msg_size: int, max_body_size: int) -> list[bytes]:
-    """Return the messages of binary /mpub: a count, then size and bytes of each, as in MPUB.
+    """Return the messages of /mpub as binary: a count, then each message's size and bytes, as in
+    MPUB.
 
     As in nsqd, bytes after the last message are ignored.
     """

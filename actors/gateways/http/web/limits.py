@@ -34,7 +34,7 @@ class HttpLimits:
     head_s: float = 10.0  # for the head, from its first byte or the start of a new connection
     body_s: float = 30.0  # for a body
     request_s: float = 60.0  # for a request with its answer
-    stalled_s: float = 15.0  # for an answer of which the client takes nothing more
+    stalled_s: float = 15.0  # for an answer while the client reads nothing of it
     keep_alive_s: float = 75.0  # for an idle connection
     # After a refusal, input is dropped for this time and up to this many bytes, so that a client
     # that sends before it reads gets the answer and not a reset.

@@ -8,7 +8,7 @@ proxies use any name.
 
 *Forgery.* A page of another origin can send a form to this gateway. Browsers mark such requests by
 Sec-Fetch-Site, which no script can set. Older browsers, and browsers on plain HTTP, mark them by
-Origin. Requests without both headers do not come from browsers but, for example, from curl or NSQ
+Origin. Requests without either header do not come from browsers but, for example, from curl or NSQ
 clients, and are accepted. Marked requests are refused if they change something or use /api/, whose
 streams would take places from other clients.
 """

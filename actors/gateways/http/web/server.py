@@ -82,8 +82,8 @@ class BoundedProtocol(H11Protocol):
         self.conn = StrictConnection(server.limits.head_bytes_max)
         self._server = server
         self._head_since_s: float | None = None  # start of waiting for a complete head
-        # By time.monotonic: uvloop's clock counts only milliseconds, and two clients can come in
-        # one.
+        # This is a time of time.monotonic. uvloop's clock counts only milliseconds, and two clients
+        # can connect within one millisecond.
         self._idle_since_s = 0.0
         self._served = False  # it has received an answer
         self._unsent = 0
@@ -111,7 +111,7 @@ class BoundedProtocol(H11Protocol):
 
     @property
     def dispensable(self) -> tuple[bool, float]:
-        """The order in which idle connections are closed to make room, the least first.
+        """The sort key by which idle connections are closed to make room, the smallest key first.
 
         Connections without any request come first, then those that have been idle for longest.
         """
@@ -129,7 +129,9 @@ class BoundedProtocol(H11Protocol):
             self._head_since_s = self.loop.time() if self.conn.trailing_data[0] else None
 
     def send_400_response(self, msg: str) -> None:
-        """Answer invalid HTTP in NSQ's form, and tell the request's handler that no more comes."""
+        """Answer invalid HTTP in NSQ's form, and tell the request's handler that no more data
+        comes.
+        """
         if self.cycle is not None:
             self.cycle.disconnected = True
             self.cycle.message_event.set()

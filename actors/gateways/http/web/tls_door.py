@@ -3,10 +3,11 @@
 An event loop that listens with TLS reports a connection only after its handshake. Until then the
 connection is not counted, and a silent one uses a descriptor and about 100 KB for as long as the
 handshake may take. So this listener accepts each connection and then starts its handshake.
-(Rejected: `start_tls` on a plain listener. uvloop reads before it, and these bytes are lost.)
+(Rejected: `start_tls` on a plain listener. uvloop reads bytes before `start_tls` is called, and
+they are lost.)
 
-New files are first loaded into a trial context and then into the one in use. A context that is only
-half loaded would fail every handshake.
+New files are first loaded into a trial context and then into the context in use. A context that is
+only half loaded would fail every handshake.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ class TlsListener:
             return False
         task = next(iter(self._tasks))
         sock = self._tasks.pop(task)
-        # A task that had not begun does not close it.
+        # A task that has not started does not close the socket.
         task.add_done_callback(lambda _: sock.close())
         task.cancel()
         return True
